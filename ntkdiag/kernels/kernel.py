@@ -1,0 +1,86 @@
+"""The empirical NTK as a value that knows its convention."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.kernels.convention import Convention
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["convention", "symmetric"]
+)
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """An empirical neural tangent kernel.
+
+    Attributes:
+        array: The numbers, laid out as `convention.outputs` says (see `Convention`).
+        convention: Reduction over outputs, mode, precision, probe.
+        symmetric: True when rows and columns are the same examples.
+    """
+
+    array: Any
+    convention: Convention = Convention()
+    symmetric: bool = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `array`."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of `array`."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of `array`."""
+        return self.array.ndim
+
+    @property
+    def n_examples(self) -> int:
+        """Number of row examples."""
+        return self.array.shape[0]
+
+    @property
+    def matrix(self) -> Any:
+        """The kernel as a matrix: `[n m]`, or `[(n o) (m p)]` for the full and projected kernel.
+
+        Raises:
+            InvalidInputError: For ``outputs="diagonal"``, which is one matrix per output.
+        """
+        if self.ndim == 2:
+            return self.array
+        if self.ndim == 4:
+            n, o, m, p = self.array.shape
+            return self.array.reshape(n * o, m * p)
+        raise errors.InvalidInputError(
+            errors.message(
+                "Kernel.matrix",
+                expected='outputs "full", "mean", "trace", "sum-of-logits" or "projection"',
+                got=f'outputs="{self.convention.outputs}" of shape {self.shape}',
+                do="A diagonal kernel is one [n m] matrix per output: index `kernel.array[..., o]`.",
+            )
+        )
+
+    @property
+    def noise_floor(self) -> float:
+        """Relative resolution of the eigenvalues: eps(dtype) * matrix size, in units of the largest eigenvalue."""
+        return float(jnp.finfo(self.dtype).eps) * self.matrix.shape[0]
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.asarray(self.array, dtype=dtype)
+        return array.copy() if copy else array
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.dtype}{list(self.shape)}, {self.convention})"

@@ -1,0 +1,15 @@
+"""Every test runs on the CPU backend; float64 is asked for where a test needs it."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def x64():
+    """Run a test in float64."""
+    with jax.enable_x64(True):
+        yield
