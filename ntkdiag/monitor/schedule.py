@@ -1,0 +1,175 @@
+"""When to measure: schedules are frozen objects, called with a step, under jit or not."""
+
+import dataclasses
+import functools
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+
+LAST_STEP = 2**31 - 1  # steps are int32, as Optax counts them
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Anything that says whether a step is measured: `schedule(step) -> bool`, traceable in `step`."""
+
+    def __call__(self, step: Any) -> Any:
+        """True when `step`, a Python int or a traced integer, is to be measured."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """Steps 0, k, 2k, ...
+
+    Attributes:
+        k: Steps between two measurements, at least 1.
+
+    Raises:
+        InvalidInputError: When `k` is not a positive integer.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if not _is_integer(self.k) or self.k < 1:
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"Every({self.k!r})",
+                    expected="a positive integer number of steps",
+                    got=repr(self.k),
+                    do="Every(100) measures at steps 0, 100, 200, ...",
+                )
+            )
+
+    def __call__(self, step: Any) -> Any:
+        """True at multiples of `k`, 0 included."""
+        return step % self.k == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSpaced:
+    """Steps spaced evenly in log(step): 0, then powers of `base` rounded to integers, or `per_decade` steps per decade.
+
+    LogSpaced() is 0, 1, 2, 4, 8, ...; LogSpaced(per_decade=3) is 0, 1, 2, 5, 10, 22, 46, 100, ...
+
+    Attributes:
+        base: Ratio of successive steps, above 1.
+        per_decade: Number of steps in each factor of ten; replaces `base`.
+
+    Raises:
+        InvalidInputError: When `base` is not above 1, or `per_decade` is not a positive integer.
+    """
+
+    base: float = 2.0
+    per_decade: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_decade is not None and (not _is_integer(self.per_decade) or self.per_decade < 1):
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"LogSpaced(per_decade={self.per_decade!r})",
+                    expected="a positive integer",
+                    got=repr(self.per_decade),
+                    do="LogSpaced(per_decade=5) measures five times in each factor of ten.",
+                )
+            )
+        if not self.base > 1.0:
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"LogSpaced(base={self.base!r})",
+                    expected="a ratio of successive steps above 1",
+                    got=repr(self.base),
+                    do="LogSpaced(base=2) measures at steps 0, 1, 2, 4, 8, ...",
+                )
+            )
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Every measured step up to the largest int32, ascending."""
+        return _log_steps(10.0 ** (1.0 / self.per_decade) if self.per_decade else self.base)
+
+    def __call__(self, step: Any) -> Any:
+        """True at the steps of `steps`."""
+        return _is_in(step, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """The given steps and no others.
+
+    Kernel drift is measured from the first measurement, so include 0 to measure it from initialisation.
+
+    Attributes:
+        steps: Non-negative integers, in any order.
+
+    Raises:
+        InvalidInputError: When `steps` is empty or holds something else than steps.
+    """
+
+    steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        steps = np.atleast_1d(np.asarray(self.steps))
+        if steps.size == 0 or steps.dtype.kind not in "iu" or steps.min() < 0 or steps.max() > LAST_STEP:
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"At({self.steps!r})",
+                    expected="at least one step, each an integer from 0 to 2**31 - 1",
+                    got=repr(self.steps),
+                    do="At((0, 10, 100)) measures at three steps.",
+                )
+            )
+        object.__setattr__(self, "steps", tuple(sorted({int(step) for step in steps.ravel()})))
+
+    def __call__(self, step: Any) -> Any:
+        """True at the given steps."""
+        return _is_in(step, np.asarray(self.steps, np.int32))
+
+
+def as_schedule(every: Any, *, call: str) -> Schedule:
+    """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself.
+
+    Args:
+        every: Number of steps, or a schedule.
+        call: The public call, for the error message.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        InvalidInputError: When `every` is neither.
+    """
+    if _is_integer(every):
+        return Every(int(every))
+    if callable(every):
+        return every
+    raise errors.InvalidInputError(
+        errors.message(
+            f"{call}(every={every!r})",
+            expected="a number of steps or a schedule",
+            got=f"a {type(every).__name__}",
+            do="Pass an int, Every(k), LogSpaced(), At((0, 10, 100)) or any function of the step.",
+        )
+    )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_in(step: Any, steps: np.ndarray) -> Any:
+    if isinstance(step, jax.core.Tracer):
+        return jnp.isin(step, steps)
+    return bool(np.isin(step, steps))
+
+
+@functools.cache
+def _log_steps(ratio: float) -> np.ndarray:
+    count = int(np.log(LAST_STEP) / np.log(ratio)) + 1
+    powers = np.round(ratio ** np.arange(count, dtype=np.float64))
+    return np.unique(np.concatenate([[0.0], powers[powers <= LAST_STEP]])).astype(np.int32)

@@ -1,0 +1,159 @@
+"""An Optax transform that watches the kernel during training and leaves the updates alone."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag._compat import warn_if_untrusted_jit
+from ntkdiag.monitor.measure import Loss
+from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
+from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.record import convention_record
+from ntkdiag.monitor.schedule import Schedule, as_schedule
+from ntkdiag.monitor.writers import Writer
+
+if TYPE_CHECKING:
+    import optax
+
+
+class WatchState(NamedTuple):
+    """State of `watch` inside the optimizer state; the last measurement, with the fields of `Measurement`.
+
+    Every array has its final size from `init` on, and NaN until it is measured. Read a field from any optimizer state with
+    `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
+
+    Attributes:
+        ntk_count: Number of updates seen.
+        ntk_kernel0: The first kernel measured, `[K K]`; drift is measured from it.
+        ntk_reference_step: The step of that kernel, -1 before.
+        ntk_step: The step of the last measurement, -1 before the first.
+        ntk_status: Its `Status`.
+        ntk_eigenvalues: See `Measurement`, as for the fields below. `[top_k]`.
+        ntk_trace: Sum of the eigenvalues.
+        ntk_participation_ratio: Effective number of modes.
+        ntk_drift: Relative change since `ntk_kernel0`.
+        ntk_distance_centred: Change of direction since `ntk_kernel0`.
+        ntk_alignment: Centred alignment with the labels.
+        ntk_critical_learning_rate: Largest stable learning rate of gradient descent.
+        ntk_margin: Learning rate over the critical one.
+    """
+
+    ntk_count: Any
+    ntk_kernel0: Any
+    ntk_reference_step: Any
+    ntk_step: Any
+    ntk_status: Any
+    ntk_eigenvalues: Any
+    ntk_trace: Any
+    ntk_participation_ratio: Any
+    ntk_drift: Any
+    ntk_distance_centred: Any
+    ntk_alignment: Any
+    ntk_critical_learning_rate: Any
+    ntk_margin: Any
+
+
+def watch(
+    f: Callable[..., Any],
+    x: Any,
+    y: Any = None,
+    *,
+    every: int | Schedule = 100,
+    top_k: int = 5,
+    learning_rate: float | Callable[[Any], Any] | None = None,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    loss: Loss = "mse",
+    outputs: str = "auto",
+    writers: Sequence[Writer] = (),
+    name: str = "ntk",
+    memory: Any = None,
+) -> "optax.GradientTransformationExtraArgs":
+    """Watch the neural tangent kernel of `f` on a probe batch, from inside an Optax chain.
+
+    The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the parameters *before*
+    the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step
+    that is not scheduled costs one comparison. The last measurement is in the state (see `WatchState`).
+
+        tx = optax.chain(optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, learning_rate=0.1))
+
+    Writers are called on the host from inside the compiled step, asynchronously: call `jax.effects_barrier()` before
+    reading what they wrote. A writer that raises is muted with one warning.
+
+    Cost: per measurement one kernel and its eigenvalues (see `measure`); in memory the first kernel, K^2 numbers, with
+    K = N C for the full kernel, N for a reduced one.
+
+    Args:
+        f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the optimizer trains.
+        x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
+        y: Their labels: `[N]` integer classes, or `[N C]` targets. None leaves the alignment out.
+        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
+        top_k: Number of eigenvalues kept.
+        learning_rate: Learning rate of the optimizer, a number or a schedule of the step; None leaves the margin out.
+        momentum: Its momentum.
+        nesterov: Whether the momentum is Nesterov's.
+        loss: The trained loss, as a mean over examples: "mse" is half the squared error summed over outputs,
+            "cross-entropy" the softmax cross-entropy of the outputs as logits.
+        outputs: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or "auto", which is
+            "full" up to 2048 rows and "mean" beyond. Reduced kernels have no learning rate and no margin.
+        writers: Objects with `write(step, values)`.
+        name: First part of the names the writers see: "ntk" gives "ntk_trace".
+        memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
+
+    Returns:
+        A gradient transformation whose `init(params)` gives a `WatchState`. `init` raises `StructureError` when the
+        parameters are not those of `f`, `update` also `InvalidInputError` when it gets no parameters.
+
+    Raises:
+        InvalidInputError: When an argument is out of range, or, with a Functional, model and probe do not fit together.
+    """
+    import optax
+
+    probe = Probe("watch(f, x, y, ...)", f, x, y, top_k, learning_rate, momentum, nesterov, loss, outputs, memory)
+    due = as_schedule(every, call="watch")
+    outbox = Outbox(writers, call="watch")
+    if getattr(f, "params", None) is not None:
+        probe.layout(f.params)  # what can be wrong is found here, before training
+
+    def init(params: Any) -> WatchState:
+        blank, kernel0 = probe.blank(probe.layout(probe.parameters(params)))
+        return _state(jnp.zeros([], jnp.int32), kernel0, jnp.asarray(-1, jnp.int32), blank)
+
+    def measured(state: WatchState, params: Any) -> WatchState:
+        params = probe.parameters(params)
+        layout = probe.layout(params)
+        if isinstance(state.ntk_count, jax.core.Tracer):
+            warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32)
+        first = state.ntk_reference_step < 0
+        result, kernel0 = probe.measure(params, state.ntk_kernel0, step=state.ntk_count, first=first)
+        record = convention_record(probe, layout, name=name, every=due, source="watch")
+        jax.debug.callback(functools.partial(_deliver, outbox, record), result)
+        reference = jnp.where(first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step)
+        return _state(state.ntk_count, kernel0, reference, result)
+
+    def update(updates: Any, state: WatchState, params: Any = None, **extra_args: Any) -> tuple[Any, WatchState]:
+        del extra_args  # values for other transforms of the chain
+        probe.require(params)
+        count = state.ntk_count
+        is_due = due(count if isinstance(count, jax.core.Tracer) else int(count))
+        if isinstance(is_due, jax.core.Tracer):
+            state = jax.lax.cond(is_due, measured, lambda state, params: state, state, params)
+        elif is_due:
+            state = measured(state, params)
+        return updates, state._replace(ntk_count=optax.safe_increment(count))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _state(count: Any, kernel0: Any, reference_step: Any, measurement: Measurement) -> WatchState:
+    numbers = {f"ntk_{name}": getattr(measurement, name) for name in QUANTITIES}
+    return WatchState(count, kernel0, reference_step, measurement.step, measurement.status, **numbers)
+
+
+def _deliver(outbox: Outbox, record: dict[str, Any], measurement: Measurement) -> None:
+    # Runs on the host inside the training step: nothing may come out of it.
+    outbox.send(int(measurement.step), measurement.values(record["name"]), record)

@@ -1,0 +1,164 @@
+"""Where measurements go: the Writer protocol, and writers that need nothing beyond ntkdiag."""
+
+import dataclasses
+import io
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+Values = Mapping[str, float | list[float]]
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Receives one call per measurement, on the host.
+
+    Two methods are optional. `start(record)` is called once, before the first `write`, with the convention record: what
+    the numbers mean (reduction, probe, loss, schedule, notes), as plain JSON values. `close()` ends the writer.
+    """
+
+    def write(self, step: int, values: Values) -> None:
+        """Take the measurement of one step: a float or a list of floats under each name."""
+        ...
+
+
+class Memory:
+    """Keeps everything in lists, for notebooks and tests.
+
+    Attributes:
+        record: The convention record, None before the first measurement.
+        steps: The measured steps.
+        rows: One dict per measurement, with its step under "step".
+    """
+
+    def __init__(self) -> None:
+        self.record: dict[str, Any] | None = None
+        self.steps: list[int] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Keep the convention record."""
+        self.record = dict(record)
+
+    def write(self, step: int, values: Values) -> None:
+        """Append one measurement."""
+        self.steps.append(step)
+        self.rows.append({"step": step, **values})
+
+    def series(self, name: str) -> list[Any]:
+        """The values of one name, in the order written."""
+        return [row[name] for row in self.rows]
+
+
+class JsonLines:
+    """Appends one JSON object per line to a file, flushed line by line, so that a killed run loses nothing.
+
+    Each session of writing begins with a line ``{"record": {...}}``, the convention record of the lines that follow; every
+    other line is ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is never
+    overwritten: its lines stay and new ones follow.
+
+    Args:
+        path: The file; folders are made as needed. Opened at the first line, not before.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+        self._file: io.TextIOWrapper | None = None
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Write the convention record on its own line."""
+        self._line({"record": dict(record)})
+
+    def write(self, step: int, values: Values) -> None:
+        """Append one measurement."""
+        self._line({"step": step, **values})
+
+    def close(self) -> None:
+        """Close the file; writing again opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _line(self, content: Mapping[str, Any]) -> None:
+        text = json.dumps(_finite(content), allow_nan=False)
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # A run killed in mid-line leaves a line without an end: close it, or the next line would be lost with it.
+            torn = _lacks_newline(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+            if torn:
+                self._file.write("\n")
+        self._file.write(text + "\n")
+        self._file.flush()
+
+
+@dataclasses.dataclass
+class Terminal:
+    """Prints one line per measurement with rich.
+
+    Attributes:
+        digits: Significant digits.
+        console: A `rich.console.Console`; None is the default console.
+    """
+
+    digits: int = 4
+    console: Any = None
+
+    def write(self, step: int, values: Values) -> None:
+        """Print the step, then every name that has a number."""
+        if self.console is None:
+            from rich.console import Console
+
+            self.console = Console()
+        shown = [f"{name} {self._show(value)}" for name, value in values.items()]
+        self.console.print(f"step {step}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True)
+
+    def _show(self, value: Any) -> str:
+        if isinstance(value, list):
+            return "[" + " ".join(self._show(item) for item in value) + "]"
+        return f"{value:.{self.digits}g}" if math.isfinite(value) else "-"
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read a file that `JsonLines` wrote.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The convention records, one per session of writing, and the measurements in the order written. Lines that are not
+        complete, as a killed run may leave, are dropped.
+    """
+    records: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if "record" in content:
+            records.append(content["record"])
+        else:
+            rows.append(content)
+    return records, rows
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _lacks_newline(path: pathlib.Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
