@@ -1,0 +1,141 @@
+"""Parameter trees by path: names, differences, and repacking into another container."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ntkdiag import errors
+
+_SHOWN = 8
+
+
+def path_string(key_path: tuple[Any, ...]) -> str:
+    """Write a JAX key path as ``"a/b/0"``; the path of a tree that is a single leaf is ``""``.
+
+    Dictionary keys, attribute names and positions are written alike, `str(key)`, so that the same parameter has the
+    same name in a module, in a dictionary restored from a checkpoint, and in a list turned into a dictionary.
+
+    Args:
+        key_path: A key path of `jax.tree_util.tree_flatten_with_path`, or a plain tuple of keys.
+
+    Returns:
+        The path, its parts joined by slashes.
+    """
+    return "/".join(str(_bare(key)) for key in key_path)
+
+
+def _bare(key: Any) -> Any:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return key
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Name every leaf of a tree by its path.
+
+    Args:
+        tree: Any pytree.
+
+    Returns:
+        Path -> leaf, in the leaf order of JAX.
+
+    Raises:
+        StructureError: If two leaves have the same path, as in ``{1: a, "1": b}``.
+    """
+    named: dict[str, Any] = {}
+    for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = path_string(key_path)
+        if path in named:
+            raise errors.StructureError(
+                errors.message(
+                    "leaves_by_path(tree)",
+                    expected="every leaf to have a path of its own",
+                    got=f'two leaves named "{path}"',
+                    do="Rename one of the keys: integers and strings, and keys with slashes, are written alike.",
+                )
+            )
+        named[path] = leaf
+    return named
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """Compare two trees leaf by leaf: paths, shapes and dtypes, not values and not containers.
+
+    Args:
+        a: The reference.
+        b: The tree to compare with it.
+
+    Returns:
+        One line per path that differs, empty if none does.
+    """
+    expected, got = leaves_by_path(a), leaves_by_path(b)
+    lines = []
+    for path in dict.fromkeys([*expected, *got]):
+        shown = path or "(the whole tree)"
+        if path not in got:
+            lines.append(f"{shown}: missing (expected {describe(expected[path])})")
+        elif path not in expected:
+            lines.append(f"{shown}: unexpected ({describe(got[path])})")
+        elif describe(expected[path]) != describe(got[path]):
+            lines.append(f"{shown}: expected {describe(expected[path])}, got {describe(got[path])}")
+    return lines
+
+
+def describe(leaf: Any) -> str:
+    """Write dtype and shape of a leaf as ``"float32[3, 4]"``."""
+    dtype = getattr(leaf, "dtype", None)
+    return type(leaf).__name__ if dtype is None else f"{dtype}{list(np.shape(leaf))}"
+
+
+def require_same(a: Any, b: Any, *, call: str) -> None:
+    """Refuse a tree that differs from the reference in paths, shapes or dtypes.
+
+    Args:
+        a: The reference.
+        b: The tree to check.
+        call: The call to name in the message, in code form.
+
+    Raises:
+        StructureError: If they differ; the message lists the differences by path.
+    """
+    _refuse(differences(a, b), call)
+
+
+def repack(tree: Any, like: Any, *, call: str) -> Any:
+    """Put the leaves of `tree` into the containers of `like`, matched by path.
+
+    This lets a dictionary restored from a checkpoint stand for a module, and a frozen dictionary for a plain one.
+
+    Args:
+        tree: Leaves to take; shapes and dtypes are free.
+        like: The tree whose containers and leaf order are wanted.
+        call: The call to name in the message, in code form.
+
+    Returns:
+        A tree with the structure of `like` and the leaves of `tree`.
+
+    Raises:
+        StructureError: If the paths differ.
+    """
+    structure = jax.tree.structure(like)
+    if jax.tree.structure(tree) == structure:
+        return tree
+    wanted, found = leaves_by_path(like), leaves_by_path(tree)
+    _refuse([line for line in differences(like, tree) if "missing" in line or "unexpected" in line], call)
+    return jax.tree.unflatten(structure, [found[path] for path in wanted])
+
+
+def _refuse(lines: list[str], call: str) -> None:
+    if not lines:
+        return
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    raise errors.StructureError(
+        errors.message(
+            call,
+            expected="parameters with the paths, shapes and dtypes of this model",
+            got=f"{len(lines)} difference{'s' if len(lines) > 1 else ''}: " + "; ".join(lines[:_SHOWN]) + more,
+            do="Pass parameters of the same model, or build a new Functional with ntkdiag.functionalize.",
+        )
+    )
