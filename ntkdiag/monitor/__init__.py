@@ -1,5 +1,7 @@
 """During training: an Optax transform, a hook for the host, schedules and writers."""
 
+from ntkdiag.monitor.cost import Cost as Cost
+from ntkdiag.monitor.hook import Monitor as Monitor
 from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.measurement import Status as Status

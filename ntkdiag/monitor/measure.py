@@ -1,11 +1,16 @@
 """The one function that measures, for the Optax transform and the host hook alike."""
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from ntkdiag.kernels import ntk
+from ntkdiag.analysis.alignment import alignment
+from ntkdiag.analysis.drift import drift
+from ntkdiag.analysis.rank import participation_ratio
+from ntkdiag.analysis.spectrum import spectrum
+from ntkdiag.kernels import Kernel, ntk
 from ntkdiag.monitor.measurement import Measurement, Status
 
 Loss = Literal["mse", "cross-entropy"]
@@ -59,67 +64,46 @@ def measure(
     Returns:
         The measurement, and the kernel drift is to be measured from next: `[K K]`, this one if `first`.
     """
-    params = jax.lax.stop_gradient(params)
-    raw = ntk(f, params, x, outputs=outputs, memory=memory, check=False).matrix.astype(kernel0.dtype)
-    raw = (raw + raw.T) / 2
-    finite = jnp.isfinite(raw).all()
-    # The eigensolver is not asked about NaN: it need not return.
-    kernel = jnp.where(finite, raw, jnp.eye(raw.shape[0], dtype=raw.dtype))
-    reference = jnp.where(first, kernel, kernel0)
+    raw = ntk(f, jax.lax.stop_gradient(params), x, outputs=outputs, memory=memory, check=False)
+    array = raw.array.astype(kernel0.dtype)
+    finite = jnp.isfinite(array).all()
+    # The diagnostics are never shown NaN: an eigensolver need not return from it.
+    kernel = _replaced(raw, jnp.where(finite, array, jnp.eye(kernel0.shape[0]).reshape(array.shape)))
+    reference = jnp.where(first, kernel.matrix, kernel0)
 
-    eigenvalues = jnp.linalg.eigvalsh(kernel)[::-1]
-    n_examples = jax.tree.leaves(x)[0].shape[0]
-    critical = _critical(f, params, x, kernel, eigenvalues[0], n_examples, outputs, loss, momentum, nesterov)
+    eigenvalues = jnp.asarray(spectrum(kernel).eigenvalues, kernel0.dtype)
+    moved = drift(_replaced(raw, reference.reshape(array.shape)), kernel)
+    critical = _critical(f, params, x, kernel, eigenvalues[0], loss, momentum, nesterov)
     numbers = {
         "eigenvalues": eigenvalues[:top_k],
-        "trace": jnp.trace(kernel),
-        "participation_ratio": jnp.trace(kernel) ** 2 / jnp.sum(kernel**2),
-        "drift": jnp.linalg.norm(kernel - reference) / jnp.linalg.norm(reference),
-        "distance_centred": _distance(_centred(kernel, n_examples), _centred(reference, n_examples)),
-        "alignment": _alignment(kernel, y, n_examples),
+        "trace": jnp.trace(kernel.matrix),
+        "participation_ratio": participation_ratio(kernel),
+        "drift": moved.relative,
+        "distance_centred": moved.distance_centred,
+        "alignment": jnp.nan if y is None else alignment(kernel, y),
         "critical_learning_rate": critical,
         "margin": jnp.nan if learning_rate is None else learning_rate / critical,
     }
-    numbers = {
-        name: jnp.where(finite, jnp.asarray(value, kernel.dtype), jnp.nan) for name, value in numbers.items()
-    }
+    numbers = {name: jnp.where(finite, jnp.asarray(value, kernel.dtype), jnp.nan) for name, value in numbers.items()}
     status = jnp.where(finite, Status.MEASURED.value, Status.NON_FINITE.value).astype(jnp.int32)
     measured = Measurement(jnp.asarray(step, jnp.int32), status, **numbers)
     return measured, jnp.where(first & ~finite, kernel0, reference)
 
 
-def _critical(f, params, x, kernel, largest, n_examples, outputs, loss, momentum, nesterov):
-    if outputs != "full":  # a reduced kernel reads lambda_max too low, a learning rate that is too high
+def _replaced(kernel: Kernel, array: jax.Array) -> Kernel:
+    return dataclasses.replace(kernel, array=array)
+
+
+def _critical(f, params, x, kernel, largest, loss, momentum, nesterov):
+    if kernel.ndim != 4:  # a reduced kernel reads lambda_max too low, a learning rate that is too high
         return jnp.nan
+    n_examples = kernel.n_examples
     if loss == "cross-entropy":
         probabilities = jax.nn.softmax(f(params, x).reshape(n_examples, -1).astype(kernel.dtype))
         root = jnp.sqrt(probabilities)
         # Sigma_i = diag(p) - p p^T = S_i S_i^T with S_i = diag(sqrt p) - p sqrt(p)^T
         factor = jax.vmap(jnp.diag)(root) - probabilities[:, :, None] * root[:, None, :]
-        blocks = kernel.reshape(n_examples, -1, n_examples, root.shape[1])
-        curvature = jnp.einsum("nop,nomq,mqr->npmr", factor, blocks, factor).reshape(kernel.shape)
-        largest = jnp.linalg.eigvalsh(curvature)[-1]
+        curvature = jnp.einsum("nop,nomq,mqr->npmr", factor, kernel.array, factor)
+        largest = jnp.linalg.eigvalsh(curvature.reshape(kernel.matrix.shape))[-1]
     tau = 2 * (1 + momentum) / (1 + 2 * momentum if nesterov else 1)
     return tau * n_examples / largest
-
-
-def _centred(kernel, n_examples):
-    # H (x) I_C: the mean over examples is taken out, for each output by itself.
-    blocks = kernel.reshape(n_examples, -1, n_examples, kernel.shape[0] // n_examples)
-    blocks = blocks - blocks.mean(0, keepdims=True)
-    return (blocks - blocks.mean(2, keepdims=True)).reshape(kernel.shape)
-
-
-def _distance(a, b):
-    return 1 - jnp.sum(a * b) / (jnp.linalg.norm(a) * jnp.linalg.norm(b))
-
-
-def _alignment(kernel, y, n_examples):
-    if y is None:
-        return jnp.nan
-    y = y - y.mean(0)
-    kernel = _centred(kernel, n_examples)
-    full = kernel.shape[0] == y.size
-    power = y.ravel() @ kernel @ y.ravel() if full else jnp.einsum("nc,nm,mc->", y, kernel, y)
-    norm = jnp.linalg.norm(kernel) * (1 if full else y.shape[1] ** 0.5)
-    return power / (norm * jnp.sum(y**2))

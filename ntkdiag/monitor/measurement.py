@@ -29,9 +29,7 @@ class Status(enum.IntEnum):
     NON_FINITE = 2  # the parameters or the kernel hold NaN or infinity
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Measurement:
     """The diagnostics of one step; NaN wherever a quantity does not exist or could not be measured.

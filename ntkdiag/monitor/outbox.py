@@ -74,7 +74,9 @@ def _checked(writers: Any, call: str) -> tuple[Writer, ...]:
                 errors.message(
                     f"{call}(writers=...)",
                     expected="objects with a method write(step, values)",
-                    got=f"a {type(writer).__name__}" if not isinstance(writer, type) else f"the class {writer.__name__}",
+                    got=f"a {type(writer).__name__}"
+                    if not isinstance(writer, type)
+                    else f"the class {writer.__name__}",
                     do="ntkdiag.monitor has JsonLines(path), Terminal() and Memory().",
                 )
             )

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ntkdiag import errors
+from ntkdiag._compat import open_jaxpr, sub_jaxprs
 from ntkdiag.monitor.measure import Loss, measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
 from ntkdiag.monitor.parameters import as_parameters_of
@@ -155,11 +157,15 @@ class Probe:
             memory=self.memory,
         )
 
+    def reduces(self, params: Any) -> bool:
+        """Whether `f` contains a reduction, as normalisation layers do; see `warn_if_untrusted_jit`."""
+        return _has_reduction(jax.make_jaxpr(self.f)(params, self.x))
+
     def digest(self) -> str | None:
         """SHA-256 of the probe examples, to tell two probes apart; None for examples that are being traced."""
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(self.x):
-            if isinstance(leaf, jax.core.Tracer):
+            if isinstance(leaf, Tracer):
                 return None
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode())
@@ -219,9 +225,17 @@ class Probe:
         return errors.InvalidInputError(errors.message(self.call, **parts))
 
 
+def _has_reduction(jaxpr: Any) -> bool:
+    equations = open_jaxpr(jaxpr)[0].eqns
+    return any(
+        equation.primitive.name.startswith("reduce_") or any(map(_has_reduction, sub_jaxprs(equation)))
+        for equation in equations
+    )
+
+
 def _own(leaf: Any) -> Any:
     # A host copy: it can be neither donated nor changed by the training loop, and follows the parameters' devices.
-    if isinstance(leaf, jax.core.Tracer) or jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended):
+    if isinstance(leaf, Tracer) or jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.extended):
         return leaf
     return np.array(leaf)
 

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ntkdiag import errors
 
@@ -163,7 +163,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_in(step: Any, steps: np.ndarray) -> Any:
-    if isinstance(step, jax.core.Tracer):
+    if isinstance(step, Tracer):
         return jnp.isin(step, steps)
     return bool(np.isin(step, steps))
 

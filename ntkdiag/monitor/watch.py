@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from ntkdiag._compat import warn_if_untrusted_jit
 from ntkdiag.monitor.measure import Loss
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class WatchState(NamedTuple):
     """State of `watch` inside the optimizer state; the last measurement, with the fields of `Measurement`.
 
-    Every array has its final size from `init` on, and NaN until it is measured. Read a field from any optimizer state with
-    `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
+    Every array has its final size from `init` on, and NaN until it is measured. Read a field from any optimizer state
+    with `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
 
     Attributes:
         ntk_count: Number of updates seen.
@@ -126,8 +127,8 @@ def watch(
     def measured(state: WatchState, params: Any) -> WatchState:
         params = probe.parameters(params)
         layout = probe.layout(params)
-        if isinstance(state.ntk_count, jax.core.Tracer):
-            warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32)
+        if isinstance(state.ntk_count, Tracer):
+            warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32 and probe.reduces(params))
         first = state.ntk_reference_step < 0
         result, kernel0 = probe.measure(params, state.ntk_kernel0, step=state.ntk_count, first=first)
         record = convention_record(probe, layout, name=name, every=due, source="watch")
@@ -135,12 +136,12 @@ def watch(
         reference = jnp.where(first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step)
         return _state(state.ntk_count, kernel0, reference, result)
 
-    def update(updates: Any, state: WatchState, params: Any = None, **extra_args: Any) -> tuple[Any, WatchState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args  # values for other transforms of the chain
         probe.require(params)
         count = state.ntk_count
-        is_due = due(count if isinstance(count, jax.core.Tracer) else int(count))
-        if isinstance(is_due, jax.core.Tracer):
+        is_due = due(count if isinstance(count, Tracer) else int(count))
+        if isinstance(is_due, Tracer):
             state = jax.lax.cond(is_due, measured, lambda state, params: state, state, params)
         elif is_due:
             state = measured(state, params)

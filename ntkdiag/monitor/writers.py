@@ -56,9 +56,9 @@ class Memory:
 class JsonLines:
     """Appends one JSON object per line to a file, flushed line by line, so that a killed run loses nothing.
 
-    Each session of writing begins with a line ``{"record": {...}}``, the convention record of the lines that follow; every
-    other line is ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is never
-    overwritten: its lines stay and new ones follow.
+    Each session of writing begins with a line ``{"record": {...}}``, the convention record of the lines that follow;
+    every other line is ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
+    never overwritten: its lines stay and new ones follow.
 
     Args:
         path: The file; folders are made as needed. Opened at the first line, not before.
@@ -129,8 +129,8 @@ def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]],
         path: The file.
 
     Returns:
-        The convention records, one per session of writing, and the measurements in the order written. Lines that are not
-        complete, as a killed run may leave, are dropped.
+        The convention records, one per session of writing, and the measurements in the order written. Lines that are
+        not complete, as a killed run may leave, are dropped.
     """
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []

@@ -1,0 +1,182 @@
+"""A hook for training loops in Python: the measurements of `watch`, outside the compiled step."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.monitor.cost import Cost
+from ntkdiag.monitor.measure import Loss
+from ntkdiag.monitor.measurement import Measurement, Status
+from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
+from ntkdiag.monitor.outbox import Outbox, warn
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.record import convention_record
+from ntkdiag.monitor.schedule import Schedule, as_schedule
+from ntkdiag.monitor.writers import Writer
+
+
+class Monitor:
+    """Measure the neural tangent kernel of `f` on a probe batch from a Python training loop.
+
+        monitor = ntkdiag.Monitor(fn, x, y, every=100, learning_rate=0.1, writers=[JsonLines("run.jsonl")])
+        for step in range(steps):
+            monitor(step, params, opt_state)
+            params, opt_state = train_step(params, opt_state, batch)
+
+    The call never raises into the loop: what goes wrong is said in one warning, and the call returns None. It waits for
+    its own result, touches no buffer of the loop, and leaves measurements out when they would cost more than `budget`.
+
+    Cost: as `watch`; see the attribute `cost` for what it was.
+
+    Args:
+        f: As for `watch`.
+        x: As for `watch`.
+        y: As for `watch`.
+        every: As for `watch`.
+        top_k: As for `watch`.
+        learning_rate: As for `watch`; None takes it from the `opt_state` of the call if `optax.inject_hyperparams`
+            keeps it there.
+        momentum: As for `watch`.
+        nesterov: As for `watch`.
+        loss: As for `watch`.
+        outputs: As for `watch`.
+        writers: As for `watch`; they also get `<name>_seconds`, the time of the measurement.
+        name: As for `watch`.
+        memory: As for `watch`.
+        budget: Largest share of the wall time that measuring may take, not counting the first measurement, which
+            compiles; scheduled measurements beyond it are skipped. None for no limit. What a measurement costs is known
+            from the second one on.
+
+    Attributes:
+        cost: A `Cost`: seconds spent, measurements made and skipped. `print(monitor.cost)`.
+        last: The last `Measurement`, None before the first.
+
+    Raises:
+        InvalidInputError: As `watch`, and when `budget` is not positive.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        x: Any,
+        y: Any = None,
+        *,
+        every: int | Schedule = 100,
+        top_k: int = 5,
+        learning_rate: float | Callable[[Any], Any] | None = None,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        loss: Loss = "mse",
+        outputs: str = "auto",
+        writers: Sequence[Writer] = (),
+        name: str = "ntk",
+        memory: Any = None,
+        budget: float | None = 0.02,
+    ) -> None:
+        call = "Monitor(f, x, y, ...)"
+        if budget is not None and not budget > 0:
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="a positive budget, as a share of the wall time",
+                    got=f"budget={budget!r}",
+                    do="0.02 is two percent; None sets no limit.",
+                )
+            )
+        self._probe = Probe(call, f, x, y, top_k, learning_rate, momentum, nesterov, loss, outputs, memory)
+        self._due = as_schedule(every, call="Monitor")
+        self._outbox = Outbox(writers, call="Monitor")
+        self._name = name
+        self._kernel0: jax.Array | None = None
+        self._has_reference = False
+        self._started: float | None = None
+        self._warned = False
+        self.cost = Cost(budget)
+        self.last: Measurement | None = None
+        if getattr(f, "params", None) is not None:
+            self._probe.layout(f.params)  # what can be wrong is found here, before training
+
+    def __call__(self, step: int, params: Any, opt_state: Any = None) -> Measurement | None:
+        """Measure if `step` is scheduled and the budget allows.
+
+        Args:
+            step: The step the parameters belong to: 0 before the first update.
+            params: The parameters, as the optimizer holds them or as `f` takes them.
+            opt_state: The optimizer state, if it is at hand. An injected learning rate is read from it, and the margin
+                is left out where it would not hold: for Adam and its like, and for momentum that was not stated.
+
+        Returns:
+            The measurement with numpy values, or None when nothing was measured.
+        """
+        begun = time.perf_counter()
+        if self._started is not None:
+            self.cost.elapsed = begun - self._started
+        try:
+            if not self._due(int(step)):
+                return None
+            if not self.cost.allows(begun, self._started):
+                self.cost.skipped += 1
+                return None
+            return self._measured(int(step), params, opt_state, begun)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                warn(
+                    f"Monitor: step {step} could not be measured: {type(error).__name__}: {error} "
+                    "This is said once; training goes on."
+                )
+            return None
+
+    def close(self) -> None:
+        """Close the writers."""
+        self._outbox.close()
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Monitor({self._due}: {self.cost})"
+
+    def _measured(self, step: int, params: Any, opt_state: Any, begun: float) -> Measurement:
+        params = self._probe.parameters(params)
+        layout = self._probe.layout(params)
+        objection = objection_to_margin(opt_state, self._probe.momentum)
+        if self._kernel0 is None:
+            self._kernel0 = self._probe.blank(layout)[1]
+        measurement, self._kernel0 = self._probe.measure(
+            params,
+            self._kernel0,
+            step=step,
+            first=not self._has_reference,
+            learning_rate=jnp.nan if objection else learning_rate_in(opt_state),
+        )
+        measurement = jax.tree.map(np.asarray, measurement)
+        self._has_reference |= int(measurement.status) == Status.MEASURED
+        seconds = self._count(begun)
+        record = convention_record(self._probe, layout, name=self._name, every=self._due, source="Monitor")
+        if objection:
+            record["notes"].append(objection)
+        values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
+        self._outbox.send(step, values, {**record, "budget": self.cost.budget})
+        self.last = measurement
+        return measurement
+
+    def _count(self, begun: float) -> float:
+        now = time.perf_counter()
+        seconds = now - begun
+        self.cost.measurements += 1
+        if self._started is None:
+            self._started, self.cost.setup_seconds = now, seconds
+        else:
+            self.cost.last = seconds
+            self.cost.seconds += seconds
+            self.cost.elapsed = now - self._started
+        return seconds
