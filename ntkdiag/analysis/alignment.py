@@ -1,0 +1,111 @@
+"""Whether the directions a kernel learns fast are the directions of the labels."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ntkdiag.analysis.centring import centre_kernel, centre_labels
+from ntkdiag.analysis.labels import read_labels
+from ntkdiag.analysis.operand import KernelLike, Operand, is_concrete, read_square, refuse
+from ntkdiag.analysis.precision import keeps_float64
+
+Scalar = Float[Array, ""]
+
+
+@keeps_float64
+def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True) -> Scalar:
+    """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
+
+    - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).
+    - Reduced kernel: T = Y Y^T with Y `[n o]`. For one column this is the same formula; for several columns the
+      two are different numbers, so compare like with like.
+
+    Centring removes the mean over examples, per output, from kernel and labels alike. Without it a network with
+    biases shows little more than its constant mode. Rises when features are learned.
+    Cost: O(N^2 C^2). Source: Cristianini et al. 2001; Cortes et al. 2012 (centred); Baratin et al. 2021 (arXiv
+    2008.00938) for the full kernel.
+
+    Args:
+        kernel: A `Kernel`, a matrix `[n n]` or a full kernel `[n o n o]`.
+        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states its outputs.
+        centred: Whether to centre.
+
+    Returns:
+        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero kernel.
+
+    Raises:
+        InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all zero or, centred,
+            the same for all examples.
+    """
+    call = "alignment(kernel, y)"
+    operand, labels = _read(kernel, y, call, centred)
+    array = operand.array / jnp.max(jnp.abs(operand.array))
+    array = centre_kernel(array) if centred else array
+    norm = jnp.linalg.norm(array)
+    if array.ndim == 4:
+        return jnp.einsum("no,nomp,mp->", labels, array, labels) / (norm * jnp.sum(labels**2))
+    target = jnp.linalg.norm(labels.T @ labels)  # ||Y Y^T||_F = ||Y^T Y||_F, and the second is small
+    return jnp.einsum("no,nm,mo->", labels, array, labels) / (norm * target)
+
+
+@keeps_float64
+def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
+    """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2 over the eigenvectors, largest first.
+
+    C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y it is the
+    share of what is still to be learned. Within a group of equal eigenvalues only the value at its end is defined.
+    Cost: one eigendecomposition, O((NC)^3). Source: Canatar et al. 2021, "task-model alignment".
+
+    Args:
+        kernel: As for `alignment`.
+        y: As for `alignment`; a reduced kernel sums the power over the columns.
+        centred: Centre kernel and labels over examples first.
+
+    Returns:
+        `[k]`, rising to 1.
+
+    Raises:
+        InvalidInputError: As `alignment`.
+    """
+    return jnp.cumsum(mode_power(kernel, y, centred=centred))
+
+
+@keeps_float64
+def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
+    """Label power of each mode, c_k = ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
+
+    Cost: one eigendecomposition, O((NC)^3).
+
+    Args:
+        kernel: As for `alignment`.
+        y: As for `alignment`.
+        centred: Centre kernel and labels over examples first.
+
+    Returns:
+        `[k]`, summing to 1.
+
+    Raises:
+        InvalidInputError: As `alignment`.
+    """
+    operand, labels = _read(kernel, y, "label_power(kernel, y)", centred)
+    array = centre_kernel(operand.array) if centred else operand.array
+    matrix = array.reshape(operand.matrix.shape)
+    _, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+    columns = labels.reshape(matrix.shape[0], -1)
+    return jnp.sum((vectors.T @ columns)[::-1] ** 2, axis=1) / jnp.sum(labels**2)
+
+
+def _read(kernel: KernelLike, y: jax.typing.ArrayLike, call: str, centred: bool) -> tuple[Operand, jax.Array]:
+    operand, labels = read_labels(y, read_square(kernel, call), call)
+    size = jnp.max(jnp.abs(labels))
+    labels = labels / size
+    labels = centre_labels(labels) if centred else labels
+    largest = jnp.max(jnp.abs(labels))
+    if is_concrete(largest) and not largest > 8 * jnp.finfo(labels.dtype).eps:
+        refuse(
+            call,
+            expected="labels that differ between examples" if centred else "labels that are not all zero",
+            got="the same label for every example" if centred else "zero labels",
+            do="Use a probe set that holds several classes or targets.",
+        )
+    return operand, labels

@@ -1,0 +1,176 @@
+"""How the diagnostics read a kernel: a `Kernel` that knows its convention, or a bare array."""
+
+import dataclasses
+from typing import Any, NoReturn, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ntkdiag import errors
+from ntkdiag.kernels.convention import Convention
+from ntkdiag.kernels.kernel import Kernel
+
+KernelLike: TypeAlias = Kernel | jax.typing.ArrayLike
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A kernel read for computing.
+
+    Attributes:
+        array: `[n m]`, `[n o m p]`, or `[n m o]` for the diagonal kernel; at least float32.
+        eps: Machine epsilon of the dtype the kernel came in, which bounds what it can resolve.
+        convention: The kernel's convention; None for a bare array.
+        symmetric: False for a `Kernel` between two different sets of examples.
+    """
+
+    array: jax.Array
+    eps: float
+    convention: Convention | None
+    symmetric: bool
+
+    @property
+    def n_examples(self) -> int:
+        """Number of row examples."""
+        return self.array.shape[0]
+
+    @property
+    def n_outputs(self) -> int:
+        """Outputs per example that the array itself holds: 1 for a reduced kernel or a bare matrix."""
+        return self.array.shape[1] if self.array.ndim == 4 else 1
+
+    @property
+    def matrix(self) -> jax.Array:
+        """`[(n o) (m p)]`."""
+        rows = self.n_examples * self.n_outputs
+        return self.array.reshape(rows, -1)
+
+    @property
+    def symmetric_matrix(self) -> jax.Array:
+        """(K + K^T) / 2 as a matrix."""
+        return 0.5 * (self.matrix + self.matrix.T)
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether a value is known now, that is outside `jax.jit`, `jax.vmap` and `jax.grad`."""
+    return not isinstance(value, Tracer)
+
+
+def read(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool = False) -> Operand:
+    """Read one kernel.
+
+    Cost: one pass over the kernel for the check of finiteness (skipped under `jax.jit`).
+
+    Args:
+        kernel: A `Kernel`, a matrix `[n m]`, or a full kernel `[n o m p]`.
+        call: The public call, for the message.
+        name: The argument's name, for the message.
+        diagonal: Whether the caller can use a kernel with ``outputs="diagonal"``.
+
+    Returns:
+        The operand.
+
+    Raises:
+        InvalidInputError: When the kernel is no real array of 2 or 4 axes, is empty, or holds NaN or Inf.
+    """
+    array, convention, symmetric = unpack(kernel, call, name)
+    is_diagonal = convention is not None and convention.outputs == "diagonal" and array.ndim == 3
+    if not (array.ndim in (2, 4) or (is_diagonal and diagonal)) or 0 in array.shape:
+        refuse(
+            call,
+            expected=f"`{name}` of shape [n m] or [n o m p], not empty",
+            got=f"shape {tuple(array.shape)}" + (' with outputs="diagonal"' if is_diagonal else ""),
+            do="Index a diagonal kernel by output: `kernel.array[..., o]`."
+            if is_diagonal
+            else "Pass one kernel at a time.",
+        )
+    if is_concrete(array):
+        bad = int(np.sum(~np.isfinite(np.asarray(array, np.float64))))
+        if bad:
+            refuse(
+                call,
+                expected=f"a finite `{name}`",
+                got=f"{bad} NaN or Inf of {array.size} entries",
+                do="Look for NaN parameters or inputs, or overflow in a half-precision model.",
+            )
+    eps = float(jnp.finfo(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32).eps)
+    wide = jnp.promote_types(array.dtype, jnp.float32)
+    return Operand(jnp.asarray(array, wide), eps, convention, symmetric)
+
+
+def read_square(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool = False) -> Operand:
+    """Read one kernel of a set of examples with itself.
+
+    Cost: as `read`.
+
+    Args:
+        kernel: As for `read`.
+        call: The public call, for the message.
+        name: The argument's name, for the message.
+        diagonal: As for `read`.
+
+    Returns:
+        The operand.
+
+    Raises:
+        InvalidInputError: As `read`, and when rows and columns are different examples.
+    """
+    operand = read(kernel, call, name, diagonal=diagonal)
+    rows, columns = operand.array.shape[0], operand.array.shape[2 if operand.array.ndim == 4 else 1]
+    square = rows == columns and (operand.array.ndim != 4 or operand.array.shape[1] == operand.array.shape[3])
+    if not (square and operand.symmetric):
+        refuse(
+            call,
+            expected=f"`{name}` of a set of examples with itself",
+            got=f"shape {operand.array.shape}" + (" of a cross kernel" if square else ""),
+            do="Compute it as `ntk(f, params, x)`, without `x2`.",
+        )
+    return operand
+
+
+def unpack(kernel: KernelLike, call: str, name: str) -> tuple[Any, Convention | None, bool]:
+    """Split a kernel into array, convention and symmetry.
+
+    Cost: none.
+
+    Args:
+        kernel: A `Kernel` or anything `numpy.asarray` takes.
+        call: The public call, for the message.
+        name: The argument's name, for the message.
+
+    Returns:
+        The array as it came (numpy or JAX), the convention or None, and whether rows and columns may be the same.
+
+    Raises:
+        InvalidInputError: When the entries are not real numbers.
+    """
+    if isinstance(kernel, Kernel):
+        array, convention, symmetric = kernel.array, kernel.convention, kernel.symmetric
+    else:
+        array, convention, symmetric = kernel, None, True
+    if not isinstance(array, jax.Array | np.ndarray):
+        array = np.asarray(array)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        refuse(
+            call, expected=f"real numbers in `{name}`", got=f"dtype {array.dtype}", do="Pass a Kernel or a real array."
+        )
+    return array, convention, symmetric
+
+
+def refuse(call: str, *, expected: str, got: str, do: str) -> NoReturn:
+    """Raise the one error of this package's public edge.
+
+    Cost: none.
+
+    Args:
+        call: The call in code form.
+        expected: What was expected.
+        got: What came.
+        do: What to do about it.
+
+    Raises:
+        InvalidInputError: Always.
+    """
+    raise errors.InvalidInputError(errors.message(call, expected=expected, got=got, do=do))

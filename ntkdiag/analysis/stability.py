@@ -1,0 +1,145 @@
+"""Whether a learning rate is too large for the kernel at hand."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ntkdiag.analysis.curvature import Loss, curvature_matrix
+from ntkdiag.analysis.momentum import MomentumKind, stability_threshold
+from ntkdiag.analysis.operand import KernelLike, Operand, is_concrete, read_square, refuse
+from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.kernels.kernel import Kernel
+
+Scalar = Float[Array, ""]
+
+
+@keeps_float64
+def critical_learning_rate(
+    kernel: KernelLike,
+    *,
+    loss: Loss = "mse",
+    logits: jax.typing.ArrayLike | None = None,
+    momentum: jax.typing.ArrayLike = 0.0,
+    momentum_kind: MomentumKind = "heavy-ball",
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    loss_denominator: jax.typing.ArrayLike | None = None,
+) -> Scalar:
+    """The learning rate at which training of the linearised model starts to diverge: the margin is 1 there.
+
+    eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2); without momentum and decay,
+    2 D / lambda_max. Exact for full-batch gradient descent on the linearised model.
+    Cost: one eigendecomposition without vectors, O((NC)^3).
+
+    Args:
+        kernel: As for `stability_margin`.
+        loss: As for `stability_margin`.
+        logits: As for `stability_margin`.
+        momentum: As for `stability_margin`.
+        momentum_kind: As for `stability_margin`.
+        weight_decay: As for `stability_margin`.
+        loss_denominator: As for `stability_margin`.
+
+    Returns:
+        A learning rate; infinite for a zero kernel without weight decay.
+
+    Raises:
+        InvalidInputError: As `stability_margin`.
+    """
+    call = "critical_learning_rate(kernel)"
+    curvature = _largest_curvature(kernel, loss, logits, loss_denominator, call)
+    _require(is_concrete(weight_decay) and weight_decay < 0, call, "weight_decay", weight_decay)
+    return 1.0 / (curvature / stability_threshold(momentum, momentum_kind) + 0.5 * weight_decay)
+
+
+@keeps_float64
+def stability_margin(
+    kernel: KernelLike,
+    learning_rate: jax.typing.ArrayLike,
+    *,
+    loss: Loss = "mse",
+    logits: jax.typing.ArrayLike | None = None,
+    momentum: jax.typing.ArrayLike = 0.0,
+    momentum_kind: MomentumKind = "heavy-ball",
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    loss_denominator: jax.typing.ArrayLike | None = None,
+) -> Scalar:
+    """How close a learning rate is to divergence: the linearised model diverges iff the margin is above 1.
+
+    m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2).
+    Below 0.5 there is slack, 0.8 to 1.05 is the edge of stability, above 1.1 for many steps a catapult or divergence.
+    tau is `stability_threshold`. For Adam pass the preconditioned kernel J P^-1 J^T and ``momentum_kind="ema"``.
+    The loss is (1/D) sum_i loss_i, with 1/2 squared error summed over outputs for "mse". By default D = N.
+    A loss that means over outputs too has D = N C; one without the 1/2 has D = N / 2.
+    Cost: one eigendecomposition without vectors, O((NC)^3); for large NC take lambda_max from a matrix-free solver.
+    Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same characteristic roots.
+
+    Args:
+        kernel: The full kernel, or that of a single output. A bare matrix needs `loss_denominator`.
+        learning_rate: eta.
+        loss: "mse", "cross_entropy" (softmax) or "sigmoid_cross_entropy".
+        logits: `[n o]` outputs of the same examples, for the cross-entropies.
+        momentum: beta in [0, 1).
+        momentum_kind: "heavy-ball", "nesterov" or "ema".
+        weight_decay: Decoupled decay (w <- w - eta weight_decay w beside the update), per unit of learning rate.
+        loss_denominator: D; None for the number of examples.
+
+    Returns:
+        m, without unit.
+
+    Raises:
+        InvalidInputError: When the kernel is reduced, not finite or not square, a bare matrix comes without
+            `loss_denominator`, or a number is out of its range.
+    """
+    call = "stability_margin(kernel, learning_rate)"
+    curvature = _largest_curvature(kernel, loss, logits, loss_denominator, call)
+    _require(is_concrete(learning_rate) and learning_rate < 0, call, "learning_rate", learning_rate)
+    _require(is_concrete(weight_decay) and weight_decay < 0, call, "weight_decay", weight_decay)
+    return learning_rate * (curvature / stability_threshold(momentum, momentum_kind) + 0.5 * weight_decay)
+
+
+def _largest_curvature(
+    kernel: KernelLike,
+    loss: Loss,
+    logits: jax.typing.ArrayLike | None,
+    loss_denominator: jax.typing.ArrayLike | None,
+    call: str,
+) -> jax.Array:
+    operand = _read_full(kernel, call)
+    if loss_denominator is None:
+        loss_denominator = _examples(operand, logits, call)
+    _require(is_concrete(loss_denominator) and loss_denominator <= 0, call, "loss_denominator", loss_denominator)
+    return jnp.linalg.eigvalsh(curvature_matrix(operand, loss, logits, call))[-1] / loss_denominator
+
+
+def _read_full(kernel: KernelLike, call: str) -> Operand:
+    convention = kernel.convention if isinstance(kernel, Kernel) else None
+    if convention is not None and (
+        convention.outputs == "projection" or (convention.outputs != "full" and convention.n_outputs > 1)
+    ):
+        refuse(
+            call,
+            expected='the full kernel (outputs="full") or that of a single output',
+            got=f'outputs="{convention.outputs}" of {convention.n_outputs} outputs',
+            do="lambda_max(reduced) <= lambda_max(full), up to the factor C of a trace, so the learning rate would "
+            'be unsafe: compute `ntk(..., outputs="full")` or a matrix-free lambda_max.',
+        )
+    return read_square(kernel, call)
+
+
+def _examples(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> int:
+    if operand.convention is None and operand.array.ndim == 2 and logits is None:
+        refuse(
+            call,
+            expected="`loss_denominator` beside a bare matrix, which does not say how many outputs an example has",
+            got="None",
+            do="Pass a Kernel, the array [n o n o], or `loss_denominator=` (the number of examples for a mean loss).",
+        )
+    if operand.convention is None and operand.array.ndim == 2:
+        return jnp.shape(logits)[0] if jnp.ndim(logits) else 0
+    return operand.n_examples
+
+
+def _require(wrong: bool, call: str, name: str, value: object) -> None:
+    if wrong:
+        what = "a positive" if name == "loss_denominator" else "a non-negative"
+        refuse(call, expected=f"{what} `{name}`", got=f"{value}", do="Pass the number the optimizer uses.")
