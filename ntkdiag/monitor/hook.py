@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.analysis.curvature import Loss
 from ntkdiag.monitor.cost import Cost
-from ntkdiag.monitor.measure import Loss
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox, warn
@@ -98,8 +98,6 @@ class Monitor:
         self._warned = False
         self.cost = Cost(budget)
         self.last: Measurement | None = None
-        if getattr(f, "params", None) is not None:
-            self._probe.layout(f.params)  # what can be wrong is found here, before training
 
     def __call__(self, step: int, params: Any, opt_state: Any = None) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
@@ -146,17 +144,19 @@ class Monitor:
         return f"Monitor({self._due}: {self.cost})"
 
     def _measured(self, step: int, params: Any, opt_state: Any, begun: float) -> Measurement:
-        params = self._probe.parameters(params)
+        params, unmoved = self._probe.parameters(params)
         layout = self._probe.layout(params)
         objection = objection_to_margin(opt_state, self._probe.momentum)
         if self._kernel0 is None:
             self._kernel0 = self._probe.blank(layout)[1]
         measurement, self._kernel0 = self._probe.measure(
             params,
+            layout,
             self._kernel0,
             step=step,
             first=not self._has_reference,
-            learning_rate=jnp.nan if objection else learning_rate_in(opt_state),
+            unmoved=unmoved,
+            rate=jnp.nan if objection else learning_rate_in(opt_state),
         )
         measurement = jax.tree.map(np.asarray, measurement)
         self._has_reference |= int(measurement.status) == Status.MEASURED

@@ -1,19 +1,20 @@
 """The one function that measures, for the Optax transform and the host hook alike."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ntkdiag.analysis.alignment import alignment
+from ntkdiag.analysis.curvature import Loss
 from ntkdiag.analysis.drift import drift
+from ntkdiag.analysis.momentum import MomentumKind, stability_threshold
 from ntkdiag.analysis.rank import participation_ratio
 from ntkdiag.analysis.spectrum import spectrum
+from ntkdiag.analysis.stability import critical_learning_rate
 from ntkdiag.kernels import Kernel, ntk
 from ntkdiag.monitor.measurement import Measurement, Status
-
-Loss = Literal["mse", "cross-entropy"]
 
 
 def measure(
@@ -25,6 +26,7 @@ def measure(
     *,
     step: Any,
     first: Any,
+    unmoved: Any = True,
     top_k: int,
     outputs: str,
     loss: Loss,
@@ -35,15 +37,14 @@ def measure(
 ) -> tuple[Measurement, jax.Array]:
     r"""Measure the kernel of `f` at `params` on the probe.
 
-    With K the kernel and lambda its eigenvalues, descending,
+    With K the kernel, lambda its eigenvalues and Theta the full kernel,
 
         PR = (sum lambda)^2 / sum lambda^2,     drift = ||K - K_0||_F / ||K_0||_F,
-        eta_crit = tau N / lambda_max(S^T Theta S),     margin = eta / eta_crit,
+        eta_crit = tau N / lambda_max(Sigma^1/2 Theta Sigma^1/2),     margin = eta / eta_crit,
 
-    S S^T the Hessian of the loss in the outputs (the identity for the squared error), tau = 2 (1 + beta) with momentum
-    beta, 2 (1 + beta) / (1 + 2 beta) with Nesterov's.
+    Sigma the Hessian of the loss in the outputs, tau the `stability_threshold` of the momentum.
 
-    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for the cross-entropy.
+    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for the cross-entropies.
 
     Args:
         f: `f(params, x)`, outputs `[N ...]`.
@@ -53,6 +54,7 @@ def measure(
         kernel0: The kernel drift is measured from; anything where `first`.
         step: The step, recorded.
         first: True when this kernel is itself the reference.
+        unmoved: False when `f` holds arrays fixed that have moved in training.
         top_k: Number of eigenvalues.
         outputs: Reduction of the kernel, as `ntk` takes it.
         loss: Loss the stability numbers are for.
@@ -62,18 +64,21 @@ def measure(
         memory: Memory budget of the kernel, as `ntk` takes it.
 
     Returns:
-        The measurement, and the kernel drift is to be measured from next: `[K K]`, this one if `first`.
+        The measurement, and the kernel `[K K]` drift is to be measured from next: this one if `first`.
     """
-    raw = ntk(f, jax.lax.stop_gradient(params), x, outputs=outputs, memory=memory, check=False)
-    array = raw.array.astype(kernel0.dtype)
-    finite = jnp.isfinite(array).all()
+    params = jax.lax.stop_gradient(params)
+    raw = ntk(f, params, x, outputs=outputs, memory=memory, check=False)
+    logits = None if loss == "mse" else f(params, x).reshape(raw.n_examples, -1)
+    finite = jnp.isfinite(raw.array).all() & (True if logits is None else jnp.isfinite(logits).all())
     # The diagnostics are never shown NaN: an eigensolver need not return from it.
-    kernel = _replaced(raw, jnp.where(finite, array, jnp.eye(kernel0.shape[0]).reshape(array.shape)))
+    safe = jnp.eye(kernel0.shape[0]).reshape(raw.shape)
+    kernel = _with(raw, jnp.where(finite, raw.array, safe).astype(kernel0.dtype))
+    logits = None if logits is None else jnp.where(finite, logits, 0.0)
     reference = jnp.where(first, kernel.matrix, kernel0)
 
     eigenvalues = jnp.asarray(spectrum(kernel).eigenvalues, kernel0.dtype)
-    moved = drift(_replaced(raw, reference.reshape(array.shape)), kernel)
-    critical = _critical(f, params, x, kernel, eigenvalues[0], loss, momentum, nesterov)
+    moved = drift(_with(raw, reference.reshape(raw.shape)), kernel)
+    critical = _critical(kernel, eigenvalues[0], loss, logits, momentum, "nesterov" if nesterov else "heavy-ball")
     numbers = {
         "eigenvalues": eigenvalues[:top_k],
         "trace": jnp.trace(kernel.matrix),
@@ -84,26 +89,24 @@ def measure(
         "critical_learning_rate": critical,
         "margin": jnp.nan if learning_rate is None else learning_rate / critical,
     }
-    numbers = {name: jnp.where(finite, jnp.asarray(value, kernel.dtype), jnp.nan) for name, value in numbers.items()}
-    status = jnp.where(finite, Status.MEASURED.value, Status.NON_FINITE.value).astype(jnp.int32)
-    measured = Measurement(jnp.asarray(step, jnp.int32), status, **numbers)
-    return measured, jnp.where(first & ~finite, kernel0, reference)
+    valid = finite & unmoved
+    numbers = {name: jnp.where(valid, jnp.asarray(value, kernel.dtype), jnp.nan) for name, value in numbers.items()}
+    status = jnp.where(finite, jnp.where(unmoved, Status.MEASURED, Status.FIXED_MOVED), Status.NON_FINITE)
+    measured = Measurement(jnp.asarray(step, jnp.int32), status.astype(jnp.int32), **numbers)
+    return measured, jnp.where(first & ~valid, kernel0, reference)
 
 
-def _replaced(kernel: Kernel, array: jax.Array) -> Kernel:
+def _with(kernel: Kernel, array: jax.Array) -> Kernel:
     return dataclasses.replace(kernel, array=array)
 
 
-def _critical(f, params, x, kernel, largest, loss, momentum, nesterov):
-    if kernel.ndim != 4:  # a reduced kernel reads lambda_max too low, a learning rate that is too high
+def _critical(
+    kernel: Kernel, largest: jax.Array, loss: Loss, logits: Any, momentum: float, kind: MomentumKind
+) -> jax.Array | float:
+    if (
+        kernel.ndim != 4 and kernel.convention.n_outputs > 1
+    ):  # a reduced kernel reads lambda_max too low, a learning rate that is too high
         return jnp.nan
-    n_examples = kernel.n_examples
-    if loss == "cross-entropy":
-        probabilities = jax.nn.softmax(f(params, x).reshape(n_examples, -1).astype(kernel.dtype))
-        root = jnp.sqrt(probabilities)
-        # Sigma_i = diag(p) - p p^T = S_i S_i^T with S_i = diag(sqrt p) - p sqrt(p)^T
-        factor = jax.vmap(jnp.diag)(root) - probabilities[:, :, None] * root[:, None, :]
-        curvature = jnp.einsum("nop,nomq,mqr->npmr", factor, kernel.array, factor)
-        largest = jnp.linalg.eigvalsh(curvature.reshape(kernel.matrix.shape))[-1]
-    tau = 2 * (1 + momentum) / (1 + 2 * momentum if nesterov else 1)
-    return tau * n_examples / largest
+    if loss == "mse":  # the eigenvalues are known
+        return stability_threshold(momentum, kind) * kernel.n_examples / largest
+    return critical_learning_rate(kernel, loss=loss, logits=logits, momentum=momentum, momentum_kind=kind)

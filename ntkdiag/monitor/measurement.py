@@ -26,7 +26,8 @@ class Status(enum.IntEnum):
 
     UNMEASURED = 0
     MEASURED = 1
-    NON_FINITE = 2  # the parameters or the kernel hold NaN or infinity
+    NON_FINITE = 2  # the kernel or the outputs hold NaN or infinity
+    FIXED_MOVED = 3  # arrays the measured function holds fixed have other values in training
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[])

@@ -3,11 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ntkdiag import errors
+from ntkdiag.adapters.functional import Functional
+from ntkdiag.adapters.structure import differences, leaves_by_path
 
 
-def as_parameters_of(f: Any, params: Any, *, call: str) -> Any:
+def as_parameters_of(f: Any, params: Any, *, call: str) -> tuple[Any, Any]:
     """Put an optimizer's parameters into the structure `f.params` has.
 
     Linen optimizers hold the tree under "params" or the whole variables, `nnx.Optimizer` a State with its leaves under
@@ -15,41 +18,62 @@ def as_parameters_of(f: Any, params: Any, *, call: str) -> Any:
 
     Args:
         f: A Functional; a plain callable has no structure of its own and takes the parameters as they are.
-        params: The optimizer's parameters.
+        params: The optimizer's parameters, or all variables of the model.
         call: The public call, for messages.
 
     Returns:
-        The parameters in the structure `f` takes.
+        The parameters in the structure `f` takes, and a boolean, traced under `jax.jit`: False when `params` holds
+        arrays that `f` keeps fixed, and they have other values there.
 
     Raises:
         StructureError: When paths, shapes or dtypes differ; the message lists them.
     """
-    template = getattr(f, "params", None)
-    if template is None:
-        return params
-    want, treedef = jax.tree_util.tree_flatten_with_path(template)
-    have = _by_path(params)
-    paths = [_path(key) for key, _ in want]
-    for prefix in ("", "params/"):
-        found = {path.removeprefix(prefix): leaf for path, leaf in have.items() if path.startswith(prefix)}
-        wanted = [path.removeprefix(prefix) for path in paths]
-        if set(wanted) == set(found) or set(paths) == set(found):
-            keys = wanted if set(wanted) == set(found) else paths
-            return jax.tree.unflatten(treedef, [found[key] for key in keys])
-    raise errors.StructureError(
-        errors.message(
-            call,
-            expected="the parameters of f",
-            got=", ".join(sorted(set(paths) ^ set(have))),
-            do="The optimizer has to train the parameters of the measured function.",
+    _refuse_masked(params, call)
+    if not isinstance(f, Functional):
+        return params, True
+    wanted = leaves_by_path(f.params)
+    fixed = {path.removeprefix("params/"): leaf for path, leaf in f.fixed.items()}
+    found = {_plain(path, wanted): leaf for path, leaf in leaves_by_path(params).items() if hasattr(leaf, "dtype")}
+    extra = {path: leaf for path, leaf in found.items() if path in fixed and path not in wanted}
+    lines = differences(wanted, {path: leaf for path, leaf in found.items() if path not in extra})
+    if lines:
+        raise errors.StructureError(
+            errors.message(
+                call,
+                expected="the optimizer to hold the parameters of the measured function",
+                got="; ".join(lines[:8]) + (f"; and {len(lines) - 8} more" if len(lines) > 8 else ""),
+                do="Build f with ntkdiag.functionalize from the model that is trained.",
+            )
         )
-    )
+    return jax.tree.unflatten(jax.tree.structure(f.params), [found[path] for path in wanted]), _unmoved(extra, fixed)
 
 
-def _by_path(tree: Any) -> dict[str, Any]:
-    return {_path(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+def _plain(path: str, wanted: dict[str, Any]) -> str:
+    if path in wanted:
+        return path
+    path = path.removesuffix("/value")  # an NNX State
+    return path if path in wanted else path.removeprefix("params/")  # linen variables
 
 
-def _path(path: Any) -> str:
-    keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
-    return "/".join(keys[:-1] if keys and keys[-1] == "value" else keys)
+def _unmoved(extra: dict[str, Any], fixed: dict[str, Any]) -> Any:
+    same: Any = True
+    for path, leaf in extra.items():
+        # Counters and random keys may move: only numbers that enter the outputs count.
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            same = same & jnp.array_equal(leaf, fixed[path])
+    return same
+
+
+def _refuse_masked(params: Any, call: str) -> None:
+    def is_masked(node: Any) -> bool:
+        return type(node).__name__ == "MaskedNode"
+
+    if any(map(is_masked, jax.tree.leaves(params, is_leaf=is_masked))):
+        raise errors.StructureError(
+            errors.message(
+                call,
+                expected="all parameters of the measured function",
+                got="a masked part of them (optax.masked or optax.multi_transform hides the others)",
+                do="Move it outside: optax.chain(optax.multi_transform(...), watch(...)).",
+            )
+        )

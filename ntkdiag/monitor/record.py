@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ntkdiag.monitor.probe import Layout, Probe
 
@@ -30,13 +31,13 @@ def convention_record(probe: Probe, layout: Layout, *, name: str, every: Any, so
         "n_examples": layout.n_examples,
         "n_outputs": layout.n_outputs,
         "dtype": str(layout.dtype),
-        "probe": probe.digest(),
+        "probe": probe.digest,
         "library": str(getattr(probe.f, "library", "callable")),
         "mode": str(getattr(probe.f, "mode", "unspecified")),
         "loss": probe.loss,
         "loss_denominator": "examples",
         "labels": probe.y is not None,
-        "learning_rate": probe.learning_rate if isinstance(probe.learning_rate, int | float) else _said(probe),
+        "learning_rate": _rate(probe.learning_rate),
         "momentum": probe.momentum,
         "nesterov": probe.nesterov,
         "notes": _notes(probe, layout),
@@ -44,24 +45,29 @@ def convention_record(probe: Probe, layout: Layout, *, name: str, every: Any, so
     }
 
 
-def _said(probe: Probe) -> str | None:
-    return None if probe.learning_rate is None else "schedule"
+def _rate(rate: Any) -> float | str | None:
+    return rate if rate is None or isinstance(rate, int | float) else "schedule"
 
 
 def _notes(probe: Probe, layout: Layout) -> list[str]:
     notes = []
-    if layout.outputs != "full":
+    reduced = layout.outputs != "full" and layout.n_outputs > 1
+    if reduced:
         notes.append(
             f"The kernel is reduced over outputs ({layout.outputs}): its largest eigenvalue is below that of the full "
             "kernel, so the critical learning rate and the margin would be unsafe and are NaN."
         )
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
-    if layout.outputs == "full":
+    else:
         notes.append(
             f"Stability numbers use {layout.n_examples} probe examples; few examples read the largest eigenvalue per "
             "example too high, which errs on the safe side."
         )
         notes.append("They hold for SGD with the recorded momentum, not for Adam.")
+    fixed = [path for path, leaf in getattr(probe.f, "fixed", {}).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if fixed:
+        shown = ", ".join(sorted(fixed)[:5]) + (f" and {len(fixed) - 5} more" if len(fixed) > 5 else "")
+        notes.append(f"Held at the values they had when the measured function was built: {shown}.")
     if probe.learning_rate is None:
         notes.append("No learning rate was given: the margin is NaN.")
     if probe.y is None:

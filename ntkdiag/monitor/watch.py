@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ntkdiag._compat import warn_if_untrusted_jit
-from ntkdiag.monitor.measure import Loss
+from ntkdiag.analysis.curvature import Loss
 from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
@@ -98,7 +98,7 @@ def watch(
         momentum: Its momentum.
         nesterov: Whether the momentum is Nesterov's.
         loss: The trained loss, as a mean over examples: "mse" is half the squared error summed over outputs,
-            "cross-entropy" the softmax cross-entropy of the outputs as logits.
+            "cross_entropy" the softmax cross-entropy of the outputs as logits, "sigmoid_cross_entropy" the binary one.
         outputs: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or "auto", which is
             "full" up to 2048 rows and "mean" beyond. Reduced kernels have no learning rate and no margin.
         writers: Objects with `write(step, values)`.
@@ -117,20 +117,20 @@ def watch(
     probe = Probe("watch(f, x, y, ...)", f, x, y, top_k, learning_rate, momentum, nesterov, loss, outputs, memory)
     due = as_schedule(every, call="watch")
     outbox = Outbox(writers, call="watch")
-    if getattr(f, "params", None) is not None:
-        probe.layout(f.params)  # what can be wrong is found here, before training
 
     def init(params: Any) -> WatchState:
-        blank, kernel0 = probe.blank(probe.layout(probe.parameters(params)))
+        blank, kernel0 = probe.blank(probe.layout(probe.parameters(params)[0]))
         return _state(jnp.zeros([], jnp.int32), kernel0, jnp.asarray(-1, jnp.int32), blank)
 
     def measured(state: WatchState, params: Any) -> WatchState:
-        params = probe.parameters(params)
+        params, unmoved = probe.parameters(params)
         layout = probe.layout(params)
         if isinstance(state.ntk_count, Tracer):
             warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32 and probe.reduces(params))
         first = state.ntk_reference_step < 0
-        result, kernel0 = probe.measure(params, state.ntk_kernel0, step=state.ntk_count, first=first)
+        result, kernel0 = probe.measure(
+            params, layout, state.ntk_kernel0, step=state.ntk_count, first=first, unmoved=unmoved
+        )
         record = convention_record(probe, layout, name=name, every=due, source="watch")
         jax.debug.callback(functools.partial(_deliver, outbox, record), result)
         reference = jnp.where(first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step)
@@ -138,7 +138,8 @@ def watch(
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args  # values for other transforms of the chain
-        probe.require(params)
+        if params is None:
+            probe.parameters(params)  # refused at every step, measured or not
         count = state.ntk_count
         is_due = due(count if isinstance(count, Tracer) else int(count))
         if isinstance(is_due, Tracer):
