@@ -103,10 +103,8 @@ def _with(kernel: Kernel, array: jax.Array) -> Kernel:
 def _critical(
     kernel: Kernel, largest: jax.Array, loss: Loss, logits: Any, momentum: float, kind: MomentumKind
 ) -> jax.Array | float:
-    if (
-        kernel.ndim != 4 and kernel.convention.n_outputs > 1
-    ):  # a reduced kernel reads lambda_max too low, a learning rate that is too high
-        return jnp.nan
+    if kernel.ndim != 4 and kernel.convention.n_outputs > 1:
+        return jnp.nan  # a reduced kernel reads lambda_max too low, a learning rate that is too high
     if loss == "mse":  # the eigenvalues are known
         return stability_threshold(momentum, kind) * kernel.n_examples / largest
     return critical_learning_rate(kernel, loss=loss, logits=logits, momentum=momentum, momentum_kind=kind)

@@ -66,18 +66,20 @@ def warn(text: str) -> None:
 
 
 def _checked(writers: Any, call: str) -> tuple[Writer, ...]:
-    if callable(getattr(writers, "write", None)):
-        writers = (writers,)
-    for writer in writers:
-        if not callable(getattr(writer, "write", None)):
+    listed = tuple(writers) if isinstance(writers, list | tuple) else (writers,)
+    for writer in listed:
+        if not _is_writer(writer):
+            name = f"the class {writer.__name__}" if isinstance(writer, type) else f"a {type(writer).__name__}"
             raise errors.InvalidInputError(
                 errors.message(
                     f"{call}(writers=...)",
                     expected="objects with a method write(step, values)",
-                    got=f"a {type(writer).__name__}"
-                    if not isinstance(writer, type)
-                    else f"the class {writer.__name__}",
+                    got=name,
                     do="ntkdiag.monitor has JsonLines(path), Terminal() and Memory().",
                 )
             )
-    return tuple(writers)
+    return listed
+
+
+def _is_writer(candidate: Any) -> bool:
+    return callable(getattr(candidate, "write", None)) and not isinstance(candidate, type)

@@ -45,6 +45,7 @@ class Every:
                     do="Every(100) measures at steps 0, 100, 200, ...",
                 )
             )
+        object.__setattr__(self, "k", int(self.k))
 
     def __call__(self, step: Any) -> Any:
         """True at multiples of `k`, 0 included."""

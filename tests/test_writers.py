@@ -1,0 +1,167 @@
+"""Writers: what they write can be read back, and nothing they do reaches the training loop."""
+
+import json
+import logging
+import warnings
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ntkdiag import errors
+from ntkdiag.monitor import JsonLines, Memory, Terminal, Writer, read_json_lines
+from ntkdiag.monitor.outbox import Outbox, warn
+
+VALUES = {"ntk_trace": 2.5, "ntk_eigenvalues": [2.0, float("nan")], "ntk_margin": float("inf")}
+RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
+
+
+class Failing:
+    def __init__(self, method):
+        self.method, self.calls = method, 0
+
+    def start(self, record):
+        self._call("start")
+
+    def write(self, step, values):
+        self._call("write")
+
+    def close(self):
+        self._call("close")
+
+    def _call(self, method):
+        self.calls += 1
+        if method == self.method:
+            raise OSError("disk full")
+
+
+@pytest.mark.parametrize("make", [lambda path: JsonLines(path / "a.jsonl"), lambda _: Memory(), lambda _: Terminal()])
+def test_writers_follow_the_protocol(make, tmp_path):
+    assert isinstance(make(tmp_path), Writer)
+
+
+def test_memory():
+    memory = Memory()
+    memory.start(RECORD)
+    memory.write(0, VALUES)
+    memory.write(5, {**VALUES, "ntk_trace": 3.5})
+    assert memory.record == RECORD
+    assert memory.steps == [0, 5]
+    assert memory.series("ntk_trace") == [2.5, 3.5]
+    assert memory.rows[1]["step"] == 5
+
+
+def test_json_lines_round_trip(tmp_path):
+    path = tmp_path / "folder" / "run.jsonl"
+    writer = JsonLines(path)
+    assert not path.parent.exists()  # opened at the first line, not before
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    lines = path.read_text().splitlines()  # flushed: complete before close
+    assert [json.loads(line) for line in lines] == [
+        {"record": RECORD},
+        {"step": 0, "ntk_trace": 2.5, "ntk_eigenvalues": [2.0, None], "ntk_margin": None},
+    ]
+    writer.write(7, VALUES)
+    writer.close()
+    writer.close()
+    records, rows = read_json_lines(path)
+    assert records == [RECORD]
+    assert [row["step"] for row in rows] == [0, 7]
+
+
+def test_json_lines_never_overwrites(tmp_path):
+    path = tmp_path / "run.jsonl"
+    for step in range(3):
+        writer = JsonLines(path)
+        writer.start({"session": step})
+        writer.write(step, VALUES)
+        writer.close()
+    records, rows = read_json_lines(path)
+    assert records == [{"session": 0}, {"session": 1}, {"session": 2}]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+
+
+def test_json_lines_after_a_killed_run(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr')
+    writer = JsonLines(path)
+    writer.write(2, VALUES)
+    writer.close()
+    assert [row["step"] for row in read_json_lines(path)[1]] == [0, 2]
+    assert path.read_text().startswith('{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr\n')
+
+
+def test_json_lines_writes_after_close(tmp_path):
+    writer = JsonLines(tmp_path / "run.jsonl")
+    writer.write(0, VALUES)
+    writer.close()
+    writer.write(1, VALUES)
+    writer.close()
+    assert [row["step"] for row in read_json_lines(writer.path)[1]] == [0, 1]
+
+
+def test_terminal_prints_one_line():
+    console = Console(width=40, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        Terminal(digits=3, console=console).write(12, {**VALUES, "ntk_drift": 0.123456, "ntk_status": 1})
+    assert console.export_text() == (
+        "step 12  ntk_trace 2.5  ntk_eigenvalues [2 -]  ntk_margin -  ntk_drift 0.123  ntk_status 1\n"
+    )
+
+
+def test_terminal_prints_to_the_default_console(capsys):
+    Terminal().write(1, {"ntk_trace": 1.0})
+    assert capsys.readouterr().out == "step 1  ntk_trace 1\n"
+
+
+def test_outbox_starts_each_writer_once():
+    memory = Memory()
+    outbox = Outbox(memory, call="watch")
+    outbox.send(0, VALUES, RECORD)
+    outbox.send(np.int32(1), VALUES, {"other": 1})
+    assert memory.record == RECORD
+    assert memory.steps == [0, 1]
+    outbox.close()  # Memory has no close
+
+
+@pytest.mark.parametrize(("method", "calls"), [("start", 1), ("write", 2)])
+def test_failing_writer_warns_once_and_is_muted(method, calls):
+    failing, memory = Failing(method), Memory()
+    outbox = Outbox([failing, memory], call="watch")
+    expected = (
+        f"watch: the writer Failing failed in {method}() with OSError: disk full. "
+        "It is muted for the rest of the run; training goes on."
+    )
+    with pytest.warns(RuntimeWarning) as caught:
+        for step in range(3):
+            outbox.send(step, VALUES, RECORD)
+        outbox.close()
+    assert [str(warning.message) for warning in caught] == [expected]
+    assert failing.calls == calls
+    assert memory.steps == [0, 1, 2]
+
+
+def test_failing_close_warns():
+    outbox = Outbox([Failing("close")], call="Monitor")
+    with pytest.warns(RuntimeWarning, match=r"Monitor: the writer Failing failed in close\(\) with OSError: disk full"):
+        outbox.close()
+
+
+def test_warn_does_not_raise_where_warnings_are_errors(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="ntkdiag"):
+        warnings.simplefilter("error")
+        warn("a writer failed")
+    assert caplog.messages == ["a writer failed"]
+
+
+@pytest.mark.parametrize(
+    ("writers", "got"), [([Memory(), "run.jsonl"], "a str"), ([Memory], "the class Memory"), ([None], "a NoneType")]
+)
+def test_not_a_writer(writers, got):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Outbox(writers, call="watch")
+    assert str(caught.value) == (
+        f"watch(writers=...): expected objects with a method write(step, values); got {got}. "
+        "ntkdiag.monitor has JsonLines(path), Terminal() and Memory()."
+    )
