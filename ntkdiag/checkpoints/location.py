@@ -37,8 +37,8 @@ class Location:
 
     @property
     def label(self) -> str:
-        """Short name for tables: the last two parts of the directory."""
-        return "/".join(self.directory.parts[-2:])
+        """Short name for tables: the step, or the last two parts of the directory."""
+        return f"step {self.step}" if self.step is not None else "/".join(self.directory.parts[-2:])
 
 
 def checkpoint_error(path: str | os.PathLike[str], reason: str, do: str) -> errors.CheckpointError:

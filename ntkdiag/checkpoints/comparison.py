@@ -1,0 +1,145 @@
+"""The result of comparing two checkpoints."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.analysis import Drift, drift
+from ntkdiag.checkpoints.measured import Measured
+from ntkdiag.checkpoints.movement import LeafMovement
+from ntkdiag.checkpoints.prediction import Prediction
+from ntkdiag.checkpoints.verdict import Verdict, regime
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two checkpoints of one model, seen through their kernels on one probe.
+
+    `print(comparison)` shows a table, `save("report.html")` writes a page to hand on, `to_dict()` gives the numbers.
+
+    Attributes:
+        a: Everything measured at A.
+        b: Everything measured at B.
+        drift: Motion from kernel A to kernel B.
+        movement: Motion of the parameters, one entry per leaf and the sum at the end.
+        prediction: Outputs at B predicted by the model linearised at A.
+        verdict: LAZY, RICH, MIXED or UNCHANGED, with the numbers it rests on.
+        facts: Conventions: what the numbers mean and where they come from, in order, as text or plain numbers.
+        notes: What a reader has to know before trusting a number.
+        classes: `[N]` class numbers of the probe, or None.
+    """
+
+    a: Measured
+    b: Measured
+    drift: Drift
+    movement: tuple[LeafMovement, ...]
+    prediction: Prediction
+    verdict: Verdict
+    facts: dict[str, Any]
+    notes: tuple[str, ...]
+    classes: np.ndarray | None
+
+    def __str__(self) -> str:
+        from ntkdiag.report import comparison_text
+
+        return comparison_text(self)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.a.label!r} -> {self.b.label!r}: {self.verdict.name}, {self.verdict.numbers})"
+
+    def __rich__(self) -> Any:
+        from ntkdiag.report import comparison_table
+
+        return comparison_table(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain JSON values; what is not finite or not known is None.
+
+        Returns:
+            A dictionary; kernels and outputs themselves are left out, eigenvalues are those above the noise floor.
+        """
+        from ntkdiag.checkpoints.plain import comparison_as_dict
+
+        return comparison_as_dict(self)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        history: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> pathlib.Path:
+        """Write the comparison as one self-contained HTML page, or as JSON.
+
+        Args:
+            path: File ending in ``.html`` or ``.json``; replaced if it exists.
+            history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its rows. HTML only.
+
+        Returns:
+            The path written.
+
+        Raises:
+            InvalidInputError: The path has another ending.
+            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
+        """
+        path = pathlib.Path(path)
+        if path.suffix == ".json":
+            text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        elif path.suffix == ".html":
+            from ntkdiag.report import comparison_html
+
+            text = comparison_html(self, history=history)
+        else:
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"Comparison.save({os.fspath(path)!r})",
+                    expected="a file name that ends in .html or .json",
+                    got=f"the ending {path.suffix!r}",
+                    do='Write comparison.save("report.html").',
+                )
+            )
+        _replace(path, text)
+        return path
+
+
+def compare_measured(
+    a: Measured,
+    b: Measured,
+    *,
+    movement: tuple[LeafMovement, ...],
+    prediction: Prediction,
+    facts: dict[str, Any],
+    notes: tuple[str, ...],
+    classes: np.ndarray | None,
+) -> Comparison:
+    """Put two measured sides together: what is a function of both kernels is computed here.
+
+    Cost: O(N^2 C^2).
+
+    Args:
+        a: Side A.
+        b: Side B, on the same probe and in the same convention.
+        movement: Motion of the parameters.
+        prediction: Prediction of B from A.
+        facts: Conventions.
+        notes: Notes.
+        classes: `[N]` class numbers, or None.
+
+    Returns:
+        The comparison.
+    """
+    moved = drift(a.kernel, b.kernel)
+    verdict = regime(prediction.e1, float(moved.distance_centred), a.alignment, b.alignment)
+    return Comparison(a, b, moved, movement, prediction, verdict, facts, notes, classes)
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    # A reader never sees half a report.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,177 @@
+"""The two things to be compared, brought to one form: a Functional with its name and its fixed state."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.adapters import Functional, differences, functionalize, leaves_by_path
+from ntkdiag.checkpoints.contents import NOT_COLLECTIONS, read_contents, strip_value_level
+from ntkdiag.checkpoints.placing import place, structure_error
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side of a comparison.
+
+    Attributes:
+        label: Its name in tables.
+        functional: Model and parameters.
+        fixed_state: Where the arrays that are not parameters come from, in words.
+        path: The checkpoint path as given; None for values in memory.
+        step: Step number, where the checkpoint has one.
+        saved_dtypes: Dtypes of the parameters as they came, before JAX could narrow them.
+    """
+
+    label: str
+    functional: Functional
+    fixed_state: str
+    path: str | None
+    step: int | None
+    saved_dtypes: tuple[str, ...]
+
+
+def read_side(source: Any, *, name: str, label: str | None, step: int | None, model: Any, variables: Any) -> Side:
+    """Bring one argument of `compare` to a Functional.
+
+    Args:
+        source: An Orbax checkpoint path, a Functional, an NNX or Equinox model, or a tree of parameters.
+        name: ``"a"`` or ``"b"``, for messages and as the default label.
+        label: Name in tables; None makes one from path or step.
+        step: Step of a manager root.
+        model: What gives the parameters their meaning; see `compare`.
+        variables: Variables of a linen module.
+
+    Returns:
+        The side; its parameters are known to be finite.
+
+    Raises:
+        InvalidInputError: There is no model, or values are NaN or infinite.
+        CheckpointError: As `load_params`.
+        StructureError: The values do not fit the model.
+    """
+    call = f"compare({name}=...)"
+    if isinstance(source, str | os.PathLike):
+        contents = read_contents(source, step)
+        values, collections, found = contents.params, contents.collections, contents.location
+        label, path, step = label or found.label, os.fspath(source), found.step
+    else:
+        _require_no_step(source, step, call)
+        path = None
+        values, collections = (None, {}) if _is_model(source) else _split(source)
+    if values is None:
+        functional = source if isinstance(source, Functional) else functionalize(source, check_finite=False)
+        fixed_state = "its own" if functional.fixed else "none"
+        values = functional.params
+    else:
+        _require_finite({**leaves_by_path(values), **leaves_by_path(collections)}, call)
+        functional, fixed_state = place(_require_model(model, call), variables, values, collections, call)
+    _require_finite(leaves_by_path(functional.params), call)
+    dtypes = sorted({str(np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(values) if _is_floating(leaf)})
+    return Side(label or name.upper(), functional, fixed_state, path, step, tuple(dtypes))
+
+
+def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
+    """Refuse two sides that are the same checkpoint, or whose parameters differ in paths, shapes or dtypes.
+
+    Args:
+        a: Side A.
+        b: Side B.
+
+    Returns:
+        The sides, with labels that tell them apart.
+
+    Raises:
+        InvalidInputError: Both are the same step of the same path.
+        StructureError: They differ; all differences are listed.
+    """
+    if a.path is not None and b.path is not None and (_absolute(a.path), a.step) == (_absolute(b.path), b.step):
+        raise errors.InvalidInputError(
+            errors.message(
+                "compare(a, b)",
+                expected="two different checkpoints",
+                got=f"{a.path} {a.label} twice",
+                do="For two steps of one manager root pass step_a= and step_b=.",
+            )
+        )
+    lines = differences(a.functional.params, b.functional.params)
+    if lines:
+        raise structure_error(lines, "compare(a, b)")
+    if a.label != b.label:
+        return a, b
+    return dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(b, label=f"B: {b.label}")
+
+
+def _absolute(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _split(tree: Any) -> tuple[Any, dict[str, Any]]:
+    """Parameters and collections of a tree in memory: a variables dict, a train state, or parameters alone."""
+    if not isinstance(tree, Mapping) and hasattr(tree, "params"):
+        collections = {name: getattr(tree, name) for name in ("batch_stats",) if getattr(tree, name, None) is not None}
+        return tree.params, collections
+    if isinstance(tree, Mapping) and "params" in tree:
+        beside = {key: sub for key, sub in tree.items() if key not in ("params", *NOT_COLLECTIONS)}
+        return tree["params"], {key: sub for key, sub in beside.items() if isinstance(sub, Mapping)}
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(tree, nnx.State):
+        return nnx.to_pure_dict(tree), {}
+    return strip_value_level(tree), {}
+
+
+def _is_model(source: Any) -> bool:
+    modules = (("flax.nnx", "Module"), ("equinox", "Module"))
+    loaded = [getattr(sys.modules[library], name) for library, name in modules if library in sys.modules]
+    return isinstance(source, (Functional, *loaded))
+
+
+def _require_model(model: Any, call: str) -> Any:
+    if model is None:
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="model= beside parameters that do not know their function",
+                got="model=None",
+                do="Pass a Functional, a linen, NNX or Equinox model, or a callable f(params, x).",
+            )
+        )
+    return model
+
+
+def _require_no_step(source: Any, step: int | None, call: str) -> None:
+    if step is not None:
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="a CheckpointManager root beside a step",
+                got=f"a {type(source).__name__} and step {step}",
+                do="Leave the step out.",
+            )
+        )
+
+
+def _require_finite(leaves: dict[str, Any], call: str) -> None:
+    wrong = [path for path, leaf in leaves.items() if _is_floating(leaf) and not np.isfinite(_float(leaf)).all()]
+    if wrong:
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="finite parameters and fixed arrays",
+                got=f"NaN or infinity in {', '.join(wrong)}",
+                do="Compare a checkpoint from before training diverged.",
+            )
+        )
+
+
+def _is_floating(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+
+
+def _float(leaf: Any) -> np.ndarray:
+    return np.asarray(leaf).astype(np.float32 if np.dtype(leaf.dtype).itemsize < 4 else leaf.dtype)
