@@ -72,7 +72,8 @@ def test_as_schedule():
     [
         (
             lambda: Every(0),
-            "Every(0): expected a positive integer number of steps; got 0. Every(100) measures at steps 0, 100, 200, ...",
+            "Every(0): expected a positive integer number of steps; got 0. "
+            "Every(100) measures at steps 0, 100, 200, ...",
         ),
         (
             lambda: Every(2.5),

@@ -57,14 +57,12 @@ def test_json_lines_round_trip(tmp_path):
     assert not path.parent.exists()  # opened at the first line, not before
     writer.start(RECORD)
     writer.write(0, VALUES)
-    lines = path.read_text().splitlines()  # flushed: complete before close
+    lines = path.read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"record": RECORD},
         {"step": 0, "ntk_trace": 2.5, "ntk_eigenvalues": [2.0, None], "ntk_margin": None},
     ]
     writer.write(7, VALUES)
-    writer.close()
-    writer.close()
     records, rows = read_json_lines(path)
     assert records == [RECORD]
     assert [row["step"] for row in rows] == [0, 7]
@@ -76,7 +74,6 @@ def test_json_lines_never_overwrites(tmp_path):
         writer = JsonLines(path)
         writer.start({"session": step})
         writer.write(step, VALUES)
-        writer.close()
     records, rows = read_json_lines(path)
     assert records == [{"session": 0}, {"session": 1}, {"session": 2}]
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -84,21 +81,13 @@ def test_json_lines_never_overwrites(tmp_path):
 
 def test_json_lines_after_a_killed_run(tmp_path):
     path = tmp_path / "run.jsonl"
-    path.write_text('{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr')
+    torn = '{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr'
+    path.write_text(torn)
     writer = JsonLines(path)
     writer.write(2, VALUES)
-    writer.close()
-    assert [row["step"] for row in read_json_lines(path)[1]] == [0, 2]
-    assert path.read_text().startswith('{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr\n')
-
-
-def test_json_lines_writes_after_close(tmp_path):
-    writer = JsonLines(tmp_path / "run.jsonl")
-    writer.write(0, VALUES)
-    writer.close()
-    writer.write(1, VALUES)
-    writer.close()
-    assert [row["step"] for row in read_json_lines(writer.path)[1]] == [0, 1]
+    writer.write(3, VALUES)
+    assert [row["step"] for row in read_json_lines(path)[1]] == [0, 2, 3]
+    assert path.read_text().startswith(torn + "\n{")
 
 
 def test_terminal_prints_one_line():
@@ -133,10 +122,14 @@ def test_failing_writer_warns_once_and_is_muted(method, calls):
         f"watch: the writer Failing failed in {method}() with OSError: disk full. "
         "It is muted for the rest of the run; training goes on."
     )
-    with pytest.warns(RuntimeWarning) as caught:
+
+    def run():
         for step in range(3):
             outbox.send(step, VALUES, RECORD)
         outbox.close()
+
+    with pytest.warns(RuntimeWarning) as caught:
+        run()
     assert [str(warning.message) for warning in caught] == [expected]
     assert failing.calls == calls
     assert memory.steps == [0, 1, 2]

@@ -1,7 +1,6 @@
 """Where measurements go: the Writer protocol, and writers that need nothing beyond ntkdiag."""
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -54,19 +53,19 @@ class Memory:
 
 
 class JsonLines:
-    """Appends one JSON object per line to a file, flushed line by line, so that a killed run loses nothing.
+    """Appends one JSON object per line to a file, so that a killed run loses nothing.
 
     Each session of writing begins with a line ``{"record": {...}}``, the convention record of the lines that follow;
     every other line is ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
-    never overwritten: its lines stay and new ones follow.
+    never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`.
 
     Args:
-        path: The file; folders are made as needed. Opened at the first line, not before.
+        path: The file; folders are made as needed. It is open only while a line is written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
-        self._file: io.TextIOWrapper | None = None
+        self._begun = False
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record on its own line."""
@@ -76,23 +75,15 @@ class JsonLines:
         """Append one measurement."""
         self._line({"step": step, **values})
 
-    def close(self) -> None:
-        """Close the file; writing again opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def _line(self, content: Mapping[str, Any]) -> None:
-        text = json.dumps(_finite(content), allow_nan=False)
-        if self._file is None:
+        line = json.dumps(_finite(content), allow_nan=False) + "\n"
+        if not self._begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # A run killed in mid-line leaves a line without an end: close it, or the next line would be lost with it.
-            torn = _lacks_newline(self.path)
-            self._file = self.path.open("a", encoding="utf-8")
-            if torn:
-                self._file.write("\n")
-        self._file.write(text + "\n")
-        self._file.flush()
+            line = "\n" + line if _lacks_newline(self.path) else line
+            self._begun = True
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
 
 @dataclasses.dataclass

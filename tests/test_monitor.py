@@ -1,0 +1,484 @@
+"""`watch`: the updates are untouched, the numbers are those of the naive kernel, at the right steps."""
+
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from monitor_problem import QUANTITIES, C, N, agree, f, loss, naive, problem, train
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.adapters.functionalize import functionalize
+from ntkdiag.monitor import At, JsonLines, LogSpaced, Memory, Status, WatchState, read_json_lines, watch
+
+get = optax.tree_utils.tree_get
+small = functools.partial(watch, top_k=3)
+
+
+@pytest.fixture
+def x64():
+    """Float64 on every thread: a compiled step calls back on threads where the context manager is not in force."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def test_updates_are_the_same_objects():
+    params, x, y = problem()
+    tx = small(f, x, y, every=2)
+    state = tx.init(params)
+    for _ in range(3):
+        updates = jax.tree.map(jnp.ones_like, params)
+        out, state = tx.update(updates, state, params)
+        assert out is updates
+    assert isinstance(state, WatchState)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first"),
+    [(lambda: optax.sgd(0.1), True), (lambda: optax.adam(0.01), False)],
+    ids=["before-sgd", "after-adam"],
+)
+def test_training_is_bitwise_the_same(optimizer, first):
+    params, x, y = problem()
+    params = jax.tree.map(lambda a: a.astype(jnp.float32), params)
+    watcher = small(f, x, y, every=2)
+    chain = optax.chain(watcher, optimizer()) if first else optax.chain(optimizer(), watcher)
+    plain, _ = train(optimizer(), params, 6)
+    watched, _ = train(chain, params, 6)
+    jax.tree.map(np.testing.assert_array_equal, plain, watched)
+
+
+@pytest.mark.usefixtures("x64")
+def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
+    params, x, y = problem()
+    memory, path = Memory(), tmp_path / "run.jsonl"
+    tx = optax.chain(optax.sgd(0.1), small(f, x, y, every=3, learning_rate=0.1, writers=[memory, JsonLines(path)]))
+    trajectory, state = train(tx, params, 8)
+    assert memory.steps == [0, 3, 6]
+    for row in memory.rows:
+        agree(row, naive(trajectory[row["step"]], params, x=x, y=y, learning_rate=0.1))
+        assert row["ntk_status"] == Status.MEASURED
+    assert memory.rows[0]["ntk_drift"] == 0.0
+    assert memory.rows[2]["ntk_drift"] > 0.01
+    assert read_json_lines(path) == ([memory.record], memory.rows)
+    # The state holds the last measurement.
+    assert int(get(state, "ntk_step")) == 6
+    assert int(get(state, "ntk_count")) == 8
+    np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), memory.rows[-1]["ntk_eigenvalues"])
+    for name in ("ntk_trace", "ntk_drift", "ntk_distance_centred", "ntk_alignment", "ntk_margin"):
+        assert float(get(state, name)) == memory.rows[-1][name]
+
+
+@pytest.mark.usefixtures("x64")
+def test_not_under_jit_the_numbers_are_the_same():
+    params, x, y = problem()
+    memory = Memory()
+    tx = small(f, x, y, every=LogSpaced(), learning_rate=0.1, writers=memory)
+    state = tx.init(params)
+    for step in range(4):
+        p = jax.tree.map(lambda a, s=step: a * (1 + s), params)
+        _, state = tx.update(p, state, p)
+    assert memory.steps == [0, 1, 2]
+    for row in memory.rows:
+        moved = jax.tree.map(lambda a, s=row["step"]: a * (1 + s), params)
+        agree(row, naive(moved, params, x=x, y=y, learning_rate=0.1))
+
+
+@pytest.mark.usefixtures("x64")
+def test_inside_scan():
+    params, x, y = problem()
+    memory = Memory()
+    tx = optax.chain(optax.sgd(0.1), small(f, x, y, every=At((1, 4)), writers=memory))
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(jax.grad(loss)(params, x, y), state, params)
+        return (optax.apply_updates(params, updates), state), (params, get(state, "ntk_trace"))
+
+    _, (trajectory, traces) = jax.jit(lambda c: jax.lax.scan(step, c, length=6))((params, tx.init(params)))
+    jax.effects_barrier()
+    assert memory.steps == [1, 4]
+    at = [jax.tree.map(lambda a, i=i: a[i], trajectory) for i in range(6)]
+    agree(memory.rows[0], naive(at[1], at[1], x=x, y=y))  # drift is measured from the first measurement
+    agree(memory.rows[1], naive(at[4], at[1], x=x, y=y))
+    assert np.isnan(traces[0])
+    np.testing.assert_array_equal(traces[1:4], traces[1])
+    np.testing.assert_array_equal(traces[4:], traces[4])
+
+
+def test_a_step_that_is_not_scheduled_runs_no_kernel():
+    params, x, y = problem()
+    runs = []
+
+    def counted(params, x):
+        jax.debug.callback(lambda: runs.append(1))
+        return f(params, x)
+
+    tx = small(counted, x, y, every=5)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    _, state = update(params, state, params)
+    jax.effects_barrier()
+    measured = len(runs)
+    assert measured > 0
+    for _ in range(4):
+        _, state = update(params, state, params)
+    jax.effects_barrier()
+    assert len(runs) == measured
+    update(params, state, params)
+    jax.effects_barrier()
+    assert len(runs) == 2 * measured
+
+
+def test_state_has_a_fixed_structure():
+    params, x, y = problem()
+    tx = small(f, x, y)
+    state = tx.init(params)
+    _, later = jax.jit(tx.update)(params, state, params)
+
+    def shape(leaf):
+        return leaf.shape, leaf.dtype
+
+    assert jax.tree.map(shape, state) == jax.tree.map(shape, later)
+    assert jax.tree.map(shape, jax.eval_shape(tx.init, params)) == jax.tree.map(shape, state)
+    assert state.ntk_eigenvalues.shape == (3,)
+    assert state.ntk_kernel0.shape == (N * C, N * C)
+    assert np.isnan(state.ntk_trace)
+    assert int(state.ntk_step) == int(state.ntk_reference_step) == -1
+    assert int(state.ntk_status) == Status.UNMEASURED
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("options", "tau"),
+    [({"momentum": 0.9}, 3.8), ({"momentum": 0.9, "nesterov": True}, 3.8 / 2.8), ({"nesterov": True}, 2.0)],
+)
+def test_margin_with_momentum(options, tau):
+    params, x, y = problem()
+    _, state = train(small(f, x, y, learning_rate=0.1, **options), params, 1)
+    expected = naive(params, params, x=x, learning_rate=0.1, tau=tau)
+    np.testing.assert_allclose(get(state, "ntk_margin"), expected["margin"], rtol=1e-9)
+    np.testing.assert_allclose(get(state, "ntk_critical_learning_rate"), expected["critical_learning_rate"], rtol=1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_margin_with_a_learning_rate_schedule():
+    params, x, y = problem()
+    memory = Memory()
+    rate = optax.linear_schedule(0.1, 0.5, 10)
+    trajectory, _ = train(small(f, x, y, every=5, learning_rate=rate, writers=memory), params, 6)
+    for row in memory.rows:
+        agree(row, naive(trajectory[row["step"]], params, x=x, y=y, learning_rate=0.1 + 0.04 * row["step"]), rtol=1e-6)
+    assert memory.record["learning_rate"] == "schedule"
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("loss", ["cross_entropy", "sigmoid_cross_entropy"])
+def test_margin_of_cross_entropy(loss):
+    params, x, y = problem()
+    _, state = train(small(f, x, y, learning_rate=0.1, loss=loss), params, 1)
+    sigma = np.zeros((N * C, N * C))
+    for i, logits in enumerate(np.asarray(f(params, x))):
+        block = slice(i * C, (i + 1) * C)
+        if loss == "cross_entropy":
+            p = np.exp(logits) / np.exp(logits).sum()
+            sigma[block, block] = np.diag(p) - np.outer(p, p)
+        else:
+            p = 1 / (1 + np.exp(-logits))
+            sigma[block, block] = np.diag(p * (1 - p))
+    expected = naive(params, params, x=x, learning_rate=0.1, sigma=sigma)
+    np.testing.assert_allclose(get(state, "ntk_margin"), expected["margin"], rtol=1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_reduced_kernel_has_no_margin_and_says_so():
+    params, x, _ = problem()
+    memory = Memory()
+    train(small(f, x, outputs="mean", learning_rate=0.1, writers=memory), params, 1)
+    full = naive(params, params, x=x)
+    np.testing.assert_allclose(memory.rows[0]["ntk_trace"], full["trace"] / C, rtol=1e-9)
+    assert np.isnan(memory.rows[0]["ntk_margin"])
+    assert np.isnan(memory.rows[0]["ntk_critical_learning_rate"])
+    assert memory.record["outputs"] == "mean"
+    assert memory.record["notes"] == [
+        "The kernel is reduced over outputs (mean): its largest eigenvalue is below that of the full kernel, so the "
+        "critical learning rate and the margin would be unsafe and are NaN.",
+        "Trace, eigenvalues, drift and alignment are those of the reduced kernel.",
+        "No labels were given: the alignment is NaN.",
+    ]
+
+
+@pytest.mark.usefixtures("x64")
+def test_reduced_kernel_of_one_output_is_the_full_kernel():
+    params, x, _ = problem()
+    target = np.linspace(-1, 1, N)
+
+    def one(params, x):
+        return f(params, x)[:, :1]
+
+    rows = []
+    for outputs in ("full", "mean"):
+        memory = Memory()
+        train(small(one, x, target, outputs=outputs, learning_rate=0.1, writers=memory), params, 1)
+        agree(memory.rows[0], naive(params, params, x=x, y=target[:, None], learning_rate=0.1, model=one))
+        rows.append(memory.rows[0])
+    assert rows[0].keys() == rows[1].keys()
+
+
+def test_large_probes_use_the_reduced_kernel():
+    params, _, _ = problem()
+    x = np.ones((1025, 3), np.float32)
+    state = jax.eval_shape(watch(f, x).init, params)
+    assert state.ntk_kernel0.shape == (1025, 1025)
+    assert jax.eval_shape(watch(f, x[:1024]).init, params).ntk_kernel0.shape == (2048, 2048)
+    assert jax.eval_shape(watch(f, x[:4], outputs="sum-of-logits", top_k=2).init, params).ntk_kernel0.shape == (4, 4)
+
+
+def test_record():
+    params, x, y = problem()
+    memory = Memory()
+    train(small(f, x, y, every=4, momentum=0.5, learning_rate=0.1, writers=memory, name="probe"), params, 1)
+    assert set(memory.rows[0]) == {"step", "probe_status"} | {f"probe_{quantity}" for quantity in QUANTITIES}
+    digest = memory.record.pop("probe")
+    assert len(digest) == 64
+    assert memory.record == {
+        "source": "watch",
+        "name": "probe",
+        "schedule": "Every(k=4)",
+        "outputs": "full",
+        "n_examples": N,
+        "n_outputs": C,
+        "dtype": "float32",
+        "library": "callable",
+        "mode": "unspecified",
+        "loss": "mse",
+        "loss_denominator": "examples",
+        "labels": True,
+        "learning_rate": 0.1,
+        "momentum": 0.5,
+        "nesterov": False,
+        "notes": [
+            "Stability numbers use 5 probe examples; few examples read the largest eigenvalue per example too high, "
+            "which errs on the safe side.",
+            "They hold for SGD with the recorded momentum, not for Adam.",
+        ],
+        "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
+    }
+    other = Memory()
+    train(small(f, x + 1, y, writers=other), params, 1)
+    assert other.record["probe"] != digest
+
+
+def test_the_probe_is_copied():
+    params, x, y = problem()
+    rows = []
+    for change in (False, True):
+        memory = Memory()
+        probe = x.copy()
+        tx = small(f, probe, y, learning_rate=0.1, writers=memory)
+        if change:
+            probe[:] = 0.0
+        train(tx, params, 1)
+        rows.append(memory.rows[0])
+    assert rows[0] == rows[1]
+
+
+def test_nan_parameters_are_reported_and_training_goes_on():
+    params, x, y = problem()
+    memory = Memory()
+    tx = small(f, x, y, every=1, learning_rate=0.1, writers=memory)
+    update, state = jax.jit(tx.update), tx.init(params)
+    bad = {**params, "a": params["a"].at[0, 0].set(jnp.nan)}
+    for p in (bad, params, bad, params):
+        out, state = update(p, state, p)
+        jax.tree.map(np.testing.assert_array_equal, out, p)
+    jax.effects_barrier()
+    assert memory.series("ntk_status") == [2, 1, 2, 1]
+    for row in memory.rows[::2]:
+        assert all(np.isnan(value).all() for name, value in row.items() if name not in ("step", "ntk_status"))
+    # The first kernel that could be measured is the reference.
+    assert memory.series("ntk_drift")[1::2] == [0.0, 0.0]
+    assert int(state.ntk_reference_step) == 1
+    assert int(state.ntk_step) == 3
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+def test_failing_writer_does_not_stop_training(compiled):
+    class Failing:
+        def write(self, step, values):
+            raise OSError("disk full")
+
+    params, x, y = problem()
+    memory = Memory()
+    tx = small(f, x, y, every=1, writers=[Failing(), memory])
+    update, state = jax.jit(tx.update) if compiled else tx.update, tx.init(params)
+
+    def run(state):
+        for _ in range(3):
+            _, state = update(params, state, params)
+        jax.effects_barrier()
+
+    with pytest.warns(RuntimeWarning, match="watch: the writer Failing failed in write") as caught:
+        run(state)
+    assert len(caught) == 1
+    assert memory.steps == [0, 1, 2]
+
+
+def test_differentiating_through_the_update():
+    params, x, y = problem()
+    tx = optax.chain(optax.sgd(0.1), small(f, x, y))
+
+    def after(params):
+        updates, _ = tx.update(jax.grad(loss)(params, x, y), tx.init(params), params)
+        return loss(optax.apply_updates(params, updates), x, y)
+
+    def plain(params):
+        return loss(jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x, y)), x, y)
+
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), jax.grad(after)(params), jax.grad(plain)(params)
+    )
+
+
+@pytest.mark.parametrize(("normalised", "reduces"), [(False, False), (True, True)])
+def test_asks_whether_the_compiler_can_be_trusted(normalised, reduces, monkeypatch):
+    asked = []
+    module = importlib.import_module("ntkdiag.monitor.watch")  # the package attribute is the function
+    monkeypatch.setattr(module, "warn_if_untrusted_jit", lambda reduces: asked.append(reduces))
+    params, x, y = problem()
+
+    def model(params, x):
+        if normalised:
+            x = jax.jit(lambda x: x / jnp.sqrt(jnp.mean(x**2, axis=1, keepdims=True)))(x)
+        return f(params, x)
+
+    tx = small(model, x, y)
+    tx.update(params, tx.init(params), params)
+    assert asked == []  # not compiled by the user: ntkdiag compiles it itself
+    jax.jit(tx.update)(params, tx.init(params), params)
+    assert asked == [reduces]
+
+
+CALL = "watch(f, x, y, ...): "
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"f": 3}, "expected f to be a Functional or a callable f(params, x); got a int. Correct this argument."),
+        (
+            {"x": np.float32(1)},
+            "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
+            "got shapes [()]. Correct this argument.",
+        ),
+        (
+            {"x": (np.ones((2, 3)), np.ones((3, 3)))},
+            "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
+            "got shapes [(2, 3), (3, 3)]. Correct this argument.",
+        ),
+        ({"top_k": 0}, "expected top_k of at least 1; got top_k=0. Correct this argument."),
+        ({"momentum": 1.0}, "expected momentum in [0, 1); got momentum=1.0. Correct this argument."),
+        (
+            {"loss": "hinge"},
+            "expected loss to be one of ('mse', 'cross_entropy', 'sigmoid_cross_entropy'); got loss='hinge'. "
+            "Correct this argument.",
+        ),
+        (
+            {"outputs": "diagonal"},
+            "expected outputs to be one of ('auto', 'full', 'mean', 'trace', 'sum-of-logits'); "
+            "got outputs='diagonal'. Correct this argument.",
+        ),
+    ],
+)
+def test_messages_at_the_call(options, text):
+    _, x, y = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(**{"f": f, "x": x, "y": y, **options})
+    assert str(caught.value) == CALL + text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"top_k": 11},
+            "expected top_k of at most 10, the rows of the full kernel; got top_k=11. "
+            "Lower top_k or use a larger probe.",
+        ),
+        (
+            {"loss": "cross_entropy", "f": lambda params, x: f(params, x)[:, 0]},
+            'expected two or more logits for loss="cross_entropy"; got one output per example. '
+            'Use loss="sigmoid_cross_entropy" for a single logit.',
+        ),
+        (
+            {"y": np.zeros((4, 2))},
+            "expected y of shape (5, 2), or (5,) integer classes; got float64 of shape (4, 2). "
+            "x and y hold the same examples in the same order.",
+        ),
+        (
+            {"y": np.zeros(5)},
+            "expected y of shape (5, 2), or (5,) integer classes; got float64 of shape (5,). "
+            "x and y hold the same examples in the same order.",
+        ),
+        (
+            {"y": np.array([1, 2, 1, 2, 1])},
+            "expected classes from 0 to 1, the outputs of f; got classes from 1 to 2. Number the classes from 0.",
+        ),
+        (
+            {"y": np.full((5, 2), np.nan)},
+            "expected finite y; got NaN or infinity. Drop the examples without a label.",
+        ),
+        (
+            {"y": np.ones(5, int)},
+            "expected labels that differ between examples; got the same label for all. "
+            "Use a probe with several classes or targets, or y=None, which leaves the alignment out.",
+        ),
+        (
+            {"f": lambda params, x: {"one": f(params, x), "two": f(params, x)}},
+            "expected f(params, x) to return one array with the 5 examples of x on its leading axis; "
+            "got shape (5, 2), shape (5, 2). Wrap f so that it returns the outputs to diagnose.",
+        ),
+        (
+            {"f": lambda params, x: f(params, x).sum()},
+            "expected f(params, x) to return one array with the 5 examples of x on its leading axis; "
+            "got shape (). Wrap f so that it returns the outputs to diagnose.",
+        ),
+    ],
+)
+def test_messages_when_model_and_probe_meet(options, text):
+    params, x, y = problem()
+    options = {"f": f, "x": x, "y": y, "top_k": 3, **options}
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(**options).init(params)
+    assert str(caught.value) == CALL + text
+    with pytest.raises(
+        errors.InvalidInputError
+    ) as caught:  # a Functional knows its parameters: nothing is left to init
+        watch(**{**options, "f": functionalize(options["f"], params)})
+    assert str(caught.value) == CALL + text
+
+
+def test_message_when_the_model_does_not_run():
+    params, x, y = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        small(f, x[:, :2], y).init(params)
+    assert str(caught.value).startswith(CALL + "expected f(params, x) to run on the probe; got TypeError: dot_general")
+    assert str(caught.value).endswith(". Check the shape of x and that params are those f takes.")
+
+
+def test_message_without_parameters():
+    params, x, y = problem()
+    tx = small(f, x, y, every=At((5,)))
+    state = tx.init(params)
+    for update in (tx.update, jax.jit(tx.update)):
+        with pytest.raises(errors.InvalidInputError) as caught:
+            update(params, state)
+        assert str(caught.value) == (
+            CALL + "expected the parameters at every update; got params=None. "
+            "Pass them on: tx.update(updates, state, params)."
+        )
