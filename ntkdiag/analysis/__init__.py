@@ -7,6 +7,15 @@ from ntkdiag.analysis.drift import Drift as Drift
 from ntkdiag.analysis.drift import drift as drift
 from ntkdiag.analysis.drift import kernel_distance as kernel_distance
 from ntkdiag.analysis.drift import velocity as velocity
+from ntkdiag.analysis.generalization import LeaveOneOut as LeaveOneOut
+from ntkdiag.analysis.generalization import generalized_cross_validation as generalized_cross_validation
+from ntkdiag.analysis.generalization import leave_one_out as leave_one_out
+from ntkdiag.analysis.health import Health as Health
+from ntkdiag.analysis.health import health as health
+from ntkdiag.analysis.modes import reachable_power as reachable_power
+from ntkdiag.analysis.modes import spectral_position as spectral_position
+from ntkdiag.analysis.modes import steps_to_residual as steps_to_residual
+from ntkdiag.analysis.modes import time_constants as time_constants
 from ntkdiag.analysis.momentum import stability_threshold as stability_threshold
 from ntkdiag.analysis.rank import effective_dimension as effective_dimension
 from ntkdiag.analysis.rank import entropy_rank as entropy_rank

@@ -61,7 +61,7 @@ def _rows(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> t
             got="None",
             do="Pass `logits=f(params, x)` of the same examples as the kernel.",
         )
-    outputs = jnp.asarray(logits)
+    outputs = jnp.asarray(logits, operand.array.dtype)
     rows = operand.matrix.shape[0]
     n = operand.n_examples if operand.array.ndim == 4 or operand.convention else outputs.shape[0] if outputs.ndim else 0
     shape = (n, rows // n) if n else ()
@@ -74,7 +74,7 @@ def _rows(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> t
         )
     if is_concrete(outputs) and not np.isfinite(np.asarray(outputs, np.float64)).all():
         refuse(call, expected="finite `logits`", got="NaN or Inf", do="Look for overflow in the model's outputs.")
-    return operand.array.reshape(*shape, *shape), outputs.reshape(shape).astype(operand.array.dtype)
+    return operand.array.reshape(*shape, *shape), outputs.reshape(shape)
 
 
 def _softmax_factor(logits: jax.Array, call: str) -> jax.Array:

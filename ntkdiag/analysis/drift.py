@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis.centring import centre_kernel
-from ntkdiag.analysis.operand import KernelLike, is_concrete, refuse
+from ntkdiag.analysis.number import Number, require_positive
+from ntkdiag.analysis.operand import KernelLike, is_concrete
 from ntkdiag.analysis.pair import read_pair
 from ntkdiag.analysis.precision import keeps_float64
 
@@ -110,7 +111,7 @@ def kernel_distance(kernel0: KernelLike, kernel1: KernelLike, *, centred: bool =
 
 
 @keeps_float64
-def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: float, *, centred: bool = False) -> Scalar:
+def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: Number, *, centred: bool = False) -> Scalar:
     """Kernel velocity v = S(K0, K1) / gap.
 
     Cost: as `kernel_distance`. Source: Fort et al. 2020 (arXiv 2010.15110), section 3.
@@ -127,13 +128,7 @@ def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: float, *, centred: b
     Raises:
         InvalidInputError: When `gap` is not positive, or as `kernel_distance`.
     """
-    if is_concrete(gap) and not gap > 0:
-        refuse(
-            "velocity(kernel0, kernel1, gap)",
-            expected="a positive `gap` in steps or epochs",
-            got=f"{gap}",
-            do="Pass the actual distance between the two checkpoints, later minus earlier.",
-        )
+    require_positive(gap, "velocity(kernel0, kernel1, gap)", "gap")
     return kernel_distance(kernel0, kernel1, centred=centred) / gap
 
 

@@ -38,7 +38,7 @@ def read_labels(
         labels = _from_integers(labels, operand, call, name)
     if is_concrete(labels) and not np.isfinite(np.asarray(labels, np.float64)).all():
         refuse(call, expected=f"finite `{name}`", got="NaN or Inf", do="Drop the examples without a label everywhere.")
-    labels = jnp.asarray(labels, jnp.promote_types(labels.dtype, operand.array.dtype))
+    labels = jnp.asarray(labels, operand.array.dtype)
     rows = operand.n_examples * operand.n_outputs
     if operand.convention is None and labels.ndim == 2 and labels.shape[0] < rows == labels.size:
         array = operand.array.reshape(*labels.shape, *labels.shape)  # [(n o) (m p)] -> [n o m p]

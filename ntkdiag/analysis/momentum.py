@@ -2,14 +2,13 @@
 
 from typing import Literal
 
-import jax
-
+from ntkdiag.analysis.number import Number
 from ntkdiag.analysis.operand import is_concrete, refuse
 
 MomentumKind = Literal["heavy-ball", "nesterov", "ema"]
 
 
-def stability_threshold(momentum: jax.typing.ArrayLike = 0.0, momentum_kind: MomentumKind = "heavy-ball"):
+def stability_threshold(momentum: Number = 0.0, momentum_kind: MomentumKind = "heavy-ball") -> Number:
     """tau: gradient descent on a quadratic with curvature h converges iff learning rate * h < tau.
 
     - ``"heavy-ball"``: v <- beta v + g, w <- w - eta v (`optax.sgd(momentum=beta)`): tau = 2 (1 + beta);

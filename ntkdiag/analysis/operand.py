@@ -58,7 +58,9 @@ def is_concrete(value: Any) -> bool:
     return not isinstance(value, Tracer)
 
 
-def read(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool = False) -> Operand:
+def read(
+    kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool = False, finite: bool = True
+) -> Operand:
     """Read one kernel.
 
     Cost: one pass over the kernel for the check of finiteness (skipped under `jax.jit`).
@@ -68,6 +70,7 @@ def read(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool 
         call: The public call, for the message.
         name: The argument's name, for the message.
         diagonal: Whether the caller can use a kernel with ``outputs="diagonal"``.
+        finite: Whether NaN and Inf are refused.
 
     Returns:
         The operand.
@@ -86,7 +89,7 @@ def read(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool 
             if is_diagonal
             else "Pass one kernel at a time.",
         )
-    if is_concrete(array):
+    if finite and is_concrete(array):
         bad = int(np.sum(~np.isfinite(np.asarray(array, np.float64))))
         if bad:
             refuse(
@@ -100,7 +103,9 @@ def read(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool 
     return Operand(jnp.asarray(array, wide), eps, convention, symmetric)
 
 
-def read_square(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool = False) -> Operand:
+def read_square(
+    kernel: KernelLike, call: str, name: str = "kernel", *, diagonal: bool = False, finite: bool = True
+) -> Operand:
     """Read one kernel of a set of examples with itself.
 
     Cost: as `read`.
@@ -110,6 +115,7 @@ def read_square(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal
         call: The public call, for the message.
         name: The argument's name, for the message.
         diagonal: As for `read`.
+        finite: As for `read`.
 
     Returns:
         The operand.
@@ -117,7 +123,7 @@ def read_square(kernel: KernelLike, call: str, name: str = "kernel", *, diagonal
     Raises:
         InvalidInputError: As `read`, and when rows and columns are different examples.
     """
-    operand = read(kernel, call, name, diagonal=diagonal)
+    operand = read(kernel, call, name, diagonal=diagonal, finite=finite)
     rows, columns = operand.array.shape[0], operand.array.shape[2 if operand.array.ndim == 4 else 1]
     square = rows == columns and (operand.array.ndim != 4 or operand.array.shape[1] == operand.array.shape[3])
     if not (square and operand.symmetric):

@@ -23,7 +23,8 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
         function: A diagnostic over kernels.
 
     Returns:
-        The function, with results in float64 when a kernel is.
+        The function. When it steps in, results are numpy float64: JAX arrays of that dtype would lose their digits
+        in the next operation outside x64 mode.
     """
 
     @functools.wraps(function)
@@ -31,8 +32,10 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
         leaves = jax.tree.leaves((args, kwargs))
         if not any(_is_float64(leaf) for leaf in leaves) or any(isinstance(leaf, Tracer) for leaf in leaves):
             return function(*args, **kwargs)
-        with jax.enable_x64(True):
+        if jax.config.jax_enable_x64:
             return function(*args, **kwargs)
+        with jax.enable_x64(True):
+            return jax.tree.map(lambda leaf: np.asarray(leaf)[()], function(*args, **kwargs))
 
     return call
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis import renyi
+from ntkdiag.analysis.number import Number, require_positive
 from ntkdiag.analysis.operand import KernelLike, is_concrete, read_square, refuse
 from ntkdiag.analysis.precision import keeps_float64
 
@@ -76,7 +77,7 @@ def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.Arr
 @keeps_float64
 def effective_dimension(
     kernel: KernelLike | None = None,
-    gamma: jax.typing.ArrayLike = 1.0,
+    gamma: Number = 1.0,
     *,
     eigenvalues: jax.typing.ArrayLike | None = None,
 ) -> Scalar:
@@ -95,13 +96,7 @@ def effective_dimension(
     Raises:
         InvalidInputError: When gamma is not positive, or as `stable_rank`.
     """
-    if is_concrete(gamma) and not jnp.all(jnp.asarray(gamma) > 0):
-        refuse(
-            "effective_dimension(kernel, gamma)",
-            expected="a positive `gamma`",
-            got=f"{gamma}",
-            do="Use `entropy_rank` for no ridge.",
-        )
+    require_positive(gamma, "effective_dimension(kernel, gamma)", "gamma")
     values = eigenvalues_of(kernel, eigenvalues, "effective_dimension(kernel, gamma)")
     return jnp.sum(values / (values + gamma))
 

@@ -51,7 +51,7 @@ class Spectrum:
     @property
     def negative(self) -> Any:
         """Number of eigenvalues below minus the noise floor: 0 for a kernel J J^T computed soundly."""
-        return self._number((self.eigenvalues < -self.noise_floor).sum(-1))
+        return self._number(renyi.resolved(-self.eigenvalues, self.noise_floor).sum(-1))
 
     @property
     def status_code(self) -> Any:

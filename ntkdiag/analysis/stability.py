@@ -5,8 +5,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis.curvature import Loss, curvature_matrix
+from ntkdiag.analysis.denominator import denominator_of
 from ntkdiag.analysis.momentum import MomentumKind, stability_threshold
-from ntkdiag.analysis.operand import KernelLike, Operand, is_concrete, read_square, refuse
+from ntkdiag.analysis.number import Number, require_at_least_zero
+from ntkdiag.analysis.operand import KernelLike, Operand, read_square, refuse
 from ntkdiag.analysis.precision import keeps_float64
 from ntkdiag.kernels.kernel import Kernel
 
@@ -19,10 +21,10 @@ def critical_learning_rate(
     *,
     loss: Loss = "mse",
     logits: jax.typing.ArrayLike | None = None,
-    momentum: jax.typing.ArrayLike = 0.0,
+    momentum: Number = 0.0,
     momentum_kind: MomentumKind = "heavy-ball",
-    weight_decay: jax.typing.ArrayLike = 0.0,
-    loss_denominator: jax.typing.ArrayLike | None = None,
+    weight_decay: Number = 0.0,
+    loss_denominator: Number | None = None,
 ) -> Scalar:
     """The learning rate at which training of the linearised model starts to diverge: the margin is 1 there.
 
@@ -46,22 +48,23 @@ def critical_learning_rate(
         InvalidInputError: As `stability_margin`.
     """
     call = "critical_learning_rate(kernel)"
+    require_at_least_zero(weight_decay, call, "weight_decay")
+    threshold = stability_threshold(momentum, momentum_kind)
     curvature = _largest_curvature(kernel, loss, logits, loss_denominator, call)
-    _require(is_concrete(weight_decay) and weight_decay < 0, call, "weight_decay", weight_decay)
-    return 1.0 / (curvature / stability_threshold(momentum, momentum_kind) + 0.5 * weight_decay)
+    return 1.0 / (curvature / threshold + 0.5 * weight_decay)
 
 
 @keeps_float64
 def stability_margin(
     kernel: KernelLike,
-    learning_rate: jax.typing.ArrayLike,
+    learning_rate: Number,
     *,
     loss: Loss = "mse",
     logits: jax.typing.ArrayLike | None = None,
-    momentum: jax.typing.ArrayLike = 0.0,
+    momentum: Number = 0.0,
     momentum_kind: MomentumKind = "heavy-ball",
-    weight_decay: jax.typing.ArrayLike = 0.0,
-    loss_denominator: jax.typing.ArrayLike | None = None,
+    weight_decay: Number = 0.0,
+    loss_denominator: Number | None = None,
 ) -> Scalar:
     """How close a learning rate is to divergence: the linearised model diverges iff the margin is above 1.
 
@@ -91,24 +94,25 @@ def stability_margin(
             `loss_denominator`, or a number is out of its range.
     """
     call = "stability_margin(kernel, learning_rate)"
+    require_at_least_zero(learning_rate, call, "learning_rate")
+    require_at_least_zero(weight_decay, call, "weight_decay")
+    threshold = stability_threshold(momentum, momentum_kind)
     curvature = _largest_curvature(kernel, loss, logits, loss_denominator, call)
-    _require(is_concrete(learning_rate) and learning_rate < 0, call, "learning_rate", learning_rate)
-    _require(is_concrete(weight_decay) and weight_decay < 0, call, "weight_decay", weight_decay)
-    return learning_rate * (curvature / stability_threshold(momentum, momentum_kind) + 0.5 * weight_decay)
+    return learning_rate * (curvature / threshold + 0.5 * weight_decay)
 
 
 def _largest_curvature(
     kernel: KernelLike,
     loss: Loss,
     logits: jax.typing.ArrayLike | None,
-    loss_denominator: jax.typing.ArrayLike | None,
+    loss_denominator: Number | None,
     call: str,
 ) -> jax.Array:
     operand = _read_full(kernel, call)
-    if loss_denominator is None:
-        loss_denominator = _examples(operand, logits, call)
-    _require(is_concrete(loss_denominator) and loss_denominator <= 0, call, "loss_denominator", loss_denominator)
-    return jnp.linalg.eigvalsh(curvature_matrix(operand, loss, logits, call))[-1] / loss_denominator
+    matrix = curvature_matrix(operand, loss, logits, call)
+    if loss_denominator is None and logits is not None:
+        loss_denominator = float(jnp.shape(logits)[0])  # the logits say what a bare matrix does not
+    return jnp.linalg.eigvalsh(matrix)[-1] / denominator_of(operand, loss_denominator, call)
 
 
 def _read_full(kernel: KernelLike, call: str) -> Operand:
@@ -124,22 +128,3 @@ def _read_full(kernel: KernelLike, call: str) -> Operand:
             'be unsafe: compute `ntk(..., outputs="full")` or a matrix-free lambda_max.',
         )
     return read_square(kernel, call)
-
-
-def _examples(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> int:
-    if operand.convention is None and operand.array.ndim == 2 and logits is None:
-        refuse(
-            call,
-            expected="`loss_denominator` beside a bare matrix, which does not say how many outputs an example has",
-            got="None",
-            do="Pass a Kernel, the array [n o n o], or `loss_denominator=` (the number of examples for a mean loss).",
-        )
-    if operand.convention is None and operand.array.ndim == 2:
-        return jnp.shape(logits)[0] if jnp.ndim(logits) else 0
-    return operand.n_examples
-
-
-def _require(wrong: bool, call: str, name: str, value: object) -> None:
-    if wrong:
-        what = "a positive" if name == "loss_denominator" else "a non-negative"
-        refuse(call, expected=f"{what} `{name}`", got=f"{value}", do="Pass the number the optimizer uses.")

@@ -1,0 +1,34 @@
+"""The D in loss = (1/D) sum_i loss_i: most disagreements about learning rates are disagreements about it."""
+
+from ntkdiag.analysis.number import Number, require_positive
+from ntkdiag.analysis.operand import Operand, refuse
+
+
+def denominator_of(operand: Operand, loss_denominator: Number | None, call: str) -> Number:
+    """The loss denominator: as given, else the number of examples.
+
+    Cost: none.
+
+    Args:
+        operand: The kernel.
+        loss_denominator: D, or None.
+        call: The public call, for the message.
+
+    Returns:
+        D.
+
+    Raises:
+        InvalidInputError: When D is not positive, or None beside a bare matrix, whose rows may be examples or
+            examples times outputs.
+    """
+    if loss_denominator is not None:
+        require_positive(loss_denominator, call, "loss_denominator")
+        return loss_denominator
+    if operand.convention is None and operand.array.ndim == 2:
+        refuse(
+            call,
+            expected="`loss_denominator` beside a bare matrix, which does not say how many outputs an example has",
+            got="None",
+            do="Pass a Kernel, the array [n o n o], or `loss_denominator=` (the number of examples for a mean loss).",
+        )
+    return float(operand.n_examples)

@@ -1,0 +1,102 @@
+"""Whether a kernel is numerically what it should be, before anything is concluded from it."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag.analysis.operand import KernelLike, is_concrete, read_square
+from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.analysis.spectrum import spectrum
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["nonfinite", "asymmetry", "negative", "unresolved", "smallest", "zero_rows", "mean_mode_share"],
+    meta_fields=["size"],
+)
+@dataclasses.dataclass(frozen=True)
+class Health:
+    """Numbers that say whether a kernel can be used.
+
+    Attributes:
+        nonfinite: Number of NaN and Inf entries; everything below is NaN or meaningless when it is not 0.
+        asymmetry: ||K - K^T||_F / ||K||_F; about machine epsilon for one batch size.
+        negative: Number of eigenvalues below minus the noise floor; 0 for a kernel J J^T.
+        unresolved: Number of eigenvalues within the noise floor.
+        smallest: Smallest resolved eigenvalue; infinite when none is.
+        zero_rows: Share of rows with a zero diagonal entry: outputs that no parameter moves.
+        mean_mode_share: 1^T Kbar 1 / (N tr Kbar), Kbar the kernel summed over equal outputs: the weight of the mode
+            that is constant over examples. Near 1, uncentred distances and alignments say little.
+        size: Number of rows.
+    """
+
+    nonfinite: Any
+    asymmetry: Any
+    negative: Any
+    unresolved: Any
+    smallest: Any
+    zero_rows: Any
+    mean_mode_share: Any
+    size: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether the kernel is finite, symmetric to rounding, and without negative eigenvalues."""
+        return not (self.nonfinite or self.negative or self.asymmetry > 1e-4)
+
+    def __repr__(self) -> str:
+        if not is_concrete(self.nonfinite) or np.ndim(self.nonfinite):
+            return "Health(traced or batched)"
+        if self.nonfinite:
+            return f"Health(unsound: {self.nonfinite} NaN or Inf of {self.size**2} entries)"
+        return (
+            f"Health({'sound' if self.sound else 'unsound'}: asymmetry {float(self.asymmetry):.2g}, "
+            f"{self.negative} negative and {self.unresolved} unresolved of {self.size} eigenvalues, "
+            f"zero rows {float(self.zero_rows):.2%}, mean mode {float(self.mean_mode_share):.2%})"
+        )
+
+
+@keeps_float64
+def health(kernel: KernelLike) -> Health:
+    """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows and a dominant constant mode.
+
+    Cost: one eigendecomposition without vectors, O((NC)^3).
+
+    Args:
+        kernel: A `Kernel`, a matrix `[n n]`, or a full kernel `[n o n o]`.
+
+    Returns:
+        The numbers; a broken kernel is reported, not refused.
+
+    Raises:
+        InvalidInputError: When the kernel is not one of a set of examples with itself.
+    """
+    operand = read_square(kernel, "health(kernel)", finite=False)
+    matrix, n, c = operand.matrix, operand.n_examples, operand.n_outputs
+    nonfinite = jnp.sum(~jnp.isfinite(matrix))
+    size = jnp.max(jnp.abs(matrix))
+    scaled = matrix / jnp.where(size > 0, size, 1.0)
+    norm = jnp.linalg.norm(scaled)
+    found = spectrum(operand.symmetric_matrix.astype(matrix.dtype))
+    floor = operand.eps * matrix.shape[0] * abs(found.eigenvalues).max()
+    negative = (found.eigenvalues < -floor).sum()
+    resolved = found.eigenvalues > floor
+    blocks = jnp.einsum("nomo->nm", scaled.reshape(n, c, n, c))
+    return Health(
+        nonfinite=_number(nonfinite),
+        asymmetry=_number(jnp.linalg.norm(scaled - scaled.T) / jnp.where(norm > 0, norm, 1.0)),
+        negative=_number(negative),
+        unresolved=_number(matrix.shape[0] - negative - resolved.sum()),
+        smallest=_number(jnp.where(resolved, found.eigenvalues, jnp.inf).min()),
+        zero_rows=_number(jnp.mean(jnp.diagonal(matrix) == 0)),
+        mean_mode_share=_number(jnp.sum(blocks) / (n * jnp.trace(blocks))),
+        size=matrix.shape[0],
+    )
+
+
+def _number(value: Any) -> Any:
+    return value.item() if is_concrete(value) and np.ndim(value) == 0 else value
