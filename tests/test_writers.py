@@ -135,6 +135,15 @@ def test_failing_writer_warns_once_and_is_muted(method, calls):
     assert memory.steps == [0, 1, 2]
 
 
+def test_the_same_measurement_again_is_not_written():
+    memory = Memory()
+    outbox = Outbox([memory], call="watch")
+    for step in (0, 0, 1, 1, 0):
+        outbox.send(step, dict(VALUES), RECORD)
+    outbox.send(0, {**VALUES, "ntk_trace": 3.5}, RECORD)
+    assert memory.steps == [0, 1, 0, 0]
+
+
 def test_failing_close_warns():
     outbox = Outbox([Failing("close")], call="Monitor")
     with pytest.warns(RuntimeWarning, match=r"Monitor: the writer Failing failed in close\(\) with OSError: disk full"):

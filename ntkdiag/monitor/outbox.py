@@ -25,13 +25,20 @@ class Outbox:
         self.writers = _checked(writers, call)
         self.call = call
         self._started = False
+        self._last = ""
         self._muted: set[int] = set()
         # Callbacks of a compiled step arrive on XLA's threads.
         self._lock = threading.Lock()
 
     def send(self, step: int, values: Values, record: Mapping[str, Any]) -> None:
-        """Write one measurement everywhere; the convention record goes first, once."""
+        """Write one measurement everywhere, unless it is the last one again; the convention record goes first, once."""
         with self._lock:
+            # optax.MultiSteps updates the inner transform at every micro-step and keeps only the last: the same
+            # measurement comes again.
+            sent = repr((int(step), values))
+            if sent == self._last:
+                return
+            self._last = sent
             if not self._started:
                 self._started = True
                 self._each("start", dict(record))
