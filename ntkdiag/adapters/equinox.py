@@ -1,9 +1,14 @@
 """Equinox modules: floating arrays are differentiated; a module that takes one example is mapped over the batch."""
 
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
+from ntkdiag import errors
+from ntkdiag.adapters import structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request
@@ -16,45 +21,157 @@ def adapt(module: Any, request: Request) -> Functional:
 
     Args:
         module: An instance of `equinox.Module`.
-        request: What was asked for; options `batched`, `state`, `key`.
+        request: What was asked for; options `batched` (True: the module takes the whole batch; False, the default and
+            the convention of Equinox: it takes one example), `state` (an `equinox.nn.State`), `key` (split over the
+            examples; can also be given to `f(params, x, key=...)`), `axis_name` (of the map over the batch; found by
+            itself where `equinox.nn.BatchNorm` names it).
 
     Returns:
-        The Functional; its `restore` gives a new module.
+        The Functional; its params are the filtered module, its `restore` gives a new module.
     """
     import equinox as eqx
 
-    request.require_options(("batched", "state", "key"), call=_CALL)
-    part = partition(module, request.trainable, call=_CALL, check_finite=request.check_finite)
-    batched = bool(request.options.get("batched"))
+    request.require_options(("batched", "state", "key", "axis_name"), call=_CALL)
+    request.require_alone(call=_CALL)
+    request.bound(module, call=_CALL)
     state = request.options.get("state")
-    key = request.options.get("key")
+    _require_state(module, state)
+    part = partition(module, request.trainable, call=_CALL, check_finite=request.check_finite)
+    _warn_tied(part.params)
+    batched = bool(request.options.get("batched"))
+    run = _batched(request) if batched else _mapped(request, _axis_name(module, request))
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
-        full = eqx.nn.inference_mode(part.merge(params), value=request.mode == "eval")
-        called = full if request.method is None else getattr(full, request.method)
-        # A State can be used once: take a copy of it each time.
-        own_state = () if state is None else (jax.tree.unflatten(*reversed(jax.tree.flatten(state))),)
+        model = eqx.nn.inference_mode(part.merge(params), value=request.mode == "eval")
+        key = kwargs.pop("key", request.options.get("key"))
+        return run(model, x, key, kwargs)
 
-        def one(example: Any, own_key: Any) -> Any:
-            args, named = request.spread(example)
-            if own_key is not None:
-                named["key"] = own_key
-            y = called(*args, *own_state, **{**request.call_kwargs, **named, **kwargs})
-            return y if state is None else y[0]
-
-        if batched:
-            return one(x, key)
-        n = jax.tree.leaves(x)[0].shape[0]
-        keys = None if key is None else jax.random.split(key, n)
-        return jax.vmap(one, in_axes=(0, None if keys is None else 0))(x, keys)
-
-    def restore(params: Any) -> Any:
-        return part.merge(params, call="Functional.restore(params)")
-
-    def extract(source: Any) -> Any:
-        return part.take(source, call="Functional.extract(module)")
-
-    apply = Apply(function, "equinox", request.mode, request.output)
     return Functional(
-        apply, part.params, restore, "equinox", request.mode, type(module).__name__, fixed=part.fixed, extract=extract
+        apply=Apply(function, "equinox", request.mode, request.output),
+        params=part.params,
+        restore=part.rebuild,
+        library="equinox",
+        mode=request.mode,
+        name=type(module).__name__,
+        fixed=part.fixed | {f"state/{path}": leaf for path, leaf in structure.leaves_by_path(state).items()},
+        extract=part.take,
     )
+
+
+def _one(request: Request, model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call the module once, on an example or on a batch, and drop the new state."""
+    called = request.bound(model, call=_CALL)
+    args, keywords = request.arguments(called, x, kwargs)
+    if key is not None:
+        keywords["key"] = key
+    state = request.options.get("state")
+    if state is None:
+        return called(*args, **keywords)
+    # A State can be used once in a trace: rebuild it for every call.
+    leaves, treedef = jax.tree.flatten(state)
+    return called(*args, jax.tree.unflatten(treedef, leaves), **keywords)[0]
+
+
+def _mapped(request: Request, axis_name: Any) -> Callable[..., Any]:
+    """Map the module over the leading axis of `x`; keyword arguments are the same for every example."""
+
+    def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
+        if not all(shapes) or len({shape[0] for shape in shapes}) != 1:
+            raise _wrong_batch("x with one leading axis of examples", f"x of shape {_listed(shapes)}")
+        keys = None if key is None else jax.random.split(key, shapes[0][0])
+        each = jax.vmap(lambda x, key: _one(request, model, x, key, kwargs), axis_name=axis_name)
+        try:
+            return each(x, keys)
+        except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            raise
+        except (TypeError, ValueError, IndexError) as error:
+            got = f"examples of shape {_listed([shape[1:] for shape in shapes])}, which it refused with: {error}"
+            raise _wrong_batch("a module that takes one example, x[i]", got) from error
+        except RuntimeError as error:
+            error.add_note('ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.')
+            raise
+
+    return run
+
+
+def _batched(request: Request) -> Callable[..., Any]:
+    """Hand the batch to the module as it is."""
+
+    def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
+        y = _one(request, model, x, key, kwargs)
+        before, after = ({np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)} for tree in (x, y))
+        if before.isdisjoint(after):
+            shapes = _listed([np.shape(leaf) for leaf in jax.tree.leaves(y)])
+            raise _wrong_batch("a module that keeps the leading axis of the batch, because batched=True", shapes)
+        return y
+
+    return run
+
+
+def _wrong_batch(expected: str, got: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(
+        errors.message(
+            "f(params, x) of an Equinox module",
+            expected=expected,
+            got=got,
+            do="Pass batched=True to functionalize for a module that takes a batch, batched=False for one that takes "
+            "a single example, as those of Equinox do.",
+        )
+    )
+
+
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(str(shape) for shape in shapes) or "()"
+
+
+def _require_state(module: Any, state: Any) -> None:
+    import equinox as eqx
+
+    indices = [m for m in _nodes(module, eqx.nn.StateIndex) if isinstance(m, eqx.nn.StateIndex)]
+    if state is None and indices:
+        raise errors.InvalidInputError(
+            errors.message(
+                _CALL,
+                expected="a state for the stateful layers of this module",
+                got=f"{len(indices)} stateful layer entries and state=None",
+                do="Pass state=, the second result of equinox.nn.make_with_state.",
+            )
+        )
+
+
+def _axis_name(module: Any, request: Request) -> Any:
+    """Find the name that batch normalisation expects the batch axis to have."""
+    import equinox as eqx
+
+    norms = [m for m in _nodes(module, eqx.nn.BatchNorm) if isinstance(m, eqx.nn.BatchNorm)]
+    names = {n for m in norms for n in (m.axis_name if isinstance(m.axis_name, tuple | list) else (m.axis_name,))}
+    if request.options.get("axis_name") is not None:
+        return request.options["axis_name"]
+    if len(names) > 1:
+        raise errors.InvalidInputError(
+            errors.message(
+                _CALL,
+                expected="batch normalisation over one axis name",
+                got=f"axis names {sorted(map(str, names))}",
+                do="Build the layers with the same axis_name.",
+            )
+        )
+    return next(iter(names), None)
+
+
+def _nodes(module: Any, kind: type) -> list[Any]:
+    return jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kind))
+
+
+def _warn_tied(params: Any) -> None:
+    """Say that one array in two places is two parameters: it would count twice, and its copies move apart."""
+    seen: dict[int, str] = {}
+    for path, leaf in structure.leaves_by_path(params).items():
+        # Biases that start as the same array of zeros are common and harmless.
+        if leaf.ndim >= 2 and seen.setdefault(id(leaf), path) != path:
+            warnings.warn(
+                f'{_CALL}: "{seen[id(leaf)]}" and "{path}" are the same array and count as two independent '
+                "parameters. Tie them with equinox.nn.Shared, or leave one out with trainable=.",
+                stacklevel=5,
+            )

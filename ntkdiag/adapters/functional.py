@@ -54,7 +54,9 @@ class Functional:
         mode: ``"eval"``, ``"train"``, or ``"unspecified"`` for a callable.
         name: What the model calls itself, for tables.
         fixed: Path -> array that is held fixed: everything in the model that is an array and not in `params`.
-        extract: The library's own object -> parameters: the inverse of `restore`.
+        extract: The library's own object (a variables dictionary, a TrainState, a model later in training) ->
+            parameters: the inverse of `restore`, for `with_params` and for calling `apply` in a loop. What is held
+            fixed stays as it was when the Functional was made.
     """
 
     apply: Callable[..., Any]
@@ -86,7 +88,8 @@ class Functional:
         """
         call = "Functional.with_params(params)"
         structure.require_same(self.params, params, call=call)
-        params = structure.repack(params, self.params, call=call)
+        params = jax.tree.map(checks.as_jax, structure.repack(params, self.params, call=call))
+        checks.require_live(params, call=call)
         if check_finite:
             checks.require_finite(params, call=call)
         return dataclasses.replace(self, params=params)

@@ -1,6 +1,7 @@
 """Flax NNX models: variables of type Param are differentiated, every other variable is held fixed."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,8 +9,8 @@ import jax
 from ntkdiag import errors
 from ntkdiag.adapters import structure
 from ntkdiag.adapters.functional import Apply, Functional
-from ntkdiag.adapters.partition import Partition, partition
-from ntkdiag.adapters.request import Request, mode_arguments, mode_flags
+from ntkdiag.adapters.partition import partition
+from ntkdiag.adapters.request import Request, mode_flags
 
 _CALL = "functionalize(model)"
 
@@ -19,26 +20,16 @@ def adapt(model: Any, request: Request) -> Functional:
 
     Args:
         model: An instance of `flax.nnx.Module`.
-        request: What was asked for; option `rngs`, stream name -> key, reseeds the random streams.
+        request: What was asked for; option `rngs`, a key or stream name -> key or seed, reseeds the random streams.
 
     Returns:
         The Functional; its `restore` gives a new NNX model.
-
-    Raises:
-        InvalidInputError: If variables came beside the model, which carries its own.
     """
     from flax import nnx
 
     request.require_options(("rngs",), call=_CALL)
-    if request.variables is not None:
-        raise errors.InvalidInputError(
-            errors.message(
-                _CALL,
-                expected="an NNX model alone, because it carries its own variables",
-                got=f"a second argument, {type(request.variables).__name__}",
-                do="Leave it out; for a split model pass nnx.merge(graphdef, state).",
-            )
-        )
+    request.require_alone(call=_CALL)
+    request.bound(model, call=_CALL)
     kind, trainable = _chosen(request.trainable)
     # Splitting shares the variables with the user's model, whose next update would show through: copy first.
     own_graph, state, rest = nnx.split(nnx.clone(model), kind, ...)
@@ -48,21 +39,19 @@ def adapt(model: Any, request: Request) -> Functional:
     part = partition(nnx.to_pure_dict(state), trainable, call=_CALL, check_finite=request.check_finite)
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
-        # copy=True: without it the merged model shares the variables of `rest`, and its calls would write to them.
-        copy = nnx.merge(graph, pure.state(part, params, "f(params, x)"), moded_rest, copy=True)
-        method = request.method or "__call__"
-        called = getattr(copy, method) if isinstance(method, str) else method.__get__(copy)
-        args, named = request.spread(x)
-        return called(*args, **{**mode_arguments(called, request.mode), **request.call_kwargs, **named, **kwargs})
+        # copy=True: without it the merged model shares the variables of the rest, and its calls would write to them.
+        copy = nnx.merge(graph, pure.state(part.merge(params)), moded_rest, copy=True)
+        called = request.bound(copy, call=_CALL)
+        args, keywords = request.arguments(_signed(copy, called), x, kwargs)
+        return called(*args, **keywords)
 
     def restore(params: Any) -> Any:
-        return nnx.merge(own_graph, pure.state(part, params, "Functional.restore(params)"), rest, copy=True)
+        return nnx.merge(own_graph, pure.state(part.rebuild(params)), rest, copy=True)
 
     def extract(source: Any) -> Any:
         found = source if isinstance(source, nnx.State) else nnx.state(source, kind)
-        return part.take(nnx.to_pure_dict(found), call="Functional.extract(model)")
+        return part.take(nnx.to_pure_dict(found))
 
-    fixed = part.fixed | structure.leaves_by_path(nnx.to_pure_dict(rest))
     return Functional(
         apply=Apply(function, "nnx", request.mode, request.output),
         params=part.params,
@@ -70,7 +59,7 @@ def adapt(model: Any, request: Request) -> Functional:
         library="nnx",
         mode=request.mode,
         name=type(model).__name__,
-        fixed=fixed,
+        fixed=part.fixed | structure.leaves_by_path(nnx.to_pure_dict(rest)),
         extract=extract,
     )
 
@@ -90,9 +79,9 @@ class _Pure:
         numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
         return cls(structure, jax.tree.leaves(nnx.to_pure_dict(numbered)))
 
-    def state(self, part: Partition, params: Any, call: str) -> Any:
+    def state(self, pure: Any) -> Any:
         leaves = [None] * len(self.order)
-        for index, leaf in zip(self.order, jax.tree.leaves(part.merge(params, call=call)), strict=True):
+        for index, leaf in zip(self.order, jax.tree.leaves(pure), strict=True):
             leaves[index] = leaf
         return jax.tree.unflatten(self.structure, leaves)
 
@@ -101,15 +90,15 @@ def _chosen(trainable: Any) -> tuple[Any, Any]:
     """Tell NNX's own filters, which look at variables, from selections by path among the Params."""
     from flax import nnx
 
-    own = (
-        trainable is ...
-        or (isinstance(trainable, type) and issubclass(trainable, nnx.Variable))
-        or type(trainable).__module__ == "flax.nnx.filterlib"
-    )
-    if own:
-        return trainable, True
-    if isinstance(trainable, tuple | list) and any(isinstance(part, type) or part is ... for part in trainable):
-        return tuple(trainable), True
+    parts = trainable if isinstance(trainable, tuple | list) else (trainable,)
+    own = [
+        part is ...
+        or (isinstance(part, type) and issubclass(part, nnx.Variable))
+        or type(part).__module__ == "flax.nnx.filterlib"
+        for part in parts
+    ]
+    if any(own):
+        return tuple(parts), True
     return nnx.Param, nnx.to_pure_dict(trainable) if isinstance(trainable, nnx.State) else trainable
 
 
@@ -128,5 +117,37 @@ def _in_mode(copy: Any, request: Request) -> Any:
             if isinstance(vars(module)[name], bool):
                 setattr(module, name, flags[name])
     if request.options.get("rngs") is not None:
-        nnx.reseed(copy, **request.options["rngs"])
+        _reseed(copy, request.options["rngs"])
     return copy
+
+
+def _reseed(copy: Any, rngs: Any) -> None:
+    """Reseed the random streams by name, or all of them from one key."""
+    from flax import nnx
+
+    names = sorted({stream.tag for _, stream in nnx.iter_graph(copy) if isinstance(stream, nnx.RngStream)})
+    if not isinstance(rngs, Mapping):
+        key = jax.random.key(rngs) if isinstance(rngs, int) else rngs
+        rngs = {name: jax.random.fold_in(key, index) for index, name in enumerate(names)}
+    # A name that no stream has would be passed over, and the masks would silently be the old ones.
+    unknown = sorted(set(rngs) - set(names))
+    if unknown:
+        raise errors.InvalidInputError(
+            errors.message(
+                _CALL,
+                expected=f"`rngs` for the random streams of this model: {', '.join(names) or 'it has none'}",
+                got=f"rngs for {', '.join(unknown)}",
+                do="Name one of its streams, or pass a single key to reseed all of them; a layer built from "
+                'nnx.Rngs(0) draws from the stream "default".',
+            )
+        )
+    nnx.reseed(copy, policy="match_shape", **rngs)
+
+
+def _signed(copy: Any, called: Callable[..., Any]) -> Callable[..., Any]:
+    """Find the method whose signature counts: a linen module in NNX clothes takes any keyword and hands it on."""
+    from flax import nnx
+
+    if isinstance(copy, nnx.bridge.ToNNX):
+        return getattr(copy.to_nnx__module, getattr(called, "__name__", "__call__"), called)
+    return called

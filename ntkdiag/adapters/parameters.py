@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ntkdiag import errors
 from ntkdiag.adapters import structure
@@ -26,14 +27,14 @@ def as_jax(leaf: Any) -> Any:
 
 
 def require_real(tree: Any, *, call: str) -> None:
-    """Refuse leaves that no kernel can be differentiated in.
+    """Refuse leaves in which nothing can be differentiated.
 
     Args:
         tree: The leaves chosen as trainable.
         call: The call to name in the message, in code form.
 
     Raises:
-        InvalidInputError: If there is no leaf, or one is not real and floating.
+        InvalidInputError: If one is not real and floating.
     """
     leaves = structure.leaves_by_path(tree)
     wrong = [
@@ -46,9 +47,31 @@ def require_real(tree: Any, *, call: str) -> None:
             errors.message(
                 call,
                 expected="trainable parameters of a real floating dtype",
-                got="; ".join(wrong),
+                got=structure.shown(wrong),
                 do="Leave them out with `trainable=` (integers have no derivative), "
                 "or hold a complex parameter as its real and imaginary parts.",
+            )
+        )
+
+
+def require_live(tree: Any, *, call: str) -> None:
+    """Refuse arrays whose buffers were given away.
+
+    Args:
+        tree: Arrays.
+        call: The call to name in the message, in code form.
+
+    Raises:
+        InvalidInputError: If a buffer was deleted, as `jax.jit(step, donate_argnums=...)` does to its arguments.
+    """
+    gone = [p for p, leaf in structure.leaves_by_path(tree).items() if _is_concrete(leaf) and leaf.is_deleted()]
+    if gone:
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="live arrays",
+                got="deleted buffers: " + structure.shown(gone),
+                do="They were donated to a compiled function: pass what that function returned instead.",
             )
         )
 
@@ -63,22 +86,23 @@ def require_finite(tree: Any, *, call: str) -> None:
     Raises:
         InvalidInputError: If a leaf holds NaN or infinity; the message names the paths.
     """
-    leaves = structure.leaves_by_path(tree)
-    wrong = [path for path, leaf in leaves.items() if not _finite(leaf)]
+    wrong = [p for p, leaf in structure.leaves_by_path(tree).items() if _is_concrete(leaf) and not _finite(leaf)]
     if wrong:
         raise errors.InvalidInputError(
             errors.message(
                 call,
                 expected="finite parameters",
-                got="NaN or infinity in " + ", ".join(wrong),
+                got="NaN or infinity in " + structure.shown(wrong),
                 do="Take a checkpoint from before training diverged, or pass check_finite=False to go on regardless.",
             )
         )
 
 
-def _finite(leaf: Any) -> bool:
-    if isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
-        return True
-    on_host = isinstance(leaf, np.ndarray) or all(device.platform == "cpu" for device in leaf.devices())
+def _is_concrete(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+
+
+def _finite(leaf: jax.Array) -> bool:
+    on_host = leaf.is_fully_addressable and all(device.platform == "cpu" for device in leaf.devices())
     # NumPy reads host memory in place and compiles nothing.
     return bool(np.isfinite(np.asarray(leaf)).all()) if on_host else bool(jnp.isfinite(leaf).all())

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.adapters import parameters, structure
@@ -17,46 +18,69 @@ class Partition:
     Attributes:
         params: The trainable part. Held leaves are absent: their dictionary keys are dropped, and where the container
             is not a dictionary, None stands in their place.
-        leaves: All leaves in order, None where trainable.
+        held: All leaves in order, None where trainable.
+        paths: Paths of all leaves in order.
         mask: One boolean per leaf, True where trainable.
         structure: Structure of the full tree.
-        fixed: Path -> held leaf, arrays only.
     """
 
     params: Any
-    leaves: list[Any]
+    held: list[Any]
+    paths: list[str]
     mask: list[bool]
     structure: Any
-    fixed: dict[str, Any]
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Path -> held leaf, arrays only."""
+        return {p: leaf for p, leaf in zip(self.paths, self.held, strict=True) if parameters.is_array(leaf)}
 
     def merge(self, params: Any, *, call: str = "f(params, x)") -> Any:
         """Put the held leaves back beside `params`.
 
         Args:
-            params: Same paths as `self.params`.
+            params: Same paths as `self.params`; shapes are free, as under `vmap`.
             call: The call to name in the message, in code form.
 
         Returns:
             The full tree.
         """
         moving = iter(jax.tree.leaves(structure.repack(params, self.params, call=call)))
-        leaves = [next(moving) if chosen else leaf for chosen, leaf in zip(self.mask, self.leaves, strict=True)]
+        leaves = [next(moving) if keep else leaf for keep, leaf in zip(self.mask, self.held, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
-    def take(self, tree: Any, *, call: str) -> Any:
+    def rebuild(self, params: Any) -> Any:
+        """Put the held leaves back beside `params` of the same shapes; dtypes may differ.
+
+        Args:
+            params: Same paths and shapes as `self.params`.
+
+        Returns:
+            The full tree.
+
+        Raises:
+            StructureError: If paths or shapes differ.
+        """
+        call = "Functional.restore(params)"
+        leaves = jax.tree.leaves(structure.repack(params, self.params, call=call))
+        if [np.shape(leaf) for leaf in leaves] != [np.shape(leaf) for leaf in jax.tree.leaves(self.params)]:
+            structure.require_same(self.params, params, call=call)
+        return self.merge(params, call=call)
+
+    def take(self, tree: Any) -> Any:
         """Take the trainable part of another full tree.
 
         Args:
-            tree: Same paths as the tree that was split.
-            call: The call to name in the message, in code form.
+            tree: A tree that has the paths of `self.params`, in any containers.
 
         Returns:
             Its trainable part, structured as `self.params`.
         """
-        full = jax.tree.unflatten(self.structure, [0] * len(self.mask))
-        leaves = jax.tree.leaves(structure.repack(tree, full, call=call))
-        chosen = [parameters.as_jax(leaf) for leaf, keep in zip(leaves, self.mask, strict=True) if keep]
-        return jax.tree.unflatten(jax.tree.structure(self.params), chosen)
+        chosen = {path for path, keep in zip(self.paths, self.mask, strict=True) if keep}
+        named = structure.leaves_by_path(tree)
+        found = {path: parameters.as_jax(leaf) for path, leaf in named.items() if path in chosen}
+        # A flat dictionary keyed by whole paths names its leaves as the tree does.
+        return structure.repack(found, self.params, call="Functional.extract(model)")
 
 
 def partition(tree: Any, trainable: Any, *, call: str, check_finite: bool) -> Partition:
@@ -74,26 +98,26 @@ def partition(tree: Any, trainable: Any, *, call: str, check_finite: bool) -> Pa
     Raises:
         InvalidInputError: If nothing is trainable.
     """
-    mask = trainable_mask(tree, trainable, call=call)
     named = structure.leaves_by_path(tree)
-    leaves = [parameters.as_jax(leaf) if keep else leaf for leaf, keep in zip(named.values(), mask, strict=True)]
-    full = jax.tree.structure(tree)
-    params = _prune(jax.tree.unflatten(full, [leaf if keep else None for leaf, keep in zip(leaves, mask, strict=True)]))
+    mask = trainable_mask(tree, trainable, call=call)
     if not any(mask):
         raise errors.InvalidInputError(
             errors.message(
                 call,
                 expected="at least one trainable floating parameter",
-                got=", ".join(f"{path}: {structure.describe(leaf)}" for path, leaf in named.items()) or "no leaves",
+                got=structure.shown([f"{path}: {structure.describe(leaf)}" for path, leaf in named.items()]),
                 do="Pass the initialised parameters, or a `trainable=` that selects some of them.",
             )
         )
+    pairs = list(zip(named.values(), mask, strict=True))
+    full = jax.tree.structure(tree)
+    params = _prune(jax.tree.unflatten(full, [parameters.as_jax(leaf) if keep else None for leaf, keep in pairs]))
     parameters.require_real(params, call=call)
+    parameters.require_live(params, call=call)
     if check_finite:
         parameters.require_finite(params, call=call)
-    held = [None if keep else leaf for leaf, keep in zip(leaves, mask, strict=True)]
-    fixed = {path: leaf for path, leaf in zip(named, held, strict=True) if parameters.is_array(leaf)}
-    return Partition(params, held, mask, full, fixed)
+    held = [None if keep else leaf for leaf, keep in pairs]
+    return Partition(params, held, list(named), mask, full)
 
 
 def _prune(tree: Any) -> Any:

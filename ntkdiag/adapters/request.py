@@ -1,14 +1,15 @@
 """What the user asked `functionalize` for, handed to the adapter of the model's library."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ntkdiag import errors
 
-_TRAINING = ("train", "training", "is_training")
-_EVALUATING = ("deterministic", "use_running_average")
+_TRAINING: tuple[str, ...] = ("train", "training", "is_training")
+_EVALUATING: tuple[str, ...] = ("deterministic", "use_running_average", "inference")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +28,15 @@ class Request:
         options: Arguments that only some libraries know, as given.
     """
 
-    variables: Any
-    mode: str
-    method: Any
-    trainable: Any
-    output: Callable[[Any], Any] | None
-    call_kwargs: Mapping[str, Any]
-    unpack: bool
-    check_finite: bool
-    options: Mapping[str, Any]
+    variables: Any = None
+    mode: str = "eval"
+    method: Any = None
+    trainable: Any = None
+    output: Callable[[Any], Any] | None = None
+    call_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unpack: bool = False
+    check_finite: bool = True
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def require_options(self, known: tuple[str, ...], *, call: str) -> None:
         """Refuse an option that means nothing for this library.
@@ -52,17 +53,87 @@ class Request:
             raise errors.InvalidInputError(
                 errors.message(
                     call,
-                    expected=f"options among: {', '.join(known) or 'none'}",
+                    expected=f"of the options that only some libraries have, {', '.join(known) or 'none'}",
                     got=", ".join(f"{name}=" for name in unknown),
-                    do="Leave it out: it belongs to another library.",
+                    do="Leave it out: it does not exist, or belongs to another library.",
                 )
             )
 
-    def spread(self, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Turn the batch into positional and keyword arguments of the model."""
-        if not self.unpack:
-            return (x,), {}
-        return ((), dict(x)) if isinstance(x, Mapping) else (tuple(x), {})
+    def require_alone(self, *, call: str) -> None:
+        """Refuse variables beside a model that carries its own.
+
+        Args:
+            call: The call to name in the message, in code form.
+
+        Raises:
+            InvalidInputError: If there are any.
+        """
+        if self.variables is not None:
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="the model alone, because it carries its own parameters",
+                    got=f"a second argument, {type(self.variables).__name__}",
+                    do="Leave it out; other values go in with Functional.with_params.",
+                )
+            )
+
+    def bound(self, model: Any, *, call: str) -> Callable[..., Any]:
+        """Find the method that is to be called.
+
+        Args:
+            model: The model, or a copy of it.
+            call: The call to name in the message, in code form.
+
+        Returns:
+            The bound method.
+
+        Raises:
+            InvalidInputError: If the model has no such method.
+        """
+        method = self.method or "__call__"
+        found = getattr(model, method, None) if isinstance(method, str) else functools.partial(method, model)
+        if found is None:
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="a model that can be called, or the name of one of its methods in `method=`",
+                    got=f"{type(model).__name__} without {method}",
+                    do="Pass method= the name of the method that maps a batch to outputs.",
+                )
+            )
+        return found
+
+    def arguments(self, function: Callable[..., Any], x: Any, kwargs: Mapping[str, Any]) -> tuple[tuple, dict]:
+        """Write the arguments of one call of the model.
+
+        Args:
+            function: The method that is going to be called.
+            x: The batch, or one example of it.
+            kwargs: What `f(params, x, **kwargs)` was given.
+
+        Returns:
+            Positional and keyword arguments: `x`, the switches of the mode that the method knows, `call_kwargs`,
+            `kwargs`; the later win.
+
+        Raises:
+            InvalidInputError: If a switch contradicts the mode.
+        """
+        args, named = ((x,), {}) if not self.unpack else ((), dict(x)) if isinstance(x, Mapping) else (tuple(x), {})
+        switches = mode_flags(self.mode)
+        known = {name: value for name, value in switches.items() if name in _names(function)}
+        keywords = {**known, **self.call_kwargs, **named, **kwargs}
+        for name in switches.keys() & keywords.keys():
+            if isinstance(keywords[name], bool) and keywords[name] != switches[name]:
+                raise errors.InvalidInputError(
+                    errors.message(
+                        f'functionalize(model, mode="{self.mode}")',
+                        expected=f"{name}={switches[name]}, as the mode says",
+                        got=f"{name}={keywords[name]}",
+                        do='Choose with mode="eval" or mode="train" and leave the argument out.',
+                    )
+                )
+        return args, keywords
 
 
 def mode_flags(mode: str) -> dict[str, bool]:
@@ -71,15 +142,8 @@ def mode_flags(mode: str) -> dict[str, bool]:
     return dict.fromkeys(_TRAINING, training) | dict.fromkeys(_EVALUATING, not training)
 
 
-def mode_arguments(function: Callable[..., Any], mode: str) -> dict[str, bool]:
-    """Give the switches that `function` has arguments for.
-
-    Args:
-        function: The method that is going to be called.
-        mode: ``"eval"`` or ``"train"``.
-
-    Returns:
-        Keyword arguments; empty if it has none of the usual ones by name.
-    """
-    names = inspect.signature(function).parameters
-    return {name: value for name, value in mode_flags(mode).items() if name in names}
+def _names(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some compiled callables have none
+        return {}

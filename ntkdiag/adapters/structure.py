@@ -7,8 +7,6 @@ import numpy as np
 
 from ntkdiag import errors
 
-_SHOWN = 8
-
 
 def path_string(key_path: tuple[Any, ...]) -> str:
     """Write a JAX key path as ``"a/b/0"``; the path of a tree that is a single leaf is ``""``.
@@ -71,22 +69,34 @@ def differences(a: Any, b: Any) -> list[str]:
         One line per path that differs, empty if none does.
     """
     expected, got = leaves_by_path(a), leaves_by_path(b)
-    lines = []
-    for path in dict.fromkeys([*expected, *got]):
-        shown = path or "(the whole tree)"
-        if path not in got:
-            lines.append(f"{shown}: missing (expected {describe(expected[path])})")
-        elif path not in expected:
-            lines.append(f"{shown}: unexpected ({describe(got[path])})")
-        elif describe(expected[path]) != describe(got[path]):
-            lines.append(f"{shown}: expected {describe(expected[path])}, got {describe(got[path])}")
-    return lines
+    changed = [
+        f"{_named(path)}: expected {describe(leaf)}, got {describe(got[path])}"
+        for path, leaf in expected.items()
+        if path in got and describe(leaf) != describe(got[path])
+    ]
+    return _unpaired(expected, got) + changed
+
+
+def _unpaired(expected: dict[str, Any], got: dict[str, Any]) -> list[str]:
+    missing = [f"{_named(p)}: missing, expected {describe(leaf)}" for p, leaf in expected.items() if p not in got]
+    unexpected = [f"{_named(p)}: unexpected {describe(leaf)}" for p, leaf in got.items() if p not in expected]
+    return missing + unexpected
+
+
+def _named(path: str) -> str:
+    return path or "(the whole tree)"
 
 
 def describe(leaf: Any) -> str:
     """Write dtype and shape of a leaf as ``"float32[3, 4]"``."""
     dtype = getattr(leaf, "dtype", None)
     return type(leaf).__name__ if dtype is None else f"{dtype}{list(np.shape(leaf))}"
+
+
+def shown(lines: list[str], most: int = 12) -> str:
+    """Join the parts of a list for a message, and count the parts that are left out."""
+    more = f"; and {len(lines) - most} more" if len(lines) > most else ""
+    return "; ".join(lines[:most]) + more if lines else "nothing"
 
 
 def require_same(a: Any, b: Any, *, call: str) -> None:
@@ -122,20 +132,19 @@ def repack(tree: Any, like: Any, *, call: str) -> Any:
     structure = jax.tree.structure(like)
     if jax.tree.structure(tree) == structure:
         return tree
-    wanted, found = leaves_by_path(like), leaves_by_path(tree)
-    _refuse([line for line in differences(like, tree) if "missing" in line or "unexpected" in line], call)
-    return jax.tree.unflatten(structure, [found[path] for path in wanted])
+    expected, got = leaves_by_path(like), leaves_by_path(tree)
+    _refuse(_unpaired(expected, got), call)
+    return jax.tree.unflatten(structure, [got[path] for path in expected])
 
 
 def _refuse(lines: list[str], call: str) -> None:
-    if not lines:
-        return
-    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    raise errors.StructureError(
-        errors.message(
-            call,
-            expected="parameters with the paths, shapes and dtypes of this model",
-            got=f"{len(lines)} difference{'s' if len(lines) > 1 else ''}: " + "; ".join(lines[:_SHOWN]) + more,
-            do="Pass parameters of the same model, or build a new Functional with ntkdiag.functionalize.",
+    if lines:
+        raise errors.StructureError(
+            errors.message(
+                call,
+                expected="parameters with the paths, shapes and dtypes of this model",
+                got=f"{len(lines)} difference{'s' if len(lines) > 1 else ''}: {shown(lines)}",
+                do="Pass parameters of the same model (Functional.extract takes them out of a model), or call "
+                "ntkdiag.functionalize anew.",
+            )
         )
-    )

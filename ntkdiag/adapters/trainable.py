@@ -6,49 +6,61 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.adapters import parameters, structure
-
-_SHOWN = 20
 
 
 def trainable_mask(tree: Any, trainable: Any, *, call: str) -> list[bool]:
     """Decide for every leaf whether it is differentiated.
 
+    A choice that takes in floating arrays and others (a broad glob) means the floating ones; a choice of nothing but
+    others is kept, for `parameters.require_real` to refuse by name.
+
     Args:
         tree: All candidates, a pytree.
         trainable: None for every floating array; a path glob or a list of them (``*`` stays within one part of the
             path, ``**`` spans any number); a predicate `(path, leaf)` or `(leaf)`; or a tree of booleans (or
-            predicates) that is a prefix of `tree`.
+            predicates), of the same paths as `tree` or a prefix of it.
         call: The call to name in messages, in code form.
 
     Returns:
         One boolean per leaf, in leaf order.
     """
     named = structure.leaves_by_path(tree)
-    if trainable is None:
-        return [parameters.is_inexact(leaf) for leaf in named.values()]
-    globs = [trainable] if isinstance(trainable, str) else trainable
-    if isinstance(globs, list | tuple | set | frozenset) and globs and all(isinstance(g, str) for g in globs):
-        return _by_glob(named, sorted(globs), call)
-    if _is_predicate(trainable):
-        test = _predicate(trainable, call)
-        return [parameters.is_inexact(leaf) and bool(test(path, leaf)) for path, leaf in named.items()]
-    return _by_tree(tree, named, trainable, call)
-
-
-def _by_glob(named: dict[str, Any], globs: list[str], call: str) -> list[bool]:
     candidates = {path for path, leaf in named.items() if parameters.is_inexact(leaf)}
+    globs = [trainable] if isinstance(trainable, str) else trainable
+    if trainable is None:
+        chosen = candidates
+    elif isinstance(globs, list | tuple | set | frozenset) and globs and all(isinstance(g, str) for g in globs):
+        chosen = _by_glob(named, candidates, sorted(globs), call)
+    elif callable(trainable) and _is_leaf(trainable):
+        test = _predicate(trainable, call)
+        matched = {path for path, leaf in named.items() if parameters.is_array(leaf) and test(path, leaf)}
+        chosen = (matched & candidates) or matched
+    else:
+        chosen = _by_tree(tree, named, trainable, call)
+    return [path in chosen for path in named]
+
+
+def _by_glob(named: dict[str, Any], candidates: set[str], globs: list[str], call: str) -> set[str]:
     chosen: set[str] = set()
     for glob in globs:
         pattern = _compile(glob)
         matched = {path for path in named if pattern.fullmatch(path)}
         if not matched:
-            raise _no_match(glob, candidates, named, call)
-        # A broad glob passes over integers; one that names nothing but integers asks for the impossible.
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="every glob in `trainable` to match a parameter",
+                    got=f'"{glob}", which matches none of: '
+                    + structure.shown([path for path in named if path in candidates], 40),
+                    do='Write the path as shown; "**/kernel" is every kernel, "head/**" everything under head.',
+                )
+            )
         chosen |= (matched & candidates) or matched
-    return [path in chosen for path in named]
+    return chosen
 
 
 def _compile(glob: str) -> re.Pattern[str]:
@@ -57,22 +69,9 @@ def _compile(glob: str) -> re.Pattern[str]:
     return re.compile("".join(spelled.get(part, re.escape(part)) for part in parts))
 
 
-def _no_match(glob: str, candidates: set[str], named: dict[str, Any], call: str) -> errors.InvalidInputError:
-    paths = [path for path in named if path in candidates]
-    more = f", and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return errors.InvalidInputError(
-        errors.message(
-            call,
-            expected="every glob in `trainable` to match a parameter",
-            got=f'"{glob}", which matches none of: ' + ", ".join(paths[:_SHOWN]) + more,
-            do='Write the path as shown; "**/kernel" is every kernel, "head/**" everything under head.',
-        )
-    )
-
-
-def _is_predicate(trainable: Any) -> bool:
-    # A module of booleans can be callable too; it has leaves, and a function has none but itself.
-    return callable(trainable) and jax.tree.leaves(trainable) == [trainable]
+def _is_leaf(trainable: Any) -> bool:
+    # A module of booleans can be called too, but it is a tree; a function is a leaf.
+    return jax.tree.structure(trainable) == jax.tree.structure(0)
 
 
 def _predicate(trainable: Callable[..., Any], call: str) -> Callable[[str, Any], bool]:
@@ -83,31 +82,30 @@ def _predicate(trainable: Callable[..., Any], call: str) -> Callable[[str, Any],
         except TypeError:
             continue
         return test
-    raise errors.InvalidInputError(
-        errors.message(
-            call,
-            expected="a predicate `trainable(path, leaf)` or `trainable(leaf)`",
-            got=f"a callable with signature {signature}",
-            do="Wrap it in a lambda.",
-        )
-    )
+    raise _refused("a predicate `trainable(path, leaf)` or `trainable(leaf)`", f"a callable {signature}", call)
 
 
-def _by_tree(tree: Any, named: dict[str, Any], trainable: Any, call: str) -> list[bool]:
-    try:
-        wanted = jax.tree.leaves(jax.tree.broadcast(trainable, tree))
-    except ValueError as reason:
-        raise errors.InvalidInputError(
-            errors.message(
-                call,
-                expected="`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans that is a "
-                "prefix of the parameters",
-                got=f"{type(trainable).__name__} ({reason})",
-                do="Build it with jax.tree.map over the parameters.",
+def _by_tree(tree: Any, named: dict[str, Any], trainable: Any, call: str) -> set[str]:
+    wanted = structure.leaves_by_path(trainable)
+    if wanted.keys() != named.keys():
+        try:
+            wanted = dict(zip(named, jax.tree.leaves(jax.tree.broadcast(trainable, tree)), strict=True))
+        except ValueError as reason:
+            expected = (
+                "`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans like the parameters"
             )
-        ) from None
-    mask = []
-    for want, leaf in zip(wanted, named.values(), strict=True):
-        chosen = want(leaf) if callable(want) else want
-        mask.append(bool(chosen) and parameters.is_array(leaf))
-    return mask
+            raise _refused(expected, f"{type(trainable).__name__}: {reason}", call) from None
+    chosen = set()
+    for path, leaf in named.items():
+        want = wanted[path](leaf) if callable(wanted[path]) else wanted[path]
+        if not isinstance(want, bool | np.bool_):
+            raise _refused("a tree of booleans in `trainable`", f"{want!r} at {path}", call)
+        if want and parameters.is_array(leaf):
+            chosen.add(path)
+    return chosen
+
+
+def _refused(expected: str, got: str, call: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(
+        errors.message(call, expected=expected, got=got, do='Globs are the shortest way: trainable="**/kernel".')
+    )

@@ -1,0 +1,63 @@
+"""Adapters of other distributions, found by entry point.
+
+A distribution declares, in its `pyproject.toml`,
+
+    [project.entry-points."ntkdiag.adapters"]
+    keras = "ntkdiag_keras:functionalize"
+
+where the name is the root package of the classes it adapts and the object is a function with the arguments of
+`ntkdiag.functionalize` that it knows. It is imported when such a model is handed in, not before.
+"""
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from ntkdiag import errors
+
+GROUP = "ntkdiag.adapters"
+_PACKAGES = {"keras": "ntkdiag-keras", "tensorflow": "ntkdiag-tensorflow", "torch": "ntkdiag-torch"}
+
+
+def registered(model: Any) -> Callable[..., Any] | None:
+    """Find the registered adapter of a model, by the packages its classes come from.
+
+    Args:
+        model: Any object.
+
+    Returns:
+        The adapter, or None if no package of the object has one and none is known to exist.
+
+    Raises:
+        MissingDependencyError: If the adapter is installed and cannot be imported.
+        UnsupportedModelError: If an adapter exists for such objects and is not installed.
+    """
+    roots = list(dict.fromkeys(cls.__module__.partition(".")[0] for cls in type(model).__mro__))
+    for root in roots:
+        for entry in importlib.metadata.entry_points(group=GROUP, name=root):
+            return _load(entry)
+    for root in roots:
+        if root in _PACKAGES:
+            raise errors.UnsupportedModelError(
+                errors.message(
+                    "functionalize(model)",
+                    expected=f"the adapter for {root} to be installed",
+                    got=f"{type(model).__name__} and no such adapter",
+                    do=f"Run: pip install {_PACKAGES[root]}",
+                )
+            )
+    return None
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., Any]:
+    try:
+        return entry.load()
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            errors.message(
+                "functionalize(model)",
+                expected=f"the adapter {entry.value} to import",
+                got=f"{type(error).__name__}: {error}",
+                do=f"Install what it needs, or reinstall {_PACKAGES.get(entry.name, 'the distribution it is from')}.",
+            )
+        ) from error
