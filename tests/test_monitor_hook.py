@@ -1,0 +1,212 @@
+"""`Monitor`: the numbers of `watch` from a Python loop, within a budget, without ever raising into the loop."""
+
+import importlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from monitor_problem import QUANTITIES, agree, f, naive, problem, train
+
+from ntkdiag import errors
+from ntkdiag.monitor import At, JsonLines, Measurement, Memory, Monitor, Status, measure, read_json_lines, watch
+
+get = optax.tree_utils.tree_get
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is told to move."""
+    now = types.SimpleNamespace(seconds=100.0)
+    module = importlib.import_module("ntkdiag.monitor.hook")
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now.seconds))
+    return now
+
+
+@pytest.mark.usefixtures("x64")
+def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
+    params, x, y = problem()
+    memory, path = Memory(), tmp_path / "run.jsonl"
+    trajectory, state = train(optax.chain(optax.sgd(0.1), watch(f, x, y, every=3, learning_rate=0.1)), params, 7)
+    monitor = Monitor(f, x, y, every=3, learning_rate=0.1, writers=[memory, JsonLines(path)], budget=None)
+    measured = [monitor(step, p) for step, p in enumerate(trajectory)]
+    assert [m is not None for m in measured] == [True, False, False] * 2 + [True]
+    for row in memory.rows:
+        agree(row, naive(trajectory[row["step"]], params, x=x, y=y, learning_rate=0.1), top_k=5)
+    last = measured[-1]
+    assert isinstance(last, Measurement)
+    assert last is monitor.last
+    assert int(last.step) == 6
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(last))
+    for name in QUANTITIES:
+        np.testing.assert_allclose(getattr(last, name), get(state, f"ntk_{name}"), rtol=1e-9)
+        np.testing.assert_array_equal(getattr(last, name), memory.rows[-1][f"ntk_{name}"])
+    assert read_json_lines(path) == ([memory.record], memory.rows)
+    assert memory.record["source"] == "Monitor"
+    assert memory.record["budget"] is None
+
+
+def test_buffers_are_neither_changed_nor_taken():
+    params, x, y = problem()
+    monitor = Monitor(f, x, y, every=1, budget=None)
+    step = jax.jit(lambda params: jax.tree.map(lambda a: 0.9 * a, params), donate_argnums=0)
+    for i in range(3):
+        before = jax.tree.map(np.array, params)
+        assert monitor(i, params).status == Status.MEASURED
+        jax.tree.map(np.testing.assert_array_equal, before, params)
+        params = step(params)
+
+
+def test_budget(clock, monkeypatch):
+    params, x, y = problem()
+    memory = Memory()
+    price = {"seconds": 30.0}
+
+    def timed(*args, **kwargs):
+        clock.seconds += price["seconds"]
+        return measure(*args, **kwargs)
+
+    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.probe"), "measure", timed)
+    monitor = Monitor(f, x, y, every=1, budget=0.1, name="probe", writers=[memory])
+    assert monitor(0, params) is not None  # always made, and not counted: it compiles
+    assert monitor.cost.setup_seconds == 30.0
+    price["seconds"] = 2.0
+    for step in range(1, 61):
+        clock.seconds += 1.0
+        monitor(step, params)
+    # The second measurement shows the price, 2 s; the next are made when they fit into 10 % of the time.
+    assert memory.steps == [0, 1, 36, 54]
+    assert memory.series("probe_seconds") == [30.0, 2.0, 2.0, 2.0]
+    assert monitor.cost.measurements == 4
+    assert monitor.cost.skipped == 57
+    assert monitor.cost.seconds == 6.0
+    assert monitor.cost.elapsed == 66.0
+    assert monitor.cost.share == 6 / 66 < 0.1
+    text = "4 measurements, 57 skipped; first 30 s with compilation, then 6 s of 66 s (9.1 %)"
+    assert str(monitor.cost) == text
+    assert repr(monitor) == f"Monitor(Every(k=1): {text})"
+
+
+def test_no_budget_measures_every_scheduled_step(clock):
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=1, budget=None)
+    assert all(monitor(step, params) is not None for step in range(3))
+    assert monitor.cost.skipped == 0
+    assert monitor.cost.share == 0.0
+
+
+def test_never_raises_into_the_loop():
+    params, x, y = problem()
+    memory = Memory()
+    monitor = Monitor(f, x, y, every=1, budget=None, writers=[memory])
+    with pytest.warns(RuntimeWarning) as caught:
+        assert [monitor(step, {"a": params["a"]}) for step in range(3)] == [None] * 3
+    assert [str(warning.message) for warning in caught] == [
+        "Monitor: step 0 could not be measured: InvalidInputError: Monitor(f, x, y, ...): expected f(params, x) to run "
+        "on the probe; got KeyError: 'b'. Check the shape of x and that params are those f takes. "
+        "This is said once; training goes on."
+    ]
+    assert monitor(3, params).status == Status.MEASURED
+    assert memory.steps == [3]
+    assert memory.rows[0]["ntk_drift"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (None, "InvalidInputError: Monitor(f, x, y, ...): expected the parameters at every update; got params=None. "),
+        (
+            {},
+            "InvalidInputError: Monitor(f, x, y, ...): expected f(params, x) to run on the probe; got KeyError: 'a'. ",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(argument, text):
+    _, x, y = problem()
+    with pytest.warns(RuntimeWarning) as caught:
+        assert Monitor(f, x, y)(0, argument) is None
+    assert text in str(caught[0].message)
+
+
+def test_failing_schedule_and_step_do_not_stop_the_loop():
+    params, x, _ = problem()
+    with pytest.warns(RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"):
+        assert Monitor(f, x, every=lambda step: 1 / step > 0)(0, params) is None
+    with pytest.warns(RuntimeWarning, match="Monitor: step first could not be measured: ValueError"):
+        assert Monitor(f, x)("first", params) is None
+
+
+def test_nan_parameters():
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=1, budget=None)
+    bad = jax.tree.map(lambda a: a * jnp.nan, params)
+    assert monitor(0, bad).status == Status.NON_FINITE
+    assert np.isnan(monitor.last.eigenvalues).all()
+    assert monitor(1, params).drift == 0.0
+    assert monitor(2, jax.tree.map(lambda a: 2 * a, params)).drift > 0
+
+
+@pytest.mark.usefixtures("x64")
+def test_injected_learning_rate_is_read():
+    params, x, _ = problem()
+    expected = naive(params, params, x=x, learning_rate=0.3, tau=3.8)["margin"]
+    state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.3, momentum=0.9).init(params)
+    np.testing.assert_allclose(Monitor(f, x, momentum=0.9)(0, params, state).margin, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "note"),
+    [
+        (
+            optax.adam(0.1),
+            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
+        ),
+        (
+            optax.rmsprop(0.1),
+            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
+        ),
+        (
+            optax.lion(0.1),
+            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
+        ),
+        (
+            optax.sgd(0.1, momentum=0.9),
+            "The optimizer has momentum and none was stated (momentum=): the margin would not hold and is NaN.",
+        ),
+        (optax.sgd(0.1), None),
+    ],
+    ids=["adam", "rmsprop", "lion", "momentum", "sgd"],
+)
+def test_margin_is_left_out_where_it_would_not_hold(optimizer, note):
+    params, x, _ = problem()
+    # Parameters named like the fields of an optimizer state are not taken for them.
+    params = {"nu": params["a"], "trace": params["b"]}
+    memory = Memory()
+    monitor = Monitor(
+        lambda p, x: f({"a": p["nu"], "b": p["trace"]}, x), x, learning_rate=0.1, writers=[memory], budget=None
+    )
+    margin = monitor(0, params, optimizer.init(params)).margin
+    assert np.isnan(margin) == (note is not None)
+    assert (note in memory.record["notes"]) == (note is not None)
+
+
+def test_close_closes_the_writers():
+    closed = []
+    writer = types.SimpleNamespace(write=lambda step, values: None, close=lambda: closed.append(True))
+    _, x, _ = problem()
+    with Monitor(f, x, every=At((0,)), writers=[writer]) as monitor:
+        assert isinstance(monitor, Monitor)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
+def test_message_of_the_budget(budget):
+    _, x, _ = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Monitor(f, x, budget=budget)
+    assert str(caught.value) == (
+        f"Monitor(f, x, y, ...): expected a positive budget, as a share of the wall time; got budget={budget!r}. "
+        "0.02 is two percent; None sets no limit."
+    )
