@@ -122,8 +122,8 @@ def _full(**changes):
         (
             K1,
             np.eye(3),
-            "drift(kernel0, kernel1): expected two kernels of the same shape; got `kernel0` (2, 2) and `kernel1` (3, 3). "
-            "Compute both on the same probe examples and with the same `outputs`.",
+            "drift(kernel0, kernel1): expected two kernels of the same shape; got `kernel0` (2, 2) and `kernel1` "
+            "(3, 3). Compute both on the same probe examples and with the same `outputs`.",
         ),
         (
             _full(),

@@ -75,9 +75,9 @@ def test_jit():
     [
         (
             lambda: time_constants(Kernel(np.eye(2), Convention("trace", 3)), 0.1),
-            "time_constants(kernel, learning_rate): expected the full kernel, or a reduction on the scale of one output "
-            'such as outputs="mean"; got outputs="trace", which sums 3 outputs. Use outputs="mean", which is the trace '
-            "divided by C.",
+            "time_constants(kernel, learning_rate): expected the full kernel, or a reduction on the scale of one output"
+            ' such as outputs="mean"; got outputs="trace", which sums 3 outputs. Use outputs="mean", which is the '
+            "trace divided by C.",
         ),
         (
             lambda: time_constants(np.eye(2), 0.1),

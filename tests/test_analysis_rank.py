@@ -116,7 +116,8 @@ def test_indefinite_kernels_are_refused_eagerly_and_nan_under_jit():
         ),
         (
             lambda: effective_dimension(K1, 0.0),
-            "effective_dimension(kernel, gamma): expected a positive `gamma`; got 0.0. Its units stand in the docstring.",
+            "effective_dimension(kernel, gamma): expected a positive `gamma`; got 0.0. Its units stand in the "
+            "docstring.",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_thresholds():
 
 
 def _catapult(ratio):
-    """Gradient descent on f = v u / sqrt(n), L = f^2 / 2, at ratio / lambda_0; returns |f| over time, final eta lambda."""
+    """Gradient descent on f = v u / sqrt(n), L = f^2 / 2, at ratio / lambda_0: |f| over time, final eta lambda."""
     rng = np.random.default_rng(0)
     n = 512
     u, v = rng.normal(size=n), rng.normal(size=n)
@@ -193,8 +193,8 @@ def test_works_under_jit_and_vmap():
         ),
         (
             lambda: critical_learning_rate(np.eye(3), loss="cross_entropy", logits=np.ones((3, 1))),
-            'critical_learning_rate(kernel): expected two or more logits for loss="cross_entropy"; got one (its softmax '
-            'is 1 and its curvature 0). Use loss="sigmoid_cross_entropy" for a single logit.',
+            'critical_learning_rate(kernel): expected two or more logits for loss="cross_entropy"; got one (its softmax'
+            ' is 1 and its curvature 0). Use loss="sigmoid_cross_entropy" for a single logit.',
         ),
         (
             lambda: critical_learning_rate(FULL, logits=LOGITS),

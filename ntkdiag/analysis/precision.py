@@ -32,7 +32,7 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
         leaves = jax.tree.leaves((args, kwargs))
         if not any(_is_float64(leaf) for leaf in leaves) or any(isinstance(leaf, Tracer) for leaf in leaves):
             return function(*args, **kwargs)
-        if jax.config.jax_enable_x64:
+        if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:  # x64 is on already
             return function(*args, **kwargs)
         with jax.enable_x64(True):
             return jax.tree.map(lambda leaf: np.asarray(leaf)[()], function(*args, **kwargs))

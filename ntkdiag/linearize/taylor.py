@@ -17,8 +17,8 @@ def taylor_expand(f: Callable[..., Any], params: Any, degree: int) -> Callable[.
 
     Degree 0 is f(params, x), degree 1 is `linearize`, degree 2 is the quadratic model. For ReLU networks the second
     and higher derivatives are 0 almost everywhere, so they miss what happens when a kink is crossed.
-    Cost of a call: nested `jax.jvp`, about 2^degree forward passes.
-    `jax.experimental.jet` would need fewer, but has no rule for many primitives of current models.
+    Cost of a call: nested `jax.jvp`, about 2^degree forward passes. `jax.experimental.jet` would need fewer, but
+    fails on ReLU, max-pooling, scan, cond and remat (JAX 0.10 and 0.12), so it is not used.
 
     Args:
         f: `f(params, x, **kwargs)`, any pytree of outputs. Integer outputs are returned as f gives them.
