@@ -116,10 +116,10 @@ def test_never_raises_into_the_loop():
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
-        (None, "InvalidInputError: Monitor(f, x, y, ...): expected the parameters at every update; got params=None. "),
+        (None, "Monitor(f, x, y, ...): expected the parameters at every update; got params=None. "),
         (
             {},
-            "InvalidInputError: Monitor(f, x, y, ...): expected f(params, x) to run on the probe; got KeyError: 'a'. ",
+            "Monitor(f, x, y, ...): expected f(params, x) to run on the probe; got KeyError: 'a'. ",
         ),
     ],
 )
