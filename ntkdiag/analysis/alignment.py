@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
-from ntkdiag.analysis.labels import read_labels
-from ntkdiag.analysis.operand import KernelLike, Operand, is_concrete, read_square, refuse
-from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.kernels.operands.labels import read_labels
+from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read_square, refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis.centring import centre_kernel
-from ntkdiag.analysis.number import Number, require_positive
-from ntkdiag.analysis.operand import KernelLike, is_concrete
 from ntkdiag.analysis.pair import read_pair
-from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 

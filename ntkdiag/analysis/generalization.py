@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag.analysis.labels import read_labels
-from ntkdiag.analysis.number import Number, require_at_least_zero
-from ntkdiag.analysis.operand import KernelLike, Operand, read_square
-from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.kernels.operands.labels import read_labels
+from ntkdiag.kernels.operands.number import Number, require_at_least_zero
+from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[])

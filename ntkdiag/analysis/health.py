@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.analysis.operand import KernelLike, is_concrete, read_square
-from ntkdiag.analysis.precision import keeps_float64
 from ntkdiag.analysis.spectrum import spectrum
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 
 @functools.partial(

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis.alignment import mode_power
-from ntkdiag.analysis.denominator import denominator_of
-from ntkdiag.analysis.labels import read_labels
-from ntkdiag.analysis.number import Number, require_positive
-from ntkdiag.analysis.operand import KernelLike, read_square, refuse
-from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.kernels.operands.denominator import denominator_of
+from ntkdiag.kernels.operands.labels import read_labels
+from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import KernelLike, read_square, refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 
 @keeps_float64

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from ntkdiag.analysis.number import Number
-from ntkdiag.analysis.operand import is_concrete, refuse
+from ntkdiag.kernels.operands.number import Number
+from ntkdiag.kernels.operands.operand import is_concrete, refuse
 
 MomentumKind = Literal["heavy-ball", "nesterov", "ema"]
 

@@ -1,7 +1,7 @@
 """Two kernels may be compared only when their numbers mean the same thing."""
 
-from ntkdiag.analysis.operand import KernelLike, Operand, read, refuse
 from ntkdiag.kernels.convention import Convention
+from ntkdiag.kernels.operands.operand import KernelLike, Operand, read, refuse
 
 
 def read_pair(kernel0: KernelLike, kernel1: KernelLike, call: str, names: tuple[str, str]) -> tuple[Operand, Operand]:

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis import renyi
-from ntkdiag.analysis.number import Number, require_positive
-from ntkdiag.analysis.operand import KernelLike, is_concrete, read_square, refuse
-from ntkdiag.analysis.precision import keeps_float64
+from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square, refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag.analysis import renyi
-from ntkdiag.analysis.operand import KernelLike, is_concrete, refuse, unpack
 from ntkdiag.kernels.convention import Convention
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse, unpack
 
 _STATUS = ("ok", "indefinite", "nonfinite")
 

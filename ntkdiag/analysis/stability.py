@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis.curvature import Loss, curvature_matrix
-from ntkdiag.analysis.denominator import denominator_of
 from ntkdiag.analysis.momentum import MomentumKind, stability_threshold
-from ntkdiag.analysis.number import Number, require_at_least_zero
-from ntkdiag.analysis.operand import KernelLike, Operand, read_square, refuse
-from ntkdiag.analysis.precision import keeps_float64
 from ntkdiag.kernels.kernel import Kernel
+from ntkdiag.kernels.operands.denominator import denominator_of
+from ntkdiag.kernels.operands.number import Number, require_at_least_zero
+from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square, refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from ntkdiag.analysis.operand import is_concrete, refuse
+from ntkdiag.kernels.operands.operand import is_concrete, refuse
 
 Number: TypeAlias = float | jax.Array
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag.analysis.operand import Operand, is_concrete, refuse
+from ntkdiag.kernels.operands.operand import Operand, is_concrete, refuse
 
 
 def read_labels(

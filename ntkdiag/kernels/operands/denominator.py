@@ -1,7 +1,7 @@
 """The D in loss = (1/D) sum_i loss_i: most disagreements about learning rates are disagreements about it."""
 
-from ntkdiag.analysis.number import Number, require_positive
-from ntkdiag.analysis.operand import Operand, refuse
+from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import Operand, refuse
 
 
 def denominator_of(operand: Operand, loss_denominator: Number | None, call: str) -> Number:

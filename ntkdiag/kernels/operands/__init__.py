@@ -1,0 +1,1 @@
+"""Reading kernels, labels and numbers at the public edge: what the layers above check before they compute."""
