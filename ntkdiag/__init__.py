@@ -1,8 +1,26 @@
 """ntkdiag: training diagnostics for Flax and Equinox models, built on the empirical neural tangent kernel."""
 
+from ntkdiag import analysis as analysis
 from ntkdiag import errors as errors
+from ntkdiag import monitor as monitor
+from ntkdiag.adapters import Functional as Functional
+from ntkdiag.adapters import functionalize as functionalize
+from ntkdiag.analysis import alignment as alignment
+from ntkdiag.analysis import critical_learning_rate as critical_learning_rate
+from ntkdiag.analysis import drift as drift
+from ntkdiag.analysis import spectrum as spectrum
+from ntkdiag.analysis import stability_margin as stability_margin
+from ntkdiag.checkpoints import Comparison as Comparison
+from ntkdiag.checkpoints import compare as compare
+from ntkdiag.checkpoints import load_params as load_params
 from ntkdiag.kernels import Convention as Convention
 from ntkdiag.kernels import Kernel as Kernel
 from ntkdiag.kernels import ntk as ntk
+from ntkdiag.linearize import linearization_gap as linearization_gap
+from ntkdiag.linearize import linearize as linearize
+from ntkdiag.linearize import taylor_expand as taylor_expand
+from ntkdiag.monitor import JsonLines as JsonLines
+from ntkdiag.monitor import Monitor as Monitor
+from ntkdiag.monitor import watch as watch
 
 __version__ = "0.1.0"

@@ -12,9 +12,7 @@ from ntkdiag import errors
 from ntkdiag.kernels.convention import Convention
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["convention", "symmetric"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["convention", "symmetric"])
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """An empirical neural tangent kernel.

@@ -1,0 +1,7 @@
+"""f, params, x -> tangent factors."""
+
+from ntkdiag.tangents.factors import Dense as Dense
+from ntkdiag.tangents.factors import Factor as Factor
+from ntkdiag.tangents.factors import Outer as Outer
+from ntkdiag.tangents.factors import Rows as Rows
+from ntkdiag.tangents.tangents import Tangents as Tangents

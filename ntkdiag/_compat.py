@@ -1,0 +1,134 @@
+"""Everything that depends on the version of JAX or XLA stands in this file.
+
+The jaxpr layer (`jax.extend`) carries no compatibility guarantee: differences between versions are found by looking
+at the objects (feature detection), never by comparing version numbers.
+"""
+
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+
+Literal = jex_core.Literal
+eval_jaxpr = jax.core.eval_jaxpr
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, list]:
+    """Split an open or closed jaxpr into (jaxpr, consts): from JAX 0.11 on both are one class."""
+    return getattr(jaxpr, "jaxpr", jaxpr), list(getattr(jaxpr, "consts", ()))
+
+
+def scan_counts(params: dict) -> tuple[int, int]:
+    """(number of constants, number of carries) of a `scan` equation."""
+    if "ft_in" in params:  # JAX >= 0.11
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
+
+
+def bind(eqn: Any, values: list) -> list:
+    """Apply the primitive of a jaxpr equation to values."""
+    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def sub_jaxprs(eqn: Any) -> list:
+    """The jaxprs nested in one equation."""
+    return [open_jaxpr(j)[0] for j in jex_core.jaxprs_in_params(eqn.params)]
+
+
+def contains(jaxpr: Any, primitive: str) -> bool:
+    """Whether a primitive occurs anywhere in a jaxpr."""
+    eqns = open_jaxpr(jaxpr)[0].eqns
+    return any(e.primitive.name == primitive or any(contains(j, primitive) for j in sub_jaxprs(e)) for e in eqns)
+
+
+# --- XLA on CPU: float32 backward passes of normalisation layers -------------------------------------------------
+# Which compiler options are right depends on the jaxlib version and on the CPU: on some machines the default is
+# silently wrong by 0.2 to 0.9 (relative) at certain shapes, on others the option that mends it there is. So the
+# options are chosen by running a known-answer test, once per process, and only for programs that reduce something.
+_CPU_OPTION_CANDIDATES: tuple[dict[str, str], ...] = ({}, {"xla_cpu_experimental_ynn_fusion_type": ""})
+_KNOWN_ANSWER_SHAPES = (((2, 256, 32), 10), ((16, 256, 32), 10), ((10, 32, 32, 3), 1))
+
+
+def _rms_norm_vjp(x, cotangents):
+    def norm(x):
+        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True))
+
+    def one(x, cotangents):
+        return jax.vmap(lambda c: jax.vjp(norm, x)[1](c)[0])(cotangents)
+
+    return jax.vmap(one)(x, cotangents)
+
+
+def _rms_norm_vjp_numpy(x, c):
+    x = x[:, None]
+    r = 1 / np.sqrt(np.mean(x**2, -1, keepdims=True))
+    return r * c - x * r**3 * np.mean(x * c, -1, keepdims=True)
+
+
+def _known_answer_error(options: dict[str, str]) -> float:
+    """Largest relative error of the float32 RMSNorm backward pass over the known-answer shapes; inf if unknown."""
+    worst = 0.0
+    for shape, n_outputs in _KNOWN_ANSWER_SHAPES:
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=shape)
+        c = rng.normal(size=(shape[0], n_outputs, *shape[1:]))
+        try:
+            got = jax.jit(_rms_norm_vjp, compiler_options=options)(x.astype(np.float32), c.astype(np.float32))
+        except jax.errors.JaxRuntimeError:  # this XLA does not know the option
+            return float("inf")
+        want = _rms_norm_vjp_numpy(x, c)
+        worst = max(worst, float(np.abs(np.asarray(got) - want).max() / np.abs(want).max()))
+    return worst
+
+
+@functools.cache
+def trusted_cpu_options() -> dict[str, str] | None:
+    """The first set of XLA options under which the known-answer test passes on this machine; None if none does."""
+    for options in _CPU_OPTION_CANDIDATES:
+        with jax.ensure_compile_time_eval():
+            if _known_answer_error(options) < 1e-4:
+                return options
+    return None
+
+
+def compiler_options(*, reduces: bool) -> dict[str, str]:
+    """XLA options for a program ntkdiag compiles itself. `reduces`: it contains a reduction and runs in float32."""
+    if not reduces or jax.default_backend() != "cpu":
+        return {}
+    options = trusted_cpu_options()
+    if options is None:
+        warn_if_untrusted_jit(reduces=True)
+        return {}
+    return options
+
+
+@functools.cache
+def _warn_untrusted(flag: str) -> None:
+    warnings.warn(
+        "XLA on this CPU computes float32 backward passes of normalisation layers wrongly at some shapes "
+        f"(known-answer test failed). {flag}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def warn_if_untrusted_jit(*, reduces: bool = True) -> None:
+    """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU.
+
+    ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it cannot.
+    """
+    if not reduces or jax.default_backend() != "cpu" or trusted_cpu_options() == {}:
+        return
+    if trusted_cpu_options() is None:
+        _warn_untrusted("Use float64 (jax_enable_x64), or run the step under jax.disable_jit() to check a number.")
+    else:
+        _warn_untrusted(
+            "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure outside your jit "
+            "with ntkdiag.Monitor, which chooses right options by itself."
+        )

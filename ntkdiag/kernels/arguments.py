@@ -1,0 +1,85 @@
+"""Checks of what is handed to a kernel function, before any work."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+
+
+def is_traced(*trees: Any) -> bool:
+    """Whether any leaf is a tracer: the call is inside someone's jit, grad or vmap."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def check_params(params: Any, call: str, *, finite: bool = True) -> None:
+    """Every leaf is a real floating array, and finite.
+
+    Raises:
+        InvalidInputError: There are none, or one is not; the message names the leaf.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise errors.InvalidInputError(
+            errors.message(call, expected="at least one parameter", got="an empty tree", do="Pass the parameters of f.")
+        )
+    for path, leaf in leaves:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="parameters that are real floating-point arrays",
+                    got=f"{dtype or type(leaf).__name__} at {_name(path)}",
+                    do="Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off.",
+                )
+            )
+    if finite and not is_traced(params):
+        bad = [_name(path) for path, leaf in leaves if not _all_finite(leaf)]
+        if bad:
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="finite parameters",
+                    got=f"NaN or infinity in {', '.join(bad[:5])}{' and more' if len(bad) > 5 else ''}",
+                    do="The run has diverged, or the checkpoint is damaged; pass check=False to compute anyway.",
+                )
+            )
+
+
+def batch_size(x: Any, call: str, name: str) -> int:
+    """Length of the example axis, shared by all leaves.
+
+    Raises:
+        InvalidInputError: There is no array, no example, or the leaves disagree.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(x)
+    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for _, leaf in leaves}
+    if len(sizes) == 1 and (size := sizes.pop()):
+        return int(size)
+    shapes = ", ".join(f"{name}{_name(path)}: {np.shape(leaf)}" for path, leaf in leaves[:5]) or "no arrays"
+    raise errors.InvalidInputError(
+        errors.message(
+            call,
+            expected=f"{name} as arrays whose first axis is the examples, the same for all, at least one",
+            got=shapes,
+            do="Add an example axis in front, or drop the empty batch.",
+        )
+    )
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path) or "the only leaf"
+
+
+def _all_finite(leaf: Any) -> bool:
+    """Whether an array holds no NaN or infinity; the sum settles it in one cheap pass in all but odd cases."""
+    if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":  # do not copy it to the host
+        return bool(jnp.isfinite(leaf).all())
+    array = np.asarray(leaf)
+    if array.dtype.itemsize < 4:
+        array = array.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())

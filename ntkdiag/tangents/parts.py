@@ -1,0 +1,168 @@
+"""From the sites of a walk to the parts of the Jacobian that are contracted separately.
+
+The kernel is a sum over parts. One part is one leaf, or disjoint slices of a leaf, or a weight together with the bias
+that shares its cotangent.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag.tangents.factors import Dense, Factor, Outer, Rows
+from ntkdiag.tangents.walk import Site
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part of the Jacobian and how its factor is built.
+
+    Attributes:
+        leaves: Numbers of the leaves it belongs to.
+        sites: The structured uses of which it is the sum (their factors are concatenated along positions).
+        kind: "outer", "rows", "dense" (an ordinary VJP of the leaf) or "assembled" (VJP plus sites, in leaf order).
+        ones: Whether a bias rides along (its a is 1).
+        size: Number of parameters.
+    """
+
+    leaves: tuple[int, ...]
+    sites: tuple[Site, ...]
+    kind: str
+    size: int
+    ones: bool = False
+
+    def factor(self, handed: dict, taps: dict, vjps: dict) -> Factor:
+        """The factor of one example, from operands, tap cotangents [o ...] and leaf VJPs [o ...]."""
+        if self.kind == "dense":
+            j = vjps[self.leaves[0]]
+            return Dense(j.reshape(j.shape[0], -1))
+        if self.kind == "assembled":
+            return self._assembled(handed, taps, vjps)
+        a = [operand(site, handed[site.handed]) for site in self.sites]
+        c = [cotangent(site, taps[site.tap]) for site in self.sites]
+        if self.kind == "rows":
+            rows = self.sites[0].use.sizes()[2]
+            index, c = jnp.concatenate(a), jnp.concatenate([v[:, 0] for v in c], axis=1)
+            return Rows(index, jnp.where((index < rows)[:, None], c, 0), rows)
+        return Outer(jnp.concatenate(a, axis=1), jnp.concatenate(c, axis=2), self.ones)
+
+    def _assembled(self, handed: dict, taps: dict, vjps: dict) -> Dense:
+        """Every use in the order of the leaf, added up."""
+        n_outputs = next(iter([*vjps.values(), *taps.values()])).shape[0]
+        total = vjps.get(self.leaves[0])
+        flat = jnp.zeros((n_outputs, self.size)) if total is None else total.reshape(n_outputs, -1)
+        for site in self.sites:
+            part = dataclasses.replace(self, sites=(site,), kind="rows" if site.use.kind == "rows" else "outer")
+            j = part.factor(handed, taps, vjps).dense()[0].j
+            flat = flat.astype(jnp.result_type(flat, j))
+            layout = site.use.weight
+            order = np.argsort([-abs(s) for s in layout.array.strides], kind="stable")
+            shape = layout.array.shape
+            if math.prod(shape) == self.size and layout.array.transpose(order).flags.c_contiguous:
+                j = j.reshape(-1, *shape).transpose(0, *(1 + order)).reshape(-1, self.size)
+                flat = flat + j
+            else:
+                flat = flat.at[:, layout.indices().reshape(-1)].add(j)
+        return Dense(flat)
+
+
+def operand(site: Site, h: jax.Array) -> jax.Array:
+    """A [b t i] (or index [t]) of a site, enclosing scans folded into b and t."""
+    fn = site.use.operand
+    for _ in site.scans:
+        fn = jax.vmap(fn)
+    a = fn(h)
+    if site.use.kind == "rows":
+        return a.reshape(-1)
+    if site.use.kind == "ones":  # carries only the scale
+        b, t, _, _ = site.use.sizes()
+        lengths = tuple(length for length, _ in site.scans)
+        a = jnp.broadcast_to(h.reshape(h.shape + (1, 1, 1)), (*lengths, b, t, 1))
+    return _fold(a, site.scans)
+
+
+def cotangent(site: Site, c: jax.Array) -> jax.Array:
+    """C [o b t d] of a site, enclosing scans folded into b and t."""
+    fn = site.use.cotangent
+    for _ in site.scans:
+        fn = jax.vmap(fn)
+    return jax.vmap(lambda c: _fold(fn(c), site.scans))(c)
+
+
+def _fold(x: jax.Array, scans: tuple[tuple[int, str], ...]) -> jax.Array:
+    """[scans... b t d] -> [b t d]: each scan is a block axis or a position axis."""
+    k = len(scans)
+    blocks = [axis for axis, (_, role) in enumerate(scans) if role == "b"]
+    positions = [axis for axis, (_, role) in enumerate(scans) if role == "t"]
+    x = jnp.transpose(x, (*blocks, k, *positions, k + 1, k + 2))
+    b = math.prod(x.shape[: len(blocks) + 1])
+    return x.reshape(b, -1, x.shape[-1])
+
+
+def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...]]) -> list[Part]:
+    """Sort the findings of a walk into parts; leaves that are never used have none."""
+    parts = []
+    by_leaf: dict[int, list[Site]] = {}
+    for site in sites:
+        by_leaf.setdefault(site.leaf, []).append(site)
+    for leaf, shape in enumerate(shapes):
+        own, size = by_leaf.get(leaf, []), math.prod(shape)
+        if not own and leaf in dense_leaves:
+            parts.append(Part((leaf,), (), "dense", size))
+        elif own:
+            clusters = None if leaf in dense_leaves else _clusters(own)
+            if clusters is None:
+                parts.append(Part((leaf,), tuple(own), "assembled", size))
+            else:
+                parts += [Part((leaf,), tuple(c), _kind(c[0]), c[0].use.weight.array.size) for c in clusters]
+    return _merge_biases(parts)
+
+
+def _kind(site: Site) -> str:
+    return "rows" if site.use.kind == "rows" else "outer"
+
+
+def _signature(site: Site) -> Any:
+    """Sites with equal signatures have Jacobians in the same coordinates."""
+    layout = site.use.weight
+    kept = [(n, s) for n, s in zip(layout.array.shape, layout.array.strides, strict=True) if n > 1]
+    b, _, i, d = site.use.sizes()
+    blocks = math.prod(layout.block_shape)
+    return layout.offset, tuple(kept), blocks * b, i, d, _kind(site)
+
+
+def _clusters(sites: list[Site]) -> list[list[Site]] | None:
+    """Group sites of one leaf by the elements they touch: the same, or disjoint; None if they overlap otherwise."""
+    clusters: dict[Any, list[Site]] = {}
+    for site in sites:
+        clusters.setdefault(_signature(site), []).append(site)
+    groups = list(clusters.values())
+    for k, first in enumerate(groups):
+        if any(first[0].use.weight.overlaps(second[0].use.weight) for second in groups[k + 1 :]):
+            return None
+    return groups
+
+
+def _merge_biases(parts: list[Part]) -> list[Part]:
+    """Let a bias ride with the weight whose cotangent it shares, where each is a single unscaled use."""
+    weights = {
+        part.sites[0].tap: k
+        for k, part in enumerate(parts)
+        if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer"
+    }
+    merged = list(parts)
+    for k, part in enumerate(parts):
+        if part.kind != "outer" or len(part.sites) != 1 or part.sites[0].use.kind != "ones" or part.sites[0].scaled:
+            continue
+        home = weights.get(part.sites[0].tap)
+        if home is None or merged[home].ones:
+            continue
+        host = merged[home]
+        merged[home] = dataclasses.replace(
+            host, leaves=host.leaves + part.leaves, size=host.size + part.size, ones=True
+        )
+        merged[k] = None
+    return [part for part in merged if part is not None]

@@ -1,0 +1,82 @@
+"""`conv_general_dilated`: a = patches of the input; feature groups are blocks."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ntkdiag.tangents.contraction import Contraction
+from ntkdiag.tangents.layout import Layout
+
+
+def conv_general_dilated(params: dict, position: int, layout: Layout, other: tuple[int, ...]) -> Contraction | None:
+    """Weight as the kernel (operand 1), without batch groups; any stride, padding, dilation and feature groups."""
+    if position != 1 or params["batch_group_count"] != 1:
+        return None
+    spec, groups = params["dimension_numbers"], params["feature_group_count"]
+    out_axis, in_axis, *spatial = spec.rhs_spec
+    n_out, n_in = layout.shape[out_axis], layout.shape[in_axis]
+    window = tuple(layout.shape[k] for k in spatial)
+
+    # Kernel -> [group, window..., in, out of the group]
+    split = layout.shape[:out_axis] + (groups, n_out // groups) + layout.shape[out_axis + 1 :]
+    moved = layout.reshape(split)
+    if moved is None:
+        return None
+    after = lambda k: k + (k > out_axis)
+    weight = moved.transpose((out_axis, *map(after, spatial), after(in_axis), out_axis + 1))
+
+    def operand(h):
+        h = jnp.transpose(h, (spec.lhs_spec[0], *spec.lhs_spec[2:], spec.lhs_spec[1]))  # [n space... c]
+        p = _patches(h, window, params)  # [n space' window c]
+        p = p.reshape(-1, math.prod(window), groups, n_in)
+        return jnp.transpose(p, (2, 0, 1, 3)).reshape(groups, p.shape[0], -1)
+
+    out_size, roles = [], []
+    shape = _out_shape(other, window, params)
+    for axis in range(len(other)):
+        if axis == spec.out_spec[1]:
+            out_size += [groups, n_out // groups]
+            roles += ["b", "d"]
+        else:
+            out_size += [shape[axis]]
+            roles += ["t"]
+    return Contraction(weight, (1, len(spatial) + 1, 1), operand, tuple(out_size), tuple(roles))
+
+
+def _dilated(size: int, dilation: int) -> int:
+    return (size - 1) * dilation + 1 if size else 0
+
+
+def _out_shape(other: tuple[int, ...], window: tuple[int, ...], params: dict) -> dict[int, int]:
+    """Sizes of the output axes but the feature axis, by axis."""
+    spec = params["dimension_numbers"]
+    shape = {spec.out_spec[0]: other[spec.lhs_spec[0]]}
+    for k, w in enumerate(window):
+        low, high = params["padding"][k]
+        size = _dilated(other[spec.lhs_spec[2 + k]], params["lhs_dilation"][k]) + low + high
+        shape[spec.out_spec[2 + k]] = (size - _dilated(w, params["rhs_dilation"][k])) // params["window_strides"][k] + 1
+    return shape
+
+
+def _patches(h: jax.Array, window: tuple[int, ...], params: dict) -> jax.Array:
+    """[n space... c] -> [n space'... window c], by one strided slice per window element.
+
+    Slices instead of `lax.conv_general_dilated_patches`: that one is a convolution with an identity kernel, whose cost
+    on CPU exceeds that of the contraction it feeds.
+    """
+    edges = zip(params["padding"], params["lhs_dilation"], strict=True)
+    h = lax.pad(h, jnp.zeros((), h.dtype), [(0, 0, 0), *((lo, hi, step - 1) for (lo, hi), step in edges), (0, 0, 0)])
+    strides, dilation = params["window_strides"], params["rhs_dilation"]
+    steps = [
+        (h.shape[1 + k] - _dilated(w, d)) // s + 1
+        for k, (w, d, s) in enumerate(zip(window, dilation, strides, strict=True))
+    ]
+    pieces = []
+    for offset in itertools.product(*map(range, window)):
+        start = [o * d for o, d in zip(offset, dilation, strict=True)]
+        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, steps, strides, strict=True)]
+        pieces.append(lax.slice(h, (0, *start, 0), (h.shape[0], *stop, h.shape[-1]), (1, *strides, 1)))
+    return jnp.concatenate(pieces, axis=-1) if len(pieces) > 1 else pieces[0]

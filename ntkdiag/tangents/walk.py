@@ -1,0 +1,269 @@
+"""One walk over a jaxpr that finds every use of every parameter.
+
+Values that are views of a parameter (see `views`) are followed. Where one enters a primitive with a rule, the
+primitive runs with the weight as a constant, a zero *tap* is added to its result and its other operand is handed out:
+the cotangent of the tap and that operand are the two factors of the weight's Jacobian. Where one enters anything else,
+the differentiable copy of the leaf is used, and that part of its Jacobian is an ordinary VJP. Every use is one of the
+two; a use that is neither cannot be executed.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ntkdiag import _compat
+from ntkdiag.tangents import contraction
+from ntkdiag.tangents.contraction import Contraction
+from ntkdiag.tangents.rules import RULES
+from ntkdiag.tangents.views import View, view_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """One structured use of a leaf.
+
+    Attributes:
+        leaf: Number of the leaf.
+        primitive: Name of the primitive, for the plan.
+        use: The use in normal form, enclosing scans not counted.
+        tap: Key of the tap whose cotangent is this use's c (a bias shares the tap of its contraction).
+        handed: Key of the operand handed out.
+        scans: For each enclosing scan, outermost first: (length, "b" if it runs over the leaf else "t").
+        scaled: Whether the operand carries the scalar factor of the view.
+    """
+
+    leaf: int
+    primitive: str
+    use: Contraction
+    tap: tuple
+    handed: tuple
+    scans: tuple[tuple[int, str], ...]
+    scaled: bool = False
+
+
+class Recorder:
+    """What a walk finds (first walk, `taps=None`) or is given (later walks), and the operands it hands out."""
+
+    def __init__(self, taps: dict | None = None):
+        self.taps = taps
+        self.sites: dict[tuple, Site] = {}
+        self.tap_avals: dict[tuple, jax.ShapeDtypeStruct] = {}
+        self.dense_leaves: set[int] = set()
+        self.handed: dict[tuple, Any] = {}
+        self.scans: tuple[tuple[tuple, int], ...] = ()
+
+    def inside(self, taps: dict | None, scan: tuple[tuple, int] | None = None) -> "Recorder":
+        """A recorder for the body of a control-flow primitive: own operands, shared findings."""
+        inner = Recorder(taps)
+        inner.sites, inner.tap_avals, inner.dense_leaves = self.sites, self.tap_avals, self.dense_leaves
+        inner.scans = self.scans + ((scan,) if scan else ())
+        return inner
+
+    def below(self, path: tuple) -> dict | None:
+        """The taps of the sites inside the equation at `path`."""
+        if self.taps is None:
+            return None
+        return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
+
+    def differentiable(self, value: Any) -> Any:
+        """The differentiable copy of a view; any other value as it is."""
+        if not isinstance(value, View):
+            return value
+        self.dense_leaves.add(value.leaf)
+        if value.dense is None:
+            raise RuntimeError(f"ntkdiag: a use of parameter leaf {value.leaf} was not found by the first walk")
+        return value.dense
+
+    def tap(self, key: tuple, y: jax.Array) -> jax.Array:
+        """Y plus the tap of this site."""
+        if self.taps is not None:
+            return y + self.taps[key]
+        lengths = tuple(length for _, length in self.scans)
+        self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
+        return y
+
+    def found(self, key: tuple, view: View, primitive: str, use: Contraction, tap: tuple, operand: Any) -> None:
+        """Note a site and hand out its operand, times the scalar factor of the view."""
+        roles = tuple((length, "b" if name in view.scans else "t") for name, length in self.scans)
+        self.sites[key] = Site(view.leaf, primitive, use, tap, key, roles, view.scale is not None)
+        self.handed[key] = operand if view.scale is None else operand * jnp.asarray(view.scale, operand.dtype)
+
+
+def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple = ()) -> list:
+    """Evaluate a jaxpr whose inputs may be views; only what its outputs need is evaluated."""
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, inputs, strict=True))
+    read = lambda atom: atom.val if isinstance(atom, _compat.Literal) else env[atom]
+    needed, uses = _liveness(jaxpr)
+    fresh: dict[
+        Any, tuple
+    ] = {}  # variable holding a tapped result -> key of its site, where only one equation reads it
+    for k, eqn in enumerate(jaxpr.eqns):
+        if not needed[k]:
+            continue
+        values = [read(atom) for atom in eqn.invars]
+        if any(isinstance(value, View) for value in values):
+            outputs = _apply(eqn, values, recorder, (*path, k), fresh)
+            if (*path, k) in recorder.handed and len(outputs) == 1 and uses[eqn.outvars[0]] == 1:
+                fresh[eqn.outvars[0]] = recorder.sites[(*path, k)].tap
+        else:
+            outputs = _compat.bind(eqn, values)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _liveness(jaxpr: Any) -> tuple[list[bool], dict[Any, int]]:
+    """Which equations the outputs need, and how often each variable is read by those."""
+    uses: dict[Any, int] = {}
+
+    def use(atoms):
+        for atom in atoms:
+            if not isinstance(atom, _compat.Literal):
+                uses[atom] = uses.get(atom, 0) + 1
+
+    use(jaxpr.outvars)
+    needed = [False] * len(jaxpr.eqns)
+    for k in reversed(range(len(jaxpr.eqns))):
+        eqn = jaxpr.eqns[k]
+        if eqn.effects or any(var in uses for var in eqn.outvars):
+            needed[k] = True
+            use(eqn.invars)
+    return needed, uses
+
+
+def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict) -> list:
+    """One equation with at least one view among its inputs."""
+    name = eqn.primitive.name
+    if name in _CONTROL_FLOW:
+        return _CONTROL_FLOW[name](eqn, values, recorder, path)
+    if name == "stop_gradient":
+        return _compat.bind(eqn, [value.value if isinstance(value, View) else value for value in values])
+    views = [k for k, value in enumerate(values) if isinstance(value, View)]
+    if len(views) == 1:
+        view = view_of(eqn, values)
+        if view is not None:
+            return [view]
+        if name in RULES and (tapped := _contract(eqn, values, views[0], recorder, path)) is not None:
+            return tapped
+        if name == "add" and (added := _add_bias(eqn, values, views[0], recorder, path, fresh)) is not None:
+            return added
+    return _compat.bind(eqn, [recorder.differentiable(value) for value in values])
+
+
+def _contract(eqn: Any, values: list, position: int, recorder: Recorder, path: tuple) -> list | None:
+    """A view in a primitive with a rule: tap the result, hand out the other operand."""
+    view, other = values[position], values[1 - position]
+    layout = view.layout
+    if layout.repeats:
+        return None
+    use = RULES[eqn.primitive.name](eqn.params, position, layout, jnp.shape(other))
+    if use is None or (use.kind == "rows" and layout.n_block):  # stacked embedding tables go the general way
+        return None
+    recorder.found(path, view, eqn.primitive.name, use, path, other)
+    constant = [view.value, other] if position == 0 else [other, view.value]
+    return [recorder.tap(path, _compat.bind(eqn, constant)[0])]
+
+
+def _add_bias(eqn: Any, values: list, position: int, recorder: Recorder, path: tuple, fresh: dict) -> list | None:
+    """A parameter added straight to the tapped result of a contraction: it shares that tap."""
+    view, other_var = values[position], eqn.invars[1 - position]
+    if isinstance(other_var, _compat.Literal) or other_var not in fresh:
+        return None
+    site = recorder.sites[fresh[other_var]]
+    same_roles = all(
+        (role == "b") == (name in view.scans) for (_, role), (name, _) in zip(site.scans, recorder.scans, strict=True)
+    )
+    use = contraction.bias(site.use, view.layout) if same_roles else None
+    if use is None:
+        return None
+    y = values[1 - position]
+    recorder.found(path, view, "add", use, site.tap, jnp.ones((), y.dtype))
+    return [_compat.bind(eqn, [view.value, y] if position == 0 else [y, view.value])[0]]
+
+
+def _call(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
+    """`jit`: walk into it."""
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    return walk(jaxpr, consts, values, recorder, path)
+
+
+def _checkpoint(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
+    """`checkpoint`: walk inside and rebuild with the same policy; operands and taps cross the border."""
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    boxes, arrays = _unbox(values)
+
+    def body(arrays, taps):
+        inner = recorder.inside(taps)
+        outputs = walk(jaxpr, consts, _rebox(boxes, arrays), inner, path)
+        return [inner.differentiable(value) for value in outputs], inner.handed
+
+    rebuilt = jax.checkpoint(body, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
+    outputs, handed = rebuilt(arrays, recorder.below(path))
+    recorder.handed.update(handed)
+    return outputs
+
+
+def _scan(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
+    """`scan`: rebuild it with taps as scanned inputs and operands as stacked outputs.
+
+    A leaf that is scanned over gets the scan as a block axis, a constant of the scan as a position axis.
+    """
+    body, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    n_const, n_carry = _compat.scan_counts(eqn.params)
+    constants, carry, scanned = values[:n_const], values[n_const : n_const + n_carry], values[n_const + n_carry :]
+    scanned = [recorder.differentiable(v) if isinstance(v, View) and not v.layout.shape else v for v in scanned]
+    boxes, arrays = _unbox(scanned)
+    boxes = [
+        dataclasses.replace(box, layout=box.layout.enter_scan(), scans=(*box.scans, path)) if box else None
+        for box in boxes
+    ]
+
+    def step(carry, xs):
+        arrays, taps = xs
+        inner = recorder.inside(taps, (path, eqn.params["length"]))
+        outputs = walk(body, consts, [*constants, *carry, *_rebox(boxes, arrays)], inner, path)
+        outputs = [inner.differentiable(value) for value in outputs]
+        return outputs[:n_carry], (outputs[n_carry:], inner.handed)
+
+    initial = [recorder.differentiable(value) for value in carry]
+    options = {key: eqn.params[key] for key in ("length", "reverse", "unroll")}
+    final, (stacked, handed) = lax.scan(step, initial, (arrays, recorder.below(path)), **options)
+    recorder.handed.update(handed)
+    return [*final, *stacked]
+
+
+def _unbox(values: list) -> tuple[list[View | None], list]:
+    """Split views into their static part and their arrays, so that they can cross into another trace."""
+    boxes = [value if isinstance(value, View) else None for value in values]
+    same = lambda v: v.dense is None or v.dense is v.value
+    arrays = [
+        value if not isinstance(value, View) else (value.value,) if same(value) else (value.value, value.dense)
+        for value in values
+    ]
+    return boxes, arrays
+
+
+def _rebox(boxes: list[View | None], arrays: list) -> list:
+    """Inverse of `_unbox`, with the arrays of the new trace."""
+    values = []
+    for box, array in zip(boxes, arrays, strict=True):
+        if box is None:
+            values.append(array)
+        else:
+            dense = None if box.dense is None else array[-1]
+            values.append(dataclasses.replace(box, value=array[0], dense=dense))
+    return values
+
+
+_CONTROL_FLOW = {
+    "jit": _call,
+    "pjit": _call,
+    "closed_call": _call,
+    "core_call": _call,
+    "remat2": _checkpoint,
+    "checkpoint": _checkpoint,
+    "scan": _scan,
+}
