@@ -12,7 +12,7 @@ from monitor_problem import QUANTITIES, C, N, agree, f, loss, naive, problem, tr
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.adapters.functionalize import functionalize
+from ntkdiag.adapters import functionalize
 from ntkdiag.monitor import At, JsonLines, LogSpaced, Memory, Status, WatchState, read_json_lines, watch
 
 get = optax.tree_utils.tree_get
@@ -329,6 +329,32 @@ def test_failing_writer_does_not_stop_training(compiled):
     assert memory.steps == [0, 1, 2]
 
 
+def test_under_vmap_writers_get_the_scheduled_steps_of_every_member():
+    params, x, y = problem()
+    memory = Memory()
+    tx = small(f, x, y, every=2, writers=memory)
+    ensemble = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params)
+    state, update = jax.vmap(tx.init)(ensemble), jax.jit(jax.vmap(tx.update))
+    for _ in range(3):
+        _, state = update(ensemble, state, ensemble)
+    jax.effects_barrier()
+    assert sorted(memory.steps) == [0, 0, 2, 2]
+    expected = [naive(jax.tree.map(lambda a, s=s: s * a, params), params, x=x)["trace"] for s in (1, 2)]
+    np.testing.assert_allclose(sorted(memory.series("ntk_trace")[:2]), sorted(expected), rtol=1e-5)
+    np.testing.assert_allclose(sorted(np.asarray(state.ntk_trace)), sorted(expected), rtol=1e-5)
+
+
+def test_state_may_be_donated():
+    params, x, y = problem()
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), small(f, x, y, every=2))
+    plain, donating = jax.jit(tx.update), jax.jit(tx.update, donate_argnums=1)
+    state, donated = tx.init(params), tx.init(params)
+    for _ in range(3):
+        _, state = plain(params, state, params)
+        _, donated = donating(params, donated, params)
+    np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), get(donated, "ntk_eigenvalues"))
+
+
 def test_differentiating_through_the_update():
     params, x, y = problem()
     tx = optax.chain(optax.sgd(0.1), small(f, x, y))
@@ -382,6 +408,11 @@ CALL = "watch(f, x, y, ...): "
             "got shapes [(2, 3), (3, 3)]. Correct this argument.",
         ),
         ({"top_k": 0}, "expected top_k of at least 1; got top_k=0. Correct this argument."),
+        (
+            {"learning_rate": -0.1},
+            "expected learning_rate to be a number from 0, a schedule of the step, or None; got learning_rate=-0.1. "
+            "Correct this argument.",
+        ),
         ({"momentum": 1.0}, "expected momentum in [0, 1); got momentum=1.0. Correct this argument."),
         (
             {"loss": "hinge"},

@@ -130,6 +130,34 @@ def test_what_is_wrong_is_said(argument, text):
     assert text in str(caught[0].message)
 
 
+def test_inside_jit_it_says_so_and_recovers():
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=1, budget=None)
+    with pytest.warns(RuntimeWarning) as caught:
+        jax.jit(lambda params: monitor(0, params))(params)
+    assert str(caught[0].message) == (
+        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected parameters outside "
+        "of jax.jit; got parameters that are being traced. Call it from the Python loop, or use ntkdiag.watch inside "
+        "the compiled step. This is said once; training goes on."
+    )
+    assert monitor(1, params).drift == 0.0
+
+
+def test_record_is_json_whatever_numbers_are_given(tmp_path):
+    params, x, _ = problem()
+    path = tmp_path / "run.jsonl"
+    Monitor(
+        f,
+        x,
+        every=lambda step: step < 3,
+        learning_rate=np.float32(0.5),
+        momentum=jnp.asarray(0.25),
+        writers=[JsonLines(path)],
+    )(0, params)
+    (record,), _ = read_json_lines(path)
+    assert (record["learning_rate"], record["momentum"], record["schedule"]) == (0.5, 0.25, "<lambda>")
+
+
 def test_failing_schedule_and_step_do_not_stop_the_loop():
     params, x, _ = problem()
     with pytest.warns(RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"):

@@ -12,7 +12,7 @@ from flax.training.train_state import TrainState
 from monitor_problem import C, D, H, f, loss, naive, problem
 
 from ntkdiag import errors
-from ntkdiag.adapters.functionalize import functionalize
+from ntkdiag.adapters import functionalize
 from ntkdiag.monitor import Memory, Monitor, Status, watch
 
 get = optax.tree_utils.tree_get

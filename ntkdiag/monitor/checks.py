@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from ntkdiag import errors
 from ntkdiag.analysis.curvature import Loss
@@ -22,6 +23,7 @@ def check_settings(probe: "Probe") -> None:
     """
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(probe.x)]
     leading = {shape[:1] for shape in shapes}
+    rate = probe.learning_rate
     top_k, choices = probe.top_k, ("auto", *REDUCTIONS)
     checks = (
         (callable(probe.f), "f to be a Functional or a callable f(params, x)", f"a {type(probe.f).__name__}"),
@@ -31,6 +33,11 @@ def check_settings(probe: "Probe") -> None:
             f"shapes {shapes}",
         ),
         (isinstance(top_k, int) and top_k >= 1, "top_k of at least 1", f"top_k={top_k!r}"),
+        (
+            rate is None or callable(rate) or isinstance(rate, Tracer) or (np.ndim(rate) == 0 and 0 <= rate < np.inf),
+            "learning_rate to be a number from 0, a schedule of the step, or None",
+            f"learning_rate={rate!r}",
+        ),
         (0 <= probe.momentum < 1, "momentum in [0, 1)", f"momentum={probe.momentum!r}"),
         (probe.loss in get_args(Loss), f"loss to be one of {get_args(Loss)}", f"loss={probe.loss!r}"),
         (probe.outputs in choices, f"outputs to be one of {choices}", f"outputs={probe.outputs!r}"),

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ntkdiag import errors
 from ntkdiag.analysis.curvature import Loss
@@ -93,7 +94,6 @@ class Monitor:
         self._outbox = Outbox(writers, call="Monitor")
         self._name = name
         self._kernel0: jax.Array | None = None
-        self._has_reference = False
         self._started: float | None = None
         self._warned = False
         self.cost = Cost(budget)
@@ -144,22 +144,22 @@ class Monitor:
         return f"Monitor({self._due}: {self.cost})"
 
     def _measured(self, step: int, params: Any, opt_state: Any, begun: float) -> Measurement:
+        self._require_concrete(params)
         params, unmoved = self._probe.parameters(params)
         layout = self._probe.layout(params)
         objection = objection_to_margin(opt_state, self._probe.momentum)
-        if self._kernel0 is None:
-            self._kernel0 = self._probe.blank(layout)[1]
-        measurement, self._kernel0 = self._probe.measure(
+        measurement, kernel0 = self._probe.measure(
             params,
             layout,
-            self._kernel0,
+            self._probe.blank(layout)[1] if self._kernel0 is None else self._kernel0,
             step=step,
-            first=not self._has_reference,
+            first=self._kernel0 is None,
             unmoved=unmoved,
             rate=jnp.nan if objection else learning_rate_in(opt_state),
         )
         measurement = jax.tree.map(np.asarray, measurement)
-        self._has_reference |= int(measurement.status) == Status.MEASURED
+        if int(measurement.status) == Status.MEASURED:
+            self._kernel0 = kernel0
         seconds = self._count(begun)
         record = convention_record(self._probe, layout, name=self._name, every=self._due, source="Monitor")
         if objection:
@@ -168,6 +168,17 @@ class Monitor:
         self._outbox.send(step, values, {**record, "budget": self.cost.budget})
         self.last = measurement
         return measurement
+
+    def _require_concrete(self, params: Any) -> None:
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
+            raise errors.InvalidInputError(
+                errors.message(
+                    "monitor(step, params)",
+                    expected="parameters outside of jax.jit",
+                    got="parameters that are being traced",
+                    do="Call it from the Python loop, or use ntkdiag.watch inside the compiled step.",
+                )
+            )
 
     def _count(self, begun: float) -> float:
         now = time.perf_counter()

@@ -1,9 +1,11 @@
 """The convention record: what the numbers a monitor writes mean."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from ntkdiag.monitor.probe import Layout, Probe
 
@@ -26,7 +28,7 @@ def convention_record(probe: Probe, layout: Layout, *, name: str, every: Any, so
     return {
         "source": source,
         "name": name,
-        "schedule": repr(every),
+        "schedule": repr(every) if dataclasses.is_dataclass(every) else getattr(every, "__name__", "own"),
         "outputs": layout.outputs,
         "n_examples": layout.n_examples,
         "n_outputs": layout.n_outputs,
@@ -38,15 +40,17 @@ def convention_record(probe: Probe, layout: Layout, *, name: str, every: Any, so
         "loss_denominator": "examples",
         "labels": probe.y is not None,
         "learning_rate": _rate(probe.learning_rate),
-        "momentum": probe.momentum,
-        "nesterov": probe.nesterov,
+        "momentum": float(probe.momentum),
+        "nesterov": bool(probe.nesterov),
         "notes": _notes(probe, layout),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
 
 
 def _rate(rate: Any) -> float | str | None:
-    return rate if rate is None or isinstance(rate, int | float) else "schedule"
+    if callable(rate) or isinstance(rate, Tracer):
+        return "schedule"
+    return None if rate is None else float(rate)
 
 
 def _notes(probe: Probe, layout: Layout) -> list[str]:

@@ -132,7 +132,7 @@ def watch(
             params, layout, state.ntk_kernel0, step=state.ntk_count, first=first, unmoved=unmoved
         )
         record = convention_record(probe, layout, name=name, every=due, source="watch")
-        jax.debug.callback(functools.partial(_deliver, outbox, record), result)
+        jax.debug.callback(functools.partial(_deliver, outbox, due, record), result)
         reference = jnp.where(first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step)
         return _state(state.ntk_count, kernel0, reference, result)
 
@@ -156,6 +156,7 @@ def _state(count: Any, kernel0: Any, reference_step: Any, measurement: Measureme
     return WatchState(count, kernel0, reference_step, measurement.step, measurement.status, **numbers)
 
 
-def _deliver(outbox: Outbox, record: dict[str, Any], measurement: Measurement) -> None:
-    # Runs on the host inside the training step: nothing may come out of it.
-    outbox.send(int(measurement.step), measurement.values(record["name"]), record)
+def _deliver(outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement) -> None:
+    # Runs on the host inside the training step. `jax.vmap` makes the conditional compute at every step.
+    if due(int(measurement.step)):
+        outbox.send(int(measurement.step), measurement.values(record["name"]), record)
