@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.adapters import structure
+from ntkdiag.adapters import parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request
@@ -34,12 +34,13 @@ def adapt(module: Any, request: Request) -> Functional:
     request.require_options(("batched", "state", "key", "axis_name"), call=_CALL)
     request.require_alone(call=_CALL)
     request.bound(module, call=_CALL)
-    state = request.options.get("state")
-    _require_state(module, state)
+    _require_state(module, request.options.get("state"))
+    state = jax.tree.flatten(parameters.owned(request.options.get("state")))
     part = partition(module, request.trainable, call=_CALL, check_finite=request.check_finite)
     _warn_tied(part.params)
     batched = bool(request.options.get("batched"))
-    run = _batched(request) if batched else _mapped(request, _axis_name(module, request))
+    one = _one(request, *state)
+    run = _batched(one) if batched else _mapped(one, _axis_name(module, request))
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
         model = eqx.nn.inference_mode(part.merge(params), value=request.mode == "eval")
@@ -53,26 +54,28 @@ def adapt(module: Any, request: Request) -> Functional:
         library="equinox",
         mode=request.mode,
         name=type(module).__name__,
-        fixed=part.fixed | {f"state/{path}": leaf for path, leaf in structure.leaves_by_path(state).items()},
+        fixed=part.fixed | {f"state/{index}": leaf for index, leaf in enumerate(state[0])},
         extract=part.take,
     )
 
 
-def _one(request: Request, model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Call the module once, on an example or on a batch, and drop the new state."""
-    called = request.bound(model, call=_CALL)
-    args, keywords = request.arguments(called, x, kwargs)
-    if key is not None:
-        keywords["key"] = key
-    state = request.options.get("state")
-    if state is None:
-        return called(*args, **keywords)
-    # A State can be used once in a trace: rebuild it for every call.
-    leaves, treedef = jax.tree.flatten(state)
-    return called(*args, jax.tree.unflatten(treedef, leaves), **keywords)[0]
+def _one(request: Request, leaves: list[Any], treedef: Any) -> Callable[..., Any]:
+    """Write the call of the module, on an example or on a batch, that drops the new state."""
+
+    def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
+        called = request.bound(model, call=_CALL)
+        args, keywords = request.arguments(called, x, kwargs)
+        if key is not None:
+            keywords["key"] = key
+        if not leaves:
+            return called(*args, **keywords)
+        # A State can be used once, also by the user: build a new one for every call.
+        return called(*args, jax.tree.unflatten(treedef, leaves), **keywords)[0]
+
+    return run
 
 
-def _mapped(request: Request, axis_name: Any) -> Callable[..., Any]:
+def _mapped(one: Callable[..., Any], axis_name: Any) -> Callable[..., Any]:
     """Map the module over the leading axis of `x`; keyword arguments are the same for every example."""
 
     def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -80,13 +83,14 @@ def _mapped(request: Request, axis_name: Any) -> Callable[..., Any]:
         if not all(shapes) or len({shape[0] for shape in shapes}) != 1:
             raise _wrong_batch("x with one leading axis of examples", f"x of shape {_listed(shapes)}")
         keys = None if key is None else jax.random.split(key, shapes[0][0])
-        each = jax.vmap(lambda x, key: _one(request, model, x, key, kwargs), axis_name=axis_name)
+        each = jax.vmap(lambda x, key: one(model, x, key, kwargs), axis_name=axis_name)
         try:
             return each(x, keys)
         except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
             raise
         except (TypeError, ValueError, IndexError) as error:
-            got = f"examples of shape {_listed([shape[1:] for shape in shapes])}, which it refused with: {error}"
+            reason = str(error).rstrip(".")
+            got = f"examples of shape {_listed([shape[1:] for shape in shapes])}, which it refused with: {reason}"
             raise _wrong_batch("a module that takes one example, x[i]", got) from error
         except RuntimeError as error:
             error.add_note('ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.')
@@ -95,11 +99,11 @@ def _mapped(request: Request, axis_name: Any) -> Callable[..., Any]:
     return run
 
 
-def _batched(request: Request) -> Callable[..., Any]:
+def _batched(one: Callable[..., Any]) -> Callable[..., Any]:
     """Hand the batch to the module as it is."""
 
     def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
-        y = _one(request, model, x, key, kwargs)
+        y = one(model, x, key, kwargs)
         before, after = ({np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)} for tree in (x, y))
         if before.isdisjoint(after):
             shapes = _listed([np.shape(leaf) for leaf in jax.tree.leaves(y)])
@@ -129,13 +133,18 @@ def _require_state(module: Any, state: Any) -> None:
     import equinox as eqx
 
     indices = [m for m in _nodes(module, eqx.nn.StateIndex) if isinstance(m, eqx.nn.StateIndex)]
-    if state is None and indices:
+    got = f"{len(indices)} entries of stateful layers and state=None" if state is None and indices else None
+    try:
+        jax.tree.leaves(state)
+    except ValueError:
+        got = "a state that was used up by a call of the module"
+    if got is not None:
         raise errors.InvalidInputError(
             errors.message(
                 _CALL,
                 expected="a state for the stateful layers of this module",
-                got=f"{len(indices)} stateful layer entries and state=None",
-                do="Pass state=, the second result of equinox.nn.make_with_state.",
+                got=got,
+                do="Pass state=, the second result of equinox.nn.make_with_state or of the last call of the module.",
             )
         )
 
@@ -173,5 +182,5 @@ def _warn_tied(params: Any) -> None:
             warnings.warn(
                 f'{_CALL}: "{seen[id(leaf)]}" and "{path}" are the same array and count as two independent '
                 "parameters. Tie them with equinox.nn.Shared, or leave one out with trainable=.",
-                stacklevel=5,
+                stacklevel=4,
             )

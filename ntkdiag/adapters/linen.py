@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ntkdiag import errors
-from ntkdiag.adapters import structure
+from ntkdiag.adapters import parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request, mode_flags
@@ -41,7 +41,7 @@ def adapt(module: Any, request: Request) -> Functional:
     boxed = _collections(request.variables)
     variables = nn.meta.unbox(boxed)
     part = partition(variables["params"], request.trainable, call=_CALL, check_finite=request.check_finite)
-    rest = {name: tree for name, tree in variables.items() if name != "params"}
+    rest = parameters.owned({name: tree for name, tree in variables.items() if name != "params"})
     run = _runner(_in_mode(module, request), request, rest)
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ntkdiag import errors
-from ntkdiag.adapters import structure
+from ntkdiag.adapters import parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request, mode_flags
@@ -33,6 +33,7 @@ def adapt(model: Any, request: Request) -> Functional:
     kind, trainable = _chosen(request.trainable)
     # Splitting shares the variables with the user's model, whose next update would show through: copy first.
     own_graph, state, rest = nnx.split(nnx.clone(model), kind, ...)
+    rest = _owned(rest)
     moded = _in_mode(nnx.merge(own_graph, state, rest, copy=True), request)
     graph, _, moded_rest = nnx.split(moded, kind, ...)
     pure = _Pure.of(state)
@@ -84,6 +85,16 @@ class _Pure:
         for index, leaf in zip(self.order, jax.tree.leaves(pure), strict=True):
             leaves[index] = leaf
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def _owned(rest: Any) -> Any:
+    """Copy statistics and random streams; Params that are held fixed may be most of the model and are not copied."""
+    from flax import nnx
+
+    def copied(variable: Any) -> Any:
+        return variable if isinstance(variable, nnx.Param) else parameters.owned(variable)
+
+    return jax.tree.map(copied, rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
 def _chosen(trainable: Any) -> tuple[Any, Any]:

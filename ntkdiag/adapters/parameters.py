@@ -26,6 +26,11 @@ def as_jax(leaf: Any) -> Any:
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
+def owned(tree: Any) -> Any:
+    """Copy the arrays of a tree: a training step that donates its state would pull the user's own away."""
+    return jax.tree.map(lambda leaf: leaf.copy() if _is_concrete(leaf) else leaf, tree)
+
+
 def require_real(tree: Any, *, call: str) -> None:
     """Refuse leaves in which nothing can be differentiated.
 
