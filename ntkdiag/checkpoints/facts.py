@@ -44,7 +44,7 @@ def facts(a: Side, b: Side, settings: Settings, n_outputs: int, kernel: Kernel) 
         "n_examples": settings.n_examples,
         "n_outputs": n_outputs,
         "probe_sha256": settings.probe,
-        "kernel": _reduction(settings.outputs),
+        "kernel": _reduction(kernel),
         "kernel_dtype": str(kernel.dtype),
         "loss": _LOSSES[settings.loss] if settings.y is not None or settings.learning_rate else "not used",
         "learning_rate": settings.learning_rate,
@@ -86,9 +86,6 @@ def notes(a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b
     for side in (measured_a, measured_b):
         if side.spectrum.status != "ok":
             said.append(f"The spectrum of {side.label} is {side.spectrum.status}: do not rely on its numbers.")
-        hidden = side.spectrum.size - side.spectrum.rank
-        if hidden:
-            said.append(f"{side.label}: {hidden} of {side.spectrum.size} eigenvalues lie below the noise floor.")
     if settings.y is None:
         said.append(
             "No labels were given: alignment, label power, loss and accuracy are left out, and RICH cannot be found."
@@ -96,13 +93,15 @@ def notes(a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b
     return tuple(said)
 
 
-def _reduction(outputs: str) -> str:
-    return {
-        "full": "full kernel J J^T, [(N C) (N C)]",
-        "mean": "mean over outputs, sum_c Theta_cc / C, [N N]",
-        "trace": "trace over outputs, sum_c Theta_cc, [N N]",
-        "sum-of-logits": "kernel of the summed outputs sum_c f_c / sqrt(C), [N N]",
-    }[outputs]
+def _reduction(kernel: Kernel) -> str:
+    side = kernel.matrix.shape[0]
+    name = {
+        "full": "full kernel J Jᵀ",
+        "mean": "mean over outputs, Σ_c Θ_cc / C",
+        "trace": "trace over outputs, Σ_c Θ_cc",
+        "sum-of-logits": "kernel of the summed outputs Σ_c f_c / √C",
+    }[kernel.convention.outputs]
+    return f"{name}, {side} × {side}"
 
 
 def _versions() -> str:

@@ -1,0 +1,84 @@
+"""What one sees while the demo trains: a progress bar and the latest numbers, or plain lines."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_SHOWN = {
+    "ntk_trace": "trace",
+    "ntk_participation_ratio": "participation ratio",
+    "ntk_drift": "drift since step 0, relative",
+    "ntk_distance_centred": "drift since step 0, centred distance",
+    "ntk_alignment": "alignment with the labels",
+    "ntk_margin": "stability margin (1 = edge)",
+}
+
+
+class LiveView:
+    """A writer for `watch` that draws in the terminal; a context manager around the training loop.
+
+    Args:
+        steps: Number of updates, for the progress bar.
+        console: Where to draw.
+    """
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self.console = console
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[loss]}"),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task("training", total=steps, loss="")
+        self._table: Any = ""
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8)
+
+    def __enter__(self) -> "LiveView":
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def advance(self, step: int, loss: float | None) -> None:
+        """Show the step reached and the loss of the last batch."""
+        self._progress.update(self._task, completed=step, loss="" if loss is None else f"loss {loss:.4f}")
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Show one measurement."""
+        if self.console.is_terminal:
+            self._table = _table(step, values)
+        else:
+            self.console.print(_line(step, values), soft_wrap=True, highlight=False)
+
+    def _draw(self) -> Group:
+        return Group(self._progress, self._table)
+
+
+def _table(step: int, values: Mapping[str, Any]) -> Table:
+    table = Table(title=f"kernel at step {step}", title_justify="left", title_style="bold", show_header=False, box=None)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_row("top eigenvalues", "  ".join(_number(value) for value in values["ntk_eigenvalues"]))
+    for name, title in _SHOWN.items():
+        table.add_row(title, _number(values[name]))
+    return table
+
+
+def _line(step: int, values: Mapping[str, Any]) -> str:
+    numbers = {"lambda": values["ntk_eigenvalues"][0], **{name.removeprefix("ntk_"): values[name] for name in _SHOWN}}
+    return f"step {step:5d}  " + "  ".join(f"{name} {_number(value)}" for name, value in numbers.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "-"

@@ -1,0 +1,71 @@
+"""The folder a demo run writes to, and nothing else."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+
+from ntkdiag import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run.
+
+    Attributes:
+        root: The folder.
+    """
+
+    root: pathlib.Path
+
+    @property
+    def log(self) -> pathlib.Path:
+        """Measurements of the kernel, one JSON object per line."""
+        return self.root / "ntk.jsonl"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        """Root of the Orbax CheckpointManager."""
+        return self.root / "checkpoints"
+
+    @property
+    def report(self) -> pathlib.Path:
+        """The report."""
+        return self.root / "report.html"
+
+    def write_settings(self, settings: Any) -> None:
+        """Write the settings of the run, and the version of JAX, to ``run.json``."""
+        content = {**dataclasses.asdict(settings), "jax": jax.__version__}
+        (self.root / "run.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def make_run_directory(out: pathlib.Path | None, default: str) -> RunDirectory:
+    """Make a fresh folder; an existing one is never written to.
+
+    Args:
+        out: Folder asked for; None takes ``runs/<default>``, or the first free of ``runs/<default>-2``, ``-3``, ...
+        default: Name of the run.
+
+    Returns:
+        The new, empty folder.
+
+    Raises:
+        InvalidInputError: `out` exists.
+    """
+    if out is None:
+        names = (default if number == 1 else f"{default}-{number}" for number in range(1, 10_000))
+        out = next(path for path in (pathlib.Path("runs") / name for name in names) if not path.exists())
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise errors.InvalidInputError(
+            errors.message(
+                f"ntkdiag demo --out {out}",
+                expected="a folder that does not exist yet",
+                got=f"{type(error).__name__}: {error.strerror}",
+                do="Choose another folder, or remove this one: a run is never overwritten.",
+            )
+        ) from error
+    return RunDirectory(out)

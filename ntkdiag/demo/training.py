@@ -1,0 +1,80 @@
+"""A plain Optax training loop with `watch` in the chain."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from ntkdiag.adapters import Functional
+from ntkdiag.demo.data import Digits
+from ntkdiag.demo.settings import BATCH, LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS, TOP_K, DemoSettings
+from ntkdiag.monitor import Writer, watch
+
+OnStep = Callable[[int, Any, float | None], None]
+
+
+def train(
+    functional: Functional, digits: Digits, settings: DemoSettings, writers: Sequence[Writer], on_step: OnStep
+) -> Any:
+    """Train with SGD and momentum on the softmax cross-entropy.
+
+    Args:
+        functional: The model.
+        digits: The data.
+        settings: Steps, schedule, seed.
+        writers: Receive every measurement of the kernel.
+        on_step: Called as `on_step(step, params, loss)` before each update and once at the end; the loss is that of
+            the update before, None at step 0.
+
+    Returns:
+        The trained parameters.
+    """
+    probe_x, probe_y = digits.probe(PROBE_PER_CLASS)
+    f, params = functional
+    optimizer = optax.chain(
+        optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
+        watch(
+            functional,
+            probe_x,
+            probe_y,
+            every=settings.every,
+            top_k=TOP_K,
+            learning_rate=LEARNING_RATE,
+            momentum=MOMENTUM,
+            loss=LOSS,
+            writers=writers,
+        ),
+    )
+    state = optimizer.init(params)
+
+    @jax.jit
+    def loss_and_gradients(params: Any, x: Any, y: Any) -> tuple[jax.Array, Any]:
+        def mean_loss(params: Any) -> jax.Array:
+            return optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
+
+        return jax.value_and_grad(mean_loss)(params)
+
+    loss = None
+    for step, (x, y) in enumerate(batches(digits, settings)):
+        on_step(step, params, loss)
+        value, gradients = loss_and_gradients(params, x, y)
+        # Outside jit, because XLA on CPU runs convolutions inside a conditional ten times slower.
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        loss = float(value)
+    jax.effects_barrier()  # every measurement has reached its writers
+    on_step(settings.steps, params, loss)
+    return params
+
+
+def batches(digits: Digits, settings: DemoSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Random batches without replacement, epoch after epoch, one per step."""
+    rng = np.random.default_rng(settings.seed + 1)
+    order = np.empty(0, int)
+    for _ in range(settings.steps):
+        if len(order) < BATCH:
+            order = rng.permutation(len(digits.x_train))
+        chosen, order = order[:BATCH], order[BATCH:]
+        yield digits.x_train[chosen], digits.y_train[chosen]

@@ -1,0 +1,36 @@
+"""The optional libraries a page needs."""
+
+import importlib
+
+from ntkdiag import errors
+
+NEEDED = ("jinja2", "matplotlib")
+
+
+def require_report(call: str = "Comparison.save('report.html')") -> None:
+    """Refuse to start on a page when a library for it is missing.
+
+    Args:
+        call: The call to name in the message, in code form.
+
+    Raises:
+        MissingDependencyError: jinja2 or matplotlib is not installed.
+    """
+    missing = [name for name in NEEDED if not _installed(name)]
+    if missing:
+        raise errors.MissingDependencyError(
+            errors.message(
+                call,
+                expected=f"{' and '.join(NEEDED)}, which make the page",
+                got=f"no {' and no '.join(missing)}",
+                do='Run: pip install "ntkdiag[report]"',
+            )
+        )
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True

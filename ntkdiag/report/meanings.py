@@ -1,0 +1,75 @@
+"""Name, symbol and meaning of every quantity a report shows."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """How a quantity is presented.
+
+    Attributes:
+        name: In words.
+        symbol: As in the papers; may be empty.
+        text: What it tells, with its convention; may hold fields such as ``{momentum:g}``, filled from the facts.
+    """
+
+    name: str
+    symbol: str
+    text: str
+
+
+MEANINGS = {
+    "trace": Meaning("trace", "tr Θ", "Sum of the eigenvalues: the overall speed of learning."),
+    "largest": Meaning("largest eigenvalue", "λ₁", "Speed of the fastest mode; it sets the critical learning rate."),
+    "participation": Meaning(
+        "participation ratio", "PR", "(Σλ)² / Σλ²: effective number of modes, weighted to the large ones."
+    ),
+    "entropy": Meaning(
+        "entropy rank", "exp H", "exp(−Σ p log p), p = λ/Σλ, over resolved eigenvalues: falls when the kernel compresses."
+    ),
+    "resolved": Meaning(
+        "resolved eigenvalues", "", "Eigenvalues above the noise floor; what lies below is rounding, not a number."
+    ),
+    "floor": Meaning("noise floor", "ε n λ₁", "Machine epsilon of the kernel's dtype × size × λ₁."),
+    "loss": Meaning("loss on the probe", "L", "{loss_capital}."),
+    "accuracy": Meaning("accuracy on the probe", "", "Share of probe examples whose largest output is the label."),
+    "alignment": Meaning(
+        "alignment with the labels",
+        "cKTA",
+        "Centred kernel-target alignment: rises when the fast directions become the label directions.",
+    ),
+    "power": Meaning(
+        "label power, top {k} modes",
+        "C({k})",
+        "Share of the labels that lies in the {k} fastest modes; kernel and labels centred.",
+    ),
+    "critical": Meaning(
+        "critical learning rate",
+        "η_c",
+        "Above it full-batch SGD with momentum {momentum:g} diverges on the linearised model.",
+    ),
+    "margin": Meaning(
+        "stability margin",
+        "η/η_c",
+        "At learning rate {learning_rate:g}. Below 0.5 slack, 0.8 to 1.05 edge of stability, above 1.1 divergence.",
+    ),
+    "drift": Meaning("kernel drift", "D", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included."),
+    "scale": Meaning("scale", "a", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size."),
+    "rotation": Meaning("rotation", "φ", "Angle between the kernels: D² = (a − 1)² + (a tan φ)²."),
+    "distance": Meaning("kernel distance", "S", "1 − cosine between the kernels: direction without size."),
+    "distance_centred": Meaning(
+        "centred kernel distance",
+        "S_c",
+        "The same, mean over examples removed: below 0.01 lazy, above 0.1 features moved.",
+    ),
+    "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
+    "e1": Meaning(
+        "linearisation error", "e₁", "‖f_B − f_lin‖ / ‖f_B − f_A‖: below 0.1 the model linearised at A predicts B."
+    ),
+    "e2": Meaning("quadratic error", "e₂", "The same for the quadratic Taylor model at A."),
+    "rms": Meaning("prediction error", "rms", "Of the linearised model at B's parameters, in units of the outputs."),
+    "max": Meaning("largest prediction error", "max", "Over examples and outputs, in units of the outputs."),
+    "agreement": Meaning(
+        "same decision", "", "Share of probe examples where linearised model and B choose the same class."
+    ),
+}
