@@ -1,5 +1,6 @@
 """Linear and Taylor models of a network, and how good they are."""
 
+from ntkdiag.linearize import predict as predict
 from ntkdiag.linearize.gap import LinearizationGap as LinearizationGap
 from ntkdiag.linearize.gap import linearization_gap as linearization_gap
 from ntkdiag.linearize.linearize import linearize as linearize

@@ -1,0 +1,225 @@
+"""Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.linearize.predict.momentum import MomentumKind, momentum_response
+from ntkdiag.linearize.predict.origin import Origin
+from ntkdiag.linearize.predict.prediction import Prediction
+from ntkdiag.linearize.predict.problem import Problem, read_problem
+from ntkdiag.linearize.predict.response import (
+    descent_response,
+    flow_response,
+    one_minus_power,
+    pulled_response,
+)
+
+
+@keeps_float64
+def gradient_flow(
+    kernel: KernelLike,
+    y: jax.typing.ArrayLike,
+    time: jax.typing.ArrayLike = jnp.inf,
+    *,
+    kernel_test: KernelLike | None = None,
+    outputs: jax.typing.ArrayLike | None = None,
+    outputs_test: jax.typing.ArrayLike | None = None,
+    ridge: Number = 0.0,
+    origin: Origin | None = None,
+    loss_denominator: Number | None = None,
+) -> Prediction:
+    """Outputs of the linearised model under gradient flow on (1/D) sum 1/2 (f - y)^2.
+
+    f_t = y + exp(-Theta t / D) (f_0 - y) on the training set, f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0 - y)
+    with psi_t(lambda) = (1 - exp(-lambda t / D)) / lambda. A ridge adds (ridge / 2D) ||theta - theta_0||^2 to the
+    loss; at t = infinity that is kernel ridge regression. With `origin` the penalty is (ridge / 2D) ||theta||^2,
+    ordinary weight decay, which is another predictor.
+    Modes with an unresolved eigenvalue are not learned: no division by them takes place.
+    Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per time. Source: Lee et al. 2019 (arXiv 1902.06720),
+    eqs. 9 to 11; neural-tangents divides by |lambda| where this takes the limit.
+
+    Args:
+        kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for the full one, an
+            approximation), or a matrix.
+        y: `[n]` or `[n o]` targets.
+        time: t = learning rate x steps, a number or `[T]`, infinity allowed. Steps of gradient descent are this only
+            far below the critical learning rate; otherwise use `gradient_descent`.
+        kernel_test: Test by train, in the same convention, for predictions on test examples.
+        outputs: f_0 on the training examples, shaped like y; None for 0.
+        outputs_test: f_0 on the test examples; None for 0.
+        ridge: In units of the kernel's eigenvalues; D times the coefficient of weight decay.
+        origin: J theta_0 for decay to zero; None for a ridge to the initial parameters.
+        loss_denominator: D; None for the number of examples.
+
+    Returns:
+        Outputs on training and test examples, each `[... n o]` with the axes of `time` first.
+
+    Raises:
+        InvalidInputError: When arrays do not fit or are not finite, the kernel has negative eigenvalues or is a
+            trace, or a number is negative.
+    """
+    call = "gradient_flow(kernel, y, time)"
+    require_at_least_zero(ridge, call, "ridge")
+    require_at_least_zero(jnp.asarray(time), call, "time")
+    problem = read_problem(
+        call,
+        kernel,
+        y,
+        kernel_test=kernel_test,
+        outputs=outputs,
+        outputs_test=outputs_test,
+        origin=origin,
+        loss_denominator=loss_denominator,
+    )
+    elapsed = jnp.asarray(time, problem.kernel.dtype) / problem.denominator
+
+    def respond(values: jax.Array, floor: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        decay = jnp.exp(-jnp.where(ridge > 0, ridge * s, 0.0))[:, None]
+        return flow_response(values + ridge, floor, s), decay * flow_response(values, floor, s), decay
+
+    return _predict(problem, respond, elapsed, call)
+
+
+@keeps_float64
+def gradient_descent(
+    kernel: KernelLike,
+    y: jax.typing.ArrayLike,
+    steps: jax.typing.ArrayLike,
+    learning_rate: Number,
+    *,
+    kernel_test: KernelLike | None = None,
+    outputs: jax.typing.ArrayLike | None = None,
+    outputs_test: jax.typing.ArrayLike | None = None,
+    momentum: Number = 0.0,
+    momentum_kind: MomentumKind = "heavy-ball",
+    ridge: Number = 0.0,
+    origin: Origin | None = None,
+    loss_denominator: Number | None = None,
+) -> Prediction:
+    """Outputs of the linearised model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
+
+    f_t = y + (1 - eta Theta / D)^t (f_0 - y), exactly what iterating gives; with momentum by powers of each mode's
+    transition matrix. Everything else as for `gradient_flow`. Above the critical learning rate the outputs grow
+    without bound, as they do in training.
+    Cost: as `gradient_flow`. Source: Lee et al. 2019 (arXiv 1902.06720) for the flow; the powers are elementary.
+
+    Args:
+        kernel: As for `gradient_flow`.
+        y: As for `gradient_flow`.
+        steps: Number of steps, an integer or `[T]` integers up to 2^31 (2^24 in float32); infinity allowed.
+        learning_rate: eta.
+        kernel_test: As for `gradient_flow`.
+        outputs: As for `gradient_flow`.
+        outputs_test: As for `gradient_flow`.
+        momentum: beta in [0, 1).
+        momentum_kind: "heavy-ball", "nesterov" or "ema"; see `ntkdiag.analysis.stability_threshold`.
+        ridge: As for `gradient_flow`; its gradient passes through the momentum (L2 penalty, not decoupled decay).
+        origin: As for `gradient_flow`; not with momentum.
+        loss_denominator: As for `gradient_flow`.
+
+    Returns:
+        As `gradient_flow`; NaN at infinity when the learning rate is above critical.
+
+    Raises:
+        InvalidInputError: As `gradient_flow`, when steps are no integers, or `origin` comes with momentum.
+    """
+    call = "gradient_descent(kernel, y, steps, learning_rate)"
+    _check_descent(steps, learning_rate, momentum, momentum_kind, ridge, origin, call)
+    problem = read_problem(
+        call,
+        kernel,
+        y,
+        kernel_test=kernel_test,
+        outputs=outputs,
+        outputs_test=outputs_test,
+        origin=origin,
+        loss_denominator=loss_denominator,
+    )
+    rate = learning_rate / problem.denominator
+
+    def respond(values: jax.Array, floor: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        decay = 1.0 - one_minus_power(jnp.asarray(rate * ridge, values.dtype), t)[:, None]
+        pulled = pulled_response(values, floor, rate, ridge, t)
+        if isinstance(momentum, float | int) and momentum == 0:
+            return descent_response(values + ridge, floor, rate, t), pulled, decay
+        return momentum_response(values + ridge, floor, rate, t, momentum, momentum_kind), pulled, decay
+
+    return _predict(problem, respond, jnp.asarray(steps, problem.kernel.dtype), call)
+
+
+Respond = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+
+
+def _predict(problem: Problem, respond: Respond, times: jax.Array, call: str) -> Prediction:
+    values, vectors, floor = _decompose(problem, call)
+    psi, chi, decay = respond(values, floor, times.reshape(-1))
+    residual = vectors.T @ problem.residual  # [k c]
+    if problem.pull is None:
+        coefficients = -psi[:, :, None] * residual  # [T k c]
+    else:
+        pull = vectors.T @ problem.pull
+        coefficients = -psi[:, :, None] * (residual - pull) - chi[:, :, None] * pull
+    shrink = decay[:, :, None] - 1.0
+    train = problem.start + jnp.einsum("kj,j,Tjc->Tkc", vectors, values, coefficients)
+    train = train if problem.pull is None else train + shrink * problem.pull
+    test = None
+    if problem.cross is not None and problem.start_test is not None:
+        test = problem.start_test + jnp.einsum("lj,Tjc->Tlc", problem.cross @ vectors, coefficients)
+        test = test if problem.pull_test is None else test + shrink * problem.pull_test
+        test = test.reshape(*times.shape, *problem.shape_test)
+    dead = values == 0.0
+    unlearned = jnp.sqrt(jnp.sum(jnp.where(dead[:, None], residual, 0.0) ** 2) / residual.size)
+    return Prediction(train.reshape(*times.shape, *problem.shape), test, unlearned, jnp.sum(dead))
+
+
+def _decompose(problem: Problem, call: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eigh(problem.kernel)
+    floor = problem.eps * values.shape[0] * jnp.max(jnp.abs(values))
+    negative = jnp.sum(values < -floor)
+    if is_concrete(negative) and negative > 0:
+        refuse(
+            call,
+            expected="a kernel J J^T, which has no negative eigenvalues",
+            got=f"{int(negative)} eigenvalues below the noise floor {-float(floor):.2g}",
+            do="Compute all rows in one call and one batch size; see `health(kernel)`.",
+        )
+    return jnp.where(negative > 0, jnp.nan, jnp.where(values > floor, values, 0.0)), vectors, floor
+
+
+def _check_descent(
+    steps: jax.typing.ArrayLike,
+    learning_rate: Number,
+    momentum: Number,
+    kind: MomentumKind,
+    ridge: Number,
+    origin: Origin | None,
+    call: str,
+) -> None:
+    require_at_least_zero(ridge, call, "ridge")
+    require_positive(learning_rate, call, "learning_rate")
+    if is_concrete(steps):
+        counts = np.asarray(steps, np.float64)
+        if not np.all((counts >= 0) & ((counts == np.floor(counts)) | np.isinf(counts))):
+            refuse(call, expected="non-negative integer `steps`, or infinity", got=f"{steps}", do="Round them.")
+    if is_concrete(momentum) and not 0 <= float(momentum) < 1:
+        refuse(call, expected="`momentum` in [0, 1)", got=f"{momentum}", do="Pass the optimizer's beta.")
+    if kind not in ("heavy-ball", "nesterov", "ema"):
+        refuse(
+            call,
+            expected='`momentum_kind` "heavy-ball", "nesterov" or "ema"',
+            got=repr(kind),
+            do="optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
+        )
+    if origin is not None and not (isinstance(momentum, float | int) and momentum == 0):
+        refuse(
+            call,
+            expected="no momentum beside `origin`",
+            got=f"momentum={momentum}",
+            do="Decay to zero with momentum has no closed form here: train `linearize(f, params)` instead.",
+        )

@@ -1,0 +1,28 @@
+"""What the linearised model outputs after training."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["train", "test", "unlearned", "unresolved"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Outputs of the linearised model.
+
+    Attributes:
+        train: `[... n o]`, shaped like y behind the axes of the time.
+        test: `[... m o]` likewise; None without a test kernel.
+        unlearned: Root mean square of the part of the initial residual that no amount of training removes, because
+            it lies in modes whose eigenvalue is not resolved; None where it was not computed.
+        unresolved: Number of those modes; None where it was not computed.
+    """
+
+    train: Any
+    test: Any = None
+    unlearned: Any = None
+    unresolved: Any = None

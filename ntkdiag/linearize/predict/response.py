@@ -1,0 +1,105 @@
+"""How far an eigenmode of the kernel has been learned at a given time, without dividing by a small eigenvalue."""
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag.kernels.operands.number import Number
+
+
+def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.Array:
+    """psi(mu, s) = (1 - exp(-mu s)) / mu, with the limit s for mu -> 0.
+
+    For an unresolved eigenvalue the limit holds while s floor < 1. Later its value is not determined by the kernel,
+    and the mode is left out, as the pseudo-inverse does at s = infinity.
+    Cost: one pass. Source: Lee et al. 2019 (arXiv 1902.06720), eq. 10, written with expm1.
+
+    Args:
+        values: `[k]` eigenvalues mu, not negative.
+        floor: The noise floor.
+        time: `[T]` s = t / D; may be infinite.
+
+    Returns:
+        `[T k]`, in units of 1 / mu.
+    """
+    s = time[:, None]
+    resolved = values > floor
+    safe = jnp.where(resolved, values, 1.0)
+    return jnp.where(resolved, -jnp.expm1(-safe * s) / safe, _limit(s, floor))
+
+
+def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: jax.Array) -> jax.Array:
+    """psi(mu, t) = (1 - (1 - rate mu)^t) / mu, with the limit rate t for mu -> 0.
+
+    Unresolved eigenvalues as in `flow_response`. At t = infinity modes with rate mu >= 2 are NaN: they diverge.
+    Cost: one pass.
+
+    Args:
+        values: `[k]` eigenvalues mu, not negative.
+        floor: The noise floor.
+        rate: eta / D.
+        steps: `[T]` integers, as floating point; may be infinite.
+
+    Returns:
+        `[T k]`, in units of 1 / mu.
+    """
+    t = steps[:, None]
+    resolved = values > floor
+    safe = jnp.where(resolved, values, 1.0)
+    return jnp.where(resolved, one_minus_power(rate * safe, t) / safe, _limit(rate * t, floor))
+
+
+def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Number, steps: jax.Array) -> jax.Array:
+    """chi(lambda, t) = (a^t - b^t) / lambda, a = 1 - rate ridge, b = a - rate lambda: the answer to a source a^t.
+
+    The limit for lambda -> 0 is rate t a^(t - 1). Unresolved eigenvalues and t = infinity as in `descent_response`.
+    Cost: one pass.
+
+    Args:
+        values: `[k]` eigenvalues lambda of the kernel, without the ridge.
+        floor: The noise floor.
+        rate: eta / D.
+        ridge: The ridge, in units of the eigenvalues.
+        steps: `[T]` integers, as floating point; may be infinite.
+
+    Returns:
+        `[T k]`, in units of 1 / lambda.
+    """
+    t = steps[:, None]
+    a = jnp.asarray(1.0 - rate * ridge, values.dtype)
+    kept = 1.0 - one_minus_power(1.0 - a, t)
+    # b / a = 1 - x keeps small eigenvalues accurate; where b and a have different signs the difference does not cancel.
+    smooth = rate * values < a
+    safe = jnp.where(values > 0.0, values, 1.0)
+    ratio = jnp.where(smooth, rate * values / jnp.where(a > 0.0, a, 1.0), 0.0)
+    apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
+    learned = jnp.where(smooth, kept * one_minus_power(ratio, t), apart) / safe
+    limit = jnp.where(jnp.isinf(t), 0.0, rate * jnp.where(jnp.isinf(t), 0.0, t)) * kept / jnp.where(a == 0.0, 1.0, a)
+    unresolved = jnp.where(rate * t * floor < 1.0, limit, 0.0)
+    return jnp.where(values > floor, learned, unresolved)
+
+
+def one_minus_power(x: jax.Array, t: jax.Array) -> jax.Array:
+    """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x.
+
+    Cost: one pass.
+
+    Args:
+        x: Learning rate times curvature.
+        t: Integers as floating point; at infinity the result is 0 for x = 0, 1 for 0 < x < 2, NaN from 2 on.
+
+    Returns:
+        The broadcast of both.
+    """
+    below = x < 1.0
+    logs = jnp.log1p(-jnp.where(below, x, 0.0))
+    direct = -jnp.expm1(jnp.where(logs == 0.0, 0.0, t * logs))
+    size = jnp.abs(jnp.where(below, 0.5, 1.0 - x))
+    at_one = size == 0.0
+    power = jnp.exp(jnp.where(t == 0.0, 0.0, t * jnp.log(jnp.where(at_one, 1.0, size))))
+    power = jnp.where(at_one & (t > 0.0), 0.0, power)
+    sign = jnp.where(jnp.isinf(t), jnp.where(x < 2.0, 1.0, jnp.nan), 1.0 - 2.0 * (jnp.where(jnp.isinf(t), 0.0, t) % 2))
+    return jnp.where(below, direct, 1.0 - jnp.where(x == 2.0, sign, sign * power))
+
+
+def _limit(elapsed: jax.Array, floor: jax.Array) -> jax.Array:
+    return jnp.where(elapsed * floor < 1.0, elapsed, 0.0)

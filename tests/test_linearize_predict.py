@@ -1,0 +1,398 @@
+"""Closed-form training of the linearised model against training it, step by step, in parameter space."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernels import Convention, Kernel
+from ntkdiag.linearize import linearize, predict
+
+N, M, C = 6, 4, 2
+RNG = np.random.default_rng(0)
+X, X_TEST, Y = RNG.normal(size=(N, 3)), RNG.normal(size=(M, 3)), RNG.normal(size=(N, C))
+PARAMS = {"w": RNG.normal(size=(3, 8)), "v": RNG.normal(size=(8, C)) / 3}
+
+
+def net(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+FULL = Convention("full", C)
+K = Kernel(reference.ntk(net, PARAMS, X), FULL)
+K_TEST = Kernel(reference.ntk(net, PARAMS, X_TEST, X), FULL, symmetric=False)
+LARGEST = np.linalg.eigvalsh(K.matrix)[-1]
+with jax.enable_x64(True):
+    F0, F0_TEST = np.asarray(net(PARAMS, X)), np.asarray(net(PARAMS, X_TEST))
+    ORIGIN = jax.tree.map(np.asarray, predict.origin(net, PARAMS, X, X_TEST))
+OUTPUTS = {"kernel_test": K_TEST, "outputs": F0, "outputs_test": F0_TEST}
+
+
+def _loss(f):
+    return 0.5 * jnp.sum((f - Y) ** 2) / N
+
+
+def _train(steps, eta, *, beta=0.0, kind="heavy-ball", decay=0.0, center=True, loss=_loss):
+    """Train f_lin in parameter space; outputs on both sets after each number of steps."""
+    f_lin = linearize(net, PARAMS)
+    start = jax.tree.map(jnp.asarray, PARAMS)
+    anchor = start if center else jax.tree.map(jnp.zeros_like, start)
+
+    def total(p):
+        distance = sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(anchor), strict=True))
+        return loss(f_lin(p, X)) + 0.5 * decay * distance
+
+    def step(_, state):
+        p, v = state
+        g = jax.grad(total)(p)
+        fresh = 1 - beta if kind == "ema" else 1.0
+        v = jax.tree.map(lambda v, g: beta * v + fresh * g, v, g)
+        move = jax.tree.map(lambda v, g: g + beta * v, v, g) if kind == "nesterov" else v
+        return jax.tree.map(lambda p, m: p - eta * m, p, move), v
+
+    state, saved = (start, jax.tree.map(jnp.zeros_like, start)), []
+    for gap in np.diff([0, *steps]):
+        state = jax.lax.fori_loop(0, int(gap), step, state)
+        saved.append((f_lin(state[0], X), f_lin(state[0], X_TEST)))
+    return [np.stack(part) for part in zip(*saved, strict=True)]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("ratio", [0.01, 0.5, 0.99, 1.01])
+def test_descent_is_iterated_descent(ratio):
+    eta, steps = ratio * 2 * N / LARGEST, [1, 2, 7, 500]
+    train, test = _train(steps, eta)
+    found = predict.gradient_descent(K, Y, np.array(steps), eta, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, rtol=1e-12, atol=1e-12 * np.abs(train).max())
+    np.testing.assert_allclose(found.test, test, rtol=1e-12, atol=1e-12 * np.abs(test).max())
+    single = predict.gradient_descent(K, Y, 7, eta, **OUTPUTS)
+    assert single.train.shape == (N, C)
+    assert single.test.shape == (M, C)
+    np.testing.assert_allclose(single.train, found.train[2], rtol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_descent_over_two_thousand_steps():
+    eta = 0.5 * 2 * N / LARGEST
+    train, test = _train([2000], eta)
+    found = predict.gradient_descent(K, Y, [2000], eta, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, atol=1e-12)
+    np.testing.assert_allclose(found.test, test, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+@pytest.mark.parametrize("beta", [0.5, 0.9])
+def test_momentum_is_iterated_momentum(kind, beta):
+    eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
+    train, test = _train(steps, eta, beta=beta, kind=kind)
+    found = predict.gradient_descent(K, Y, np.array(steps), eta, momentum=beta, momentum_kind=kind, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, atol=1e-11)
+    np.testing.assert_allclose(found.test, test, atol=1e-11)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("center", "beta"), [(True, 0.0), (True, 0.9), (False, 0.0)])
+@pytest.mark.parametrize("decay", [1e-3, 0.3, 5.0])
+def test_penalties_are_iterated_penalties(center, beta, decay):
+    # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
+    eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
+    train, test = _train(steps, eta, decay=decay, center=center, beta=beta)
+    options = {"ridge": N * decay, "origin": None if center else ORIGIN, "momentum": beta}
+    found = predict.gradient_descent(K, Y, np.array(steps), eta, **options, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, atol=1e-11)
+    np.testing.assert_allclose(found.test, test, atol=1e-11)
+
+
+def test_infinite_time_is_ridge_regression():
+    k, cross = K.matrix, K_TEST.matrix
+    for ridge in (0.0, 0.7):
+        alpha = np.linalg.solve(k + ridge * np.eye(N * C), (Y - F0).ravel())
+        expected = F0_TEST + (cross @ alpha).reshape(M, C)
+        for found in (
+            predict.gradient_flow(K, Y, ridge=ridge, **OUTPUTS),
+            predict.gradient_descent(K, Y, np.inf, 0.1 * N / LARGEST, ridge=ridge, **OUTPUTS),
+            predict.gradient_descent(K, Y, np.inf, 0.1 * N / LARGEST, ridge=ridge, momentum=0.9, **OUTPUTS),
+        ):
+            np.testing.assert_allclose(found.test, expected, atol=1e-10)
+    alpha = np.linalg.solve(k + 0.7 * np.eye(N * C), (Y - F0 + ORIGIN.train).ravel())
+    expected = F0_TEST - ORIGIN.test + (cross @ alpha).reshape(M, C)
+    for found in (
+        predict.gradient_flow(K, Y, ridge=0.7, origin=ORIGIN, **OUTPUTS),
+        predict.gradient_descent(K, Y, np.inf, 0.1 * N / LARGEST, ridge=0.7, origin=ORIGIN, **OUTPUTS),
+    ):
+        np.testing.assert_allclose(found.test, expected, atol=1e-10)
+        np.testing.assert_allclose(found.train.ravel(), (F0 - ORIGIN.train).ravel() + k @ alpha, atol=1e-10)
+
+
+def test_flow_is_the_matrix_exponential():
+    times = np.array([0.0, 0.3, 10.0])
+    found = predict.gradient_flow(K, Y, times, **OUTPUTS)
+    for index, time in enumerate(times):
+        decay = np.asarray(jax.scipy.linalg.expm(jnp.asarray(-K.matrix * time / N)))
+        expected = Y.ravel() + decay @ (F0 - Y).ravel()
+        np.testing.assert_allclose(found.train[index].ravel(), expected, atol=1e-5)
+    np.testing.assert_allclose(found.train[0], F0, atol=1e-14)
+    np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}, {"ridge": 0.5, "origin": ORIGIN}])
+def test_descent_with_small_steps_is_flow(options):
+    eta = 1e-5 * N / LARGEST
+    flow = predict.gradient_flow(K, Y, 2e5 * eta, **options, **OUTPUTS)
+    descent = predict.gradient_descent(K, Y, 200000, eta, **options, **OUTPUTS)
+    np.testing.assert_allclose(descent.train, flow.train, atol=1e-4)
+    np.testing.assert_allclose(descent.test, flow.test, atol=1e-4)
+
+
+def test_an_origin_without_ridge_changes_nothing():
+    plain = predict.gradient_descent(K, Y, [3, 50], 0.05, **OUTPUTS)
+    pulled = predict.gradient_descent(K, Y, [3, 50], 0.05, origin=ORIGIN, **OUTPUTS)
+    np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
+    plain, pulled = (predict.gradient_flow(K, Y, [3.0, np.inf], origin=o, **OUTPUTS) for o in (None, ORIGIN))
+    np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
+
+
+def test_loss_denominator_rescales_time():
+    a = predict.gradient_flow(K, Y, 2.0, loss_denominator=N * C, **OUTPUTS)
+    b = predict.gradient_flow(K, Y, 1.0, **OUTPUTS)
+    np.testing.assert_allclose(a.train, b.train, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_duplicated_examples_are_a_zero_mode_without_division(dtype):
+    rows = np.random.default_rng(1).normal(size=(3, 8))
+    rows = np.concatenate([rows, rows[:1]])
+    kernel = Kernel((rows @ rows.T).astype(dtype))
+    test = Kernel((np.ones((1, 8)) @ rows.T).astype(dtype), symmetric=False)
+    y = np.array([1.0, 2.0, 3.0, 5.0])
+    for found in (
+        predict.gradient_flow(kernel, y, [0.1, 1e3, 1e30, np.inf], kernel_test=test),
+        predict.gradient_descent(kernel, y, [1, 1000, 10**9, np.inf], 0.05, kernel_test=test),
+        predict.gradient_descent(kernel, y, [1, 1000, 10**9, np.inf], 0.05, kernel_test=test, momentum=0.5),
+    ):
+        assert found.unresolved == 1
+        np.testing.assert_allclose(found.unlearned, np.sqrt(((5 - 1) ** 2 / 2) / 4), rtol=1e-5)
+        np.testing.assert_allclose(found.train[2], [3.0, 2.0, 3.0, 3.0], atol=1e-3)
+        np.testing.assert_allclose(found.train[3], [3.0, 2.0, 3.0, 3.0], atol=1e-3)
+        weights = np.linalg.pinv(rows) @ y
+        np.testing.assert_allclose(found.test[3], [weights.sum()], rtol=1e-3)
+        np.testing.assert_allclose(found.test[2], found.test[3], rtol=1e-3)
+
+
+def test_zero_kernel_learns_nothing():
+    kernel = Kernel(np.zeros((2, 2)))
+    cross = Kernel(np.ones((1, 2)), symmetric=False)
+    y = np.array([1.0, -2.0])
+    found = predict.gradient_flow(kernel, y, [1.0, np.inf], kernel_test=cross)
+    np.testing.assert_array_equal(found.train, np.zeros((2, 2)))
+    np.testing.assert_allclose(found.test, [[-1.0 / 2], [0.0]], atol=1e-14)
+    assert found.unresolved == 2
+
+
+def test_above_critical_diverges_and_infinity_is_nan():
+    eta = 1.1 * 2 * N / LARGEST
+    grown = predict.gradient_descent(K, Y, 2000, eta, outputs=F0)
+    assert np.abs(grown.train).max() > 1e6
+    assert np.isnan(predict.gradient_descent(K, Y, np.inf, eta, outputs=F0).train).any()
+    assert np.isnan(predict.gradient_descent(K, Y, np.inf, 4 * eta, outputs=F0, momentum=0.9).train).any()
+    assert np.isfinite(predict.gradient_descent(K, Y, np.inf, 1.5 * eta, outputs=F0, momentum=0.9).train).all()
+
+
+def test_special_rates():
+    kernel = Kernel(np.diag([1.0, 2.0, 4.0]))  # at eta / D = 1/2: 1 - x = 1/2, 0 and -1
+    y = np.ones(3)
+    found = predict.gradient_descent(kernel, y, [0, 1, 2, 3], 1.5)
+    np.testing.assert_allclose(found.train, [[0, 0, 0], [0.5, 1, 2], [0.75, 1, 0], [0.875, 1, 2]], atol=1e-14)
+    assert np.isnan(predict.gradient_descent(kernel, y, np.inf, 1.5).train).all()
+    np.testing.assert_allclose(predict.gradient_descent(kernel, y, np.inf, 1.4).train, y, atol=1e-14)
+
+
+def test_reduced_kernels_of_separable_models_are_exact():
+    linear = lambda p, x: x @ p
+    params = np.zeros((3, C))
+    full = Kernel(reference.ntk(linear, params, X), FULL)
+    mean = Kernel(X @ X.T, Convention("mean", C))
+    a = predict.gradient_descent(full, Y, 20, 0.1, kernel_test=reference.ntk(linear, params, X_TEST, X))
+    b = predict.gradient_descent(mean, Y, 20, 0.1, kernel_test=X_TEST @ X.T)
+    c = predict.gradient_descent(full.matrix, Y, 20, 0.1, kernel_test=np.kron(X_TEST @ X.T, np.eye(C)))
+    for other in (b, c):
+        np.testing.assert_allclose(other.train, a.train, atol=1e-12)
+        np.testing.assert_allclose(other.test, a.test, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap():
+    rates = jnp.array([0.01, 0.05])
+    many = jax.jit(jax.vmap(lambda eta: predict.gradient_descent(K, Y, 10, eta, **OUTPUTS).test))(rates)
+    for index, rate in enumerate(rates):
+        np.testing.assert_allclose(
+            many[index], predict.gradient_descent(K, Y, 10, float(rate), **OUTPUTS).test, rtol=1e-10
+        )
+    flow = jax.jit(lambda k, t: predict.gradient_flow(k, Y, t, **OUTPUTS).train)(jnp.asarray(K.array), 3.0)
+    np.testing.assert_allclose(flow, predict.gradient_flow(K, Y, 3.0, **OUTPUTS).train, rtol=1e-10)
+    beta = jax.jit(lambda b: predict.gradient_descent(K, Y, 10, 0.05, momentum=b).train)(0.0)
+    np.testing.assert_allclose(beta, predict.gradient_descent(K, Y, 10, 0.05).train, rtol=1e-10)
+    assert np.isnan(jax.jit(lambda k: predict.gradient_flow(k, Y, 1.0).train)(-jnp.asarray(K.array))).all()
+
+
+def _cross_entropy(f):
+    labels = jnp.arange(f.shape[0]) % f.shape[1]
+    return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(f.shape[0]), labels])
+
+
+@pytest.mark.usefixtures("x64")
+def test_cross_entropy_in_function_space_is_parameter_space():
+    for beta in (0.0, 0.9):
+        train, test = _train([1, 50, 400], 0.3, beta=beta, loss=_cross_entropy)
+        found = predict.iterate_descent(K, _cross_entropy, [1, 50, 400], 0.3, momentum=beta, **OUTPUTS)
+        np.testing.assert_allclose(found.train, train, atol=1e-12)
+        np.testing.assert_allclose(found.test, test, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_cross_entropy_flow():
+    options = {"outputs": F0, "kernel_test": K_TEST, "outputs_test": F0_TEST}
+    coarse, fine = (predict.integrate_flow(K, _cross_entropy, [5.0, 60.0], h, **options) for h in (0.2, 0.1))
+    np.testing.assert_allclose(coarse.test, fine.test, atol=1e-6)
+    eta = 0.002
+    descent = predict.iterate_descent(K, _cross_entropy, [2500, 30000], eta, **options)
+    np.testing.assert_allclose(fine.train, descent.train, atol=2e-3)
+    np.testing.assert_allclose(fine.test, descent.test, atol=2e-3)
+
+
+@pytest.mark.usefixtures("x64")
+def test_iterating_and_integrating_squared_error_give_the_closed_forms():
+    closed = predict.gradient_descent(K, Y, [0, 5, 80], 0.05, **OUTPUTS)
+    iterated = predict.iterate_descent(K, _loss, [0, 5, 80], 0.05, **OUTPUTS)
+    np.testing.assert_allclose(iterated.test, closed.test, atol=1e-13)
+    flow = predict.gradient_flow(K, Y, 4.0, **OUTPUTS)
+    integrated = predict.integrate_flow(K, _loss, 4.0, 0.01, **OUTPUTS)
+    np.testing.assert_allclose(integrated.test, flow.test, atol=1e-8)
+    assert integrated.train.shape == (N, C)
+    assert predict.integrate_flow(K, _loss, 4.0, 0.5, outputs=F0).test is None
+
+
+def test_origin_is_the_jacobian_times_the_parameters():
+    flat = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(PARAMS)])
+    np.testing.assert_allclose(ORIGIN.train, reference.jacobian(net, PARAMS, X) @ flat, atol=1e-12)
+    relu = lambda p, x: jax.nn.relu(x @ p["w"]) @ p["v"]
+    small = jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS)
+    x = X.astype(np.float32)
+    np.testing.assert_allclose(predict.origin(relu, small, x).train, 2 * relu(small, x), rtol=1e-5)
+    assert predict.origin(relu, small, x).test is None
+
+
+TRACE = Kernel(np.eye(N), Convention("trace", C))
+MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: predict.gradient_flow(K, Y, -1.0),
+            "gradient_flow(kernel, y, time): expected a non-negative `time`; got -1.0.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, ridge=-1.0),
+            "gradient_flow(kernel, y, time): expected a non-negative `ridge`; got -1.0.",
+        ),
+        (
+            lambda: predict.gradient_flow(TRACE, Y),
+            "gradient_flow(kernel, y, time): expected the full kernel, or a reduction on the scale of one output such "
+            'as outputs="mean"; got outputs="trace", which sums 2 outputs. Use outputs="mean", which is the trace '
+            "divided by C.",
+        ),
+        (
+            lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
+            "gradient_flow(kernel, y, time): expected `loss_denominator` beside a bare matrix, which does not say how "
+            "many outputs an example has; got None.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, kernel_test=K_TEST.array[..., 0, :]),
+            "gradient_flow(kernel, y, time): expected `kernel_test` of shape [n m] or [n o m p], not empty; got shape "
+            "(4, 2, 2). Pass one kernel at a time.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, kernel_test=np.ones((M, N))),
+            "gradient_flow(kernel, y, time): expected `kernel_test` of shape (m, 2, 6, 2); got shape (4, 6). Rows are "
+            "test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
+        ),
+        (
+            lambda: predict.gradient_flow(Kernel(np.eye(N), Convention("sum-of-logits", C)), Y, kernel_test=MEAN_TEST),
+            "gradient_flow(kernel, y, time): expected both kernels in the same convention; got "
+            "outputs='sum-of-logits' (C=2) and outputs='mean' (C=2). Compute both with the same `outputs`.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, outputs=np.ones((N, 3))),
+            "gradient_flow(kernel, y, time): expected `outputs` of shape (6, 2), like y; got shape (6, 3). Pass the "
+            "model's outputs on the same examples.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, outputs=np.full((N, C), np.nan)),
+            "gradient_flow(kernel, y, time): expected finite `outputs`; got NaN or Inf. Look for overflow in the "
+            "model's outputs.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, outputs_test=F0_TEST),
+            "gradient_flow(kernel, y, time): expected `kernel_test` beside outputs on test examples; got None. Pass "
+            "`ntk(f, params, x_test, x)`.",
+        ),
+        (
+            lambda: predict.gradient_flow(-np.eye(N), Y),
+            "gradient_flow(kernel, y, time): expected a kernel J J^T, which has no negative eigenvalues; got 6 "
+            "eigenvalues below the noise floor -1.3e-15.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1.5, 0.1),
+            "gradient_descent(kernel, y, steps, learning_rate): expected non-negative integer `steps`, or infinity; "
+            "got 1.5. Round them.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.0),
+            "gradient_descent(kernel, y, steps, learning_rate): expected a positive `learning_rate`; got 0.0.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=1.0),
+            "gradient_descent(kernel, y, steps, learning_rate): expected `momentum` in [0, 1); got 1.0. Pass the "
+            "optimizer's beta.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=0.5, momentum_kind="adam"),
+            'gradient_descent(kernel, y, steps, learning_rate): expected `momentum_kind` "heavy-ball", "nesterov" or '
+            "\"ema\"; got 'adam'. optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=0.5, origin=ORIGIN),
+            "gradient_descent(kernel, y, steps, learning_rate): expected no momentum beside `origin`; got "
+            "momentum=0.5. Decay to zero with momentum has no closed form here: train `linearize(f, params)` instead.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, _loss, [5, 2], 0.1, outputs=F0),
+            "iterate_descent(kernel, loss, steps, learning_rate): expected ascending non-negative integer `steps`; got "
+            "[5, 2]. Sort and round them.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, lambda f: f, 3, 0.1, outputs=F0),
+            "iterate_descent(kernel, loss, steps, learning_rate): expected a `loss` that returns one number; got "
+            "ShapeDtypeStruct(shape=(6, 2), dtype=float64). Sum or average over examples.",
+        ),
+        (
+            lambda: predict.integrate_flow(K, _loss, [2.0, 1.0], 0.1, outputs=F0),
+            "integrate_flow(kernel, loss, time, step): expected ascending, finite, non-negative `time`; got "
+            "[2.0, 1.0]. Sort the times.",
+        ),
+        (
+            lambda: predict.integrate_flow(K, _loss, 1.0, 0.0, outputs=F0),
+            "integrate_flow(kernel, loss, time, step): expected a positive `step`; got 0.0.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
