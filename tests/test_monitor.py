@@ -12,7 +12,6 @@ from monitor_problem import QUANTITIES, C, N, agree, f, loss, naive, problem, tr
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.adapters import functionalize
 from ntkdiag.monitor import At, JsonLines, LogSpaced, Memory, Status, WatchState, read_json_lines, watch
 
 get = optax.tree_utils.tree_get
@@ -120,8 +119,9 @@ def test_a_step_that_is_not_scheduled_runs_no_kernel():
         return f(params, x)
 
     tx = small(counted, x, y, every=5)
-    state = tx.init(params)
-    update = jax.jit(tx.update)
+    state, update = tx.init(params), jax.jit(tx.update)
+    jax.effects_barrier()
+    runs.clear()  # init has looked whether examples interact
     _, state = update(params, state, params)
     jax.effects_barrier()
     measured = len(runs)
@@ -245,7 +245,7 @@ def test_record():
     train(small(f, x, y, every=4, momentum=0.5, learning_rate=0.1, writers=memory, name="probe"), params, 1)
     assert set(memory.rows[0]) == {"step", "probe_status"} | {f"probe_{quantity}" for quantity in QUANTITIES}
     digest = memory.record.pop("probe")
-    assert len(digest) == 64
+    assert digest == ntkdiag.ntk(f, params, x).convention.probe
     assert memory.record == {
         "source": "watch",
         "name": "probe",
@@ -490,8 +490,26 @@ def test_messages_when_model_and_probe_meet(options, text):
     with pytest.raises(
         errors.InvalidInputError
     ) as caught:  # a Functional knows its parameters: nothing is left to init
-        watch(**{**options, "f": functionalize(options["f"], params)})
+        watch(**{**options, "f": ntkdiag.functionalize(options["f"], params)})
     assert str(caught.value) == CALL + text
+
+
+def test_message_when_examples_interact():
+    params, x, y = problem()
+
+    def normalised(params, x):
+        return f(params, x - x.mean(axis=0))
+
+    for make in (
+        lambda: watch(normalised, x, y).init(params),
+        lambda: watch(ntkdiag.functionalize(normalised, params), x, y),
+    ):
+        with pytest.raises(errors.ExamplesInteractError) as caught:
+            make()
+        assert str(caught.value).startswith(
+            CALL + "expected outputs of one example that do not depend on the other examples of the batch; got outputs"
+        )
+        assert "Use eval mode (BatchNorm running statistics)" in str(caught.value)
 
 
 def test_message_when_the_model_does_not_run():

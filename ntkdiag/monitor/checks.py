@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING, Any, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from ntkdiag import errors
 from ntkdiag.analysis.curvature import Loss
+from ntkdiag.kernels import interaction
 
 if TYPE_CHECKING:
     from ntkdiag.monitor.probe import Layout, Probe
@@ -79,6 +81,27 @@ def output_shape(probe: "Probe", params: Any) -> Any:
             do="Wrap f so that it returns the outputs to diagnose.",
         )
     return leaves[0]
+
+
+def check_independent(probe: "Probe", params: Any) -> None:
+    """Refuse a model whose outputs for one example depend on the others, such as batch norm in train mode.
+
+    Cost: a forward pass of four examples together and each alone.
+
+    Args:
+        probe: Model and probe.
+        params: Parameters in the structure the model takes, not traced.
+
+    Raises:
+        ExamplesInteractError: When they do.
+    """
+    few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:4]), probe.x)
+    f = jax.jit(lambda params, x: probe.f(params, x))
+    alone = [
+        np.asarray(f(params, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], few)), np.float64).reshape(1, -1)
+        for i in range(jax.tree.leaves(few)[0].shape[0])
+    ]
+    interaction.check_independent(probe.f, params, few, {}, np.concatenate(alone), probe.call)
 
 
 def check_fit(probe: "Probe", layout: "Layout") -> None:

@@ -147,6 +147,7 @@ class Monitor:
         self._require_concrete(params)
         params, unmoved = self._probe.parameters(params)
         layout = self._probe.layout(params)
+        self._probe.verify(params)
         objection = objection_to_margin(opt_state, self._probe.momentum)
         measurement, kernel0 = self._probe.measure(
             params,

@@ -1,7 +1,6 @@
 """What a monitor measures: model, probe batch, labels and settings."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,8 @@ from ntkdiag import errors
 from ntkdiag._compat import open_jaxpr, sub_jaxprs
 from ntkdiag.adapters.functional import Functional
 from ntkdiag.analysis.curvature import Loss
-from ntkdiag.monitor.checks import check_fit, check_settings, output_shape
+from ntkdiag.kernels.ntk import _digest as digest_of  # so that kernels and records name a probe alike
+from ntkdiag.monitor.checks import check_fit, check_independent, check_settings, output_shape
 from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
 from ntkdiag.monitor.parameters import as_parameters_of
@@ -75,14 +75,17 @@ class Probe:
     outputs: str
     memory: Any
     digest: str | None = dataclasses.field(init=False, default=None)
+    _verified: bool = dataclasses.field(init=False, default=False)
 
     def __post_init__(self) -> None:
         check_settings(self)
         object.__setattr__(self, "x", jax.tree.map(_own, self.x))
         object.__setattr__(self, "y", None if self.y is None else np.array(self.y))
-        object.__setattr__(self, "digest", _digest(self.x))
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.x)):
+            object.__setattr__(self, "digest", digest_of(jax.tree.map(jnp.asarray, self.x)))
         if isinstance(self.f, Functional):
             self.layout(self.f.params)
+            self.verify(self.f.params)
 
     def parameters(self, params: Any) -> tuple[Any, Any]:
         """See `as_parameters_of`.
@@ -118,6 +121,17 @@ class Probe:
         layout = Layout(n_examples, n_outputs, outputs, jnp.promote_types(output.dtype, jnp.float32))
         check_fit(self, layout)
         return layout
+
+    def verify(self, params: Any) -> None:
+        """Check once, at the first parameters that are not traced, that examples do not interact.
+
+        Args:
+            params: Parameters in the structure `f` takes.
+        """
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((params, self.x)))
+        if not (traced or self._verified):
+            check_independent(self, params)
+            object.__setattr__(self, "_verified", True)
 
     def are_classes(self, layout: Layout) -> bool:
         """Whether the labels are class numbers."""
@@ -180,17 +194,6 @@ def _own(leaf: Any) -> Any:
     if isinstance(leaf, Tracer) or jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended):
         return leaf
     return np.array(leaf)
-
-
-def _digest(x: Any) -> str | None:
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(x):
-        if isinstance(leaf, Tracer):
-            return None
-        array = np.asarray(leaf)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _has_reduction(jaxpr: Any) -> bool:

@@ -103,7 +103,7 @@ def watch(
             "full" up to 2048 rows and "mean" beyond. Reduced kernels have no learning rate and no margin.
         writers: Objects with `write(step, values)`.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
-        memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
+        memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the kernel is one block.
 
     Returns:
         A gradient transformation whose `init(params)` gives a `WatchState`. `init` raises `StructureError` when the
@@ -119,7 +119,9 @@ def watch(
     outbox = Outbox(writers, call="watch")
 
     def init(params: Any) -> WatchState:
-        blank, kernel0 = probe.blank(probe.layout(probe.parameters(params)[0]))
+        params, _ = probe.parameters(params)
+        blank, kernel0 = probe.blank(probe.layout(params))
+        probe.verify(params)
         return _state(jnp.zeros([], jnp.int32), kernel0, jnp.asarray(-1, jnp.int32), blank)
 
     def measured(state: WatchState, params: Any) -> WatchState:
