@@ -1,6 +1,8 @@
 """What every adapter owes: the function, the parameters and the way back, whatever the library."""
 
 import json
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,7 +17,6 @@ from flax import nnx
 from models import CASES
 from reference import ntk
 
-import ntkdiag
 from ntkdiag.adapters import Functional, functionalize, leaves_by_path
 
 KEY = jax.random.key(0)
@@ -202,6 +203,16 @@ def test_an_optimizer_takes_the_params(library):
 
 
 @pytest.mark.parametrize("library", NETS)
+def test_ensembles_are_mapped_over_the_params(library):
+    fn, own, _ = NETS[library](jnp.float32)
+    x = inputs()
+    members = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), fn.params)
+    both = jax.vmap(fn.apply, in_axes=(0, None))(members, x)
+    np.testing.assert_allclose(both[0], own(x), rtol=1e-5)
+    np.testing.assert_allclose(both[1], fn(jax.tree.map(lambda leaf: 2 * leaf, fn.params), x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("library", NETS)
 def test_repr_says_what_is_differentiated(library):
     fn, _, _ = NETS[library](jnp.float32)
     name = {"linen": "LinenNet", "nnx": "NNXNet", "equinox": "MLP", "callable": "plain_net"}[library]
@@ -285,9 +296,12 @@ def test_adapting_an_equinox_module_does_not_import_flax():
     assert json.loads(done.stdout) == []
 
 
-def test_the_kernel_of_a_functional_is_that_of_its_function():
-    fn, _, _ = NETS["nnx"](jnp.float32)
-    x = inputs()
-    np.testing.assert_allclose(
-        ntkdiag.ntk(fn.apply, fn.params, x).array, ntkdiag.ntk(fn, fn.params, x).array, rtol=1e-5
-    )
+def test_the_examples_of_the_manual_run():
+    text = (pathlib.Path(__file__).parent.parent / "docs" / "adapters.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 8
+    scope = {"__name__": "manual"}
+    for block in blocks:
+        exec(block, scope)
+    assert scope["noisy"].library == "nnx"
+    assert scope["joint"].mode == "train"

@@ -98,8 +98,10 @@ def test_linen_train_mode_unwraps_and_drops_the_updates():
     assert fn.mode == "train"
     assert same(snapshot(variables), before)
     assert same(snapshot(fn.restore(fn.params)), before)
-    redrawn = fn(fn.params, X, rngs={"dropout": KEY})
-    assert not np.allclose(redrawn, expected)
+    for rngs in ({"dropout": KEY}, KEY, 3, {"dropout": 3}):
+        redrawn = functionalize(Linen(), variables, mode="train", rngs=rngs)
+        assert not np.allclose(redrawn(redrawn.params, X), expected)
+    assert not np.allclose(fn(fn.params, X, rngs={"dropout": KEY}), expected)
 
 
 @pytest.mark.parametrize("wrap", [lambda v: v, freeze], ids=["dict", "FrozenDict"])

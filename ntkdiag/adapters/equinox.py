@@ -11,7 +11,7 @@ from ntkdiag import errors
 from ntkdiag.adapters import parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
-from ntkdiag.adapters.request import Request
+from ntkdiag.adapters.request import Request, as_key
 
 _CALL = "functionalize(module)"
 
@@ -44,7 +44,7 @@ def adapt(module: Any, request: Request) -> Functional:
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
         model = eqx.nn.inference_mode(part.merge(params), value=request.mode == "eval")
-        key = kwargs.pop("key", request.options.get("key"))
+        key = as_key(kwargs.pop("key", request.options.get("key")))
         return run(model, x, key, kwargs)
 
     return Functional(
@@ -93,7 +93,8 @@ def _mapped(one: Callable[..., Any], axis_name: Any) -> Callable[..., Any]:
             got = f"examples of shape {_listed([shape[1:] for shape in shapes])}, which it refused with: {reason}"
             raise _wrong_batch("a module that takes one example, x[i]", got) from error
         except RuntimeError as error:
-            error.add_note('ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.')
+            if "key" in str(error):
+                error.add_note('ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.')
             raise
 
     return run

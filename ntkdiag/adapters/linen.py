@@ -8,7 +8,7 @@ from ntkdiag import errors
 from ntkdiag.adapters import parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
-from ntkdiag.adapters.request import Request, mode_flags
+from ntkdiag.adapters.request import Request, as_key, mode_flags
 
 _CALL = "functionalize(module, variables)"
 _REMEDIES = {
@@ -27,7 +27,7 @@ def adapt(module: Any, request: Request) -> Functional:
     Args:
         module: An instance of `flax.linen.Module`.
         request: What was asked for; `variables` is a dictionary of collections or a TrainState; option `rngs`, a key
-            or stream name -> key, can also be given to `f(params, x, rngs=...)`.
+            or stream name -> key or seed, can also be given to `f(params, x, rngs=...)`.
 
     Returns:
         The Functional; its `restore` gives a dictionary of collections.
@@ -119,12 +119,16 @@ def _in_mode(module: Any, request: Request) -> Any:
     return module.clone(**flags) if flags else module
 
 
+def _keys(rngs: Any) -> Any:
+    return {name: as_key(key) for name, key in rngs.items()} if isinstance(rngs, Mapping) else as_key(rngs)
+
+
 def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[..., Any]:
     """Write the call of `module.apply` in the mode that was asked for."""
     from flax import errors as flax_errors
 
     called = request.bound(module, call=_CALL)
-    options = {"method": request.method, "rngs": request.options.get("rngs")}
+    options = {"method": request.method, "rngs": _keys(request.options.get("rngs"))}
     options["mutable"] = list(rest) if request.mode == "train" and rest else False
 
     def run(variables: dict[str, Any], x: Any, kwargs: Mapping[str, Any]) -> Any:

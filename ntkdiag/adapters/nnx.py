@@ -10,7 +10,7 @@ from ntkdiag import errors
 from ntkdiag.adapters import parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
-from ntkdiag.adapters.request import Request, mode_flags
+from ntkdiag.adapters.request import Request, as_key, mode_flags
 
 _CALL = "functionalize(model)"
 
@@ -138,8 +138,7 @@ def _reseed(copy: Any, rngs: Any) -> None:
 
     names = sorted({stream.tag for _, stream in nnx.iter_graph(copy) if isinstance(stream, nnx.RngStream)})
     if not isinstance(rngs, Mapping):
-        key = jax.random.key(rngs) if isinstance(rngs, int) else rngs
-        rngs = {name: jax.random.fold_in(key, index) for index, name in enumerate(names)}
+        rngs = {name: jax.random.fold_in(as_key(rngs), index) for index, name in enumerate(names)}
     # A name that no stream has would be passed over, and the masks would silently be the old ones.
     unknown = sorted(set(rngs) - set(names))
     if unknown:

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from ntkdiag import errors
 
 _TRAINING: tuple[str, ...] = ("train", "training", "is_training")
@@ -53,7 +55,7 @@ class Request:
             raise errors.InvalidInputError(
                 errors.message(
                     call,
-                    expected=f"of the options that only some libraries have, {', '.join(known) or 'none'}",
+                    expected="no option of a single library" + (f" but {', '.join(known)}" if known else ""),
                     got=", ".join(f"{name}=" for name in unknown),
                     do="Leave it out: it does not exist, or belongs to another library.",
                 )
@@ -140,6 +142,11 @@ def mode_flags(mode: str) -> dict[str, bool]:
     """Name the usual switches between training and evaluation, with their values in `mode`."""
     training = mode == "train"
     return dict.fromkeys(_TRAINING, training) | dict.fromkeys(_EVALUATING, not training)
+
+
+def as_key(key: Any) -> Any:
+    """Make a key of a seed; keys and None stay."""
+    return jax.random.key(key) if isinstance(key, int) else key
 
 
 def _names(function: Callable[..., Any]) -> Mapping[str, Any]:
