@@ -1,7 +1,5 @@
 """What the numbers of a comparison mean, and what to know before trusting them."""
 
-import importlib.metadata
-import platform
 import sys
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 from ntkdiag.checkpoints.measured import Measured
 from ntkdiag.checkpoints.settings import Settings
 from ntkdiag.checkpoints.sides import Side
+from ntkdiag.checkpoints.versions import installed_versions
 from ntkdiag.kernels import Kernel
 
 FEW_EXAMPLES = 256
@@ -50,7 +49,7 @@ def facts(a: Side, b: Side, settings: Settings, n_outputs: int, kernel: Kernel) 
         "learning_rate": settings.learning_rate,
         "momentum": settings.momentum,
         "backend": jax.default_backend(),
-        "versions": _versions(),
+        "versions": ", ".join(installed_versions(_relevant())),
     }
 
 
@@ -104,9 +103,5 @@ def _reduction(kernel: Kernel) -> str:
     return f"{name}, {side} × {side}"
 
 
-def _versions() -> str:
-    import ntkdiag
-
-    packages = ["jax", *(name for name in ("flax", "equinox") if name in sys.modules), "orbax-checkpoint"]
-    named = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    return ", ".join([f"ntkdiag {ntkdiag.__version__}", *named, f"Python {platform.python_version()}"])
+def _relevant() -> tuple[str, ...]:
+    return ("jax", *(name for name in ("flax", "equinox") if name in sys.modules), "orbax-checkpoint")

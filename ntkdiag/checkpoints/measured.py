@@ -33,7 +33,7 @@ class Measured:
         outputs: `[N C]` model outputs.
         leaf_traces: Trace of each leaf's part of the full kernel, by path.
         alignment: Centred kernel-target alignment; None without labels.
-        label_power: `[k]` cumulative power C(k) of the centred labels in the modes of the centred kernel; None without labels.
+        label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without labels.
         loss: Mean loss on the probe; None without labels.
         accuracy: Share of examples whose largest output is the label; None unless labels are classes.
         critical_learning_rate: Learning rate at which the linearised model starts to diverge; None if reduced.

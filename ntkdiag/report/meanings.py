@@ -25,7 +25,9 @@ MEANINGS = {
         "participation ratio", "PR", "(Σλ)² / Σλ²: effective number of modes, weighted to the large ones."
     ),
     "entropy": Meaning(
-        "entropy rank", "exp H", "exp(−Σ p log p), p = λ/Σλ, over resolved eigenvalues: falls when the kernel compresses."
+        "entropy rank",
+        "exp H",
+        "exp(−Σ p log p), p = λ/Σλ, resolved eigenvalues only: falls when the kernel compresses.",
     ),
     "resolved": Meaning(
         "resolved eigenvalues", "", "Eigenvalues above the noise floor; what lies below is rounding, not a number."

@@ -1,0 +1,19 @@
+"""Versions that numbers depend on."""
+
+import importlib.metadata
+import platform
+
+PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "orbax-checkpoint", "numpy")
+
+
+def installed_versions(packages: tuple[str, ...] = PACKAGES) -> list[str]:
+    """Name and version of ntkdiag, of every package that is installed, and of Python."""
+    import ntkdiag
+
+    lines = [f"ntkdiag {ntkdiag.__version__}"]
+    for name in packages:
+        try:
+            lines.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return [*lines, f"Python {platform.python_version()}"]

@@ -1,0 +1,140 @@
+"""ntkdiag from a shell: demo, compare, version."""
+
+import importlib
+import inspect
+import logging
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ntkdiag import errors
+
+app = typer.Typer(
+    name="ntkdiag",
+    help="Training diagnostics for Flax and Equinox models, built on the empirical neural tangent kernel.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="Library of the model: linen, equinox or nnx.")] = "linen",
+    steps: Annotated[int, typer.Option(help="Number of training steps.")] = 300,
+    every: Annotated[int, typer.Option(help="Steps between two measurements of the kernel.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of data split, initialisation and batches.")] = 0,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")] = None,
+) -> None:
+    """Train a small network on digits, watch its kernel, compare first and last checkpoint, write a report."""
+    from ntkdiag.demo import DemoSettings, run_demo
+
+    run_demo(DemoSettings(library=model, steps=steps, every=every, seed=seed), out)  # pyright: ignore[reportArgumentType]
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="Orbax checkpoint, step, or manager root.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    model: Annotated[str, typer.Option(help="module:attribute, a model or a function that makes one. IMPORTS CODE.")],
+    data: Annotated[pathlib.Path, typer.Option(help=".npz file with the arrays x and, optionally, y.")],
+    step_a: Annotated[int | None, typer.Option(help="Step of A when it is a manager root.")] = None,
+    step_b: Annotated[int | None, typer.Option(help="Step of B when it is a manager root.")] = None,
+    outputs: Annotated[str, typer.Option(help="Kernel: full, mean, trace or sum-of-logits.")] = "full",
+    loss: Annotated[str, typer.Option(help="mse or cross_entropy.")] = "mse",
+    learning_rate: Annotated[float | None, typer.Option(help="Of SGD, for the stability margin.")] = None,
+    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,
+    history: Annotated[pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")] = None,
+) -> None:
+    """Compare two Orbax checkpoints of one model through their kernels on a probe.
+
+    --model imports the module it names from the working directory or the environment, which runs its code.
+    Nothing is ever imported from a checkpoint.
+    """
+    from rich.console import Console
+
+    from ntkdiag import checkpoints
+
+    arrays = _read_arrays(data)
+    comparison = checkpoints.compare(
+        a,
+        b,
+        model=_import_model(model),
+        x=arrays["x"],
+        y=arrays.get("y"),
+        step_a=step_a,
+        step_b=step_b,
+        outputs=outputs,
+        loss=loss,  # pyright: ignore[reportArgumentType]
+        learning_rate=learning_rate,
+        momentum=momentum,
+    )
+    console = Console()
+    console.print(comparison)
+    if out is not None:
+        console.print(f"report: {comparison.save(out, history=history)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of ntkdiag, JAX, Flax, Equinox, Optax, Orbax and Python."""
+    from ntkdiag.checkpoints.versions import installed_versions
+
+    typer.echo("\n".join(installed_versions()))
+
+
+def main() -> None:
+    """Run the command line: errors are one message on standard error, exit status 1, or 2 for wrong usage."""
+    # On damaged data Orbax abandons asyncio tasks, which asyncio reports long after our own message.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    try:
+        app()
+    except errors.NtkdiagError as error:
+        sys.stderr.write(f"ntkdiag: {error}\n")
+        sys.exit(1)
+
+
+def _import_model(name: str) -> Any:
+    """Import ``module:attribute``; a function or class that needs no argument is called to make the model."""
+    module, _, attribute = name.partition(":")
+    call = f"ntkdiag compare --model {name}"
+    if not module or not attribute:
+        raise _usage(call, "module:attribute, such as mymodels:net", name)
+    sys.path.insert(0, "")  # as `python -m` has it: modules of the working directory
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise _usage(call, "a module that can be imported, with that attribute", f"{error}") from error
+    finally:
+        sys.path.remove("")
+    makes_model = (inspect.isroutine(found) or inspect.isclass(found)) and _needs_nothing(found)
+    return found() if makes_model else found
+
+
+def _needs_nothing(function: Any) -> bool:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return all(one.default is not one.empty or one.kind in kinds for one in parameters)
+
+
+def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
+    import numpy as np
+
+    call = f"ntkdiag compare --data {path}"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("x", "y") if name in file}
+    except (OSError, ValueError, AttributeError, EOFError) as error:
+        raise _usage(call, "an .npz file written by numpy.savez(path, x=..., y=...)", f"{error}") from error
+    if "x" not in arrays:
+        raise _usage(call, "an array named x in the file", "none")
+    return arrays
+
+
+def _usage(call: str, expected: str, got: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(errors.message(call, expected=expected, got=got, do="See: ntkdiag compare --help"))
