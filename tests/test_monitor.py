@@ -11,7 +11,6 @@ import pytest
 from monitor_problem import QUANTITIES, C, N, agree, f, loss, naive, problem, train
 
 import ntkdiag
-from ntkdiag import errors
 from ntkdiag.monitor import At, JsonLines, LogSpaced, Memory, Status, WatchState, read_json_lines, watch
 
 get = optax.tree_utils.tree_get
@@ -108,6 +107,17 @@ def test_inside_scan():
     assert np.isnan(traces[0])
     np.testing.assert_array_equal(traces[1:4], traces[1])
     np.testing.assert_array_equal(traces[4:], traces[4])
+
+
+def test_own_schedule_for_traced_steps_only():
+    params, x, y = problem()
+    memory = Memory()
+    tx = small(f, x, y, every=lambda step: step.astype(jnp.float32) == 1.0, writers=memory)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for _ in range(3):
+        _, state = update(params, state, params)
+    jax.effects_barrier()
+    assert memory.steps == [1]
 
 
 def test_a_step_that_is_not_scheduled_runs_no_kernel():
@@ -388,146 +398,3 @@ def test_asks_whether_the_compiler_can_be_trusted(normalised, reduces, monkeypat
     assert asked == []  # not compiled by the user: ntkdiag compiles it itself
     jax.jit(tx.update)(params, tx.init(params), params)
     assert asked == [reduces]
-
-
-CALL = "watch(f, x, y, ...): "
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"f": 3}, "expected f to be a Functional or a callable f(params, x); got a int. Correct this argument."),
-        (
-            {"x": np.float32(1)},
-            "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes [()]. Correct this argument.",
-        ),
-        (
-            {"x": (np.ones((2, 3)), np.ones((3, 3)))},
-            "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes [(2, 3), (3, 3)]. Correct this argument.",
-        ),
-        ({"top_k": 0}, "expected top_k of at least 1; got top_k=0. Correct this argument."),
-        (
-            {"learning_rate": -0.1},
-            "expected learning_rate to be a number from 0, a schedule of the step, or None; got learning_rate=-0.1. "
-            "Correct this argument.",
-        ),
-        ({"momentum": 1.0}, "expected momentum in [0, 1); got momentum=1.0. Correct this argument."),
-        (
-            {"loss": "hinge"},
-            "expected loss to be one of ('mse', 'cross_entropy', 'sigmoid_cross_entropy'); got loss='hinge'. "
-            "Correct this argument.",
-        ),
-        (
-            {"outputs": "diagonal"},
-            "expected outputs to be one of ('auto', 'full', 'mean', 'trace', 'sum-of-logits'); "
-            "got outputs='diagonal'. Correct this argument.",
-        ),
-    ],
-)
-def test_messages_at_the_call(options, text):
-    _, x, y = problem()
-    with pytest.raises(errors.InvalidInputError) as caught:
-        watch(**{"f": f, "x": x, "y": y, **options})
-    assert str(caught.value) == CALL + text
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"top_k": 11},
-            "expected top_k of at most 10, the rows of the full kernel; got top_k=11. "
-            "Lower top_k or use a larger probe.",
-        ),
-        (
-            {"loss": "cross_entropy", "f": lambda params, x: f(params, x)[:, 0]},
-            'expected two or more logits for loss="cross_entropy"; got one output per example. '
-            'Use loss="sigmoid_cross_entropy" for a single logit.',
-        ),
-        (
-            {"y": np.zeros((4, 2))},
-            "expected y of shape (5, 2), or (5,) integer classes; got float64 of shape (4, 2). "
-            "x and y hold the same examples in the same order.",
-        ),
-        (
-            {"y": np.zeros(5)},
-            "expected y of shape (5, 2), or (5,) integer classes; got float64 of shape (5,). "
-            "x and y hold the same examples in the same order.",
-        ),
-        (
-            {"y": np.array([1, 2, 1, 2, 1])},
-            "expected classes from 0 to 1, the outputs of f; got classes from 1 to 2. Number the classes from 0.",
-        ),
-        (
-            {"y": np.full((5, 2), np.nan)},
-            "expected finite y; got NaN or infinity. Drop the examples without a label.",
-        ),
-        (
-            {"y": np.ones(5, int)},
-            "expected labels that differ between examples; got the same label for all. "
-            "Use a probe with several classes or targets, or y=None, which leaves the alignment out.",
-        ),
-        (
-            {"f": lambda params, x: {"one": f(params, x), "two": f(params, x)}},
-            "expected f(params, x) to return one array with the 5 examples of x on its leading axis; "
-            "got shape (5, 2), shape (5, 2). Wrap f so that it returns the outputs to diagnose.",
-        ),
-        (
-            {"f": lambda params, x: f(params, x).sum()},
-            "expected f(params, x) to return one array with the 5 examples of x on its leading axis; "
-            "got shape (). Wrap f so that it returns the outputs to diagnose.",
-        ),
-    ],
-)
-def test_messages_when_model_and_probe_meet(options, text):
-    params, x, y = problem()
-    options = {"f": f, "x": x, "y": y, "top_k": 3, **options}
-    with pytest.raises(errors.InvalidInputError) as caught:
-        watch(**options).init(params)
-    assert str(caught.value) == CALL + text
-    with pytest.raises(
-        errors.InvalidInputError
-    ) as caught:  # a Functional knows its parameters: nothing is left to init
-        watch(**{**options, "f": ntkdiag.functionalize(options["f"], params)})
-    assert str(caught.value) == CALL + text
-
-
-def test_message_when_examples_interact():
-    params, x, y = problem()
-
-    def normalised(params, x):
-        return f(params, x - x.mean(axis=0))
-
-    for make in (
-        lambda: watch(normalised, x, y).init(params),
-        lambda: watch(ntkdiag.functionalize(normalised, params), x, y),
-    ):
-        with pytest.raises(errors.ExamplesInteractError) as caught:
-            make()
-        assert str(caught.value).startswith(
-            CALL + "expected outputs of one example that do not depend on the other examples of the batch; got outputs"
-        )
-        assert "Use eval mode (BatchNorm running statistics)" in str(caught.value)
-
-
-def test_message_when_the_model_does_not_run():
-    params, x, y = problem()
-    with pytest.raises(errors.InvalidInputError) as caught:
-        small(f, x[:, :2], y).init(params)
-    assert str(caught.value).startswith(CALL + "expected f(params, x) to run on the probe; got TypeError: dot_general")
-    assert str(caught.value).endswith(". Check the shape of x and that params are those f takes.")
-
-
-def test_message_without_parameters():
-    params, x, y = problem()
-    tx = small(f, x, y, every=At((5,)))
-    state = tx.init(params)
-    for update in (tx.update, jax.jit(tx.update)):
-        with pytest.raises(errors.InvalidInputError) as caught:
-            update(params, state)
-        assert str(caught.value) == (
-            CALL + "expected the parameters at every update; got params=None. "
-            "Pass them on: tx.update(updates, state, params)."
-        )

@@ -159,6 +159,11 @@ def _state(count: Any, kernel0: Any, reference_step: Any, measurement: Measureme
 
 
 def _deliver(outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement) -> None:
-    # Runs on the host inside the training step. `jax.vmap` makes the conditional compute at every step.
-    if due(int(measurement.step)):
-        outbox.send(int(measurement.step), measurement.values(record["name"]), record)
+    # Runs on the host inside the training step: an exception here would end the run.
+    step = int(measurement.step)
+    try:
+        wanted = due(step)  # `jax.vmap` makes the conditional compute at every step
+    except Exception:  # a schedule of the user's own that takes traced steps only
+        wanted = True
+    if wanted:
+        outbox.send(step, measurement.values(record["name"]), record)
