@@ -121,14 +121,7 @@ def _into_functional(
 
 def _require_fit(own: Leaves, saved: Leaves, required: set[str], call: str) -> None:
     wanted = {path: leaf for path, leaf in own.items() if path in required or path in saved}
-    lines = []
-    for path in dict.fromkeys([*wanted, *saved]):
-        if path not in saved:
-            lines.append(f"{path}: missing (expected {describe(wanted[path])})")
-        elif path not in wanted:
-            lines.append(f"{path}: unexpected ({describe(saved[path])})")
-        elif describe(wanted[path]) != describe(saved[path]):
-            lines.append(f"{path}: expected {describe(wanted[path])}, got {describe(saved[path])}")
+    lines = differences(wanted, saved)
     if lines:
         raise structure_error(lines, call)
 
