@@ -15,7 +15,10 @@ from ntkdiag.checkpoints import compare as compare
 from ntkdiag.checkpoints import load_params as load_params
 from ntkdiag.kernels import Convention as Convention
 from ntkdiag.kernels import Kernel as Kernel
+from ntkdiag.kernels import Plan as Plan
+from ntkdiag.kernels import RandomProjections as RandomProjections
 from ntkdiag.kernels import ntk as ntk
+from ntkdiag.kernels import plan as plan
 from ntkdiag.linearize import linearization_gap as linearization_gap
 from ntkdiag.linearize import linearize as linearize
 from ntkdiag.linearize import taylor_expand as taylor_expand

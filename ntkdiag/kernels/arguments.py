@@ -49,6 +49,17 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
             )
 
 
+def check_choice(value: Any, choices: tuple[str, ...], call: str) -> None:
+    """One of a few names.
+
+    Raises:
+        InvalidInputError: It is none of them.
+    """
+    if value not in choices:
+        names = " or ".join(map(repr, choices))
+        raise errors.InvalidInputError(errors.message(call, expected=names, got=repr(value), do="Choose one of them."))
+
+
 def batch_size(x: Any, call: str, name: str) -> int:
     """Length of the example axis, shared by all leaves.
 

@@ -1,9 +1,6 @@
-"""What a kernel's numbers mean: reduction over outputs, mode, dtype, probe."""
+"""What a kernel's numbers mean: reduction over outputs, mode, precision, probe."""
 
 import dataclasses
-from typing import Literal
-
-Outputs = Literal["mean", "trace", "full", "diagonal", "sum-of-logits", "projection"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,17 +14,36 @@ class Convention:
     - ``"trace"``: sum_o K[n,o,m,o], `[n m]`;
     - ``"diagonal"``: K[n,o,m,o], `[n m o]`;
     - ``"sum-of-logits"``: the kernel of sum_o f_o / sqrt(C), `[n m]` (pseudo-NTK);
-    - ``"projection"``: the full kernel of V^T f for a given V of shape `[C k]`, `[n k m l]`.
+    - ``"projection"``: the full kernel of V^T f for a given V of shape `[C k]`, `[n k m l]`;
+    - ``"random-projections"``: an unbiased estimate of the trace from k random output directions, `[n m]`.
+
+    Attributes:
+        outputs: The reduction over outputs.
+        n_outputs: C, outputs of one example.
+        examples: "independent", or "joint" when a batch was differentiated as a whole.
+        mode: The mode of the model ("eval", "train", "unspecified").
+        precision: Rounding policy of the Gram products.
+        unit_roundoff: Of that policy or of the model's dtype, whichever is coarser; None where it is not known.
+        preconditioner: "none", "scalar", "per leaf" or "elementwise": K is then J P^-1 J^T.
+        probe: SHA-256 of the row examples; None inside a jit, where they are not known.
     """
 
-    outputs: Outputs = "mean"
+    outputs: str = "mean"
     n_outputs: int = 1
-    examples: Literal["independent", "joint"] = "independent"
+    examples: str = "independent"
     mode: str = "unspecified"
     precision: str = "highest"
+    unit_roundoff: float | None = None
+    preconditioner: str = "none"
     probe: str | None = None
 
     def __str__(self) -> str:
         """One line for tables and reports."""
-        probe = f", probe {self.probe[:8]}" if self.probe else ""
-        return f"outputs={self.outputs} (C={self.n_outputs}), examples={self.examples}, mode={self.mode}{probe}"
+        parts = [f"outputs={self.outputs} (C={self.n_outputs})", f"examples={self.examples}", f"mode={self.mode}"]
+        if self.precision != "highest":
+            parts.append(f"precision={self.precision}")
+        if self.preconditioner != "none":
+            parts.append(f"preconditioner={self.preconditioner}")
+        if self.probe:
+            parts.append(f"probe {self.probe[:8]}")
+        return ", ".join(parts)

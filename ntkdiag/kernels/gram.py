@@ -1,50 +1,101 @@
 """The Gram of a list of factors: the kernel of a block of rows and a block of columns."""
 
-import functools
+import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ntkdiag.tangents.factors import Factor
+from ntkdiag.tangents.factors import Dense, Factor, Outer
+from ntkdiag.tangents.precision import Precision
+
+_MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 
-def gram(rows: list[Factor], columns: list[Factor], contraction: str) -> jax.Array:
-    """Sum over parts of <J[n,o], J[m,p]>; axes of length 1 where no part depends on the example."""
-    return functools.reduce(jnp.add, (r.gram(c, contraction) for r, c in zip(rows, columns, strict=True)))
+@dataclasses.dataclass(frozen=True)
+class Gram:
+    """Which products to take and which of them to add up.
 
-
-def symmetric_gram(factors: list[Factor], contraction: str, shape: tuple[int, ...]) -> jax.Array:
-    """The Gram of a block with itself: strips of the upper triangle, mirrored, so that it is symmetric to the bit.
-
-    Args:
-        factors: Factors of n examples.
+    Attributes:
         contraction: "full", "trace" or "diagonal".
-        shape: Shape of the result, which decides the number of strips.
+        dot: Rounding policy.
+        groups: For every factor, the group its product is added to; several where the factor is split by layer.
+        n_groups: Number of groups; the result has one kernel for each.
     """
-    n = shape[0]
-    size = n * (shape[1] if contraction == "full" else 1)
-    n_strips = min(n, 1 if size < 128 else 2 if size < 1024 else 4)
-    edges = [n * k // n_strips for k in range(n_strips + 1)]
-    axis = 2 if contraction == "full" else 1
-    tiles: dict[tuple[int, int], jax.Array] = {}
-    for r, (start, stop) in enumerate(itertools.pairwise(edges)):
-        strip = gram(
-            [f.take(slice(start, stop)) for f in factors], [f.take(slice(start, n)) for f in factors], contraction
+
+    contraction: str
+    dot: Precision
+    groups: tuple[tuple[int, ...], ...]
+    n_groups: int
+
+    def __call__(self, rows: list[Factor], columns: list[Factor], weights: list | None = None) -> list[Any]:
+        """Kernels of rows by columns, one per group; axes of length 1 where nothing depends on the example.
+
+        Args:
+            rows: Factors of n examples.
+            columns: Factors of m examples.
+            weights: For every factor, what its product is multiplied by: a number, or [P] for a dense one.
+        """
+        totals: list[Any] = [None] * self.n_groups
+        for k, (row, column, groups) in enumerate(zip(rows, columns, self.groups, strict=True)):
+            weight = None if weights is None else weights[k]
+            if weight is not None and jnp.ndim(weight) == 1:
+                row, weight = Dense(row.j * weight), None  # type: ignore[union-attr]
+            split = zip(groups, _layers(row, len(groups)), _layers(column, len(groups)), strict=True)
+            for group, r, c in split:
+                product = r.gram(c, self.contraction, self.dot)
+                product = product if weight is None else product * weight
+                totals[group] = product if totals[group] is None else totals[group] + product
+        zero = jnp.zeros(
+            (1, 1, 1, 1) if self.contraction == "full" else (1, 1, 1) if self.contraction == "diagonal" else (1, 1)
         )
-        wanted = list(shape)
-        wanted[0], wanted[axis] = stop - start, n - start
-        strip = jnp.broadcast_to(strip, wanted)
-        cuts = [edge - start for edge in edges[r + 1 : -1]]
-        for c, tile in enumerate(jnp.split(strip, cuts, axis=axis), start=r):
-            tiles[r, c] = tile if c > r else (tile + _mirror(tile, contraction)) / 2
-    rows = [
-        jnp.concatenate([tiles[r, c] if c >= r else _mirror(tiles[c, r], contraction) for c in range(n_strips)], axis)
-        for r in range(n_strips)
-    ]
-    return jnp.concatenate(rows, 0)
+        return [zero if total is None else total for total in totals]
+
+    def symmetric(self, factors: list[Factor], shape: tuple[int, ...], weights: list | None = None) -> list[jax.Array]:
+        """Kernels of a block with itself: strips of the upper triangle, mirrored, so symmetric to the bit.
+
+        Args:
+            factors: Factors of n examples.
+            shape: Shape of one result; it decides the number of strips.
+            weights: As in a call.
+        """
+        n = shape[0]
+        size = n * (shape[1] if self.contraction == "full" else 1)
+        n_strips = min(n, 1 if size < 128 else 2 if size < 1024 else 4)
+        edges = [n * k // n_strips for k in range(n_strips + 1)]
+        strips = []
+        for start, stop in itertools.pairwise(edges):
+            own, rest = ([f.take(slice(start, end)) for f in factors] for end in (stop, n))
+            strips.append(self(own, rest, weights))
+        return [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
+
+    def _assemble(self, strips: tuple, edges: list[int], shape: tuple[int, ...]) -> jax.Array:
+        axis = 2 if self.contraction == "full" else 1
+        mirror = lambda tile: jnp.transpose(tile, _MIRROR[self.contraction])
+        tiles: dict[tuple[int, int], jax.Array] = {}
+        for r, strip in enumerate(strips):
+            wanted = list(shape)
+            wanted[0], wanted[axis] = edges[r + 1] - edges[r], edges[-1] - edges[r]
+            cuts = [edge - edges[r] for edge in edges[r + 1 : -1]]
+            for c, tile in enumerate(jnp.split(jnp.broadcast_to(strip, wanted), cuts, axis=axis), start=r):
+                tiles[r, c] = tile if c > r else (tile + mirror(tile)) / 2
+        indices = range(len(strips))
+        rows = [[tiles[r, c] if c >= r else mirror(tiles[c, r]) for c in indices] for r in indices]
+        return jnp.concatenate([jnp.concatenate(row, axis) for row in rows], 0)
 
 
-def _mirror(tile: jax.Array, contraction: str) -> jax.Array:
+def mirrored(tile: Any, contraction: str) -> Any:
     """The tile across the diagonal."""
-    return jnp.transpose(tile, {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}[contraction])
+    return tile.transpose(_MIRROR[contraction])
+
+
+def _layers(factor: Factor, n: int) -> list[Factor]:
+    """Split a factor of a scan-stacked leaf by layer: the layer is the outermost part of b, and of P."""
+    if n == 1:
+        return [factor]
+    if isinstance(factor, Outer):
+        pairs = zip(jnp.split(factor.a, n, axis=-3), jnp.split(factor.c, n, axis=-3), strict=True)
+        return [Outer(a, c, factor.ones) for a, c in pairs]
+    assert isinstance(factor, Dense)
+    return [Dense(j) for j in jnp.split(factor.j, n, axis=-1)]

@@ -12,7 +12,11 @@ from ntkdiag import errors
 from ntkdiag.kernels.convention import Convention
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["convention", "symmetric"])
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["array", "standard_error", "leaves"],
+    meta_fields=["convention", "symmetric"],
+)
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """An empirical neural tangent kernel.
@@ -21,11 +25,15 @@ class Kernel:
         array: The numbers, laid out as `convention.outputs` says (see `Convention`).
         convention: Reduction over outputs, mode, precision, probe.
         symmetric: True when rows and columns are the same examples.
+        standard_error: Of each number, where it is an estimate (random output projections); None where it is exact.
+        leaves: Path (or glob) -> kernel of those parameters alone, where they were asked for; they sum to the whole.
     """
 
     array: Any
-    convention: Convention = Convention()
+    convention: Convention = dataclasses.field(default_factory=Convention)
     symmetric: bool = True
+    standard_error: Any = None
+    leaves: dict[str, "Kernel"] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,8 +78,13 @@ class Kernel:
 
     @property
     def noise_floor(self) -> float:
-        """Relative resolution of the eigenvalues: eps(dtype) * matrix size, in units of the largest eigenvalue."""
-        return float(jnp.finfo(self.dtype).eps) * self.matrix.shape[0]
+        """Resolution of eigenvalues, relative to the largest: unit roundoff times matrix size.
+
+        The unit roundoff is that of the precision the kernel was computed in, not of the dtype it is kept in.
+        """
+        size = self.array.shape[0] * (self.array.shape[1] if self.ndim == 4 else 1)
+        eps = self.convention.unit_roundoff or float(jnp.finfo(self.dtype).eps)
+        return max(eps, float(jnp.finfo(self.dtype).eps)) * size
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.array)
@@ -81,4 +94,6 @@ class Kernel:
         return array.copy() if copy else array
 
     def __repr__(self) -> str:
-        return f"Kernel({self.dtype}{list(self.shape)}, {self.convention})"
+        leaves = f", {len(self.leaves)} leaf kernels" if self.leaves else ""
+        error = ", with standard errors" if self.standard_error is not None else ""
+        return f"Kernel({self.dtype}{list(self.shape)}, {self.convention}{leaves}{error})"

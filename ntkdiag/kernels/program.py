@@ -1,6 +1,7 @@
 """A function made ready for kernels: traced once per set of shapes, compiled once per way of contracting."""
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,42 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import _compat, errors
-from ntkdiag.kernels.gram import gram, symmetric_gram
-from ntkdiag.tangents.factors import Dense, Factor
-from ntkdiag.tangents.tangents import Tangents
+from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.ways import Way
+from ntkdiag.tangents.factors import Factor
+from ntkdiag.tangents.tangents import Tangents, depends_on
 
 _CACHE: collections.OrderedDict[Any, "Program"] = collections.OrderedDict()
 _CACHE_SIZE = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """Forward pass, backward passes and factors of one example as a jaxpr, ready to be batched.
+
+    Attributes:
+        jaxpr: (flat params, basis, kwargs; flat example) -> flat (factors, f(x)).
+        consts: Its constants.
+        structure: Tree of the outputs.
+        n_fixed: How many inputs all examples share.
+        varying: Which outputs depend on the example; the others are kept once.
+    """
+
+    jaxpr: Any
+    consts: list
+    structure: Any
+    n_fixed: int
+    varying: list[bool]
+
+    def __call__(self, fixed: Any, x: Any) -> Any:
+        """Factors [n ...] and outputs [n C] of a batch."""
+        flat = jax.tree.leaves(x)
+        run = jax.vmap(
+            lambda *flat: _compat.eval_jaxpr(self.jaxpr, self.consts, *flat),
+            in_axes=(None,) * self.n_fixed + (0,) * len(flat),
+            out_axes=[0 if v else None for v in self.varying],
+        )
+        return jax.tree.unflatten(self.structure, run(*jax.tree.leaves(fixed), *flat))
 
 
 class Program:
@@ -22,27 +53,29 @@ class Program:
 
     def __init__(self, f: Callable, params: Any, x: Any, kwargs: dict, *, joint: bool, call: str):
         self.joint = joint
-        self.f = functools.partial(_as_vector, f, jax.tree.structure(params), _static(kwargs), joint)
-        example = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape if joint else v.shape[1:], v.dtype), x)
-        leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in jax.tree.leaves(params)]
+        self.paths = [
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for path, _ in jax.tree_util.tree_leaves_with_path(params)
+        ]
+        shapes = lambda tree: jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), tree)
+        self.dynamic = shapes(dynamic_arguments(kwargs))
+        self.params = jax.tree.leaves(shapes(params))
+        self.example = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape if joint else v.shape[1:], v.dtype), x)
         _check_outputs(f, params, x, kwargs, joint, call)
-        self.tangents = Tangents.of(self.f, leaves, _dynamic(kwargs), example)
+        vector = functools.partial(_as_vector, f, jax.tree.structure(params), static_arguments(kwargs), joint)
+        self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         self.verified = False
-        self._factors: dict[tuple, Callable] = {}
-        self._grams: dict[Any, Callable] = {}
+        self._traces: dict[tuple, Trace] = {}
+        self._compiled: dict[Any, Callable] = {}
 
     @staticmethod
     def of(f: Callable, params: Any, x: Any, kwargs: dict, *, joint: bool, call: str) -> "Program":
         """The program of f at these shapes, from the cache if there is one."""
-        shapes = lambda tree: (
-            jax.tree.structure(tree),
-            tuple((jnp.shape(v), jnp.result_type(v)) for v in jax.tree.leaves(tree)),
-        )
         one = x if joint else jax.tree.map(lambda v: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype), x)
-        static = tuple(sorted((name, repr(value)) for name, value in _static(kwargs).items()))
-        x64 = jax.config.jax_enable_x64  # the same shapes trace differently
-        key = (f, joint, x64, static, shapes(params), shapes(one), shapes(_dynamic(kwargs)))
+        if is_traced(params, x, kwargs):  # inside someone's trace: f may close over its tracers, so nothing is kept
+            return Program(f, params, one, kwargs, joint=joint, call=call)
+        key = _key(f, params, one, kwargs, joint)
         if key not in _CACHE:
             _CACHE[key] = Program(f, params, one, kwargs, joint=joint, call=call)
         _CACHE.move_to_end(key)
@@ -50,75 +83,101 @@ class Program:
             _CACHE.popitem(last=False)
         return _CACHE[key]
 
-    def factors(self, ways: tuple[str, ...], params: Any, basis: jax.Array, kwargs: dict, x: Any) -> tuple:
+    def trace(self, ways: tuple[Way, ...], basis: Any) -> Trace:
+        """The factors of one example in the form these ways contract, as a jaxpr."""
+        key = (tuple(way.key for way in ways), basis.shape, basis.dtype)
+        if key not in self._traces:
+            fixed = (self.params, jax.ShapeDtypeStruct(basis.shape, basis.dtype), self.dynamic)
+
+            def one(fixed, x):
+                factors, y = self.tangents.factors([way.part for way in ways], *fixed, x)
+                return [form for factor, way in zip(factors, ways, strict=True) for form in _formed(factor, way)], y
+
+            closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
+            jaxpr, consts = _compat.open_jaxpr(closed)
+            n_fixed = len(jax.tree.leaves(fixed))
+            varying = depends_on(jaxpr, n_fixed)
+            self._traces[key] = Trace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
+        return self._traces[key]
+
+    def factors(self, ways: tuple[Way, ...], params: Any, basis: Any, kwargs: dict, x: Any) -> tuple[list[Factor], Any]:
         """Factors of a batch and f(x) [n C]; not compiled, for use inside a jit."""
-        finish = lambda factors: [g for f, way in zip(factors, ways, strict=True) for g in _finish(f, way)]
-        x = jax.tree.map(lambda v: v[None], x) if self.joint else x
-        return self.tangents.batched_factors(jax.tree.leaves(params), basis, _dynamic(kwargs), x, finish)
+        fixed = (jax.tree.leaves(params), basis, dynamic_arguments(kwargs))
+        return self.trace(ways, basis)(fixed, jax.tree.map(lambda v: v[None], x) if self.joint else x)
 
-    def compiled_factors(self, ways: tuple[str, ...]) -> Callable:
-        """`factors` compiled, as a function of (params, basis, dynamic kwargs, x)."""
-        if ways not in self._factors:
-            options = _compat.compiler_options(reduces=self.reduces)
-            self._factors[ways] = jax.jit(functools.partial(self.factors, ways), compiler_options=options)
-        return self._factors[ways]
+    def compiled_factors(self, ways: tuple[Way, ...]) -> Callable:
+        """`factors` compiled, as a function of (params, basis, kwargs, x)."""
+        key = tuple(way.key for way in ways)
+        options = _compat.compiler_options(reduces=self.reduces)
+        return self.compiled(key, functools.partial(self.factors, ways), options)
 
-    def compiled_gram(self, contraction: str, symmetric_shape: tuple[int, ...] | None = None) -> Callable:
-        """`gram` (or `symmetric_gram`) compiled, as a function of factors."""
-        key = (contraction, symmetric_shape)
-        if key not in self._grams:
-            if symmetric_shape is None:
-                fn = functools.partial(gram, contraction=contraction)
-            else:
-                fn = functools.partial(symmetric_gram, contraction=contraction, shape=symmetric_shape)
-            self._grams[key] = jax.jit(fn)
-        return self._grams[key]
+    def compiled(self, key: Any, function: Callable, options: dict | None = None) -> Callable:
+        """`function` under jit: the first one given under this key, so that its compilations are found again."""
+        if key not in self._compiled:
+            self._compiled[key] = jax.jit(function, compiler_options=options)
+        return self._compiled[key]
 
 
-def _finish(factor: Factor, way: str) -> list[Factor]:
+def _formed(factor: Factor, way: Way) -> list[Factor]:
     """Bring the factor of one example to the form its way contracts."""
-    return factor.dense() if way == "dense" and not isinstance(factor, Dense) else [factor]
+    return list(factor.dense()) if way.name == "dense" else [factor]
+
+
+def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
+    """What two calls must share to share a program."""
+
+    def shapes(tree):
+        leaves = jax.tree.leaves(tree)
+        return jax.tree.structure(tree), tuple((tuple(v.shape), jnp.dtype(v.dtype)) for v in leaves)
+
+    static = tuple(sorted((name, repr(value)) for name, value in static_arguments(kwargs).items()))
+    x64 = jax.config.read("jax_enable_x64")  # the same shapes trace differently
+    return f, joint, x64, static, shapes(params), shapes(x), shapes(dynamic_arguments(kwargs))
 
 
 def _is_array(value: Any) -> bool:
-    return all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(value)) and bool(jax.tree.leaves(value))
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(leaf, "dtype") and hasattr(leaf, "shape") for leaf in leaves)
 
 
-def _dynamic(kwargs: dict) -> dict:
+def dynamic_arguments(kwargs: dict) -> dict:
     """Keyword arguments that are arrays: inputs of the compiled functions."""
     return {name: value for name, value in kwargs.items() if _is_array(value)}
 
 
-def _static(kwargs: dict) -> dict:
+def static_arguments(kwargs: dict) -> dict:
     """All other keyword arguments: part of the function."""
     return {name: value for name, value in kwargs.items() if not _is_array(value)}
 
 
-def _as_vector(
-    f: Callable, structure: Any, static: dict, joint: bool, params: list, dynamic: dict, x: Any
-) -> jax.Array:
-    """F of one example (or of a whole batch that counts as one) as a vector of all outputs."""
+def _as_vector(f: Callable, structure: Any, static: dict, joint: bool, params: list, dynamic: dict, x: Any) -> Any:
+    """f of one example, or of a whole batch that counts as one, as a vector of all outputs."""
     x = x if joint else jax.tree.map(lambda v: v[None], x)
     leaves = jax.tree.leaves(f(jax.tree.unflatten(structure, params), x, **static, **dynamic))
-    if joint:  # [N ...] -> [N C] -> [N C] flattened, examples first
-        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
-        return jnp.concatenate(leaves, axis=1).reshape(-1)
-    return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+    if joint:  # [N ...] each -> [N C] -> examples first
+        return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1).reshape(-1)
+    return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if len(leaves) > 1 else leaves[0].reshape(-1)
 
 
 def _check_outputs(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool, call: str) -> None:
-    """F returns floating arrays whose first axis is the examples."""
-    dynamic = _dynamic(kwargs)
-    out = jax.eval_shape(lambda p, x, k: f(p, x, **_static(kwargs), **k), params, x, dynamic)
+    """f returns floating arrays whose first axis is the examples.
+
+    Raises:
+        InvalidInputError: It does not.
+    """
+    static, dynamic = static_arguments(kwargs), dynamic_arguments(kwargs)
+    out = jax.eval_shape(lambda p, x, k: f(p, x, **static, **k), params, x, dynamic)
     n = jax.tree.leaves(x)[0].shape[0]
     leaves = jax.tree.leaves(out)
-    if leaves and all(v.ndim and v.shape[0] == n and jnp.issubdtype(v.dtype, jnp.floating) for v in leaves):
+    floating = lambda v: jnp.issubdtype(v.dtype, jnp.floating)
+    if leaves and all(v.ndim and v.shape[0] == n and floating(v) for v in leaves) and sum(v.size for v in leaves):
         return
     got = ", ".join(f"{v.dtype}{list(v.shape)}" for v in leaves) or "nothing"
+    count = "all examples" if joint else "1 example"
     raise errors.InvalidInputError(
         errors.message(
             call,
-            expected=f"f(params, x) to return real floating arrays with the example axis ({n} long here) first",
+            expected=f"f(params, x) of {count} to return real floating arrays with the example axis first, length {n}",
             got=got,
             do="Return one row of outputs per example; reduce over examples outside f.",
         )

@@ -13,6 +13,27 @@ from ntkdiag import errors
 NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 
 
+@dataclasses.dataclass(frozen=True)
+class RandomProjections:
+    """`outputs=RandomProjections(k)`: an unbiased estimate of the trace kernel from k random output directions.
+
+    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with Rademacher v_j; the standard error comes from the spread over j.
+    For many outputs this costs k backward passes per example instead of C.
+
+    Attributes:
+        k: Number of directions, at least 2.
+        seed: Seed of the directions.
+    """
+
+    k: int
+    seed: int = 0
+
+    def directions(self, n_outputs: int, dtype: Any) -> jax.Array:
+        """Rademacher directions [k C]."""
+        signs = np.random.default_rng(self.seed).choice([-1.0, 1.0], size=(self.k, n_outputs))
+        return jnp.asarray(signs, dtype)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reduction:
     """What `outputs=` asks for.
@@ -22,33 +43,37 @@ class Reduction:
         contraction: How factor Grams are contracted over outputs: "full", "trace" or "diagonal".
         n_outputs: C, outputs of one example.
         n_directions: k, rows of the basis: one backward pass each.
-        projection: V [C k] of a projection; None otherwise.
+        source: The projection [C k] or the `RandomProjections`; None for a name.
     """
 
     name: str
     contraction: str
     n_outputs: int
     n_directions: int
-    projection: Any = None
+    source: Any = None
 
     @staticmethod
     def of(outputs: Any, n_outputs: int) -> "Reduction":
         """Read `outputs=`.
 
         Raises:
-            InvalidInputError: It is no known name and no array of shape [C k].
+            InvalidInputError: It is no known name, no array of shape [C k], and no `RandomProjections` of at least 2.
         """
         if isinstance(outputs, str) and outputs in NAMES:
             contraction = {"mean": "trace", "trace": "trace", "diagonal": "diagonal"}.get(outputs, "full")
             k = 1 if outputs == "sum-of-logits" else n_outputs
             return Reduction(outputs, contraction, n_outputs, k)
-        if isinstance(outputs, (jax.Array, np.ndarray)) and outputs.ndim == 2 and outputs.shape[0] == n_outputs:
-            return Reduction("projection", "full", n_outputs, outputs.shape[1], outputs)
-        got = f"an array of shape {outputs.shape}" if hasattr(outputs, "shape") else repr(outputs)
+        if isinstance(outputs, RandomProjections) and outputs.k > 1:
+            return Reduction("random-projections", "diagonal", n_outputs, outputs.k, outputs)
+        shape = getattr(outputs, "shape", None)
+        if shape is not None and len(shape) == 2 and shape[0] == n_outputs and shape[1]:
+            return Reduction("projection", "full", n_outputs, shape[1], outputs)
+        got = repr(outputs) if shape is None else f"an array of shape {shape}"
+        names = ", ".join(map(repr, NAMES))
         raise errors.InvalidInputError(
             errors.message(
-                f"ntk(..., outputs={got if not isinstance(outputs, str) else repr(outputs)})",
-                expected=f"one of {', '.join(map(repr, NAMES))} or a projection of shape [{n_outputs}, k]",
+                "ntk(..., outputs=...)",
+                expected=f"one of {names}, RandomProjections(k >= 2) or a projection of shape [{n_outputs}, k]",
                 got=got,
                 do=f"This function has {n_outputs} outputs per example.",
             )
@@ -58,17 +83,21 @@ class Reduction:
         """Output directions [k C]."""
         if self.name == "sum-of-logits":
             return jnp.full((1, self.n_outputs), 1 / math.sqrt(self.n_outputs), dtype)
-        if self.projection is not None:
-            return jnp.asarray(self.projection, dtype).T
-        return jnp.eye(self.n_outputs, dtype=dtype)
+        if isinstance(self.source, RandomProjections):
+            return self.source.directions(self.n_outputs, dtype)
+        return jnp.eye(self.n_outputs, dtype=dtype) if self.source is None else jnp.asarray(self.source, dtype).T
 
     def tile_shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of the contracted kernel of n by m examples, before `finish`."""
         k = self.n_directions
         return {"full": (n, k, m, k), "trace": (n, m), "diagonal": (n, m, k)}[self.contraction]
 
-    def finish(self, k: Any) -> Any:
-        """Scale and shape as the convention says."""
+    def finish(self, k: Any) -> tuple[Any, Any]:
+        """Scale and shape as the convention says: (kernel, standard error or None)."""
         if self.name == "mean":
-            return k / self.n_outputs
-        return k[:, 0, :, 0] if self.name == "sum-of-logits" else k
+            return k / self.n_outputs, None
+        if self.name == "sum-of-logits":
+            return k[:, 0, :, 0], None
+        if self.name == "random-projections":
+            return k.mean(-1), k.std(-1, ddof=1) / math.sqrt(self.n_directions)
+        return k, None

@@ -4,7 +4,28 @@ import dataclasses
 import math
 
 from ntkdiag import errors
-from ntkdiag.kernels.ways import Way
+
+# Copies of a tile alive while it is computed: the running sum, the term being added, and its way to the host.
+_TILE_COPIES = 3
+# Beyond this many numbers a larger tile makes no product faster.
+_LARGEST_TILE = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes that decide how examples are cut into blocks.
+
+    Attributes:
+        factors: Factors of one example.
+        working: What the network passes of one example need at their peak, its factors included.
+        pair: One pair of examples in a tile.
+        output: The whole kernel.
+    """
+
+    factors: int
+    working: int
+    pair: int
+    output: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,57 +33,97 @@ class Blocks:
     """How examples are cut into blocks.
 
     Attributes:
-        rows: Row examples of one block; its factors are kept while all columns pass by.
-        columns: Column examples differentiated at a time.
+        size: Examples differentiated at a time; tiles are `size` by `size`.
+        held: Blocks of rows whose factors are kept while the columns pass by.
+        n_rows: Blocks of rows.
+        n_columns: Blocks of columns; 0 where they are the rows.
+        peak: Bytes alive at once.
     """
 
-    rows: int
-    columns: int
+    size: int
+    held: int
+    n_rows: int
+    n_columns: int
+    peak: int
+
+    @property
+    def whole(self) -> bool:
+        """One block does it all."""
+        return self.n_rows == 1 and self.n_columns <= 1
+
+    @property
+    def passes(self) -> float:
+        """How many times an example is differentiated, on average."""
+        sweeps = math.ceil(self.n_rows / self.held)
+        if self.n_columns:
+            total = self.n_rows + self.n_columns * (1 if self.holds_columns else sweeps)
+            return total / (self.n_rows + self.n_columns)
+        streamed = sum(self.n_rows - min(self.n_rows, (s + 1) * self.held) for s in range(sweeps))
+        return (self.n_rows + streamed) / self.n_rows
+
+    @property
+    def holds_columns(self) -> bool:
+        """Whether the factors of all columns are kept too."""
+        return self.held >= self.n_rows + self.n_columns
 
     @staticmethod
-    def plan(
-        n: int, m: int, per_example: int, working: int, pair: int, output: int, budget: int, call: str
-    ) -> "Blocks":
-        """The largest blocks the budget allows.
+    def largest(n: int, m: int, sizes: Sizes, budget: int, call: str) -> "Blocks":
+        """The blocks with the fewest passes over the examples that the budget allows.
 
         Args:
             n: Row examples.
-            m: Column examples.
-            per_example: Bytes of the factors of one example.
-            working: Bytes the network passes of one example need besides.
-            pair: Bytes of one pair of examples in a tile.
-            output: Bytes of the whole kernel.
+            m: Column examples; 0 where they are the rows.
+            sizes: Bytes per example and pair.
             budget: Bytes allowed.
             call: For the message.
 
         Raises:
             MemoryBudgetError: Not even one example at a time fits; the message says what would.
         """
-        room = budget - output
-        everything = lambda r, c: (r + c) * per_example + c * working + 3 * r * c * pair
-        if everything(1, 1) > room:
+        at_once = n * sizes.factors + max(m, n) * sizes.working + (_TILE_COPIES - 1) * sizes.output
+        if not m:
+            at_once = max(n * sizes.working, n * sizes.factors + _TILE_COPIES * sizes.output)
+        if at_once <= budget:
+            return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once)
+        block = lambda b: sizes.output + b * (sizes.factors + sizes.working) + _TILE_COPIES * b * b * sizes.pair
+        if block(1) > budget:
             raise errors.MemoryBudgetError(
                 errors.message(
                     call,
-                    expected=f"a budget of at least {_readable(output + everything(1, 1))}",
-                    got=_readable(budget),
-                    do=f"The kernel itself takes {_readable(output)}; raise memory=, or reduce outputs= or the batch.",
+                    expected=f"a budget of at least {readable(block(1))}",
+                    got=readable(budget),
+                    do=f"The kernel takes {readable(sizes.output)}: raise memory=, or reduce outputs= or the batch.",
                 )
             )
-        if n * per_example + n * working + 3 * n * m * pair <= room:
-            return Blocks(n, m)
-        columns = _largest(lambda c: everything(c, c) <= room / 2, max(n, m))
-        rows = _largest(lambda r: everything(max(r, columns), columns) <= room, n)
-        return Blocks(_even(n, max(rows, columns)), _even(m, columns))
+        everything = (n + m) * sizes.factors
+        enough = _bisect(lambda b: block(b) + everything <= budget and _useful(b, sizes), max(n, m))
+        if block(enough) + everything <= budget and enough >= min(8, n):
+            size = _even(max(n, m), enough)
+            n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+            return Blocks(size, n_rows + n_columns, n_rows, n_columns, block(size) + everything)
+        room = budget - sizes.output
+        size = _bisect(lambda b: block(b) - sizes.output <= room * 0.4 and _useful(b, sizes), max(n, m))
+        size = _even(max(n, m), size)
+        n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+        held = max(1, min(n_rows, (budget - block(size)) // max(1, size * sizes.factors)))
+        return Blocks(size, held, n_rows, n_columns, block(size) + held * size * sizes.factors)
 
 
-def bytes_per_example(ways: list[Way], itemsize: int) -> int:
-    """Bytes of the factors of one example."""
-    return sum(way.size for way in ways) * itemsize
+def readable(size: float) -> str:
+    """Bytes for a person."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
 
 
-def _largest(fits, limit: int) -> int:
-    """The largest size that fits, by bisection; 1 if none is known to."""
+def _useful(size: int, sizes: Sizes) -> bool:
+    return size * size * sizes.pair <= 4 * _LARGEST_TILE
+
+
+def _bisect(fits, limit: int) -> int:
+    """The largest size that fits, at least 1."""
     low, high = 1, max(limit, 1)
     while low < high:
         middle = (low + high + 1) // 2
@@ -73,11 +134,3 @@ def _largest(fits, limit: int) -> int:
 def _even(total: int, block: int) -> int:
     """A block no larger than `block` that cuts `total` into nearly equal parts."""
     return math.ceil(total / math.ceil(total / min(block, total)))
-
-
-def _readable(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from ntkdiag.tangents.parts import Part
-from ntkdiag.tangents.tangents import Tangents
+from ntkdiag.tangents.walk import Site
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Way:
     """How one part is contracted.
 
@@ -27,40 +26,44 @@ class Way:
     gram: int
     size: int
 
+    @property
+    def key(self) -> tuple:
+        """Equal for ways that build the same factor of the same function."""
+        return self.part.key, self.name
 
-def choose(tangents: Tangents, n: int, m: int, k: int, contraction: str) -> list[Way]:
+
+def choose(parts: list[Part], n: int, m: int, k: int, contraction: str) -> tuple[Way, ...]:
     """The cheapest way for every part.
 
     Args:
-        tangents: The structure of the Jacobian.
+        parts: The parts.
         n: Row examples.
-        m: Column examples.
+        m: Column examples; 0 where they are the rows.
         k: Output directions.
         contraction: "full", "trace" or "diagonal".
     """
     pairs = k * k if contraction == "full" else k
-    return [min(_ways(part, k, pairs), key=lambda way: (_cost(way, n, m), way.size)) for part in tangents.parts]
-
-
-def _cost(way: Way, n: int, m: int) -> int:
-    return way.form * (n + m) + way.gram * n * m
+    cost = lambda way: way.form * (n + m) + way.gram * n * (m or n)
+    return tuple(min(_ways(part, k, pairs), key=lambda way: (cost(way), way.size)) for part in parts)
 
 
 def _ways(part: Part, k: int, pairs: int) -> list[Way]:
     if not part.sites or part.kind == "assembled":
-        return [Way(part, "dense", 0, pairs * part.size, k * part.size)]
+        form = sum(k * math.prod(positions(site)) for site in part.sites)
+        return [Way(part, "dense", form, pairs * part.size, k * part.size)]
     sizes = [positions(site) for site in part.sites]
     (b, _, i, d), t = sizes[0], sum(size[1] for size in sizes)
-    dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size)
     if part.kind == "rows":
-        direct = t * t * k * d + pairs * t * d if pairs > k else t * t * k * d
+        dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size)
+        direct = t * t * k * d + (pairs * t * d if pairs > k else 0)
         return [dense, Way(part, "rows", 0, direct, t * (1 + k * d))]
+    dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size)
     outer = b * t * t * (i + pairs * d + pairs)
-    # With several positions the Grams are [t s] blocks, small products that run far below the rate of a large one.
+    # With several positions the Grams are [t s] blocks: small products that run far below the rate of a large one.
     return [dense, Way(part, "outer", 0, outer if t == 1 else 4 * outer, b * t * (i + k * d))]
 
 
-def positions(site: Any) -> tuple[int, int, int, int]:
+def positions(site: Site) -> tuple[int, int, int, int]:
     """(B, T, I, D) of a site, enclosing scans counted."""
     b, t, i, d = site.use.sizes()
     blocks = math.prod(length for length, role in site.scans if role == "b")

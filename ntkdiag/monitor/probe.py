@@ -13,7 +13,7 @@ from ntkdiag import errors
 from ntkdiag._compat import open_jaxpr, sub_jaxprs
 from ntkdiag.adapters.functional import Functional
 from ntkdiag.analysis.curvature import Loss
-from ntkdiag.kernels.ntk import _digest as digest_of  # so that kernels and records name a probe alike
+from ntkdiag.kernels.probe import digest as digest_of  # so that kernels and records name a probe alike
 from ntkdiag.monitor.checks import check_fit, check_independent, check_settings, output_shape
 from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured

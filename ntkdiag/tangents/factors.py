@@ -1,16 +1,17 @@
-"""Tangent factors: the structured Jacobian of one parameter leaf for a block of examples.
+"""Tangent factors: the structured Jacobian of one part of the parameters for a block of examples.
 
-Axis letters: n m examples, o p outputs, b blocks, t s positions, i inputs, d outputs of a contraction. Every array may
-lack its example axis; it then does not depend on the example and is kept once.
+Axis letters: n m examples, o p output directions, b blocks, t s positions, i inputs, d outputs of a contraction. Every
+array may lack its example axis; it then does not depend on the example and is kept once.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-REDUCTIONS = ("full", "trace", "diagonal")
+from ntkdiag.tangents.precision import HIGHEST, Precision
 
 
 def _register(*fields: str, static: tuple[str, ...] = ()):
@@ -20,7 +21,7 @@ def _register(*fields: str, static: tuple[str, ...] = ()):
 @_register("j")
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """J[n,o,P] as it is."""
+    """J[n,o,P] as it is: j [n o P] or [o P]."""
 
     j: jax.Array
 
@@ -28,15 +29,19 @@ class Dense:
         """The factor of some of the examples."""
         return Dense(_take(self.j, 3, rows))
 
-    def gram(self, other: "Dense", reduction: str) -> jax.Array:
+    def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
         """Inner products over P."""
-        return _inner(self.j, other.j, reduction)
+        return _inner(self.j, other.j, reduction, dot)
+
+    def dense(self) -> list["Dense"]:
+        """Itself."""
+        return [self]
 
 
 @_register("a", "c", static=("ones",))
 @dataclasses.dataclass(frozen=True)
 class Outer:
-    """J[n,o][b,i,d] = sum_t a[n,b,t,i] c[n,o,b,t,d]; with `ones`, also that of a bias, where a = 1.
+    """J[n,o][b,i,d] = sum_t a[n,b,t,i] c[n,o,b,t,d]; with `ones` also that of a bias, where a = 1.
 
     Shapes: a [n b t i] or [b t i], c [n o b t d] or [o b t d].
     """
@@ -49,50 +54,35 @@ class Outer:
         """The factor of some of the examples."""
         return Outer(_take(self.a, 4, rows), _take(self.c, 5, rows), self.ones)
 
-    def gram(self, other: "Outer", reduction: str) -> jax.Array:
-        """Sum over b, t, s of (a a^T + ones) * (c c^T)."""
-        blocks = [
-            self._block(other, b, reduction) if self.c.shape[-2] > 1 else self._block_of_one(other, b, reduction)
-            for b in range(self.c.shape[-3])
-        ]
-        return functools.reduce(jnp.add, blocks)
+    def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
+        """sum over b, t, s of (a a^T + ones) * (c c^T)."""
+        one_position = self.c.shape[-2] == 1 == other.c.shape[-2]
+        block = self._gram_of_positions if not one_position else self._gram_of_one_position
+        return functools.reduce(jnp.add, (block(other, b, reduction, dot) for b in range(self.c.shape[-3])))
 
-    def _block_of_one(self, other: "Outer", b: int, reduction: str) -> jax.Array:
-        """T = 1: the product of two Gram matrices."""
+    def _gram_of_one_position(self, other: "Outer", b: int, reduction: str, dot: Precision) -> jax.Array:
+        """T = 1: the elementwise product of two Gram matrices."""
         a1, a2 = (jnp.atleast_2d(f.a[..., b, 0, :]) for f in (self, other))
-        ga = _matmul(a1, a2.T) + float(self.ones)  # [n m]
-        gc = _inner(self.c[..., b, 0, :], other.c[..., b, 0, :], reduction)
-        if reduction == "trace":
-            return ga * gc
-        if reduction == "diagonal":
-            return ga[..., None] * gc
-        return ga[:, None, :, None] * gc
+        ga = dot.einsum("ni,mi->nm", a1, a2) + float(self.ones)
+        gc = _inner(self.c[..., b, 0, :], other.c[..., b, 0, :], reduction, dot)
+        shape = {"full": (slice(None), None, slice(None), None), "trace": (...,), "diagonal": (..., None)}
+        return ga[shape[reduction]] * gc
 
-    def _block(self, other: "Outer", b: int, reduction: str) -> jax.Array:
+    def _gram_of_positions(self, other: "Outer", b: int, reduction: str, dot: Precision) -> jax.Array:
         """T > 1: one row example at a time, so that nothing larger than [o t m p s] exists."""
         a1, c1 = _with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
         a2, c2 = _with_examples(other.a[..., b, :, :], 3, other.c[..., b, :, :], 4)  # [m s i], [m p s d]
-        ones = float(self.ones)
 
         def row(ac):
             a1, c1 = ac  # [t i], [o t d]
-            ga = jnp.einsum("ti,msi->tms", a1, a2, precision="highest") + ones
-            if reduction == "full":
-                gc = jnp.einsum("otd,mpsd->omtps", c1, c2, precision="highest")
-                return jnp.einsum("tms,omtps->omp", ga, gc, precision="highest")
-            if reduction == "trace":
-                gc = jnp.einsum("otd,mosd->tms", c1, c2, precision="highest")
-                return jnp.einsum("tms,tms->m", ga, gc, precision="highest")
-            gc = jnp.einsum("otd,mosd->omts", c1, c2, precision="highest")
-            return jnp.einsum("tms,omts->mo", ga, gc, precision="highest")
+            return _weighted(dot.einsum("ti,msi->tms", a1, a2) + float(self.ones), c1, c2, reduction, dot)
 
         return jax.lax.map(row, (a1, c1))
 
     def dense(self) -> list[Dense]:
-        """Form J: one batched matrix product per leaf."""
-        j = jnp.einsum("...bti,...obtd->...obid", self.a, self.c, precision="highest")
-        lead = j.shape[: j.ndim - 3]
-        weights = [Dense(j.reshape(*lead, -1))]
+        """Form J, in the order [b d i]: one batched matrix product. A bias gives a second one."""
+        j = jnp.einsum("...obtd,...bti->...obdi", self.c, self.a, precision="highest")
+        weights = [Dense(j.reshape(*j.shape[:-3], -1))]
         if self.ones:
             weights.append(Dense(self.c.sum(-2).reshape(*self.c.shape[:-3], -1)))
         return weights
@@ -101,7 +91,10 @@ class Outer:
 @_register("index", "c", static=("rows",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """J[n,o][v,d] = sum_t [index[n,t] = v] c[n,o,t,d]: an embedding lookup; index = `rows` stands for no row."""
+    """J[n,o][v,d] = sum_t [index[n,t] = v] c[n,o,t,d]: an embedding lookup; index = `rows` stands for no row.
+
+    Shapes: index [n t] or [t], c [n o t d] or [o t d].
+    """
 
     index: jax.Array
     c: jax.Array
@@ -111,23 +104,18 @@ class Rows:
         """The factor of some of the examples."""
         return Rows(_take(self.index, 2, rows), _take(self.c, 4, rows), self.rows)
 
-    def gram(self, other: "Rows", reduction: str) -> jax.Array:
-        """Sum over t, s with equal rows of c c^T: the outer form whose a a^T is an equality test."""
+    def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
+        """sum over t, s with equal rows of c c^T: the outer form whose a a^T is an equality test."""
         index1, c1 = _with_examples(self.index, 2, self.c, 4)
-        index2, c2 = _with_examples(other.index, 2, other.c, 4)
+        index2, c2 = _with_examples(other.index, 2, other.c, 4)  # [m s], [m p s d]
 
         def row(ic):
             index, c1 = ic  # [t], [o t d]
-            same = (index[:, None, None] == index2) & (index[:, None, None] < self.rows)  # [t m s]
-            if reduction == "full":
-                # rows of the other side that match position t, summed: [t m p d]
-                picked = jnp.einsum("tms,mpsd->tmpd", same.astype(c1.dtype), c2, precision="highest")
-                return jnp.einsum("otd,tmpd->omp", c1, picked, precision="highest")
-            if reduction == "trace":
-                gc = jnp.einsum("otd,mosd->tms", c1, c2, precision="highest")
-                return jnp.einsum("tms,tms->m", same.astype(c1.dtype), gc, precision="highest")
-            gc = jnp.einsum("otd,mosd->omts", c1, c2, precision="highest")
-            return jnp.einsum("tms,omts->mo", same.astype(c1.dtype), gc, precision="highest")
+            same = ((index[:, None, None] == index2) & (index[:, None, None] < self.rows)).astype(c1.dtype)  # [t m s]
+            if reduction != "full":
+                return _weighted(same, c1, c2, reduction, dot)
+            picked = dot.einsum("tms,mpsd->tdmp", same, c2)  # what the other side holds for the row of position t
+            return dot.einsum("otd,tdmp->omp", c1, picked)
 
         return jax.lax.map(row, (index1, c1))
 
@@ -135,18 +123,23 @@ class Rows:
         """Form J by adding rows."""
 
         def scatter(index, c):  # [t], [o t d] -> [o v d]
-            zeros = jnp.zeros((c.shape[0], self.rows, c.shape[-1]), c.dtype)
-            return zeros.at[:, index].add(c, mode="drop")
+            return jnp.zeros((c.shape[0], self.rows, c.shape[-1]), c.dtype).at[:, index].add(c, mode="drop")
 
-        index, c = self.index, self.c
-        if index.ndim == 2 or c.ndim == 4:
-            axes = (0 if index.ndim == 2 else None, 0 if c.ndim == 4 else None)
-            scatter = jax.vmap(scatter, in_axes=axes)
-        j = scatter(index, c)
+        axes = (0 if self.index.ndim == 2 else None, 0 if self.c.ndim == 4 else None)
+        j = (scatter if axes == (None, None) else jax.vmap(scatter, in_axes=axes))(self.index, self.c)
         return [Dense(j.reshape(*j.shape[:-2], -1))]
 
 
 Factor = Dense | Outer | Rows
+
+
+def _weighted(weight: jax.Array, c1: jax.Array, c2: jax.Array, reduction: str, dot: Precision) -> jax.Array:
+    """sum_ts weight[t m s] <c1[o t], c2[m p s]>, reduced over outputs."""
+    if reduction == "full":
+        return jnp.einsum("tms,omtps->omp", weight, dot.einsum("otd,mpsd->omtps", c1, c2))
+    if reduction == "trace":
+        return jnp.einsum("tms,tms->m", weight, dot.einsum("otd,mosd->tms", c1, c2))
+    return jnp.einsum("tms,omts->mo", weight, dot.einsum("otd,mosd->omts", c1, c2))
 
 
 def _take(x: jax.Array, ndim: int, rows: slice) -> jax.Array:
@@ -160,16 +153,12 @@ def _with_examples(x: jax.Array, x_ndim: int, y: jax.Array, y_ndim: int) -> tupl
     return jnp.broadcast_to(x, (n, *x.shape[1:])), jnp.broadcast_to(y, (n, *y.shape[1:]))
 
 
-def _matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.matmul(x, y, precision="highest")
-
-
-def _inner(x: jax.Array, y: jax.Array, reduction: str) -> jax.Array:
+def _inner(x: jax.Array, y: jax.Array, reduction: str, dot: Precision) -> jax.Array:
     """Inner products over the last axis of [n o P] or [o P] and the same: one large matrix product."""
     x, y = (v if v.ndim == 3 else v[None] for v in (x, y))
     (n, o, size), (m, p, _) = x.shape, y.shape
     if reduction == "full":
-        return _matmul(x.reshape(n * o, size), y.reshape(m * p, size).T).reshape(n, o, m, p)
+        return dot.einsum("aP,bP->ab", x.reshape(n * o, size), y.reshape(m * p, size)).reshape(n, o, m, p)
     if reduction == "trace":
-        return _matmul(x.reshape(n, o * size), y.reshape(m, p * size).T)
-    return jnp.einsum("noP,moP->nmo", x, y, precision="highest")
+        return dot.einsum("nP,mP->nm", x.reshape(n, o * size), y.reshape(m, p * size))
+    return dot.einsum("noP,moP->nmo", x, y)

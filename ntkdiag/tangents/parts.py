@@ -24,8 +24,8 @@ class Part:
         leaves: Numbers of the leaves it belongs to.
         sites: The structured uses of which it is the sum (their factors are concatenated along positions).
         kind: "outer", "rows", "dense" (an ordinary VJP of the leaf) or "assembled" (VJP plus sites, in leaf order).
-        ones: Whether a bias rides along (its a is 1).
         size: Number of parameters.
+        ones: Whether a bias rides along (its a is 1).
     """
 
     leaves: tuple[int, ...]
@@ -33,6 +33,11 @@ class Part:
     kind: str
     size: int
     ones: bool = False
+
+    @property
+    def key(self) -> tuple:
+        """Equal for equal parts of the same function."""
+        return self.leaves, tuple(site.handed for site in self.sites), self.kind, self.ones
 
     def factor(self, handed: dict, taps: dict, vjps: dict) -> Factor:
         """The factor of one example, from operands, tap cotangents [o ...] and leaf VJPs [o ...]."""
@@ -58,15 +63,27 @@ class Part:
             part = dataclasses.replace(self, sites=(site,), kind="rows" if site.use.kind == "rows" else "outer")
             j = part.factor(handed, taps, vjps).dense()[0].j
             flat = flat.astype(jnp.result_type(flat, j))
-            layout = site.use.weight
-            order = np.argsort([-abs(s) for s in layout.array.strides], kind="stable")
-            shape = layout.array.shape
-            if math.prod(shape) == self.size and layout.array.transpose(order).flags.c_contiguous:
-                j = j.reshape(-1, *shape).transpose(0, *(1 + order)).reshape(-1, self.size)
-                flat = flat + j
-            else:
-                flat = flat.at[:, layout.indices().reshape(-1)].add(j)
+            flat = flat + _in_leaf_order(j, site, self.size)
         return Dense(flat)
+
+
+def _in_leaf_order(j: jax.Array, site: Site, size: int) -> jax.Array:
+    """[o (b d i)] of one site -> [o P] in the order of the leaf."""
+    layout = site.use.weight
+    array = layout.array
+    n_b = layout.n_block + site.use.n_axes[0]
+    n_i = site.use.n_axes[1]
+    if site.use.kind != "rows":  # rows are formed in the order of the leaf already
+        shape = array.shape
+        j = j.reshape(-1, *shape[:n_b], *shape[n_b + n_i :], *shape[n_b : n_b + n_i])
+        n_d = array.ndim - n_b - n_i
+        axes = (*range(1 + n_b), *range(1 + n_b + n_d, 1 + array.ndim), *range(1 + n_b, 1 + n_b + n_d))
+        j = jnp.transpose(j, axes)  # [o b i d]
+    order = np.argsort([-abs(stride) for stride in array.strides], kind="stable")
+    if array.size == size and array.transpose(order).flags.c_contiguous:
+        return j.reshape(-1, *array.shape).transpose(0, *(1 + order)).reshape(-1, size)
+    zeros = jnp.zeros((j.shape[0], size), j.dtype)
+    return zeros.at[:, layout.indices().reshape(-1)].add(j.reshape(j.shape[0], -1))
 
 
 def operand(site: Site, h: jax.Array) -> jax.Array:
@@ -80,7 +97,7 @@ def operand(site: Site, h: jax.Array) -> jax.Array:
     if site.use.kind == "ones":  # carries only the scale
         b, t, _, _ = site.use.sizes()
         lengths = tuple(length for length, _ in site.scans)
-        a = jnp.broadcast_to(h.reshape(h.shape + (1, 1, 1)), (*lengths, b, t, 1))
+        a = jnp.broadcast_to(h.reshape((*h.shape, 1, 1, 1)), (*lengths, b, t, 1))
     return _fold(a, site.scans)
 
 
@@ -102,8 +119,16 @@ def _fold(x: jax.Array, scans: tuple[tuple[int, str], ...]) -> jax.Array:
     return x.reshape(b, -1, x.shape[-1])
 
 
-def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...]]) -> list[Part]:
-    """Sort the findings of a walk into parts; leaves that are never used have none."""
+def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...]], form: str) -> list[Part]:
+    """Sort the findings of a walk into parts; leaves that are never used have none.
+
+    Args:
+        sites: Structured uses.
+        dense_leaves: Leaves with a use that has no structured form.
+        shapes: Shapes of all leaves.
+        form: "fused" (a bias rides with its weight), "by leaf" (no part has two leaves) or "leaf order" (one dense part
+            per leaf, in the order of the leaf: what can be compared between different functions).
+    """
     parts = []
     by_leaf: dict[int, list[Site]] = {}
     for site in sites:
@@ -113,12 +138,12 @@ def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...
         if not own and leaf in dense_leaves:
             parts.append(Part((leaf,), (), "dense", size))
         elif own:
-            clusters = None if leaf in dense_leaves else _clusters(own)
+            clusters = None if leaf in dense_leaves or form == "leaf order" else _clusters(own)
             if clusters is None:
                 parts.append(Part((leaf,), tuple(own), "assembled", size))
             else:
                 parts += [Part((leaf,), tuple(c), _kind(c[0]), c[0].use.weight.array.size) for c in clusters]
-    return _merge_biases(parts)
+    return _merge_biases(parts) if form == "fused" else parts
 
 
 def _kind(site: Site) -> str:
@@ -153,14 +178,14 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
         for k, part in enumerate(parts)
         if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer"
     }
-    merged = list(parts)
+    merged: list[Part | None] = list(parts)
     for k, part in enumerate(parts):
         if part.kind != "outer" or len(part.sites) != 1 or part.sites[0].use.kind != "ones" or part.sites[0].scaled:
             continue
         home = weights.get(part.sites[0].tap)
-        if home is None or merged[home].ones:
+        host = None if home is None else merged[home]
+        if home is None or host is None or host.ones:
             continue
-        host = merged[home]
         merged[home] = dataclasses.replace(
             host, leaves=host.leaves + part.leaves, size=host.size + part.size, ones=True
         )

@@ -25,7 +25,7 @@ class Tangents:
         sites: Every structured use of a parameter.
         tap_avals: Shape and dtype of each tap.
         dense_leaves: Leaves with at least one use that has no structured form.
-        parts: What the kernel is a sum over.
+        stacked: Leaves that a scan runs over -> its length.
         n_outputs: Number of outputs of one example.
         dtype: Dtype of the output.
     """
@@ -35,7 +35,7 @@ class Tangents:
     sites: dict[tuple, Site]
     tap_avals: dict[tuple, jax.ShapeDtypeStruct]
     dense_leaves: frozenset[int]
-    parts: list[Part]
+    stacked: dict[int, int]
     n_outputs: int
     dtype: Any
 
@@ -54,17 +54,29 @@ class Tangents:
         recorder = Recorder()
         inputs = jax.tree.leaves((kwargs, x))
         jax.eval_shape(lambda p, inputs: _walk(closed, p, None, inputs, recorder), params, inputs)
-        shapes = [tuple(p.shape) for p in params]
-        parts = group(list(recorder.sites.values()), recorder.dense_leaves, shapes)
         taps = {site.tap: recorder.tap_avals[site.tap] for site in recorder.sites.values()}
         return Tangents(
-            closed, shapes, recorder.sites, taps, frozenset(recorder.dense_leaves), parts, out.shape[0], out.dtype
+            jaxpr=closed,
+            shapes=[tuple(p.shape) for p in params],
+            sites=recorder.sites,
+            tap_avals=taps,
+            dense_leaves=frozenset(recorder.dense_leaves),
+            stacked=recorder.stacked,
+            n_outputs=out.shape[0],
+            dtype=out.dtype,
         )
 
-    def factors(self, params: list, basis: jax.Array, kwargs: Any, x: Any) -> tuple[list[Factor], jax.Array]:
+    def parts(self, form: str = "fused") -> list[Part]:
+        """What the kernel is a sum over; for `form` see `parts.group`."""
+        return group(list(self.sites.values()), set(self.dense_leaves), self.shapes, form)
+
+    def factors(
+        self, parts: list[Part], params: list, basis: jax.Array, kwargs: Any, x: Any
+    ) -> tuple[list[Factor], jax.Array]:
         """Tangent factors of one example, by one forward and one batched backward pass.
 
         Args:
+            parts: The parts wanted, from `parts()`.
             params: Flat parameters.
             basis: Output directions [o C].
             kwargs: What all examples share.
@@ -83,30 +95,7 @@ class Tangents:
 
         y, vjp, handed = jax.vjp(tapped, zeros, dense, has_aux=True)
         taps, dense = jax.vmap(vjp)(basis.astype(y.dtype))
-        return [part.factor(handed, taps, dense) for part in self.parts], y
-
-    def batched_factors(
-        self, params: list, basis: jax.Array, kwargs: Any, x: Any, finish: Callable = lambda factors: factors
-    ) -> tuple[Any, jax.Array]:
-        """Factors of a batch of independent examples [n ...]; what does not depend on the example is kept once.
-
-        Args:
-            params: Flat parameters.
-            basis: Output directions [o C].
-            kwargs: What all examples share.
-            x: The batch; every leaf has the example axis first.
-            finish: Applied to the list of factors of one example.
-
-        Returns:
-            What `finish` returns, with example axes, and f(x) [n C].
-        """
-        fixed = (params, basis, kwargs)
-
-        def one(fixed, x):
-            factors, y = self.factors(*fixed, x)
-            return finish(factors), y
-
-        return _vmap_varying(one, fixed, x)
+        return [part.factor(handed, taps, dense) for part in parts], y
 
 
 def _walk(closed: Any, params: list, dense: dict | None, inputs: list, recorder: Recorder) -> jax.Array:
@@ -120,23 +109,8 @@ def _walk(closed: Any, params: list, dense: dict | None, inputs: list, recorder:
     return recorder.differentiable(y)
 
 
-def _vmap_varying(f: Callable, fixed: Any, x: Any) -> Any:
-    """Vmap of f(fixed, x[n]) over n, where outputs that do not depend on x get no axis n."""
-    example = jax.tree.map(lambda v: v[0], x)
-    closed, out_shape = jax.make_jaxpr(f, return_shape=True)(fixed, example)
-    jaxpr, consts = _compat.open_jaxpr(closed)
-    flat_fixed, flat_x = jax.tree.leaves(fixed), jax.tree.leaves(x)
-    depends = _depends_on(jaxpr, len(flat_fixed))
-    run = jax.vmap(
-        lambda *flat: _compat.eval_jaxpr(jaxpr, consts, *flat),
-        in_axes=(None,) * len(flat_fixed) + (0,) * len(flat_x),
-        out_axes=[0 if d else None for d in depends],
-    )
-    return jax.tree.unflatten(jax.tree.structure(out_shape), run(*flat_fixed, *flat_x))
-
-
-def _depends_on(jaxpr: Any, n_fixed: int) -> list[bool]:
-    """Which outputs depend on the inputs from number `n_fixed` on."""
+def depends_on(jaxpr: Any, n_fixed: int) -> list[bool]:
+    """Which outputs of a jaxpr depend on its inputs from number `n_fixed` on."""
     varying = set(jaxpr.invars[n_fixed:])
     is_varying = lambda atom: not isinstance(atom, _compat.Literal) and atom in varying
     for eqn in jaxpr.eqns:

@@ -52,13 +52,15 @@ class Recorder:
         self.sites: dict[tuple, Site] = {}
         self.tap_avals: dict[tuple, jax.ShapeDtypeStruct] = {}
         self.dense_leaves: set[int] = set()
+        self.stacked: dict[int, int] = {}
         self.handed: dict[tuple, Any] = {}
         self.scans: tuple[tuple[tuple, int], ...] = ()
 
     def inside(self, taps: dict | None, scan: tuple[tuple, int] | None = None) -> "Recorder":
         """A recorder for the body of a control-flow primitive: own operands, shared findings."""
         inner = Recorder(taps)
-        inner.sites, inner.tap_avals, inner.dense_leaves = self.sites, self.tap_avals, self.dense_leaves
+        inner.sites, inner.tap_avals = self.sites, self.tap_avals
+        inner.dense_leaves, inner.stacked = self.dense_leaves, self.stacked
         inner.scans = self.scans + ((scan,) if scan else ())
         return inner
 
@@ -216,6 +218,9 @@ def _scan(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     constants, carry, scanned = values[:n_const], values[n_const : n_const + n_carry], values[n_const + n_carry :]
     scanned = [recorder.differentiable(v) if isinstance(v, View) and not v.layout.shape else v for v in scanned]
     boxes, arrays = _unbox(scanned)
+    for box in boxes:
+        if box and box.layout.array.flags.c_contiguous and not box.layout.n_block:
+            recorder.stacked[box.leaf] = box.layout.shape[0]
     boxes = [
         dataclasses.replace(box, layout=box.layout.enter_scan(), scans=(*box.scans, path)) if box else None
         for box in boxes

@@ -7,7 +7,7 @@ import numpy as np
 
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 
-Number: TypeAlias = float | jax.Array
+Number: TypeAlias = float | int | np.number | jax.Array
 
 
 def require_positive(value: Number, call: str, name: str) -> None:

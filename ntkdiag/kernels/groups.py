@@ -1,0 +1,53 @@
+"""Which parameters a kernel is split by: leaves, layers of stacked leaves, or path globs."""
+
+import fnmatch
+
+from ntkdiag import errors
+from ntkdiag.kernels.ways import Way
+
+
+def leaf_names(ways: tuple[Way, ...], paths: list[str], stacked: dict[int, int]) -> list[list[str]]:
+    """For every part, the names of the leaves it is made of: "path", or "path[layer]" for each layer of a stack."""
+    names = []
+    for way in ways:
+        [leaf] = way.part.leaves
+        length = stacked.get(leaf, 1)
+        split = length > 1 and way.name != "rows" and way.part.size % length == 0
+        names.append([f"{paths[leaf]}[{k}]" for k in range(length)] if split else [paths[leaf]])
+    return names
+
+
+def group(
+    names: list[list[str]], wanted: bool | str | list[str], call: str
+) -> tuple[tuple[tuple[int, ...], ...], list[str]]:
+    """Sort leaves into groups.
+
+    Args:
+        names: Per part, names of leaves.
+        wanted: True for one group per leaf, or globs: a leaf goes to the first that matches, the rest to "(rest)".
+        call: For the message.
+
+    Returns:
+        For every part the numbers of its groups, and the names of the groups.
+
+    Raises:
+        InvalidInputError: A glob matches nothing.
+    """
+    flat = [name for part in names for name in part]
+    if wanted is True:
+        keys = list(dict.fromkeys(flat))
+        return tuple(tuple(keys.index(name) for name in part) for part in names), keys
+    globs = [wanted] if isinstance(wanted, str) else list(wanted)  # type: ignore[arg-type]
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(name, glob) for name in flat):
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="path globs that match parameters",
+                    got=f"per_leaf={glob!r}, which matches none",
+                    do=f"The parameters are: {', '.join(dict.fromkeys(flat))}.",
+                )
+            )
+    first = lambda name: next((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), "(rest)")
+    keys = list(dict.fromkeys([*globs, *(first(name) for name in flat)]))
+    return tuple(tuple(keys.index(first(name)) for name in part) for part in names), keys

@@ -1,0 +1,158 @@
+"""What will be computed, how, and what it will cost: decided from shapes alone, before anything runs."""
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag.kernels.program import Program
+from ntkdiag.kernels.reduction import Reduction
+from ntkdiag.kernels.tiles import Blocks, Sizes, readable
+from ntkdiag.kernels.ways import Way
+from ntkdiag.tangents.cost import cost
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRow:
+    """One part of the Jacobian in a plan.
+
+    Attributes:
+        paths: The parameter leaves.
+        primitives: Where they are used; "vjp" where a use has no structured form.
+        factor: What is kept per example: "outer", "rows" or "dense".
+        flops: To form and contract it, over the whole kernel.
+        bytes: Kept per example.
+    """
+
+    paths: tuple[str, ...]
+    primitives: tuple[str, ...]
+    factor: str
+    flops: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a kernel will be computed; print it for a table.
+
+    Attributes:
+        rows: One row per part.
+        blocks: How examples are cut into blocks.
+        n: Row examples.
+        m: Column examples (n again where they are the rows).
+        directions: Output directions: backward passes per example.
+        network_flops: Of all forward and backward passes.
+        contraction_flops: Of forming and contracting factors.
+        passes: How many times each example is differentiated, on average.
+        peak_bytes: Predicted peak of memory beyond parameters and inputs.
+        budget_bytes: What was allowed.
+    """
+
+    rows: tuple[PlanRow, ...]
+    blocks: Blocks
+    n: int
+    m: int
+    directions: int
+    network_flops: int
+    contraction_flops: int
+    passes: float
+    peak_bytes: int
+    budget_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations in total."""
+        return self.network_flops + self.contraction_flops
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """Predicted time once compiled, from the rate of a matrix product on this machine; within a factor of about 3."""
+        return self.flops / (0.5 * _machine_rate())
+
+    def __str__(self) -> str:
+        """The plan as a table."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=f"NTK of {self.n} x {self.m} examples, {self.directions} backward passes each")
+        for name in ("parameters", "used by", "factor"):
+            table.add_column(name, overflow="fold")
+        for name in ("flops", "bytes/example"):
+            table.add_column(name, justify="right")
+        for row in self.rows:
+            cells = ("\n".join(row.paths), ", ".join(row.primitives), row.factor)
+            table.add_row(*cells, f"{row.flops:.2g}", readable(row.bytes))
+        console = Console(width=110, file=None, record=True, force_terminal=False)
+        with console.capture() as capture:
+            console.print(table)
+        b = self.blocks
+        return capture.get() + (
+            f"network passes {self.network_flops:.3g} flops, contraction {self.contraction_flops:.3g} flops, "
+            f"about {self.seconds:.2g} s\n"
+            f"each example differentiated {self.passes:.3g} times, {b.size} at a time; "
+            f"{b.n_rows} x {b.n_columns or b.n_rows} tiles\n"
+            f"peak memory {readable(self.peak_bytes)} of {readable(self.budget_bytes)} allowed\n"
+        )
+
+
+def make(
+    program: Program, ways: tuple[Way, ...], basis: Any, reduction: Reduction, n: int, m: int, budget: int, call: str
+) -> Plan:
+    """The plan for n by m examples (m = 0: the rows again).
+
+    Raises:
+        MemoryBudgetError: Not even one example at a time fits.
+    """
+    k = reduction.n_directions
+    itemsize = jnp.dtype(program.tangents.dtype).itemsize
+    pair = itemsize * (k * k if reduction.contraction == "full" else k if reduction.contraction == "diagonal" else 1)
+    network = cost(program.trace(ways, basis).jaxpr)
+    forming = sum(2 * way.form for way in ways)
+    sizes = Sizes(
+        factors=sum(way.size for way in ways) * itemsize,
+        working=network.peak,
+        pair=pair,
+        output=pair * n * (m or n),
+    )
+    blocks = Blocks.largest(n, m, sizes, budget, call)
+    pairs = n * m if m else n * (n + 1) // 2
+    differentiated = blocks.passes * (n + m)
+    rows = tuple(
+        PlanRow(
+            paths=tuple(program.paths[leaf] for leaf in way.part.leaves),
+            primitives=tuple(dict.fromkeys(site.primitive for site in way.part.sites)) or ("vjp",),
+            factor=way.name,
+            flops=round(2 * way.form * differentiated + 2 * way.gram * pairs),
+            bytes=way.size * itemsize,
+        )
+        for way in ways
+    )
+    return Plan(
+        rows=rows,
+        blocks=blocks,
+        n=n,
+        m=m or n,
+        directions=k,
+        network_flops=round((network.flops - forming) * differentiated),
+        contraction_flops=sum(row.flops for row in rows),
+        passes=blocks.passes,
+        peak_bytes=blocks.peak,
+        budget_bytes=budget,
+    )
+
+
+@functools.cache
+def _machine_rate() -> float:
+    """Floating-point operations per second of a float32 matrix product here, from a few milliseconds of one."""
+    x = jnp.ones((768, 768), jnp.float32)
+    product = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
+    product(x).block_until_ready()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * 768**3 / min(times)

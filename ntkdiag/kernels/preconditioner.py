@@ -1,0 +1,52 @@
+"""P of the preconditioned kernel J P^-1 J^T: one number, one per leaf, or one per parameter."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Preconditioner:
+    """P, read once.
+
+    Attributes:
+        kind: "none", "scalar", "per leaf" or "elementwise".
+        inverse: 1/P by leaf, a number or [P] each; None for "none".
+    """
+
+    kind: str
+    inverse: list | None
+
+    @staticmethod
+    def of(preconditioner: Any, params: Any, call: str) -> "Preconditioner":
+        """Read `preconditioner=`: None, a number, or a pytree like params of numbers or of arrays of their shapes.
+
+        Raises:
+            InvalidInputError: The tree or a shape does not match, or a value is not positive.
+        """
+        if preconditioner is None:
+            return Preconditioner("none", None)
+        leaves = jax.tree.leaves(params)
+        if jnp.ndim(preconditioner) == 0 and not isinstance(preconditioner, (dict, list, tuple)):
+            values = [jnp.asarray(preconditioner)] * len(leaves)
+        else:
+            values = [jnp.asarray(value) for value in jax.tree.leaves(preconditioner)]
+        structure = len(values) == len(leaves)
+        if not structure or any(v.ndim and v.shape != p.shape for v, p in zip(values, leaves, strict=True)):
+            raise _refused(call, f"shapes {[v.shape for v in values][:6]}", "Give it the tree of params.")
+        concrete = [v for v in values if not isinstance(v, jax.core.Tracer)]
+        if any(not (np.asarray(v) > 0).all() for v in concrete):
+            raise _refused(call, "a value that is zero, negative or NaN", "Add the epsilon of the optimizer to P.")
+        kind = "elementwise" if any(v.ndim and v.size > 1 for v in values) else "per leaf"
+        kind = "scalar" if kind == "per leaf" and len({id(v) for v in values}) == 1 else kind
+        return Preconditioner(kind, [1 / (v.reshape(-1) if v.ndim else v) for v in values])
+
+
+def _refused(call: str, got: str, do: str) -> errors.InvalidInputError:
+    expected = "preconditioner= as a positive number, one per leaf, or one per parameter"
+    return errors.InvalidInputError(errors.message(call, expected=expected, got=got, do=do))
