@@ -8,6 +8,7 @@ from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.history import History, read_history
 from ntkdiag.report.methods import methods
 from ntkdiag.report.numbers import number, percent
+from ntkdiag.report.reading import readings
 from ntkdiag.report.rows import kernel_rows, motion_rows, movement_rows, prediction_rows, task_rows
 
 TEMPLATE = "comparison.html"
@@ -53,6 +54,7 @@ def comparison_html(comparison: Any, *, history: History | None = None) -> str:
         motion_rows=motion_rows(comparison),
         prediction_rows=prediction_rows(comparison),
         movement_rows=movement_rows(comparison),
+        readings=readings(comparison),
         methods=methods(comparison),
         history_steps=(rows[0]["step"], rows[-1]["step"], len(rows)) if rows else None,
         **_figures(comparison, rows),
@@ -86,7 +88,7 @@ def _cards(comparison: Any) -> list[tuple[str, str, str]]:
     a, b, facts = comparison.a, comparison.b, comparison.facts
     centred = float(comparison.drift.distance_centred)
     cards = [
-        ("Kernel moved", number(centred, 3), "centred distance S_c of the kernels, 0 same, 1 unrelated"),
+        ("Kernel moved", number(centred, 3), "centred distance S_c, from 0 same to 1 unrelated"),
         ("Kernel grew", f"{number(b.trace / a.trace, 3)}×" if a.trace else "–", "trace of the kernel, B / A"),
         (
             "Linear model missed",

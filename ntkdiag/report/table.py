@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ntkdiag.report.reading import readings
 from ntkdiag.report.rows import Row, kernel_rows, motion_rows, movement_rows, prediction_rows, task_rows
 
 STYLES = {"LAZY": "bold blue", "RICH": "bold green", "MIXED": "bold yellow", "UNCHANGED": "bold"}
@@ -26,7 +27,7 @@ def comparison_table(comparison: Any) -> Group:
         Tables and notes, for `rich.console.Console.print`.
     """
     pair, one = ("A", "B", "B / A"), ("value",)
-    parts = [_heading(comparison), _rows("Kernel", pair, kernel_rows(comparison))]
+    parts = [_heading(comparison), _words(comparison), _rows("Kernel", pair, kernel_rows(comparison))]
     if tasks := task_rows(comparison):
         parts.append(_rows("Task", pair, tasks))
     parts.append(_rows("From A to B", one, [*motion_rows(comparison), *prediction_rows(comparison)]))
@@ -59,6 +60,10 @@ def _heading(comparison: Any) -> Text:
         f"  {verdict.numbers}\n",
         (verdict.criterion, "dim"),
     )
+
+
+def _words(comparison: Any) -> Text:
+    return Text("\n").join(Text(f"• {sentence}") for sentence in readings(comparison))
 
 
 def _rows(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:

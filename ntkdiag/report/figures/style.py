@@ -111,4 +111,6 @@ def svg(canvas: Any, name: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
-    return text.replace(INK, "currentColor").replace(FAINT, "var(--line)")
+    for ours, theirs in ((INK, "currentColor"), (FAINT, "var(--line)"), (A_COLOUR, "var(--a)"), (B_COLOUR, "var(--b)")):
+        text = text.replace(ours, theirs)
+    return text
