@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import warnings
 
 import equinox as eqx
 import flax.linen as nn
@@ -15,6 +16,9 @@ import optax
 import pytest
 from flax import nnx
 from models import CASES
+from models_noisy import EquinoxNet, X, linen_variables
+from models_noisy import LinenNet as NoisyLinen
+from models_noisy import NNXNet as NoisyNNX
 from reference import ntk
 
 from ntkdiag.adapters import Functional, functionalize, leaves_by_path
@@ -294,6 +298,27 @@ def test_adapting_an_equinox_module_does_not_import_flax():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_donating_the_state_does_not_pull_the_statistics_away():
+    variables = jax.tree.map(jnp.array, linen_variables())
+    module, state = eqx.nn.make_with_state(EquinoxNet)(KEY)
+    model = NoisyNNX()
+    made = (
+        functionalize(NoisyLinen(), variables),
+        functionalize(model, mode="train"),
+        functionalize(module, state=state, mode="train", key=KEY),
+    )
+    values = [fn(fn.params, X) for fn in made]
+    params = [jax.tree.map(jnp.array, fn.params) for fn in made]
+    statistics = nnx.state(model, nnx.Not(nnx.Param))
+    step = jax.jit(lambda *trees: jax.tree.map(lambda leaf: leaf.copy(), trees), donate_argnums=(0, 1, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of buffers that XLA had no use for
+        step(variables, statistics, state)
+    assert variables["batch_stats"]["BatchNorm_0"]["mean"].is_deleted()
+    for fn, p, y in zip(made, params, values, strict=True):
+        np.testing.assert_array_equal(fn(p, X), y)
 
 
 def test_the_examples_of_the_manual_run():

@@ -1,6 +1,5 @@
 """Flax NNX models: variables of type Param are differentiated, every other variable is held fixed."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,18 +35,22 @@ def adapt(model: Any, request: Request) -> Functional:
     rest = _owned(rest)
     moded = _in_mode(nnx.merge(own_graph, state, rest, copy=True), request)
     graph, _, moded_rest = nnx.split(moded, kind, ...)
-    pure = _Pure.of(state)
+    structure_of_state = jax.tree.structure(state)
     part = partition(nnx.to_pure_dict(state), trainable, call=_CALL, check_finite=request.check_finite)
+
+    def state_of(pure: Any) -> Any:
+        # A State and its pure dictionary have the same leaves in the same order: both sort their keys.
+        return jax.tree.unflatten(structure_of_state, jax.tree.leaves(pure))
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
         # copy=True: without it the merged model shares the variables of the rest, and its calls would write to them.
-        copy = nnx.merge(graph, pure.state(part.merge(params)), moded_rest, copy=True)
+        copy = nnx.merge(graph, state_of(part.merge(params)), moded_rest, copy=True)
         called = request.bound(copy, call=_CALL)
         args, keywords = request.arguments(_signed(copy, called), x, kwargs)
         return called(*args, **keywords)
 
     def restore(params: Any) -> Any:
-        return nnx.merge(own_graph, pure.state(part.rebuild(params)), rest, copy=True)
+        return nnx.merge(own_graph, state_of(part.rebuild(params)), rest, copy=True)
 
     def extract(source: Any) -> Any:
         found = source if isinstance(source, nnx.State) else nnx.state(source, kind)
@@ -63,28 +66,6 @@ def adapt(model: Any, request: Request) -> Functional:
         fixed=part.fixed | structure.leaves_by_path(nnx.to_pure_dict(rest)),
         extract=extract,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pure:
-    """The way from a pure dictionary of arrays back to an `nnx.State`: the two may order their leaves differently."""
-
-    structure: Any
-    order: list[int]
-
-    @classmethod
-    def of(cls, state: Any) -> "_Pure":
-        from flax import nnx
-
-        structure = jax.tree.structure(state)
-        numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
-        return cls(structure, jax.tree.leaves(nnx.to_pure_dict(numbered)))
-
-    def state(self, pure: Any) -> Any:
-        leaves = [None] * len(self.order)
-        for index, leaf in zip(self.order, jax.tree.leaves(pure), strict=True):
-            leaves[index] = leaf
-        return jax.tree.unflatten(self.structure, leaves)
 
 
 def _owned(rest: Any) -> Any:
