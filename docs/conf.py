@@ -2,10 +2,12 @@
 
 import os
 import re
+import typing
 
+typing.GENERATING_DOCUMENTATION = "ntkdiag"  # jaxtyping then writes Float[Array, "n o"] in signatures
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the executed pages run wherever the documentation is built
 
-import ntkdiag
+import ntkdiag  # noqa: E402
 
 project = "ntkdiag"
 author = "the ntkdiag authors"
@@ -32,28 +34,41 @@ autodoc_typehints_format = "short"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-napoleon_custom_sections = ["Cost", "Source"]
+napoleon_attr_annotations = False
 
-_SECTION = re.compile(r"(Args|Returns|Yields|Raises|Attributes|Example|Examples|Cost|Source):$")
-_LITERAL = re.compile(r"(``.*?``|`.*?`)")
+_SECTION = re.compile(r"(Args|Returns|Yields|Raises|Attributes|Example):$")
+_LITERAL = re.compile(r"(``.*?``|`.*?`|\*\w[\w ]*\*)")
+_COLON = "\ue000"
 
 
-def _as_restructured_text(app, what, name, obj, options, lines):
-    """Docstrings are plain text: escape what reStructuredText reads as markup, and keep indented code as code."""
+def _to_restructured_text(app, what, name, obj, options, lines):
+    """Docstrings are plain text: escape what would be read as markup, keep indented code as code."""
+    text: list[str] = []
     in_section = False
-    for k, line in enumerate(lines):
+    for line in lines:
         in_section = bool(_SECTION.match(line)) or (in_section and (not line or line.startswith(" ")))
-        pieces = _LITERAL.split(line)
-        pieces[::2] = [re.sub(r"(?<!\\)([|]|\*(?!\*))", r"\\\1", piece) for piece in pieces[::2]]
-        if not line.lstrip().startswith((">>>", "...", "**", "*")):
-            lines[k] = "".join(pieces)
-        before = k >= 2 and not lines[k - 1].strip() and lines[k - 2].strip()
-        if before and line.startswith("    ") and not in_section and not lines[k - 2].startswith((" ", "-", "::")):
-            lines[k - 1] = "\n::\n"
-            lines[k] = line
-    lines[:] = "\n".join(lines).split("\n")
+        if line.startswith(("Cost:", "Source:")) and text:
+            text.append("")
+        is_code = line.startswith("    ") and not in_section
+        if is_code and len(text) > 1 and not text[-1] and not text[-2].startswith((" ", "-")):
+            text += ["::", ""]
+        text.append(line if is_code or line.lstrip().startswith((">>>", "*")) else _escaped(line))
+    if what == "property":  # napoleon would read "words: words" as a type
+        text = [line.replace(":", _COLON) for line in text]
+    lines[:] = text
+
+
+def _escaped(line):
+    pieces = _LITERAL.split(line)
+    pieces[::2] = [re.sub(r"(?<!\\)([|*])", r"\\\1", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def _restore_colons(app, what, name, obj, options, lines):
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
 def setup(app):
-    """Register the conversion before napoleon's own (priority 500)."""
-    app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)
+    """Convert docstrings before napoleon does (priority 500), and clean up after it."""
+    app.connect("autodoc-process-docstring", _to_restructured_text, priority=400)
+    app.connect("autodoc-process-docstring", _restore_colons, priority=600)

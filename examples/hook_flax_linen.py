@@ -1,0 +1,62 @@
+# %% [markdown]
+# # Watching a Flax linen model
+# `ntkdiag.watch` is one more transform in the Optax chain. Nothing else in the training code changes.
+
+# %%
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+from flax.training.train_state import TrainState
+from sklearn.datasets import load_digits
+
+import ntkdiag
+
+images, labels = load_digits(return_X_y=True)
+x, y = (images / 16).astype(np.float32)[:512], labels[:512]
+probe_x, probe_y = x[:32], y[:32]
+learning_rate, momentum = 0.1, 0.9
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(64)(x))
+        x = nn.relu(nn.Dense(64)(x))
+        return nn.Dense(10)(x)
+
+
+# %%
+model = Net()
+variables = model.init(jax.random.key(0), probe_x)
+fn = ntkdiag.functionalize(model, variables)
+watch = ntkdiag.watch(
+    fn,
+    probe_x,
+    probe_y,
+    every=20,
+    learning_rate=learning_rate,
+    momentum=momentum,
+    loss="cross_entropy",
+    writers=[ntkdiag.JsonLines("linen.jsonl"), ntkdiag.monitor.Terminal()],
+)
+tx = optax.chain(optax.sgd(learning_rate, momentum=momentum), watch)
+state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
+
+
+# %%
+@jax.jit
+def train_step(state, x, y):
+    def loss(params):
+        return optax.softmax_cross_entropy_with_integer_labels(fn(params, x), y).mean()
+
+    return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+
+for step in range(101):
+    batch = np.random.default_rng(step).choice(len(x), 64, replace=False)
+    state = train_step(state, x[batch], y[batch])
+
+# %%
+jax.effects_barrier()  # writers are called asynchronously
+print("top eigenvalues:", optax.tree_utils.tree_get(state.opt_state, "ntk_eigenvalues"))

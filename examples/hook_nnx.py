@@ -1,0 +1,55 @@
+# %% [markdown]
+# # Watching a Flax NNX model
+# The transform goes into the `nnx.Optimizer`; measurements are read from its state or from a writer.
+
+# %%
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from sklearn.datasets import load_digits
+
+import ntkdiag
+
+images, labels = load_digits(return_X_y=True)
+x, y = (images / 16).astype(np.float32)[:512], labels[:512]
+probe_x, probe_y = x[:32], y[:32]
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(64, 64, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+        self.head = nnx.Linear(64, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.dropout(nnx.relu(self.hidden(x))))
+
+
+# %% [markdown]
+# The probe is seen in eval mode, without dropout, whatever the training step does. For Adam there is no margin: the
+# plain kernel does not describe its steps, so no learning rate is given.
+
+# %%
+model = Net(nnx.Rngs(0))
+memory = ntkdiag.monitor.Memory()
+schedule = ntkdiag.monitor.LogSpaced()  # 0, 1, 2, 4, 8, ...: the kernel moves most at the beginning
+watch = ntkdiag.watch(ntkdiag.functionalize(model), probe_x, probe_y, every=schedule, writers=[memory])
+optimizer = nnx.Optimizer(model, optax.chain(optax.adam(3e-3), watch), wrt=nnx.Param)
+
+
+@nnx.jit
+def train_step(model, optimizer, x, y):
+    def loss(model):
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+    optimizer.update(model, nnx.grad(loss)(model))
+
+
+for _ in range(65):
+    train_step(model, optimizer, x, y)
+
+# %%
+jax.effects_barrier()
+for row in memory.rows:
+    print(f"step {row['step']:3d}  drift {row['ntk_drift']:.3f}  alignment {row['ntk_alignment']:.3f}")

@@ -1,0 +1,134 @@
+"""The documentation is complete and true: every public name once, every block and doctest runs, no link is broken."""
+
+import ast
+import collections
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+import sys
+import types
+
+import pytest
+
+import ntkdiag
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PACKAGES = (
+    "ntkdiag",
+    "ntkdiag.adapters",
+    "ntkdiag.analysis",
+    "ntkdiag.checkpoints",
+    "ntkdiag.kernels",
+    "ntkdiag.linearize",
+    "ntkdiag.linearize.predict",
+    "ntkdiag.monitor",
+    "ntkdiag.tangents",
+)
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+TEXTS += [path for path in (ROOT / "integrations").rglob("*.md") if ".venv" not in path.parts]
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+
+
+def pages_to_run():
+    """README and every page with Python blocks; pages whose owners assert more have a test file of their own."""
+    for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
+        own = pathlib.Path(__file__).with_name(f"test_{path.stem}_docs.py")
+        if PYTHON_BLOCK.search(path.read_text()) and not own.exists():
+            yield pytest.param(path, id=path.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", list(pages_to_run()))
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses and pytrees look their module up
+    for block in PYTHON_BLOCK.finditer(text):
+        lines = "\n" * text[: block.start(1)].count("\n")  # so that a traceback names the line of the page
+        exec(compile(lines + block[1], str(page), "exec"), vars(module))
+
+
+def public_names():
+    """What the `__init__.py` files hand on: `from x import y as y`."""
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for statement in ast.parse(pathlib.Path(module.__file__).read_text()).body:
+            if isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    assert alias.asname == alias.name, f"{package}: import {alias.name} as itself to make it public"
+                    value = getattr(module, alias.name)
+                    if not isinstance(value, types.ModuleType):
+                        yield f"{package}.{alias.name}", value
+    for name, value in vars(ntkdiag.errors).items():
+        if not name.startswith("_"):
+            yield f"ntkdiag.errors.{name}", value
+
+
+def documented():
+    """What the API pages describe, in order."""
+    directive = re.compile(r"^\.\. (?:py:)?(?:auto)?(?:function|class|data|exception):: (\S+)$", flags=re.MULTILINE)
+    return [name for page in sorted((DOCS / "api").glob("*.md")) for name in directive.findall(page.read_text())]
+
+
+def resolve(name):
+    package, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(package), attribute)
+
+
+def test_every_public_name_is_documented_exactly_once():
+    entries = collections.Counter(id(resolve(name)) for name in documented())
+    names = collections.defaultdict(list)
+    for name, value in public_names():
+        names[id(value)].append(name)
+    assert len(names) > 50
+    wrong = {min(names[key], key=len): entries[key] for key in names if entries[key] != 1}
+    assert not wrong, f"public names and how often they stand in docs/api: {wrong}"
+
+
+def test_api_pages_use_the_shortest_name_and_nothing_private():
+    shortest = collections.defaultdict(list)
+    for name, value in public_names():
+        shortest[id(value)].append(name)
+    for name in documented():
+        assert name == min(shortest[id(resolve(name))], key=lambda name: name.count(".")), name
+
+
+def modules_with_examples():
+    for info in pkgutil.walk_packages(ntkdiag.__path__, "ntkdiag."):
+        spec = importlib.util.find_spec(info.name)
+        if ">>>" in pathlib.Path(spec.origin).read_text():
+            yield info.name
+
+
+@pytest.mark.parametrize("name", list(modules_with_examples()))
+def test_docstring_examples_run(name):
+    # Not import_module(...) alone: `ntkdiag.linearize` is a function and a package.
+    importlib.import_module(name)
+    results = doctest.testmod(sys.modules[name], optionflags=doctest.ELLIPSIS)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_links_between_files_lead_somewhere():
+    broken = []
+    for path in TEXTS:
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                continue
+            if not (path.parent / target.partition("#")[0]).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not broken, "\n".join(broken)
+
+
+def test_contributing_is_short():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < 60
+
+
+def test_readme_begins_with_the_two_commands():
+    first_block = re.search(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    commands = [line.partition("#")[0].strip() for line in first_block[1].splitlines()]
+    assert commands == ['pip install -e ".[demo]" && ntkdiag demo', 'pip install -e ".[test]" && pytest']

@@ -1,0 +1,41 @@
+"""Every example runs as a script, from an empty folder, and says what it promises."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+SCRIPTS = {
+    "compare_checkpoints": ("written: report.html report.json", ["report.html", "report.json"]),
+    "drift": (r"epoch 12  velocity 0\.\d+", ["drift.png"]),
+    "hook_equinox": (r"drift at the end: \d\.\d+", []),
+    "hook_flax_linen": (r"step 100 .*ntk_margin \d", ["linen.jsonl"]),
+    "hook_nnx": (r"step  64  drift \d\.\d+  alignment \d\.\d+", []),
+    "linearized_baseline": (r"linearized  test accuracy 0\.\d+", []),
+}
+
+
+def test_every_example_is_listed():
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == SCRIPTS.keys()
+    assert set(re.findall(r"`(\w+)\.py`", (EXAMPLES / "README.md").read_text())) == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_example_runs(name, tmp_path):
+    expected, files = SCRIPTS[name]
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONWARNINGS": "error"}
+    script = EXAMPLES / f"{name}.py"
+    assert len(script.read_text().splitlines()) <= 60
+    run = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(expected, run.stdout), run.stdout
+    for file in files:
+        assert (tmp_path / file).stat().st_size > 0
