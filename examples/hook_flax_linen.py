@@ -17,17 +17,8 @@ x, y = (images / 16).astype(np.float32)[:512], labels[:512]
 probe_x, probe_y = x[:32], y[:32]
 learning_rate, momentum = 0.1, 0.9
 
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Dense(64)(x))
-        x = nn.relu(nn.Dense(64)(x))
-        return nn.Dense(10)(x)
-
-
 # %%
-model = Net()
+model = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64), nn.relu, nn.Dense(10)])
 variables = model.init(jax.random.key(0), probe_x)
 fn = ntkdiag.functionalize(model, variables)
 watch = ntkdiag.watch(
