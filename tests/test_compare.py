@@ -128,9 +128,21 @@ def test_movement_and_share_of_the_trace(dense):
     squares = np.sum(jacobian**2, axis=(0, 1))  # [P], leaves in order b, w, w
     shares = [squares[:4].sum(), squares[4:16].sum(), squares[16:].sum()] / squares.sum()
     np.testing.assert_allclose([rows[path].share_a for path in ("in/b", "in/w", "out/w")], shares, rtol=1e-10)
+    h = np.eye(N) - 1 / N
+    parts = [h @ np.einsum("nop,mop->nm", j[..., 4:16], j[..., 4:16]) @ h for j in dense[1:]]
+    parts = [part / np.linalg.norm(part) for part in parts]
+    np.testing.assert_allclose(rows["in/w"].distance_centred, 1 - np.sum(parts[0] * parts[1]), rtol=1e-8)
     theta = [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (a, b)]
     np.testing.assert_allclose(rows["all"].relative, np.linalg.norm(theta[1] - theta[0]) / np.linalg.norm(theta[0]))
     assert rows["all"].size == 24
+
+
+def test_the_kernel_of_the_last_bias_is_constant_and_has_no_centred_distance():
+    a, b = ({"w": np.full((3, 2), 0.1 + k, np.float32), "b": np.full(2, 0.1 * k, np.float32)} for k in (0, 1))
+    comparison = compare(a, b, model=lambda p, x: jnp.tanh(x @ p["w"]) + p["b"], x=probe(np.float32))
+    distances = {row.path: row.distance_centred for row in comparison.movement}
+    assert distances["b"] is distances["all"] is None
+    assert distances["w"] > 0.01
 
 
 def test_linear_prediction(dense):

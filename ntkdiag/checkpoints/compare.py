@@ -39,7 +39,7 @@ def compare(
     parameter, and how much of B the model linearised at A predicts. Structure, shapes and dtypes have to agree
     exactly: nothing is restored in part.
 
-    Cost: two kernels, their eigendecompositions (N C)^3, and 2 N C VJPs for the trace by leaf.
+    Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their parts by leaf.
 
     Args:
         a: Orbax checkpoint (path of a checkpoint, a step, or a manager root), parameters, a variables dict, a train
@@ -91,7 +91,7 @@ def _measure(
     return compare_measured(
         measured_a,
         measured_b,
-        movement=parameter_movement(params_a, params_b, measured_a.leaf_traces, measured_b.leaf_traces),
+        movement=parameter_movement(params_a, params_b, measured_a.leaf_kernels, measured_b.leaf_kernels),
         prediction=predict(f, params_a, params_b, settings.x, outputs_a, outputs_b),
         facts=facts(a, b, settings, outputs_a.shape[1], measured_a.kernel),
         notes=notes(a, b, settings, measured_a, measured_b),

@@ -11,7 +11,7 @@ import numpy as np
 from ntkdiag.adapters import leaves_by_path
 from ntkdiag.analysis import alignment, critical_learning_rate, label_power, spectrum, stability_margin
 from ntkdiag.analysis.spectrum import Spectrum
-from ntkdiag.checkpoints.leaf_trace import leaf_traces
+from ntkdiag.checkpoints.leaf_kernels import leaf_kernels
 from ntkdiag.checkpoints.settings import Settings
 from ntkdiag.checkpoints.sides import Side
 from ntkdiag.checkpoints.targets import mean_loss
@@ -31,7 +31,7 @@ class Measured:
         kernel: The empirical NTK on the probe.
         spectrum: Its eigenvalues with their noise floor.
         outputs: `[N C]` model outputs.
-        leaf_traces: Trace of each leaf's part of the full kernel, by path.
+        leaf_kernels: Path -> `[n n]`, the kernel of each leaf traced over outputs.
         alignment: Centred kernel-target alignment; None without labels.
         label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without labels.
         loss: Mean loss on the probe; None without labels.
@@ -48,7 +48,7 @@ class Measured:
     kernel: Kernel
     spectrum: Spectrum
     outputs: np.ndarray
-    leaf_traces: dict[str, float]
+    leaf_kernels: dict[str, np.ndarray]
     alignment: float | None = None
     label_power: np.ndarray | None = None
     loss: float | None = None
@@ -67,7 +67,7 @@ def measure_side(
 ) -> Measured:
     """Measure one side.
 
-    Cost: one kernel, two eigendecompositions (N C)^3 with labels, N C VJPs for the trace by leaf.
+    Cost: one kernel, two eigendecompositions (N C)^3 with labels, one more reduced kernel for its parts by leaf.
 
     Args:
         side: The side.
@@ -90,7 +90,7 @@ def measure_side(
         kernel=kernel,
         spectrum=spectrum(kernel),
         outputs=outputs,
-        leaf_traces=leaf_traces(f, params, settings.x),
+        leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
         **_stability(kernel, outputs, settings),
     )
     return (

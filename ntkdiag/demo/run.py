@@ -48,7 +48,6 @@ def run_demo(settings: DemoSettings, out: pathlib.Path | None = None, console: C
             view.advance(step, loss)
 
         train(built.functional, digits, settings, [log, view], on_step)
-    log.close()
     _say(console, "comparing the first and the last checkpoint")
     x, y = digits.probe(PROBE_PER_CLASS)
     comparison = compare(

@@ -26,7 +26,8 @@ def _motion(comparison: Any) -> str:
     growth = comparison.b.trace / comparison.a.trace if comparison.a.trace else float("nan")
     centred = float(comparison.drift.distance_centred)
     turned = "hardly turned" if centred < 0.01 else "turned" if centred < 0.1 else "turned far"
-    return f"The kernel {turned} (centred distance {number(centred, 3)}) and its trace changed by a factor of {number(growth, 3)}."
+    distance, factor = number(centred, 3), number(growth, 3)
+    return f"The kernel {turned} (centred distance {distance}) and its trace changed by a factor of {factor}."
 
 
 def _linear(comparison: Any) -> str:

@@ -83,8 +83,8 @@ def prediction_rows(comparison: Any) -> list[Row]:
     return rows
 
 
-def movement_rows(comparison: Any) -> list[tuple[str, str, str, str, str, str]]:
-    """Parameters leaf by leaf: path, size, ‖Δθ‖, relative, share of the trace at A and at B; the sum comes last."""
+def movement_rows(comparison: Any) -> list[tuple[str, str, str, str, str, str, str]]:
+    """Parameters leaf by leaf: path, size, ‖Δθ‖, relative, shares of the trace, distance of its kernel."""
     return [
         (
             "all parameters" if row is comparison.movement[-1] else row.path or "(the only leaf)",
@@ -93,6 +93,7 @@ def movement_rows(comparison: Any) -> list[tuple[str, str, str, str, str, str]]:
             "from zero" if row.relative is None and row.moved > 0 else number(row.relative, 3),
             percent(row.share_a),
             percent(row.share_b),
+            number(row.distance_centred, 3),
         )
         for row in comparison.movement
     ]

@@ -1,0 +1,183 @@
+"""The command line: every command end to end, and one clean message for every error."""
+
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+from orbax.checkpoint import v1
+
+import ntkdiag
+from ntkdiag import cli, demo
+from ntkdiag.checkpoints import load_params
+from ntkdiag.demo.data import load_digits
+from ntkdiag.errors import InvalidInputError, MissingDependencyError
+from ntkdiag.monitor import read_json_lines
+
+MODULE = """
+import jax.numpy as jnp
+
+def net(params, x):
+    return jnp.tanh(x @ params["w"])
+
+def make():
+    return net
+
+class Holder:
+    inner = staticmethod(net)
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command line as a shell would; returns exit status, output and error output."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ntkdiag", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """Two checkpoints, a probe and a module with the model, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "net_for_cli", None)  # restored afterwards
+    del sys.modules["net_for_cli"]
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        v1.save(tmp_path / name, {"w": rng.normal(size=(3, 2)).astype(np.float32)})
+    np.savez(tmp_path / "probe.npz", x=rng.normal(size=(6, 3)).astype(np.float32), y=np.arange(6) % 2)
+    (tmp_path / "net_for_cli.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_version(run):
+    status, out, err = run("version")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:2] == [f"ntkdiag {ntkdiag.__version__}", f"jax {jax.__version__}"]
+
+
+@pytest.mark.parametrize("attribute", ["net", "make", "Holder.inner"])
+def test_compare(run, workspace, attribute):
+    options = ("--model", f"net_for_cli:{attribute}", "--data", "probe.npz", "--out", "r.json", "--learning-rate", 0.1)
+    status, out, err = run("compare", "a", "b", *options)
+    assert (status, err) == (0, "")
+    assert "stability margin" in out
+    assert "report: r.json" in out
+    assert json.loads((workspace / "r.json").read_text())["facts"]["n_examples"] == 6
+
+
+def test_compare_says_that_the_model_is_imported(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = run("compare", "--help")
+    assert status == 0
+    assert "IMPORTS CODE" in out
+    assert "which runs its code" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"--model": "net"}, ("ntkdiag compare --model net: expected module:attribute", "got net")),
+        ({"--model": "nowhere_at_all:net"}, ("a module that can be imported", "No module named 'nowhere_at_all'")),
+        ({"--model": "net_for_cli:other"}, ("with that attribute", "has no attribute 'other'")),
+        ({"--data": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
+        ({"--data": "net_for_cli.py"}, ("an .npz file written by numpy.savez",)),
+        ({"--data": "nothing.npz"}, ("expected an array named x in the file; got none",)),
+        ({"--data": "objects.npz"}, ("an .npz file written by numpy.savez", "Object arrays cannot be loaded")),
+        ({"--step-a": 3}, ("load_params: expected an Orbax checkpoint", "and step=3")),
+        ({"--out": "r.pdf"}, ("expected a file name that ends in .html or .json",)),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(run, workspace, options, parts):
+    np.savez(workspace / "nothing.npz", z=np.zeros(3))
+    np.savez(workspace / "objects.npz", x=np.array([{}], dtype=object))
+    given = {"--model": "net_for_cli:net", "--data": "probe.npz", **options}
+    status, _, err = run("compare", "a", "b", *(word for pair in given.items() for word in pair))
+    assert status == 1
+    assert err.startswith("ntkdiag: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+
+
+def test_wrong_usage_is_status_2(run):
+    status, _, err = run("compare", "a")
+    assert status == 2
+    assert "Missing argument" in err
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """A demo of a second: one probe example per class, two narrow layers, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ntkdiag.demo.training.PROBE_PER_CLASS", 1)
+    monkeypatch.setattr("ntkdiag.demo.run.PROBE_PER_CLASS", 1)
+    monkeypatch.setattr("ntkdiag.demo.models.WIDTHS", (2, 3))
+
+
+@pytest.mark.parametrize("library", ["linen", "equinox", "nnx"])
+def test_demo(run, tiny, tmp_path, library):
+    status, out, err = run("demo", "--model", library, "--steps", 3, "--every", 2)
+    root = tmp_path / "runs" / f"digits-{library}"
+    assert (status, err) == (0, "")
+    assert re.search(r"step +2  lambda [\d.]+", out)
+    assert f"report: runs/digits-{library}/report.html" in out
+    assert "2 measurements from step 0 to step 2" in (root / "report.html").read_text(encoding="utf-8")
+    assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
+    records, rows = read_json_lines(root / "ntk.jsonl")
+    assert [row["step"] for row in rows] == [0, 2]
+    assert records[0]["loss"] == "cross_entropy"
+    # What watch measured at step 0 is what compare measures of the checkpoint of step 0.
+    trace = float(re.search(r"trace  tr Θ +([\d.,e+-]+)", out).group(1).replace(",", ""))
+    np.testing.assert_allclose(rows[0]["ntk_trace"], trace, rtol=2e-3)
+    assert len(jax.tree.leaves(load_params(root / "checkpoints", 3))) == 6
+
+
+def test_demo_never_writes_into_an_existing_folder(run, tiny, tmp_path):
+    (tmp_path / "mine").mkdir()
+    status, _, err = run("demo", "--out", "mine")
+    assert status == 1
+    assert "ntkdiag demo --out mine: expected a folder that does not exist yet; got FileExistsError" in err
+    assert "a run is never overwritten" in err
+    (tmp_path / "runs" / "digits-linen").mkdir(parents=True)
+    assert demo.run_directory.make_run_directory(None, "digits-linen").root.name == "digits-linen-2"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--model", "torch", "expected one of linen, equinox, nnx; got torch"),
+        ("--steps", 0, "expected a positive number; got 0"),
+        ("--every", 0, "expected a positive number; got 0"),
+    ],
+)
+def test_demo_settings_are_checked(run, tiny, option, value, expected):
+    status, _, err = run("demo", option, value)
+    assert (status, err) == (1, f"ntkdiag: ntkdiag demo {option} {value}: {expected}. See: ntkdiag demo --help\n")
+
+
+def test_demo_names_the_extra_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingDependencyError, match=r'Run: pip install "ntkdiag\[demo\]"'):
+        load_digits(0)
+
+
+def test_the_probe_is_stratified_and_held_out():
+    digits = load_digits(0)
+    x, y = digits.probe(6)
+    assert x.shape == (60, 8, 8, 1)
+    assert list(np.bincount(y)) == [6] * 10
+    trained = {image.tobytes() for image in digits.x_train}
+    assert not any(image.tobytes() in trained for image in x)
+
+
+def test_an_error_of_ntkdiag_is_not_swallowed_outside_the_command_line():
+    with pytest.raises(InvalidInputError, match="--steps"):
+        demo.run_demo(demo.DemoSettings(steps=0))
