@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +36,11 @@ class Drift:
         distance_centred: S of the centred kernels; see `kernel_distance`.
     """
 
-    relative: Scalar
-    scale: Scalar
-    rotation: Scalar
-    distance: Scalar
-    distance_centred: Scalar
+    relative: Any
+    scale: Any
+    rotation: Any
+    distance: Any
+    distance_centred: Any
 
     def __repr__(self) -> str:
         if not is_concrete(self.relative) or getattr(self.relative, "ndim", 0):

@@ -70,7 +70,7 @@ def ray_derivatives(f: Callable[[Any], Any], base: Any, step: Any, degree: int) 
     return series(base)
 
 
-def _sum(value: jax.Array, *derivatives: jax.Array) -> jax.Array:
+def _sum(value: jax.Array, *derivatives: Any) -> jax.Array:
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     return value + sum(d / math.factorial(order) for order, d in enumerate(derivatives, start=1))

@@ -1,6 +1,7 @@
 """Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,14 @@ from ntkdiag.linearize.predict.response import (
     pulled_response,
 )
 
+Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
+
 
 @keeps_float64
 def gradient_flow(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
-    time: jax.typing.ArrayLike = jnp.inf,
+    time: Times = jnp.inf,
     *,
     kernel_test: KernelLike | None = None,
     outputs: jax.typing.ArrayLike | None = None,
@@ -90,7 +93,7 @@ def gradient_flow(
 def gradient_descent(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
-    steps: jax.typing.ArrayLike,
+    steps: Times,
     learning_rate: Number,
     *,
     kernel_test: KernelLike | None = None,
@@ -193,7 +196,7 @@ def _decompose(problem: Problem, call: str) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def _check_descent(
-    steps: jax.typing.ArrayLike,
+    steps: Times,
     learning_rate: Number,
     momentum: Number,
     kind: MomentumKind,
