@@ -38,7 +38,7 @@ class LiveView:
         )
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("training", total=steps, loss="")
-        self._table: Any = ""
+        self._table: Any = "compiling"
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8)
 
     def __enter__(self) -> "LiveView":
