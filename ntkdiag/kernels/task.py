@@ -23,13 +23,17 @@ from ntkdiag.tangents.precision import Precision
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """Rows or columns: a function, its examples, and how its factors are formed."""
+    """Rows or columns: a function, its examples, and how its factors are formed.
+
+    `kwargs` are its own keyword arguments, None where they are those of the task.
+    """
 
     f: Callable
     program: Program
     x: Any
     n: int
     ways: tuple[Way, ...]
+    kwargs: dict | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +90,7 @@ class Task:
             return self._inline()
         blocks = self.plan(budget).blocks
         with _precision_context(self.gram.dot):
-            return self._whole() if blocks.whole else self._in_blocks(blocks, progress)
+            return self._whole() if blocks.whole else self.in_blocks(blocks, progress)
 
     def _inline(self) -> list[Any]:
         """As one block, inside a caller's trace."""
@@ -133,7 +137,7 @@ class Task:
         tiles = self._compiled("tile")(rows, columns, weights=self.weights)
         return [jnp.broadcast_to(tile, self.shape(self.rows.n, self.columns.n)) for tile in tiles]
 
-    def _in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
+    def in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
         """Tile by tile into arrays on the host; row blocks stay while the columns pass by."""
         symmetric = self.columns is None
         shape = self.shape(self.rows.n, (self.columns or self.rows).n)
@@ -196,7 +200,8 @@ class Task:
             repeat = lambda v: jnp.concatenate([v, jnp.repeat(v[-1:], short, axis=0)])
             block = jax.tree.map(repeat, block)
         run = side.program.compiled_factors(side.ways)
-        factors, alone = run(self.params, self.basis, dynamic_arguments(self.kwargs), block)
+        kwargs = dynamic_arguments(self.kwargs if side.kwargs is None else side.kwargs)
+        factors, alone = run(self.params, self.basis, kwargs, block)
         if self.check and not side.program.verified and alone.shape[0] > 1:
             interaction.check_independent(side.f, self.params, block, self.kwargs, alone, self.call)
             side.program.verified = True

@@ -32,7 +32,9 @@ class Way:
         return self.part.key, self.name
 
 
-def choose(parts: list[Part], n: int, m: int, k: int, contraction: str) -> tuple[Way, ...]:
+def choose(
+    parts: list[Part], n: int, m: int, k: int, contraction: str, prefer: str | None = None
+) -> tuple[Way, ...]:
     """The cheapest way for every part.
 
     Args:
@@ -41,10 +43,16 @@ def choose(parts: list[Part], n: int, m: int, k: int, contraction: str) -> tuple
         m: Column examples; 0 where they are the rows.
         k: Output directions.
         contraction: "full", "trace" or "diagonal".
+        prefer: "dense" or "structured" to take that wherever a part can be contracted so, whatever it costs.
     """
     pairs = k * k if contraction == "full" else k
     cost = lambda way: way.form * (n + m) + way.gram * n * (m or n)
-    return tuple(min(_ways(part, k, pairs), key=lambda way: (cost(way), way.size)) for part in parts)
+    chosen = []
+    for part in parts:
+        ways = _ways(part, k, pairs)
+        wanted = [way for way in ways if prefer and (way.name == "dense") == (prefer == "dense")]
+        chosen.append(min(wanted or ways, key=lambda way: (cost(way), way.size)))
+    return tuple(chosen)
 
 
 def _ways(part: Part, k: int, pairs: int) -> list[Way]:

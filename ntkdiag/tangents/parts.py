@@ -39,6 +39,13 @@ class Part:
         """Equal for equal parts of the same function."""
         return self.leaves, tuple(site.handed for site in self.sites), self.kind, self.ones
 
+    @property
+    def coordinates(self) -> tuple:
+        """Equal for parts, also of different functions, whose factors are Jacobians in the same coordinates."""
+        if self.kind in ("dense", "assembled"):
+            return self.leaves, "dense", self.size
+        return self.leaves, self.kind, self.ones, _signature(self.sites[0])
+
     def factor(self, handed: dict, taps: dict, vjps: dict) -> Factor:
         """The factor of one example, from operands, tap cotangents [o ...] and leaf VJPs [o ...]."""
         if self.kind == "dense":
