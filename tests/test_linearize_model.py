@@ -49,7 +49,7 @@ def _loss(f):
 
 def _closed_form(functional):
     """Outputs after training, from the naive kernel."""
-    kernel = Kernel(reference.ntk(functional.apply, functional.params, X), Convention("full", C))
+    kernel = Kernel(reference.ntk(jax.jit(functional.apply), functional.params, X), Convention("full", C))
     with jax.enable_x64(True):
         start = np.asarray(functional(functional.params, X), np.float64)
     return predict.gradient_descent(kernel, Y, STEPS, ETA, outputs=start, momentum=0.9).train
@@ -61,13 +61,13 @@ def _optimizer():
 
 def test_linen():
     model = Linen()
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     lin = linearized_model(model, variables)
     assert isinstance(lin, nn.Module)
     started = lin.init(jax.random.key(7), X)
     assert list(started) == ["params"]
     jax.tree.map(np.testing.assert_array_equal, started["params"], variables["params"])
-    np.testing.assert_allclose(lin.apply(started, X), model.apply(variables, X), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(lin.apply)(started, X), jax.jit(model.apply)(variables, X), rtol=1e-5)
     params, tx = started["params"], _optimizer()
     state = tx.init(params)
 
@@ -87,7 +87,7 @@ def test_linen():
 
 
 def test_linen_refuses_other_collections():
-    variables = Linen().init(jax.random.key(0), X)
+    variables = jax.jit(Linen().init)(jax.random.key(0), X)
     message = (
         'LinearizedLinen.apply(variables, x): expected variables {"params": p} alone; got also batch_stats. The linear '
         "model holds all other collections at their value when it was made: leave them out."
@@ -150,7 +150,7 @@ def test_callable():
 
 
 def test_degree_and_trainable():
-    variables = Linen().init(jax.random.key(0), X)
+    variables = jax.jit(Linen().init)(jax.random.key(0), X)
     quadratic = linearized_model(Linen(), variables, degree=2, trainable="Dense_1/**")
     started = quadratic.init(jax.random.key(0), X)
     assert list(started["params"]) == ["Dense_1"]

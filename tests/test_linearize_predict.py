@@ -23,11 +23,11 @@ def net(params, x):
 
 
 FULL = Convention("full", C)
-K = Kernel(reference.ntk(net, PARAMS, X), FULL)
-K_TEST = Kernel(reference.ntk(net, PARAMS, X_TEST, X), FULL, symmetric=False)
+K = Kernel(reference.ntk(jax.jit(net), PARAMS, X), FULL)
+K_TEST = Kernel(reference.ntk(jax.jit(net), PARAMS, X_TEST, X), FULL, symmetric=False)
 LARGEST = np.linalg.eigvalsh(K.matrix)[-1]
 with jax.enable_x64(True):
-    F0, F0_TEST = np.asarray(net(PARAMS, X)), np.asarray(net(PARAMS, X_TEST))
+    F0, F0_TEST = np.asarray(jax.jit(net)(PARAMS, X)), np.asarray(jax.jit(net)(PARAMS, X_TEST))
     ORIGIN = jax.tree.map(np.asarray, predict.origin(net, PARAMS, X, X_TEST))
 OUTPUTS = {"kernel_test": K_TEST, "outputs": F0, "outputs_test": F0_TEST}
 
@@ -54,10 +54,15 @@ def _train(steps, eta, *, beta=0.0, kind="heavy-ball", decay=0.0, center=True, l
         move = jax.tree.map(lambda v, g: g + beta * v, v, g) if kind == "nesterov" else v
         return jax.tree.map(lambda p, m: p - eta * m, p, move), v
 
+    @jax.jit
+    def advance(state, count):
+        state = jax.lax.fori_loop(0, count, step, state)
+        return state, f_lin(state[0], X), f_lin(state[0], X_TEST)
+
     state, saved = (start, jax.tree.map(jnp.zeros_like, start)), []
     for gap in np.diff([0, *steps]):
-        state = jax.lax.fori_loop(0, int(gap), step, state)
-        saved.append((f_lin(state[0], X), f_lin(state[0], X_TEST)))
+        state, *outputs = advance(state, gap)
+        saved.append(outputs)
     return [np.stack(part) for part in zip(*saved, strict=True)]
 
 
@@ -85,8 +90,7 @@ def test_descent_over_two_thousand_steps():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
-@pytest.mark.parametrize("beta", [0.5, 0.9])
+@pytest.mark.parametrize(("kind", "beta"), [("heavy-ball", 0.9), ("nesterov", 0.9), ("ema", 0.5)])
 def test_momentum_is_iterated_momentum(kind, beta):
     eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
     train, test = _train(steps, eta, beta=beta, kind=kind)
@@ -97,7 +101,7 @@ def test_momentum_is_iterated_momentum(kind, beta):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("center", "beta"), [(True, 0.0), (True, 0.9), (False, 0.0)])
-@pytest.mark.parametrize("decay", [1e-3, 0.3, 5.0])
+@pytest.mark.parametrize("decay", [1e-3, 5.0])
 def test_penalties_are_iterated_penalties(center, beta, decay):
     # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]

@@ -7,12 +7,12 @@ from jaxtyping import Array, Float
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read_square, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
 
 Scalar = Float[Array, ""]
 
 
-@keeps_float64
+@full_precision
 def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True) -> Scalar:
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
 
@@ -39,8 +39,12 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True)
     """
     call = "alignment(kernel, y)"
     operand, labels = _read(kernel, y, call, centred)
-    array = operand.array / jnp.max(jnp.abs(operand.array))
-    array = centre_kernel(array) if centred else array
+    return _align(centre_kernel(operand.array) if centred else operand.array, labels)
+
+
+@jax.jit
+def _align(array: jax.Array, labels: jax.Array) -> jax.Array:
+    array = array / jnp.max(jnp.abs(array))  # keeps the squares below in range
     norm = jnp.linalg.norm(array)
     if array.ndim == 4:
         return jnp.einsum("no,nomp,mp->", labels, array, labels) / (norm * jnp.sum(labels**2))
@@ -48,7 +52,7 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True)
     return jnp.einsum("no,nm,mo->", labels, array, labels) / (norm * target)
 
 
-@keeps_float64
+@full_precision
 def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
     """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2 over the eigenvectors, largest first.
 
@@ -67,10 +71,10 @@ def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = 
     Raises:
         InvalidInputError: As `alignment`.
     """
-    return jnp.cumsum(mode_power(kernel, y, centred=centred))
+    return jnp.cumsum(_power(kernel, y, centred, "label_power(kernel, y)"))
 
 
-@keeps_float64
+@full_precision
 def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
     """Label power of each mode, c_k = ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
 
@@ -87,10 +91,14 @@ def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = F
     Raises:
         InvalidInputError: As `alignment`.
     """
-    operand, labels = _read(kernel, y, "label_power(kernel, y)", centred)
+    return _power(kernel, y, centred, "mode_power(kernel, y)")
+
+
+def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool, call: str) -> jax.Array:
+    operand, labels = _read(kernel, y, call, centred)
     array = centre_kernel(operand.array) if centred else operand.array
     matrix = array.reshape(operand.matrix.shape)
-    _, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
+    vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))[1]
     columns = labels.reshape(matrix.shape[0], -1)
     return jnp.sum((vectors.T @ columns)[::-1] ** 2, axis=1) / jnp.sum(labels**2)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 
+@jax.jit
 def centre_kernel(array: jax.Array) -> jax.Array:
     """Remove the mean over examples on both sides: H K H with H = (I - 11^T/N) kron I_C.
 
@@ -22,6 +23,7 @@ def centre_kernel(array: jax.Array) -> jax.Array:
     return array - array.mean(axis=columns, keepdims=True)
 
 
+@jax.jit
 def centre_labels(labels: jax.Array) -> jax.Array:
     """Remove the mean over examples of each output.
 

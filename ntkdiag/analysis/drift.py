@@ -12,7 +12,7 @@ from ntkdiag.analysis.centring import centre_kernel
 from ntkdiag.analysis.pair import read_pair
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
 
 Scalar = Float[Array, ""]
 
@@ -52,7 +52,7 @@ class Drift:
         )
 
 
-@keeps_float64
+@full_precision
 def drift(kernel0: KernelLike, kernel1: KernelLike) -> Drift:
     """Measure the motion from `kernel0` to `kernel1`.
 
@@ -71,21 +71,10 @@ def drift(kernel0: KernelLike, kernel1: KernelLike) -> Drift:
         InvalidInputError: When a kernel is not finite, or shapes or conventions differ.
     """
     first, second = read_pair(kernel0, kernel1, "drift(kernel0, kernel1)", ("kernel0", "kernel1"))
-    a, b = first.array, second.array
-    size = jnp.max(jnp.abs(a))  # dividing first keeps the squares below in range
-    a, b = a / size, b / size
-    norm = jnp.linalg.norm(a)
-    plain = _distance(a, b)
-    return Drift(
-        relative=jnp.linalg.norm(b - a) / norm,
-        scale=jnp.sum(a * b) / norm**2,
-        rotation=_angle(plain),
-        distance=plain,
-        distance_centred=_distance(centre_kernel(a), centre_kernel(b)),
-    )
+    return _drift(first.array, second.array)
 
 
-@keeps_float64
+@full_precision
 def kernel_distance(kernel0: KernelLike, kernel1: KernelLike, *, centred: bool = False) -> Scalar:
     """Kernel distance S = 1 - <K0, K1> / (||K0|| ||K1||), blind to scale.
 
@@ -106,12 +95,11 @@ def kernel_distance(kernel0: KernelLike, kernel1: KernelLike, *, centred: bool =
         InvalidInputError: When a kernel is not finite, or shapes or conventions differ.
     """
     first, second = read_pair(kernel0, kernel1, "kernel_distance(kernel0, kernel1)", ("kernel0", "kernel1"))
-    if centred:
-        return _distance(centre_kernel(first.array), centre_kernel(second.array))
-    return _distance(first.array, second.array)
+    a, b = first.array, second.array
+    return _distance(centre_kernel(a), centre_kernel(b)) if centred else _distance(a, b)
 
 
-@keeps_float64
+@full_precision
 def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: Number, *, centred: bool = False) -> Scalar:
     """Kernel velocity v = S(K0, K1) / gap.
 
@@ -133,6 +121,22 @@ def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: Number, *, centred: 
     return kernel_distance(kernel0, kernel1, centred=centred) / gap
 
 
+@jax.jit
+def _drift(a: jax.Array, b: jax.Array) -> Drift:
+    size = jnp.max(jnp.abs(a))  # dividing first keeps the squares below in range
+    a, b = a / size, b / size
+    norm = jnp.linalg.norm(a)
+    plain = _distance(a, b)
+    return Drift(
+        relative=jnp.linalg.norm(b - a) / norm,
+        scale=jnp.sum(a * b) / norm**2,
+        rotation=_angle(plain),
+        distance=plain,
+        distance_centred=_distance(centre_kernel(a), centre_kernel(b)),
+    )
+
+
+@jax.jit
 def _distance(a: jax.Array, b: jax.Array) -> jax.Array:
     # 1 - <a, b> cancels to eps for nearby kernels; |a - b|^2 / 2 of unit kernels is the same number without that.
     return 0.5 * jnp.sum((_unit(a) - _unit(b)) ** 2)

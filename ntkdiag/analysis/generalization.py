@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[])
@@ -30,7 +30,7 @@ class LeaveOneOut:
     resolved: Any
 
 
-@keeps_float64
+@full_precision
 def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
 
@@ -54,17 +54,10 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
         InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is negative.
     """
     operand, labels = _read(kernel, y, ridge, "leave_one_out(kernel, y, ridge)")
-    values, vectors, resolved = _inverse_spectrum(operand, ridge)
-    n, c = operand.n_examples, operand.n_outputs
-    rows = vectors.reshape(n, c, -1)
-    blocks = jnp.einsum("nok,k,npk->nop", rows, values, rows)
-    columns = labels.reshape(n * c, -1)
-    alpha = (vectors @ (values[:, None] * (vectors.T @ columns))).reshape(n, c, -1)
-    residuals = jnp.linalg.solve(blocks, alpha).reshape(labels.shape)
-    return LeaveOneOut(residuals, jnp.sum(residuals**2) / n, resolved)
+    return _press(operand.symmetric_matrix, operand.eps, labels, ridge)
 
 
-@keeps_float64
+@full_precision
 def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> Float[Array, ""]:
     """GCV = (1/N) ||A^-1 y||^2 / ((1/NC) tr A^-1)^2, A = K + ridge I: leave-one-out with equal leverages.
 
@@ -85,7 +78,7 @@ def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ri
         InvalidInputError: As `leave_one_out`.
     """
     operand, labels = _read(kernel, y, ridge, "generalized_cross_validation(kernel, y, ridge)")
-    values, vectors, _ = _inverse_spectrum(operand, ridge)
+    values, vectors, _ = _inverse_spectrum(operand.symmetric_matrix, operand.eps, ridge)
     columns = labels.reshape(values.shape[0], -1)
     solved = values[:, None] * (vectors.T @ columns)
     return jnp.sum(solved**2) / operand.n_examples / jnp.mean(values) ** 2
@@ -96,8 +89,22 @@ def _read(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number, call: str)
     return read_labels(y, read_square(kernel, call), call)
 
 
-def _inverse_spectrum(operand: Operand, ridge: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(operand.symmetric_matrix)
-    floor = operand.eps * values.shape[0] * jnp.max(jnp.abs(values))
+@jax.jit
+def _press(matrix: jax.Array, eps: float, labels: jax.Array, ridge: Number) -> LeaveOneOut:
+    values, vectors, resolved = _inverse_spectrum(matrix, eps, ridge)
+    n = labels.shape[0]
+    c = matrix.shape[0] // n
+    rows = vectors.reshape(n, c, -1)
+    blocks = jnp.einsum("nok,k,npk->nop", rows, values, rows)
+    columns = labels.reshape(n * c, -1)
+    alpha = (vectors @ (values[:, None] * (vectors.T @ columns))).reshape(n, c, -1)
+    residuals = jnp.linalg.solve(blocks, alpha).reshape(labels.shape)
+    return LeaveOneOut(residuals, jnp.sum(residuals**2) / n, resolved)
+
+
+@jax.jit
+def _inverse_spectrum(matrix: jax.Array, eps: float, ridge: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eigh(matrix)
+    floor = eps * values.shape[0] * jnp.max(jnp.abs(values))
     resolved = values[0] + ridge > floor
     return jnp.where(resolved, 1.0 / jnp.where(resolved, values + ridge, 1.0), jnp.nan), vectors, resolved

@@ -10,7 +10,7 @@ import numpy as np
 
 from ntkdiag.analysis.spectrum import spectrum
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
 
 
 @functools.partial(
@@ -60,7 +60,7 @@ class Health:
         )
 
 
-@keeps_float64
+@full_precision
 def health(kernel: KernelLike) -> Health:
     """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows and a dominant constant mode.
 

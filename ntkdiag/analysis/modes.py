@@ -9,10 +9,10 @@ from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, read_square, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
 
 
-@keeps_float64
+@full_precision
 def time_constants(
     kernel: KernelLike, learning_rate: Number, *, loss_denominator: Number | None = None
 ) -> Float[Array, " k"]:
@@ -38,7 +38,7 @@ def time_constants(
     return 1.0 / rates
 
 
-@keeps_float64
+@full_precision
 def steps_to_residual(
     kernel: KernelLike, learning_rate: Number, fraction: Number, *, loss_denominator: Number | None = None
 ) -> Float[Array, " k"]:
@@ -67,7 +67,7 @@ def steps_to_residual(
     return jnp.where(decay > 0.0, -jnp.log(fraction) / decay, jnp.inf)
 
 
-@keeps_float64
+@full_precision
 def reachable_power(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
@@ -100,7 +100,7 @@ def reachable_power(
     return jnp.sum(jnp.where(rates * steps > 1.0, mode_power(kernel, y), 0.0))
 
 
-@keeps_float64
+@full_precision
 def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Float[Array, ""]:
     """Rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
 

@@ -79,8 +79,10 @@ def linearization_gap(
     base, target = as_arrays(params_a), as_arrays(params_b)
     step = tangent(base, target, call)
     target = structure.repack(target, base, call=call)
-    series = ray_derivatives(lambda q: f(q, x, **kwargs), base, step, 2 if second_order else 1)
-    return _compare(f(target, x, **kwargs), series, base, step)
+    # The residual is a small difference: products rounded to TF32 or bfloat16 would drown it.
+    with jax.default_matmul_precision("highest"):
+        series = ray_derivatives(lambda q: f(q, x, **kwargs), base, step, 2 if second_order else 1)
+        return _compare(f(target, x, **kwargs), series, base, step)
 
 
 def _compare(output: Any, series: tuple[Any, ...], base: Any, step: Any) -> LinearizationGap:

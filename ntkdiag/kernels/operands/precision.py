@@ -1,4 +1,4 @@
-"""Keep float64 kernels in float64, also in a session with x64 switched off."""
+"""Diagnostics compute in the precision of their kernels, whatever the session and the accelerator default to."""
 
 import functools
 from collections.abc import Callable
@@ -12,11 +12,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function in x64 mode when it is handed a concrete float64 matrix.
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function with full matrix products, and in x64 mode when it is handed a concrete float64 matrix.
 
-    JAX casts float64 to float32 without a word when x64 is off; a kernel computed in float64 would lose the
-    digits its diagnostics need. Calls with tracers are left alone: inside `jax.jit` the caller chose the dtypes.
+    Accelerators round the factors of a float32 product to 10 bits or fewer by default, and JAX casts float64 to float32
+    without a word when x64 is off; either would lose digits that diagnostics need. Dtypes of tracers are left alone:
+    inside `jax.jit` the caller chose them.
     Cost: one look at the arguments.
 
     Args:
@@ -29,15 +30,20 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        leaves = jax.tree.leaves((args, kwargs))
-        if not any(_is_float64(leaf) for leaf in leaves) or any(isinstance(leaf, Tracer) for leaf in leaves):
-            return function(*args, **kwargs)
-        if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:  # x64 is on already
-            return function(*args, **kwargs)
-        with jax.enable_x64(True):
-            return jax.tree.map(lambda leaf: np.asarray(leaf)[()], function(*args, **kwargs))
+        with jax.default_matmul_precision("highest"):
+            if not _needs_x64((args, kwargs)):
+                return function(*args, **kwargs)
+            with jax.enable_x64(True):
+                return jax.tree.map(lambda leaf: np.asarray(leaf)[()], function(*args, **kwargs))
 
     return call
+
+
+def _needs_x64(arguments: Any) -> bool:
+    if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
+        return False  # x64 is on already
+    leaves = jax.tree.leaves(arguments)
+    return any(_is_float64(leaf) for leaf in leaves) and not any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def _is_float64(leaf: Any) -> bool:

@@ -9,14 +9,14 @@ import numpy as np
 
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.problem import Problem, read_problem
 
 Loss = Callable[[jax.Array], jax.Array]
 
 
-@keeps_float64
+@full_precision
 def iterate_descent(
     kernel: KernelLike,
     loss: Loss,
@@ -64,14 +64,15 @@ def iterate_descent(
         velocity = momentum * velocity + gradient(weights)
         return weights - learning_rate * velocity, velocity
 
+    advance = jax.jit(lambda state, count: jax.lax.fori_loop(0, count, step, state))
     state, saved = (jnp.zeros_like(problem.start), jnp.zeros_like(problem.start)), []
     for count in np.diff(marks):
-        state = jax.lax.fori_loop(0, count, step, state)
+        state = advance(state, count)
         saved.append(state[0])
     return _outputs(problem, jnp.stack(saved), counts.shape)
 
 
-@keeps_float64
+@full_precision
 def integrate_flow(
     kernel: KernelLike,
     loss: Loss,
@@ -112,16 +113,17 @@ def integrate_flow(
     problem = _read(call, kernel, outputs, kernel_test, outputs_test)
     gradient = _gradient(problem, loss, call)
 
-    def advance(weights: jax.Array, h: float) -> jax.Array:
+    def runge_kutta(h: jax.Array, weights: jax.Array) -> jax.Array:
         k1 = -gradient(weights)
         k2 = -gradient(weights + 0.5 * h * k1)
         k3 = -gradient(weights + 0.5 * h * k2)
         return weights + h / 6.0 * (k1 + 2.0 * k2 + 2.0 * k3 - gradient(weights + h * k3))
 
+    advance = jax.jit(lambda w, n, h: jax.lax.fori_loop(0, n, lambda _, w: runge_kutta(h, w), w))
     weights, saved = jnp.zeros_like(problem.start), []
     for gap in np.diff(marks):
         parts = max(1, int(np.ceil(gap / step)))
-        weights = jax.lax.fori_loop(0, parts, lambda _, w, h=gap / parts: advance(w, h), weights)
+        weights = advance(weights, parts, jnp.asarray(gap / parts, weights.dtype))
         saved.append(weights)
     return _outputs(problem, jnp.stack(saved), times.shape)
 

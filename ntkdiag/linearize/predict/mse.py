@@ -1,6 +1,7 @@
 """Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
@@ -9,11 +10,12 @@ import numpy as np
 
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.linearize.predict.closed_form import Response, assemble, modes_of
 from ntkdiag.linearize.predict.momentum import MomentumKind, momentum_response
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
-from ntkdiag.linearize.predict.problem import Problem, read_problem
+from ntkdiag.linearize.predict.problem import read_problem
 from ntkdiag.linearize.predict.response import (
     descent_response,
     flow_response,
@@ -24,7 +26,7 @@ from ntkdiag.linearize.predict.response import (
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 
 
-@keeps_float64
+@full_precision
 def gradient_flow(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
@@ -80,16 +82,13 @@ def gradient_flow(
         origin=origin,
         loss_denominator=loss_denominator,
     )
-    elapsed = jnp.asarray(time, problem.kernel.dtype) / problem.denominator
-
-    def respond(values: jax.Array, floor: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        decay = jnp.exp(-jnp.where(ridge > 0, ridge * s, 0.0))[:, None]
-        return flow_response(values + ridge, floor, s), decay * flow_response(values, floor, s), decay
-
-    return _predict(problem, respond, elapsed, call)
+    modes = modes_of(problem, call)
+    times = jnp.asarray(time, problem.kernel.dtype)
+    response = _flow(modes.values, modes.floor, times.reshape(-1) / problem.denominator, ridge)
+    return assemble(problem, modes, response, times.shape)
 
 
-@keeps_float64
+@full_precision
 def gradient_descent(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
@@ -144,55 +143,36 @@ def gradient_descent(
         origin=origin,
         loss_denominator=loss_denominator,
     )
+    modes = modes_of(problem, call)
+    counts = jnp.asarray(steps, problem.kernel.dtype)
+    beta = None if isinstance(momentum, float | int) and momentum == 0 else momentum
     rate = learning_rate / problem.denominator
-
-    def respond(values: jax.Array, floor: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        decay = 1.0 - one_minus_power(jnp.asarray(rate * ridge, values.dtype), t)[:, None]
-        pulled = pulled_response(values, floor, rate, ridge, t)
-        if isinstance(momentum, float | int) and momentum == 0:
-            return descent_response(values + ridge, floor, rate, t), pulled, decay
-        return momentum_response(values + ridge, floor, rate, t, momentum, momentum_kind), pulled, decay
-
-    return _predict(problem, respond, jnp.asarray(steps, problem.kernel.dtype), call)
+    response = _descent(modes.values, modes.floor, counts.reshape(-1), rate, ridge, beta, momentum_kind)
+    return assemble(problem, modes, response, counts.shape)
 
 
-Respond = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+@jax.jit
+def _flow(values: jax.Array, floor: jax.Array, time: jax.Array, ridge: Number) -> Response:
+    decay = jnp.exp(-jnp.where(ridge > 0, ridge * time, 0.0))
+    chi = decay[:, None] * flow_response(values, floor, time)
+    return Response(flow_response(values + ridge, floor, time), chi, decay)
 
 
-def _predict(problem: Problem, respond: Respond, times: jax.Array, call: str) -> Prediction:
-    values, vectors, floor = _decompose(problem, call)
-    psi, chi, decay = respond(values, floor, times.reshape(-1))
-    residual = vectors.T @ problem.residual  # [k c]
-    if problem.pull is None:
-        coefficients = -psi[:, :, None] * residual  # [T k c]
-    else:
-        pull = vectors.T @ problem.pull
-        coefficients = -psi[:, :, None] * (residual - pull) - chi[:, :, None] * pull
-    shrink = decay[:, :, None] - 1.0
-    train = problem.start + jnp.einsum("kj,j,Tjc->Tkc", vectors, values, coefficients)
-    train = train if problem.pull is None else train + shrink * problem.pull
-    test = None
-    if problem.cross is not None and problem.start_test is not None:
-        test = problem.start_test + jnp.einsum("lj,Tjc->Tlc", problem.cross @ vectors, coefficients)
-        test = test if problem.pull_test is None else test + shrink * problem.pull_test
-        test = test.reshape(*times.shape, *problem.shape_test)
-    dead = values == 0.0
-    unlearned = jnp.sqrt(jnp.sum(jnp.where(dead[:, None], residual, 0.0) ** 2) / residual.size)
-    return Prediction(train.reshape(*times.shape, *problem.shape), test, unlearned, jnp.sum(dead))
-
-
-def _decompose(problem: Problem, call: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(problem.kernel)
-    floor = problem.eps * values.shape[0] * jnp.max(jnp.abs(values))
-    negative = jnp.sum(values < -floor)
-    if is_concrete(negative) and negative > 0:
-        refuse(
-            call,
-            expected="a kernel J J^T, which has no negative eigenvalues",
-            got=f"{int(negative)} eigenvalues below the noise floor {-float(floor):.2g}",
-            do="Compute all rows in one call and one batch size; see `health(kernel)`.",
-        )
-    return jnp.where(negative > 0, jnp.nan, jnp.where(values > floor, values, 0.0)), vectors, floor
+@functools.partial(jax.jit, static_argnames="kind")
+def _descent(
+    values: jax.Array,
+    floor: jax.Array,
+    steps: jax.Array,
+    rate: Number,
+    ridge: Number,
+    momentum: Number | None,
+    kind: MomentumKind,
+) -> Response:
+    decay = 1.0 - one_minus_power(jnp.asarray(rate * ridge, values.dtype), steps)
+    chi = pulled_response(values, floor, rate, ridge, steps)
+    if momentum is None:
+        return Response(descent_response(values + ridge, floor, rate, steps), chi, decay)
+    return Response(momentum_response(values + ridge, floor, rate, steps, momentum, kind), chi, decay)
 
 
 def _check_descent(

@@ -1,6 +1,7 @@
 """Kernels, targets and initial outputs, checked and laid out as matrices."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,6 +15,11 @@ from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, r
 from ntkdiag.linearize.predict.origin import Origin
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["kernel", "eps", "residual", "start", "cross", "start_test", "pull", "pull_test", "denominator"],
+    meta_fields=["shape", "shape_test"],
+)
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """A regression problem in function space.
