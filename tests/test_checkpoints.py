@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -227,13 +229,14 @@ def test_several_items_none_of_them_usual(tmp_path):
 
 def test_several_parameter_trees(tmp_path):
     v1.save(tmp_path / "a", {"actor": {"params": PARAMS}, "critic": {"params": PARAMS}})
-    assert_refused(tmp_path / "a", "several parameter trees: actor/params, critic/params", 'such as at="actor/params"')
+    do = 'Choose one: load_params(path, at="actor/params").'
+    assert_refused(tmp_path / "a", "several parameter trees: actor/params, critic/params", do)
     assert_same(load_params(tmp_path / "a", at="critic/params"), PARAMS)
 
 
 def test_optimizer_state_without_params(tmp_path):
     v1.save(tmp_path / "a", {"model": PARAMS, "opt_state": PARAMS})
-    assert_refused(tmp_path / "a", "an optimizer state but no key 'params'", 'such as at="model"')
+    assert_refused(tmp_path / "a", "an optimizer state but no key 'params'", 'load_params(path, at="model")')
 
 
 def test_at_names_nothing(saved):
@@ -295,5 +298,23 @@ def test_metadata_of_another_form(saved, text):
 
 
 def test_declared_size_beyond_memory_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(os, "sysconf", lambda name: 4)
+    monkeypatch.setattr("ntkdiag.checkpoints.contained.physical_memory", lambda: 16)
     assert_refused(saved, "arrays of 48 bytes declared in its metadata, on a machine with 16")
+    monkeypatch.setattr("ntkdiag.checkpoints.contained.physical_memory", lambda: None)
+    assert_same(load_params(saved), PARAMS)
+
+
+def test_a_checkpoint_sharded_over_four_devices_is_read_on_one(tmp_path):
+    script = f"""
+import jax, numpy
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint import v1
+mesh = Mesh(numpy.array(jax.devices()), ("d",))
+w = jax.device_put(numpy.arange(32.0, dtype="float32").reshape(8, 4), NamedSharding(mesh, PartitionSpec("d")))
+v1.save({str(tmp_path / "a")!r}, {{"params": {{"w": w, "key": jax.random.key(3)}}}})
+"""
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, **flags}, check=True, capture_output=True)
+    params = load_params(tmp_path / "a")
+    np.testing.assert_array_equal(params["w"], np.arange(32.0).reshape(8, 4))
+    np.testing.assert_array_equal(params["key"], jax.random.key_data(jax.random.key(3)))  # keys come as raw integers

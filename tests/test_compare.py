@@ -383,6 +383,51 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     refused(StructureError, *parts, a=tmp_path / "a", b=variables, model=module, variables=variables)
 
 
+def test_a_functional_keeps_its_own_statistics_and_says_so(tmp_path):
+    x, module = probe(np.float32), LinenNet()
+    variables = module.init(jax.random.key(0), x)
+    v1.save(tmp_path / "b", shifted(variables, 0.1))
+    comparison = compare(variables, tmp_path / "b", model=functionalize(module, variables), x=x)
+    own = {"params": shifted(variables["params"], 0.1), "batch_stats": variables["batch_stats"]}
+    np.testing.assert_allclose(comparison.b.outputs, module.apply(own, x), rtol=1e-5, atol=1e-6)
+    assert comparison.a.fixed_state.startswith("those of the Functional given as model= (batch_stats/")
+    assert "differ and are not used" not in comparison.a.fixed_state
+    assert "the saved batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var differ" in comparison.b.fixed_state
+
+
+def test_a_callable_gets_the_tree_it_was_given(tmp_path):
+    x, module = probe(np.float32), nn.Dense(C)
+    variables = module.init(jax.random.key(0), x)
+    moved = shifted(variables, 0.1)
+    comparison = compare(variables, moved, model=lambda p, x: module.apply(p, x), x=x)
+    assert [row.path for row in comparison.movement] == ["params/bias", "params/kernel", "all"]
+    v1.save(tmp_path / "b", moved)
+    comparison = compare(variables, tmp_path / "b", model=module.apply, x=x)  # this one stands for the module
+    assert [row.path for row in comparison.movement] == ["bias", "kernel", "all"]
+
+
+def test_a_network_whose_outputs_do_not_depend_on_its_parameters(tmp_path):
+    comparison = compare(*({"w": np.full((3, 2), k, np.float32)} for k in (1, 2)), model=dead, x=probe(np.float32), y=Y)
+    content = comparison.to_dict()
+    assert content["a"]["eigenvalues"] == []
+    assert content["a"]["alignment"] is content["drift"]["relative"] is None
+    comparison.save(tmp_path / "dead.html")
+    assert "0 of 12" in str(comparison)
+
+
+def dead(params, x):
+    return 0 * (x @ params["w"])
+
+
+def test_bfloat16(tmp_path):
+    tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), mlp_params(0))
+    v1.save(tmp_path / "a", tree)
+    comparison = compare(tmp_path / "a", shifted(tree, 0.25), model=mlp, x=probe(np.float32).astype(jnp.bfloat16), y=Y)
+    assert comparison.facts["parameter_dtype"] == "bfloat16"
+    assert comparison.drift.relative > 0
+    json.dumps(comparison.to_dict(), allow_nan=False)
+
+
 def test_nan_parameters_are_named():
     b = mlp_params(1, np.float32)
     b["in"]["w"][0, 0] = np.nan
@@ -401,7 +446,12 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
     [
         ({"model": None}, ("expected model= beside parameters", "got model=None", "a callable f(params, x)")),
         ({"step_a": 3}, ("expected a CheckpointManager root beside a step", "got a dict and step 3")),
-        ({"x": np.zeros((0, 3))}, ("compare(x=...)", "one or more examples")),
+        ({"x": np.zeros((1, 3))}, ("compare(x=...): expected two or more examples", "got shapes [(1, 3)]")),
+        (
+            {"x": (np.zeros((2, 3)), np.zeros((4, 3)))},
+            ("expected two or more examples on the leading axis of every leaf",),
+        ),
+        ({"x": np.float32(1)}, ("expected two or more examples",)),
         ({"x": np.full((2, 3), np.nan)}, ("expected a finite probe", "got NaN or infinity in x")),
         ({"x": np.zeros((2, 5), np.float32)}, ("expected a model that gives one array [N ...]", "TypeError")),
         ({"outputs": "diagonal"}, ("compare(outputs='diagonal')", 'The default is "full"')),

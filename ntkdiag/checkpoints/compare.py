@@ -6,10 +6,12 @@ import jax
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.adapters import Functional
 from ntkdiag.checkpoints.comparison import Comparison, compare_measured
 from ntkdiag.checkpoints.facts import facts, notes
 from ntkdiag.checkpoints.measured import evaluate, measure_side
 from ntkdiag.checkpoints.movement import parameter_movement
+from ntkdiag.checkpoints.placing import as_model
 from ntkdiag.checkpoints.prediction import predict
 from ntkdiag.checkpoints.settings import Loss, Settings, read_settings
 from ntkdiag.checkpoints.sides import Side, read_side, require_comparable
@@ -71,7 +73,7 @@ def compare(
     """
     settings = read_settings(x, y, outputs, loss, learning_rate, momentum, memory)
     names = labels or (None, None)
-    model = model if model is not None else _model_of(a, b)
+    model = as_model(model) if model is not None else _model_of(a, b)
     side_a = read_side(a, name="a", label=names[0], step=step_a, model=model, variables=variables)
     side_b = read_side(b, name="b", label=names[1], step=step_b, model=model, variables=variables)
     side_a, side_b = require_comparable(side_a, side_b)
@@ -83,7 +85,7 @@ def compare(
 def _measure(
     a: Side, b: Side, settings: Settings, targets: np.ndarray | None, classes: np.ndarray | None
 ) -> Comparison:
-    outputs_a, outputs_b = (evaluate(*side.functional, settings.x) for side in (a, b))
+    outputs_a, outputs_b = (evaluate(side.functional.apply, side.functional.params, settings.x) for side in (a, b))
     measured_a = measure_side(a, settings, outputs_a, targets, classes)
     measured_b = measure_side(b, settings, outputs_b, targets, classes)
     f, params_a = a.functional
@@ -100,8 +102,6 @@ def _measure(
 
 
 def _model_of(a: Any, b: Any) -> Any:
-    from ntkdiag.adapters import Functional
-
     return next((side for side in (a, b) if isinstance(side, Functional)), None)
 
 

@@ -32,16 +32,28 @@ def require_contained(location: Location) -> None:
 def require_affordable(location: Location, declared_bytes: int) -> None:
     """Refuse to allocate more than the machine's memory because a metadata file says so.
 
+    Args:
+        location: What `locate` found.
+        declared_bytes: Size of the arrays about to be read.
+
     Raises:
         CheckpointError: The declared arrays are larger than physical memory.
     """
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if declared_bytes > available:
+    available = physical_memory()
+    if available is not None and declared_bytes > available:
         raise checkpoint_error(
             location.root,
             f"arrays of {declared_bytes:,} bytes declared in its metadata, on a machine with {available:,}",
             "Load it on a larger machine; if it should be small, its metadata is damaged.",
         )
+
+
+def physical_memory() -> int | None:
+    """Memory of the machine in bytes; None where the operating system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _entries(root: pathlib.Path, start: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -84,12 +84,12 @@ def _params_prefix(location: Location, described: Tree, at: str | None) -> Keys:
     found = {prefix for keys in leaf_keys if (prefix := _up_to_params(keys))}
     if not found and "opt_state" in _top_level(described).split(", "):
         got = f"an optimizer state but no key 'params' (it holds: {_top_level(described)})"
-        raise checkpoint_error(location.root, got, 'Say where the parameters stand, such as at="model".')
+        raise checkpoint_error(location.root, got, 'Say where the parameters stand: load_params(path, at="model").')
     shallowest = sorted(prefix for prefix in found if len(prefix) == min(map(len, found)))
     if len(shallowest) > 1:
         names = ["/".join(prefix) for prefix in shallowest]
         got = f"several parameter trees: {', '.join(names)}"
-        raise checkpoint_error(location.root, got, f'Choose one, such as at="{names[0]}".')
+        raise checkpoint_error(location.root, got, f'Choose one: load_params(path, at="{names[0]}").')
     return _innermost(described, shallowest[0]) if shallowest else ()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ntkdiag._compat import compiler_options
 from ntkdiag.adapters import leaves_by_path
 from ntkdiag.analysis import alignment, critical_learning_rate, label_power, spectrum, stability_margin
 from ntkdiag.analysis.spectrum import Spectrum
@@ -102,7 +103,7 @@ def measure_side(
 
 def evaluate(f: Callable[..., Any], params: Any, x: Any) -> np.ndarray:
     """Outputs on the probe as `[N C]` in float64."""
-    outputs = jax.jit(f)(params, x)
+    outputs = jax.jit(f, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64).reshape(outputs.shape[0], -1)
 
 
@@ -116,7 +117,7 @@ def fingerprint(params: Any) -> str:
     return digest.hexdigest()
 
 
-def _stability(kernel: Kernel, outputs: np.ndarray, settings: Settings) -> dict[str, float | None]:
+def _stability(kernel: Kernel, outputs: np.ndarray, settings: Settings) -> dict[str, Any]:
     reduced = kernel.convention.outputs != "full" and kernel.convention.n_outputs > 1
     if reduced:  # its largest eigenvalue is too small, the learning rate would be unsafe
         return {}

@@ -42,6 +42,19 @@ def place(model: Any, variables: Any, params: Any, collections: Mapping[str, Any
     return functionalize(model, params, check_finite=False), "none"
 
 
+def as_model(model: Any) -> Any:
+    """The linen module itself for its bound method `module.apply`; everything else as it is."""
+    owner = getattr(model, "__self__", None)
+    is_apply = getattr(model, "__name__", "") == "apply" and _is(owner, "flax.linen", "Module")
+    return owner if is_apply else model
+
+
+def is_plain_callable(model: Any) -> bool:
+    """Whether a model is just `f(params, x)`, which says nothing about the structure of its parameters."""
+    libraries = (("flax.linen", "Module"), ("flax.nnx", "Module"), ("equinox", "Module"))
+    return callable(model) and not isinstance(model, Functional) and not any(_is(model, *name) for name in libraries)
+
+
 def structure_error(lines: list[str], call: str) -> errors.StructureError:
     """The error that lists every difference by path."""
     count = f"{len(lines)} difference{'s' if len(lines) != 1 else ''}"

@@ -10,6 +10,7 @@ import numpy as np
 from ntkdiag import errors
 
 Loss = Literal["mse", "cross_entropy"]
+LOSSES = ("mse", "cross_entropy")
 OUTPUTS = ("full", "mean", "trace", "sum-of-logits")
 
 
@@ -52,7 +53,7 @@ class Settings:
 
 
 def read_settings(
-    x: Any, y: Any, outputs: str, loss: str, learning_rate: float | None, momentum: float, memory: Any
+    x: Any, y: Any, outputs: str, loss: Loss, learning_rate: float | None, momentum: float, memory: Any
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model.
 
@@ -62,30 +63,31 @@ def read_settings(
     Raises:
         InvalidInputError: An argument is out of range, or x and y do not hold the same number of examples.
     """
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
-    _require(len(sizes) == 1 and sizes.isdisjoint({(), (0,)}), "x=...", "one or more examples on the leading axis of x",
-             f"shapes {[np.shape(leaf) for leaf in jax.tree.leaves(x)]}", "Pass a probe batch [N ...].")  # fmt: skip
-    bad = [
-        leaf for leaf in map(np.asarray, jax.tree.leaves(x)) if leaf.dtype.kind == "f" and not np.isfinite(leaf).all()
-    ]
-    _require(not bad, "x=...", "a finite probe", "NaN or infinity in x", "Drop the examples that hold them.")
-    _require(outputs in OUTPUTS, f"outputs={outputs!r}", f"one of {OUTPUTS}", repr(outputs), 'The default is "full".')
-    name = str(loss).replace("-", "_")
-    _require(name in ("mse", "cross_entropy"), f"loss={loss!r}", '"mse" or "cross_entropy"', repr(loss),
-             "It sets the loss and the stability numbers; kernels do not depend on it.")  # fmt: skip
-    _require(learning_rate is None or learning_rate > 0, f"learning_rate={learning_rate!r}", "a positive number",
-             repr(learning_rate), "Leave it out to skip the stability margin.")  # fmt: skip
-    _require(
-        0 <= momentum < 1, f"momentum={momentum!r}", "a number in [0, 1)", repr(momentum), "Pass optax.sgd's momentum."
-    )
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
+    shapes = [leaf.shape for leaf in leaves]
+    same = len({shape[:1] for shape in shapes}) == 1 and shapes[0] != ()
+    if not same or shapes[0][0] < 2:
+        got, do = f"shapes {shapes}", "Pass a probe batch [N ...]; what is centred needs two examples or more."
+        raise _error("x=...", "two or more examples on the leading axis of every leaf of x", got, do)
+    if not all(np.isfinite(leaf).all() for leaf in leaves if leaf.dtype.kind == "f"):
+        raise _error("x=...", "a finite probe", "NaN or infinity in x", "Drop the examples that hold them.")
+    if outputs not in OUTPUTS:
+        raise _error(f"outputs={outputs!r}", f"one of {OUTPUTS}", repr(outputs), 'The default is "full".')
+    if loss not in LOSSES:
+        do = "It sets the loss and the stability numbers; kernels do not depend on it."
+        raise _error(f"loss={loss!r}", '"mse" or "cross_entropy"', repr(loss), do)
+    if learning_rate is not None and not learning_rate > 0:
+        do = "Leave it out to skip the stability margin."
+        raise _error(f"learning_rate={learning_rate!r}", "a positive number", repr(learning_rate), do)
+    if not 0 <= momentum < 1:
+        raise _error(f"momentum={momentum!r}", "a number in [0, 1)", repr(momentum), "Pass the momentum of optax.sgd.")
     labels = None if y is None else np.asarray(y)
-    n = next(iter(sizes))[0]
-    if labels is not None:
-        _require(labels.shape[:1] == (n,) and labels.ndim <= 2, "y=...", f"one label for each of the {n} examples of x",
-                 f"shape {labels.shape}", "x and y are the same examples in the same order.")  # fmt: skip
-    return Settings(x, labels, outputs, name, learning_rate, float(momentum), memory)  # pyright: ignore[reportArgumentType]
+    n = shapes[0][0]
+    if labels is not None and (labels.shape[:1] != (n,) or labels.ndim > 2):
+        do = "x and y are the same examples in the same order."
+        raise _error("y=...", f"one label for each of the {n} examples of x", f"shape {labels.shape}", do)
+    return Settings(x, labels, outputs, loss, learning_rate, float(momentum), memory)
 
 
-def _require(right: bool, argument: str, expected: str, got: str, do: str) -> None:
-    if not right:
-        raise errors.InvalidInputError(errors.message(f"compare({argument})", expected=expected, got=got, do=do))
+def _error(argument: str, expected: str, got: str, do: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(errors.message(f"compare({argument})", expected=expected, got=got, do=do))

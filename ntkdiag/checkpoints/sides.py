@@ -12,7 +12,7 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.adapters import Functional, differences, functionalize, leaves_by_path
 from ntkdiag.checkpoints.contents import NOT_COLLECTIONS, read_contents, strip_value_level
-from ntkdiag.checkpoints.placing import place, structure_error
+from ntkdiag.checkpoints.placing import is_plain_callable, place, structure_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read_side(source: Any, *, name: str, label: str | None, step: int | None, mo
     else:
         _require_no_step(source, step, call)
         path = None
-        values, collections = (None, {}) if _is_model(source) else _split(source)
+        values, collections = (None, {}) if _is_model(source) else _split(source, model)
     if values is None:
         functional = source if isinstance(source, Functional) else functionalize(source, check_finite=False)
         fixed_state = "its own" if functional.fixed else "none"
@@ -111,8 +111,10 @@ def _absolute(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def _split(tree: Any) -> tuple[Any, dict[str, Any]]:
+def _split(tree: Any, model: Any) -> tuple[Any, dict[str, Any]]:
     """Parameters and collections of a tree in memory: a variables dict, a train state, or parameters alone."""
+    if is_plain_callable(model) and isinstance(tree, Mapping):
+        return tree, {}  # f(params, x) takes what it is given, be it a variables dict
     if not isinstance(tree, Mapping) and hasattr(tree, "params"):
         collections = {name: getattr(tree, name) for name in ("batch_stats",) if getattr(tree, name, None) is not None}
         return tree.params, collections

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, powers, svg
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
 
 
 def history(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -15,10 +15,10 @@ def history(rows: Sequence[Mapping[str, Any]]) -> str:
         top, drift, aligned, margin = axes.ravel()
         values = np.array([[_value(item) for item in row["ntk_eigenvalues"]] for row in rows], dtype=float)
         for index in range(values.shape[1]):
-            top.semilogy(
+            top.plot(
                 steps, values[:, index], color=INK, alpha=1 - 0.75 * index / max(1, values.shape[1]), linewidth=1.3
             )
-        powers(top.yaxis)
+        logarithmic(top, bool((values > 0).any()), x=False)
         top.set(title=f"Largest {values.shape[1]} eigenvalues")
         drift.plot(steps, _series(rows, "ntk_distance_centred"), color=A_COLOUR)
         drift.set(title="Centred kernel distance from the first kernel")

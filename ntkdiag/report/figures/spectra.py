@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, powers, svg
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
 
 
 def spectra(comparison: Any) -> str:
@@ -13,15 +13,14 @@ def spectra(comparison: Any) -> str:
         sides = (("A", comparison.a.spectrum, A_COLOUR), ("B", comparison.b.spectrum, B_COLOUR))
         for name, spectrum, colour in sides:
             values = np.asarray(spectrum.eigenvalues)[: spectrum.rank]
-            left.loglog(
-                np.arange(1, len(values) + 1), values, ".-", color=colour, label=name, linewidth=1, markersize=3
-            )
+            index = np.arange(1, len(values) + 1)
+            left.plot(index, values, ".-", color=colour, label=name, linewidth=1, markersize=3)
             left.axhline(spectrum.noise_floor, color=colour, linestyle=(0, (4, 3)), linewidth=1)
             hidden = spectrum.size - spectrum.rank
             said = f"noise floor {name}" + (f": {hidden} eigenvalues unresolved" if hidden else "")
             left.annotate(said, (1, spectrum.noise_floor), (2, 2), textcoords="offset points", color=colour, fontsize=8)
         left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
-        powers(left.xaxis, left.yaxis)
+        logarithmic(left, any(spectrum.rank for _, spectrum, _ in sides))
         left.legend(loc="upper right")
         _ratio(right, *(spectrum for _, spectrum, _ in sides))
         return svg(canvas, "spectra")
@@ -31,6 +30,6 @@ def _ratio(axes: Any, a: Any, b: Any) -> None:
     both = min(a.rank, b.rank)
     index = np.arange(1, both + 1)
     axes.axhline(1, color=FAINT, linewidth=1)
-    axes.loglog(index, np.asarray(b.eigenvalues)[:both] / np.asarray(a.eigenvalues)[:both], color=INK, linewidth=1.4)
-    powers(axes.xaxis, axes.yaxis)
+    axes.plot(index, np.asarray(b.eigenvalues)[:both] / np.asarray(a.eigenvalues)[:both], color=INK, linewidth=1.4)
+    logarithmic(axes, both > 0)
     axes.set(title="Change, B / A", xlabel="index, resolved on both sides")

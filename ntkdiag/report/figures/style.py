@@ -65,20 +65,30 @@ def figure(width: float, height: float, columns: int = 1, rows: int = 1, **optio
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC, "backend": "svg"}):
+    look: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "svg"}
+    with matplotlib.rc_context(look):
         canvas = Figure(figsize=(width, height))
         FigureCanvasSVG(canvas)
         yield canvas, canvas.subplots(rows, columns, **options)
 
 
-def powers(*axes: Any) -> None:
-    """Write the ticks of logarithmic axes as powers of ten in plain text, since no text here is read as TeX."""
+def logarithmic(axes: Any, has_data: bool, *, x: bool = True, y: bool = True) -> None:
+    """Make axes logarithmic, with plain powers of ten at the ticks: no text here is read as TeX.
+
+    Args:
+        axes: The axes, already drawn on.
+        has_data: Whether anything positive is drawn; without it the axes stay linear, since nothing can be placed.
+        x: Whether the horizontal axis is meant.
+        y: Whether the vertical one is.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    for axis in axes:
-        axis.set_major_locator(LogLocator(numticks=7))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
-        axis.set_minor_formatter(NullFormatter())
+    for axis, scale, wanted in ((axes.xaxis, axes.set_xscale, x), (axes.yaxis, axes.set_yscale, y)):
+        if wanted and has_data:
+            scale("log")
+            axis.set_major_locator(LogLocator(numticks=7))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
+            axis.set_minor_formatter(NullFormatter())
 
 
 def _power(value: float) -> str:
