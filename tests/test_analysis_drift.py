@@ -134,6 +134,7 @@ def _full(**changes):
         (_full(), _full(n_outputs=4), "got n_outputs=3 and n_outputs=4."),
         (_full(), _full(mode="train"), "got mode='eval' and mode='train'."),
         (_full(), _full(examples="joint"), "got examples='independent' and examples='joint'."),
+        (_full(preconditioner="scalar"), _full(), "got preconditioner='scalar' and preconditioner='none'."),
         (_full(probe="aa"), _full(probe="bb"), "got probe='aa' and probe='bb'."),
         (Kernel(K1), Kernel(K1, symmetric=False), "got symmetric=True and symmetric=False."),
         (

@@ -66,6 +66,12 @@ def test_floor_follows_the_dtype_the_kernel_came_in():
     assert spectrum(jnp.asarray(matrix, jnp.bfloat16)).rank == 1
 
 
+def test_floor_follows_what_the_kernel_was_computed_in():
+    rounded = Convention(unit_roundoff=2.0**-8)
+    assert spectrum(Kernel(np.diag([1.0, 1e-3]), rounded)).rank == 1
+    assert spectrum(Kernel(np.diag([1.0, 1e-3]))).rank == 2
+
+
 def test_ranks_are_over_resolved_eigenvalues_only():
     found = spectrum(np.diag([1.0, 1e-8, 1e-8, 1e-8]).astype(np.float32))
     assert found.participation_ratio == found.entropy_rank == found.stable_rank == found.rank == 1

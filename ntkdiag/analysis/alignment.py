@@ -7,12 +7,12 @@ from jaxtyping import Array, Float
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read_square, refuse
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 
 
-@full_precision
+@keeps_float64
 def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True) -> Scalar:
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
 
@@ -52,7 +52,7 @@ def _align(array: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.einsum("no,nm,mo->", labels, array, labels) / (norm * target)
 
 
-@full_precision
+@keeps_float64
 def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
     """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2 over the eigenvectors, largest first.
 
@@ -74,7 +74,7 @@ def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = 
     return jnp.cumsum(_power(kernel, y, centred, "label_power(kernel, y)"))
 
 
-@full_precision
+@keeps_float64
 def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
     """Label power of each mode, c_k = ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
 

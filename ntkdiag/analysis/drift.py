@@ -12,7 +12,7 @@ from ntkdiag.analysis.centring import centre_kernel
 from ntkdiag.analysis.pair import read_pair
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 
@@ -52,7 +52,7 @@ class Drift:
         )
 
 
-@full_precision
+@keeps_float64
 def drift(kernel0: KernelLike, kernel1: KernelLike) -> Drift:
     """Measure the motion from `kernel0` to `kernel1`.
 
@@ -74,7 +74,7 @@ def drift(kernel0: KernelLike, kernel1: KernelLike) -> Drift:
     return _drift(first.array, second.array)
 
 
-@full_precision
+@keeps_float64
 def kernel_distance(kernel0: KernelLike, kernel1: KernelLike, *, centred: bool = False) -> Scalar:
     """Kernel distance S = 1 - <K0, K1> / (||K0|| ||K1||), blind to scale.
 
@@ -99,7 +99,7 @@ def kernel_distance(kernel0: KernelLike, kernel1: KernelLike, *, centred: bool =
     return _distance(centre_kernel(a), centre_kernel(b)) if centred else _distance(a, b)
 
 
-@full_precision
+@keeps_float64
 def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: Number, *, centred: bool = False) -> Scalar:
     """Kernel velocity v = S(K0, K1) / gap.
 

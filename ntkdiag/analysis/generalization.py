@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[])
@@ -30,7 +30,7 @@ class LeaveOneOut:
     resolved: Any
 
 
-@full_precision
+@keeps_float64
 def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
 
@@ -57,7 +57,7 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
     return _press(operand.symmetric_matrix, operand.eps, labels, ridge)
 
 
-@full_precision
+@keeps_float64
 def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> Float[Array, ""]:
     """GCV = (1/N) ||A^-1 y||^2 / ((1/NC) tr A^-1)^2, A = K + ridge I: leave-one-out with equal leverages.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ntkdiag.analysis.spectrum import spectrum
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 
 @functools.partial(
@@ -60,7 +60,7 @@ class Health:
         )
 
 
-@full_precision
+@keeps_float64
 def health(kernel: KernelLike) -> Health:
     """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows and a dominant constant mode.
 

@@ -9,10 +9,10 @@ from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, read_square, refuse
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 
-@full_precision
+@keeps_float64
 def time_constants(
     kernel: KernelLike, learning_rate: Number, *, loss_denominator: Number | None = None
 ) -> Float[Array, " k"]:
@@ -38,7 +38,7 @@ def time_constants(
     return 1.0 / rates
 
 
-@full_precision
+@keeps_float64
 def steps_to_residual(
     kernel: KernelLike, learning_rate: Number, fraction: Number, *, loss_denominator: Number | None = None
 ) -> Float[Array, " k"]:
@@ -67,7 +67,7 @@ def steps_to_residual(
     return jnp.where(decay > 0.0, -jnp.log(fraction) / decay, jnp.inf)
 
 
-@full_precision
+@keeps_float64
 def reachable_power(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
@@ -100,7 +100,7 @@ def reachable_power(
     return jnp.sum(jnp.where(rates * steps > 1.0, mode_power(kernel, y), 0.0))
 
 
-@full_precision
+@keeps_float64
 def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Float[Array, ""]:
     """Rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
 
@@ -129,11 +129,11 @@ def _rates(kernel: KernelLike, learning_rate: Number, loss_denominator: Number |
     require_positive(learning_rate, call, "learning_rate")
     operand = read_square(kernel, call)
     convention = operand.convention
-    if convention is not None and convention.outputs == "trace" and convention.n_outputs > 1:
+    if convention is not None and convention.outputs in ("trace", "random-projections") and convention.n_outputs > 1:
         refuse(
             call,
             expected='the full kernel, or a reduction on the scale of one output such as outputs="mean"',
-            got=f'outputs="trace", which sums {convention.n_outputs} outputs',
+            got=f'outputs="{convention.outputs}", which sums {convention.n_outputs} outputs',
             do='Use outputs="mean", which is the trace divided by C.',
         )
     denominator = denominator_of(operand, loss_denominator, call)

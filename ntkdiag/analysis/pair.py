@@ -46,7 +46,7 @@ def _difference(first: Operand, second: Operand) -> str:
     a, b = first.convention, second.convention
     if a is None or b is None:
         return ""
-    fields = [f for f in ("outputs", "n_outputs", "examples", "mode", "probe") if _differ(a, b, f)]
+    fields = [f for f in ("outputs", "n_outputs", "examples", "mode", "preconditioner", "probe") if _differ(a, b, f)]
     lines = [f"{f}={getattr(a, f)!r} and {f}={getattr(b, f)!r}" for f in fields]
     if first.symmetric != second.symmetric:
         lines.append(f"symmetric={first.symmetric} and symmetric={second.symmetric}")

@@ -7,12 +7,12 @@ from jaxtyping import Array, Float
 from ntkdiag.analysis import renyi
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square, refuse
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 
 
-@full_precision
+@keeps_float64
 def participation_ratio(kernel: KernelLike) -> Scalar:
     """PR = (tr K)^2 / ||K||_F^2 = (sum lambda)^2 / sum lambda^2.
 
@@ -33,7 +33,7 @@ def participation_ratio(kernel: KernelLike) -> Scalar:
     return jnp.trace(matrix) ** 2 / jnp.sum(matrix**2)
 
 
-@full_precision
+@keeps_float64
 def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.ArrayLike | None = None) -> Scalar:
     """exp(-sum p log p) with p = lambda / sum lambda, over the resolved eigenvalues (0 log 0 = 0).
 
@@ -54,7 +54,7 @@ def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.Ar
     return renyi.entropy_rank(eigenvalues_of(kernel, eigenvalues, "entropy_rank(kernel)"))
 
 
-@full_precision
+@keeps_float64
 def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.ArrayLike | None = None) -> Scalar:
     """Stable rank tr K / lambda_max, the smallest of the effective ranks (for K = J J^T it is ||J||_F^2 / ||J||^2).
 
@@ -74,7 +74,7 @@ def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.Arr
     return renyi.stable_rank(eigenvalues_of(kernel, eigenvalues, "stable_rank(kernel)"))
 
 
-@full_precision
+@keeps_float64
 def effective_dimension(
     kernel: KernelLike | None = None,
     gamma: Number = 1.0,

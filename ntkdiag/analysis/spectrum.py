@@ -10,7 +10,7 @@ import numpy as np
 
 from ntkdiag.analysis import renyi
 from ntkdiag.kernels.convention import Convention
-from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse, unpack
+from ntkdiag.kernels.operands.operand import KernelLike, eps_of, is_concrete, refuse, unpack
 
 _STATUS = ("ok", "indefinite", "nonfinite")
 
@@ -27,7 +27,8 @@ class Spectrum:
     Attributes:
         eigenvalues: `[k]`, descending; NaN throughout when the kernel was not finite.
         vectors: `[k k]`, column j belongs to eigenvalue j; None unless asked for.
-        noise_floor: eps(kernel dtype) * k * lambda_max, in units of the eigenvalues.
+        noise_floor: eps * k * lambda_max, in units of the eigenvalues; eps is the unit roundoff the kernel was
+            computed in.
         asymmetry: ||K - K^T||_F / ||K||_F of the kernel as it came.
         convention: The kernel's convention; None for a bare array.
     """
@@ -124,8 +125,8 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     """Eigenvalues of a kernel, descending.
 
     Concrete kernels are decomposed in float64 on the host by divide and conquer (LAPACK syevd), tracers by
-    `jnp.linalg.eigh` in their own precision; both from (K + K^T) / 2. The noise floor is set by the dtype the
-    kernel came in: float64 arithmetic does not bring back digits that a float32 kernel never had.
+    `jnp.linalg.eigh` in their own precision; both from (K + K^T) / 2. The noise floor is set by what the
+    kernel was computed in: float64 arithmetic does not bring back digits that a float32 kernel never had.
     Cost: about 9 (NC)^3 operations with vectors, a third of that without.
 
     Args:
@@ -141,7 +142,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     call = "spectrum(kernel)"
     array, convention, symmetric = unpack(kernel, call, "kernel")
     matrix = _square(array, symmetric, call)
-    eps = float(jnp.finfo(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32).eps)
+    eps = eps_of(array, convention)
     if is_concrete(matrix):
         values, columns, asymmetry = _on_host(np.asarray(matrix, np.float64), vectors)
         _require_symmetric(asymmetry, eps, call)

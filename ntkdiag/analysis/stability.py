@@ -10,12 +10,12 @@ from ntkdiag.kernels.kernel import Kernel
 from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square, refuse
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
 
 
-@full_precision
+@keeps_float64
 def critical_learning_rate(
     kernel: KernelLike,
     *,
@@ -54,7 +54,7 @@ def critical_learning_rate(
     return 1.0 / (curvature / threshold + 0.5 * weight_decay)
 
 
-@full_precision
+@keeps_float64
 def stability_margin(
     kernel: KernelLike,
     learning_rate: Number,

@@ -21,7 +21,7 @@ class Operand:
 
     Attributes:
         array: `[n m]`, `[n o m p]`, or `[n m o]` for the diagonal kernel; at least float32.
-        eps: Machine epsilon of the dtype the kernel came in, which bounds what it can resolve.
+        eps: Unit roundoff the kernel was computed in, which bounds what it can resolve.
         convention: The kernel's convention; None for a bare array.
         symmetric: False for a `Kernel` between two different sets of examples.
     """
@@ -98,9 +98,8 @@ def read(
                 got=f"{bad} NaN or Inf of {array.size} entries",
                 do="Look for NaN parameters or inputs, or overflow in a half-precision model.",
             )
-    eps = float(jnp.finfo(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32).eps)
     wide = jnp.promote_types(array.dtype, jnp.float32)
-    return Operand(jnp.asarray(array, wide), eps, convention, symmetric)
+    return Operand(jnp.asarray(array, wide), eps_of(array, convention), convention, symmetric)
 
 
 def read_square(
@@ -134,6 +133,22 @@ def read_square(
             do="Compute it as `ntk(f, params, x)`, without `x2`.",
         )
     return operand
+
+
+def eps_of(array: Any, convention: Convention | None) -> float:
+    """The unit roundoff a kernel was computed in: its convention's, but not below that of the dtype it is kept in.
+
+    Cost: none.
+
+    Args:
+        array: The kernel's array; integers count as float32.
+        convention: The kernel's convention, or None.
+
+    Returns:
+        The unit roundoff.
+    """
+    eps = float(jnp.finfo(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32).eps)
+    return max(eps, (convention.unit_roundoff if convention else None) or 0.0)
 
 
 def unpack(kernel: KernelLike, call: str, name: str) -> tuple[Any, Convention | None, bool]:

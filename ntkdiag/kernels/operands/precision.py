@@ -12,7 +12,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
     """Run a function with full matrix products, and in x64 mode when it is handed a concrete float64 matrix.
 
     Accelerators round the factors of a float32 product to 10 bits or fewer by default, and JAX casts float64 to float32

@@ -9,14 +9,14 @@ import numpy as np
 
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, refuse
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.problem import Problem, read_problem
 
 Loss = Callable[[jax.Array], jax.Array]
 
 
-@full_precision
+@keeps_float64
 def iterate_descent(
     kernel: KernelLike,
     loss: Loss,
@@ -72,7 +72,7 @@ def iterate_descent(
     return _outputs(problem, jnp.stack(saved), counts.shape)
 
 
-@full_precision
+@keeps_float64
 def integrate_flow(
     kernel: KernelLike,
     loss: Loss,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
-from ntkdiag.kernels.operands.precision import full_precision
+from ntkdiag.kernels.operands.precision import keeps_float64
 from ntkdiag.linearize.predict.closed_form import Response, assemble, modes_of
 from ntkdiag.linearize.predict.momentum import MomentumKind, momentum_response
 from ntkdiag.linearize.predict.origin import Origin
@@ -26,7 +26,7 @@ from ntkdiag.linearize.predict.response import (
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 
 
-@full_precision
+@keeps_float64
 def gradient_flow(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
@@ -88,7 +88,7 @@ def gradient_flow(
     return assemble(problem, modes, response, times.shape)
 
 
-@full_precision
+@keeps_float64
 def gradient_descent(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,

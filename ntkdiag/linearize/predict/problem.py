@@ -123,11 +123,11 @@ def read_problem(
 
 def _refuse_trace(operand: Operand, call: str) -> None:
     convention = operand.convention
-    if convention is not None and convention.outputs == "trace" and convention.n_outputs > 1:
+    if convention is not None and convention.outputs in ("trace", "random-projections") and convention.n_outputs > 1:
         refuse(
             call,
             expected='the full kernel, or a reduction on the scale of one output such as outputs="mean"',
-            got=f'outputs="trace", which sums {convention.n_outputs} outputs',
+            got=f'outputs="{convention.outputs}", which sums {convention.n_outputs} outputs',
             do='Use outputs="mean", which is the trace divided by C.',
         )
 
