@@ -116,7 +116,8 @@ def test_docstring_examples_run(name):
 def test_links_between_files_lead_somewhere():
     broken = []
     for path in TEXTS:
-        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        text = path.read_text()
+        for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
             if re.match(r"[a-z]+:", target) or target.startswith("#"):
                 continue
             if not (path.parent / target.partition("#")[0]).exists():
