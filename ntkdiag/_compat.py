@@ -9,12 +9,14 @@ import warnings
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
 Literal = jex_core.Literal
-eval_jaxpr = jax.core.eval_jaxpr
+Tracer = jax.core.Tracer
+eval_jaxpr: Any = jax.core.eval_jaxpr
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, list]:

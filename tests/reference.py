@@ -15,7 +15,7 @@ def jacobian(f, params, x, **kwargs):
             leaves = [y.reshape(y.shape[0], -1) for y in jax.tree.leaves(f(p, x, **kwargs))]
             return jnp.concatenate(leaves, axis=1)
 
-        jac = jax.jacrev(flat)(params)
+        jac = jax.jit(jax.jacrev(flat))(params)
         n, o = jax.eval_shape(flat, params).shape
         return np.concatenate([np.asarray(leaf).reshape(n, o, -1) for leaf in jax.tree.leaves(jac)], axis=2)
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 
 
 def is_traced(*trees: Any) -> bool:
     """Whether any leaf is a tracer: the call is inside someone's jit, grad or vmap."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    return any(isinstance(leaf, _compat.Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def check_params(params: Any, call: str, *, finite: bool = True) -> None:

@@ -44,6 +44,6 @@ def check_independent(f: Callable, params: Any, x: Any, kwargs: dict, alone: Any
             call,
             expected="outputs of one example that do not depend on the other examples of the batch",
             got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is evaluated by itself",
-            do='Use eval mode (BatchNorm running statistics), or examples="joint" to differentiate the batch as a whole.',
+            do='Use eval mode (running statistics), or examples="joint" to differentiate the batch as a whole.',
         )
     )

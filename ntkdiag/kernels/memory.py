@@ -1,5 +1,6 @@
 """Memory budgets: how much there is, and how a budget is written."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -43,10 +44,8 @@ def free_memory() -> int:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     free = [_meminfo("MemAvailable")]
     group = Path("/sys/fs/cgroup")
-    try:
+    with contextlib.suppress(OSError, ValueError):  # no limit, or no control groups
         free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no limit, or no control groups
-        pass
     return min(value for value in free if value)
 
 

@@ -128,7 +128,7 @@ def plan(
         **kwargs: Handed to f.
 
     Returns:
-        A `Plan`: print it for a table of parameters, how each is contracted, flops, bytes, passes, time and peak memory.
+        A `Plan`: print it for a table of parameters and how each is contracted, flops, bytes, passes, time and memory.
 
     Raises:
         InvalidInputError: Parameters, inputs, outputs or an option are not as described.

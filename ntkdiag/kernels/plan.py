@@ -69,7 +69,7 @@ class Plan:
 
     @functools.cached_property
     def seconds(self) -> float:
-        """Predicted time once compiled, from the rate of a matrix product on this machine; within a factor of about 3."""
+        """Predicted time once compiled, from the rate of a matrix product on this machine: within a factor of 3."""
         return self.flops / (0.5 * _machine_rate())
 
     def __str__(self) -> str:

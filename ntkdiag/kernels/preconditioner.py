@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +32,15 @@ class Preconditioner:
         if preconditioner is None:
             return Preconditioner("none", None)
         leaves = jax.tree.leaves(params)
-        if jnp.ndim(preconditioner) == 0 and not isinstance(preconditioner, (dict, list, tuple)):
+        if jax.tree.structure(preconditioner) == jax.tree.structure(0.0) and not jnp.ndim(preconditioner):
             values = [jnp.asarray(preconditioner)] * len(leaves)
         else:
             values = [jnp.asarray(value) for value in jax.tree.leaves(preconditioner)]
-        structure = len(values) == len(leaves)
-        if not structure or any(v.ndim and v.shape != p.shape for v, p in zip(values, leaves, strict=True)):
+        if len(values) != len(leaves) or any(
+            v.ndim and v.shape != p.shape for v, p in zip(values, leaves, strict=True)
+        ):
             raise _refused(call, f"shapes {[v.shape for v in values][:6]}", "Give it the tree of params.")
-        concrete = [v for v in values if not isinstance(v, jax.core.Tracer)]
+        concrete = [v for v in values if not isinstance(v, _compat.Tracer)]
         if any(not (np.asarray(v) > 0).all() for v in concrete):
             raise _refused(call, "a value that is zero, negative or NaN", "Add the epsilon of the optimizer to P.")
         kind = "elementwise" if any(v.ndim and v.size > 1 for v in values) else "per leaf"

@@ -90,7 +90,7 @@ class Program:
             fixed = (self.params, jax.ShapeDtypeStruct(basis.shape, basis.dtype), self.dynamic)
 
             def one(fixed, x):
-                factors, y = self.tangents.factors([way.part for way in ways], *fixed, x)
+                factors, y = self.tangents.factors([way.part for way in ways], fixed[0], fixed[1], fixed[2], x)
                 return [form for factor, way in zip(factors, ways, strict=True) for form in _formed(factor, way)], y
 
             closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)

@@ -17,7 +17,7 @@ NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 class RandomProjections:
     """`outputs=RandomProjections(k)`: an unbiased estimate of the trace kernel from k random output directions.
 
-    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with Rademacher v_j; the standard error comes from the spread over j.
+    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with Rademacher v_j; the standard error is that of the mean over j.
     For many outputs this costs k backward passes per example instead of C.
 
     Attributes:

@@ -215,7 +215,7 @@ class Task:
         )
 
 
-def _symmetric(gram: Gram, shape: tuple[int, ...], factors: list, weights: list | None) -> list[jax.Array]:
+def _symmetric(gram: Gram, shape: Any, factors: list, weights: list | None) -> list[jax.Array]:
     return gram.symmetric(factors, shape, weights)
 
 

@@ -32,9 +32,7 @@ class Way:
         return self.part.key, self.name
 
 
-def choose(
-    parts: list[Part], n: int, m: int, k: int, contraction: str, prefer: str | None = None
-) -> tuple[Way, ...]:
+def choose(parts: list[Part], n: int, m: int, k: int, contraction: str, prefer: str | None = None) -> tuple[Way, ...]:
     """The cheapest way for every part.
 
     Args:

@@ -8,12 +8,16 @@ from ntkdiag import _compat
 
 # Outputs of these are computed inside the loop that reads them when one equation reads them.
 _FUSED = frozenset(
-    "abs add add_any and broadcast_in_dim clamp convert_element_type copy cos div eq erf exp exp2 expm1 ge gt iota "
-    "is_finite le log log1p logistic lt max min mul ne neg not one_minus_square or pow integer_pow rem round rsqrt "
-    "select_n sign sin sqrt square stop_gradient sub tan tanh xor".split()
-)
+    (
+        "abs", "add", "add_any", "and", "broadcast_in_dim", "clamp", "convert_element_type", "copy", "cos",
+        "div", "eq", "erf", "exp", "exp2", "expm1", "ge", "gt", "iota", "is_finite", "le", "log", "log1p",
+        "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", "or", "pow",
+        "integer_pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "stop_gradient",
+        "sub", "tan", "tanh", "xor"
+    )
+)  # fmt: skip
 # Outputs of these are the same memory under another name.
-_ALIASES = frozenset("reshape squeeze expand_dims stop_gradient copy".split())
+_ALIASES = frozenset(("reshape", "squeeze", "expand_dims", "stop_gradient", "copy"))
 
 
 @dataclasses.dataclass(frozen=True)

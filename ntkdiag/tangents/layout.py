@@ -76,7 +76,7 @@ class Layout:
     def overlaps(self, other: "Layout") -> bool:
         """Whether two layouts share an element of the leaf; True when that is too hard to decide."""
         try:
-            return np.shares_memory(self.array, other.array, max_work=100_000)
+            return np.shares_memory(self.array, other.array, max_work=100_000)  # pyright: ignore[reportArgumentType]
         except np.exceptions.TooHardError:
             return True
 

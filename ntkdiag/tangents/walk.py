@@ -8,6 +8,7 @@ two; a use that is neither cannot be executed.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from jax import lax
 from ntkdiag import _compat
 from ntkdiag.tangents import contraction
 from ntkdiag.tangents.contraction import Contraction
+from ntkdiag.tangents.layout import Layout
 from ntkdiag.tangents.rules import RULES
+from ntkdiag.tangents.rules.ragged_dot import REWRITES
 from ntkdiag.tangents.views import View, view_of
 
 
@@ -100,21 +103,54 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
     env.update(zip(jaxpr.invars, inputs, strict=True))
     read = lambda atom: atom.val if isinstance(atom, _compat.Literal) else env[atom]
     needed, uses = _liveness(jaxpr)
-    fresh: dict[
-        Any, tuple
-    ] = {}  # variable holding a tapped result -> key of its site, where only one equation reads it
+    fresh: dict[Any, Fresh] = {}
     for k, eqn in enumerate(jaxpr.eqns):
         if not needed[k]:
             continue
         values = [read(atom) for atom in eqn.invars]
-        if any(isinstance(value, View) for value in values):
+        if eqn.primitive.name in REWRITES and (rewritten := REWRITES[eqn.primitive.name](eqn)) is not None:
+            outputs = walk(*rewritten, values, recorder, (*path, k))
+        elif any(isinstance(value, View) for value in values):
             outputs = _apply(eqn, values, recorder, (*path, k), fresh)
-            if (*path, k) in recorder.handed and len(outputs) == 1 and uses[eqn.outvars[0]] == 1:
-                fresh[eqn.outvars[0]] = recorder.sites[(*path, k)].tap
+            if (*path, k) in recorder.handed and len(outputs) == 1:
+                _follow(eqn, fresh, uses, recorder.sites[(*path, k)])
         else:
             outputs = _compat.bind(eqn, values)
+            if eqn.primitive.name in _REARRANGING and eqn.invars[0] in fresh:
+                _follow(eqn, fresh, uses)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fresh:
+    """A tapped result that only one equation reads, perhaps rearranged: a parameter added to it shares its tap.
+
+    Attributes:
+        site: The site.
+        undo: How a layout in the shape of the variable is brought to the shape of the tapped result.
+    """
+
+    site: Site
+    undo: Callable[[Layout], Layout | None]
+
+
+def _follow(eqn: Any, fresh: dict[Any, Fresh], uses: dict[Any, int], site: Site | None = None) -> None:
+    """Note that the output of an equation is the tapped result of a site, or a rearrangement of one."""
+    out = eqn.outvars[0]
+    if uses[out] != 1:
+        return
+    if site is not None:
+        before = fresh.get(next((v for v in eqn.invars if not isinstance(v, _compat.Literal) and v in fresh), None))
+        fresh[out] = before if site.use.kind == "ones" and before else Fresh(site, lambda layout: layout)
+        return
+    before, shape = fresh[eqn.invars[0]], eqn.invars[0].aval.shape
+    if eqn.primitive.name == "transpose":
+        inverse = tuple(sorted(range(len(shape)), key=eqn.params["permutation"].__getitem__))
+        undo = lambda layout: before.undo(layout.transpose(inverse))
+    else:
+        undo = lambda layout: (plain := layout.reshape(shape)) and before.undo(plain)
+    fresh[out] = Fresh(before.site, undo)
 
 
 def _liveness(jaxpr: Any) -> tuple[list[bool], dict[Any, int]]:
@@ -136,7 +172,7 @@ def _liveness(jaxpr: Any) -> tuple[list[bool], dict[Any, int]]:
     return needed, uses
 
 
-def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict) -> list:
+def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh]) -> list:
     """One equation with at least one view among its inputs."""
     name = eqn.primitive.name
     if name in _CONTROL_FLOW:
@@ -169,16 +205,18 @@ def _contract(eqn: Any, values: list, position: int, recorder: Recorder, path: t
     return [recorder.tap(path, _compat.bind(eqn, constant)[0])]
 
 
-def _add_bias(eqn: Any, values: list, position: int, recorder: Recorder, path: tuple, fresh: dict) -> list | None:
+def _add_bias(
+    eqn: Any, values: list, position: int, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh]
+) -> list | None:
     """A parameter added straight to the tapped result of a contraction: it shares that tap."""
     view, other_var = values[position], eqn.invars[1 - position]
     if isinstance(other_var, _compat.Literal) or other_var not in fresh:
         return None
-    site = recorder.sites[fresh[other_var]]
-    same_roles = all(
-        (role == "b") == (name in view.scans) for (_, role), (name, _) in zip(site.scans, recorder.scans, strict=True)
-    )
-    use = contraction.bias(site.use, view.layout) if same_roles else None
+    site, layout = fresh[other_var].site, fresh[other_var].undo(view.layout)
+    own = ["b" if name in view.scans else "t" for name, _ in recorder.scans]
+    if layout is None or own != [role for _, role in site.scans]:
+        return None
+    use = contraction.bias(site.use, layout)
     if use is None:
         return None
     y = values[1 - position]
@@ -263,6 +301,7 @@ def _rebox(boxes: list[View | None], arrays: list) -> list:
     return values
 
 
+_REARRANGING = frozenset({"transpose", "reshape", "squeeze"})
 _CONTROL_FLOW = {
     "jit": _call,
     "pjit": _call,

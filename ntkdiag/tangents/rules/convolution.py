@@ -21,7 +21,7 @@ def conv_general_dilated(params: dict, position: int, layout: Layout, other: tup
     window = tuple(layout.shape[k] for k in spatial)
 
     # Kernel -> [group, window..., in, out of the group]
-    split = layout.shape[:out_axis] + (groups, n_out // groups) + layout.shape[out_axis + 1 :]
+    split = (*layout.shape[:out_axis], groups, n_out // groups, *layout.shape[out_axis + 1 :])
     moved = layout.reshape(split)
     if moved is None:
         return None

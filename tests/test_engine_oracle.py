@@ -1,0 +1,70 @@
+"""The engine against the dense oracle: every case of the case table, every model of every library."""
+
+import functools
+
+import cases
+import jax
+import models
+import numpy as np
+import pytest
+import reference
+from tolerance import assert_close, double
+
+import ntkdiag
+
+
+@functools.cache
+def problem(name):
+    """(f, params, x, dense Jacobian in float64) of a case."""
+    f, params, x = cases.CASES[name]()
+    return f, params, x, reference.jacobian(getattr(f, "reference", f), params, x)
+
+
+def gram(jacobian):
+    return np.einsum("noP,mpP->nomp", jacobian, jacobian, optimize=True)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_case_in_float64(name):
+    f, params, x, jacobian = problem(name)
+    with double(params, x) as (p, z):
+        assert_close(ntkdiag.ntk(f, p, z, outputs="full"), gram(jacobian))
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_case_in_float32(name):
+    f, params, x, jacobian = problem(name)
+    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), gram(jacobian), np.float32)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_leaf_kernels_sum_to_the_whole_and_are_right(name):
+    f, params, x, jacobian = problem(name)
+    whole = gram(jacobian)
+    with double(params, x) as (p, z):
+        kernel = ntkdiag.ntk(f, p, z, outputs="full", per_leaf=True)
+        assert_close(kernel, whole)
+        start = 0
+        for path, leaf in jax.tree_util.tree_leaves_with_path(p):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            own = [np.asarray(v) for key, v in kernel.leaves.items() if key == name or key.startswith(name + "[")]
+            alone = gram(jacobian[..., start : start + leaf.size])
+            start += leaf.size
+            assert np.abs(sum(own, np.zeros_like(alone)) - alone).max() <= 1e-10 * np.abs(whole).max(), name
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_model_in_float64(name):
+    fn, x = models.CASES[name]()
+    with double(fn.params, x) as (p, z):
+        want = reference.ntk(fn.apply, p, z)
+        got = ntkdiag.ntk(fn.apply, p, z, outputs="full")
+        # Running statistics stay in float32, and nnx.Embed keeps the dtype it was built with.
+        mixed = "f32[" in str(jax.make_jaxpr(fn.apply)(p, z))
+        assert_close(got, want, np.float32 if mixed else np.float64)
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_model_in_float32(name):
+    fn, x = models.CASES[name]()
+    assert_close(ntkdiag.ntk(fn.apply, fn.params, x, outputs="full"), reference.ntk(fn.apply, fn.params, x), np.float32)

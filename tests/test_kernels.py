@@ -1,0 +1,297 @@
+"""`ntk` and its options against the dense oracle."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerance import assert_close, double, relative_error
+
+import ntkdiag
+from ntkdiag.kernels.tiles import Blocks, Sizes
+
+F, PARAMS, X = cases.mlp()
+MANY = cases.normal(11, 5, seed=3)
+C = 4
+
+
+@pytest.fixture(scope="module")
+def full():
+    return reference.ntk(F, PARAMS, MANY)
+
+
+REDUCTIONS = {
+    "full": lambda k: k,
+    "mean": lambda k: np.einsum("nomo->nm", k) / C,
+    "trace": lambda k: np.einsum("nomo->nm", k),
+    "diagonal": lambda k: np.einsum("nomo->nmo", k),
+    "sum-of-logits": lambda k: np.einsum("nomp->nm", k) / C,
+}
+
+
+@pytest.mark.parametrize("examples", ["independent", "joint"])
+@pytest.mark.parametrize("columns", [None, slice(2, 6)], ids=["x2=None", "x2"])
+@pytest.mark.parametrize("outputs", REDUCTIONS)
+def test_reductions(outputs, columns, examples, full):
+    with double(PARAMS, MANY) as (p, x):
+        x2 = None if columns is None else x[columns]
+        got = ntkdiag.ntk(F, p, x, x2, outputs=outputs, examples=examples)
+        assert_close(got, REDUCTIONS[outputs](full[:, :, columns or slice(None)]))
+        assert got.symmetric == (columns is None)
+        assert got.convention.outputs == outputs
+        assert got.convention.n_outputs == C
+
+
+def test_default_is_the_mean_over_outputs(full):
+    assert_close(ntkdiag.ntk(F, PARAMS, MANY), REDUCTIONS["mean"](full), np.float32)
+
+
+@pytest.mark.parametrize("examples", ["independent", "joint"])
+def test_projection(examples, full):
+    v = np.random.default_rng(0).normal(size=(C, 2))
+    with double(PARAMS, MANY) as (p, x):
+        got = ntkdiag.ntk(F, p, x, outputs=v, examples=examples)
+        assert_close(got, np.einsum("ok,nomp,pl->nkml", v, full, v))
+
+
+def test_random_projections_are_unbiased_and_know_their_error(full):
+    trace = REDUCTIONS["trace"](full)
+    kernels = [ntkdiag.ntk(F, PARAMS, MANY, outputs=ntkdiag.RandomProjections(4, seed=s)) for s in range(200)]
+    mean = np.mean([np.asarray(k) for k in kernels], axis=0)
+    spread = np.std([np.asarray(k) for k in kernels], axis=0)
+    claimed = np.sqrt(np.mean([np.asarray(k.standard_error) ** 2 for k in kernels], axis=0))
+    assert np.all(np.abs(mean - trace) <= 5 * spread / np.sqrt(200) + 1e-4)
+    assert np.median(claimed / spread) == pytest.approx(1, abs=0.15)
+
+
+def test_leaf_groups_by_glob(full):
+    with double(PARAMS, MANY) as (p, x):
+        kernel = ntkdiag.ntk(F, p, x, outputs="full", per_leaf=["[wb]", "v"])
+        assert list(kernel.leaves) == ["[wb]", "v", "(rest)"]
+        assert_close(kernel, full)
+        assert_close(sum(np.asarray(k) for k in kernel.leaves.values()), full)
+        leaf = ntkdiag.ntk(F, p, x, outputs="full", per_leaf=True)
+        assert_close(np.asarray(leaf.leaves["w"]) + np.asarray(leaf.leaves["b"]), np.asarray(kernel.leaves["[wb]"]))
+
+
+def test_scanned_layers_are_split_by_layer():
+    f, params, x = cases.scanned_layers()
+    jacobian = reference.jacobian(lambda layers, x: f({**params, "layers": layers}, x), params["layers"], x)
+    size = {name: leaf[0].size for name, leaf in params["layers"].items()}
+    with double(params, x) as (p, z):
+        kernel = ntkdiag.ntk(f, p, z, outputs="full", per_leaf=True)
+    start = 0
+    for name in sorted(size):
+        for layer in range(4):
+            j = jacobian[..., start : start + size[name]]
+            start += size[name]
+            got = kernel.leaves[f"layers/{name}[{layer}]"]
+            assert relative_error(got, np.einsum("noP,mpP->nomp", j, j)) < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["scalar", "per leaf", "elementwise"])
+def test_preconditioned_kernel(kind):
+    rng = np.random.default_rng(0)
+    draw = {
+        "scalar": lambda a: 2.5,
+        "per leaf": lambda a: rng.uniform(0.5, 2),
+        "elementwise": lambda a: rng.uniform(0.5, 2, a.shape),
+    }[kind]
+    p_tree = 2.5 if kind == "scalar" else {name: draw(PARAMS[name]) for name in sorted(PARAMS)}
+    flat = [np.broadcast_to(2.5 if kind == "scalar" else p_tree[k], PARAMS[k].shape).ravel() for k in sorted(PARAMS)]
+    j = reference.jacobian(F, PARAMS, X)
+    want = np.einsum("noP,P,mpP->nomp", j, 1 / np.concatenate(flat), j)
+    with double(PARAMS, X) as (p, x):
+        got = ntkdiag.ntk(F, p, x, outputs="full", preconditioner=p_tree)
+        assert_close(got, want)
+        assert got.convention.preconditioner == kind
+        assert_close(ntkdiag.ntk(F, p, x, preconditioner=1.0), np.asarray(ntkdiag.ntk(F, p, x)))
+
+
+def test_block_kernel_between_two_functions():
+    g = lambda p, x: jnp.sin(x @ p["w"]) @ p["v"] + (p["b"] ** 2).sum()
+    j, h = (reference.jacobian(fn, PARAMS, X) for fn in (F, g))
+    with double(PARAMS, X) as (p, x):
+        assert_close(ntkdiag.ntk(F, p, x, f2=g, outputs="full"), np.einsum("noP,mpP->nomp", j, h))
+        assert_close(ntkdiag.ntk(F, p, x, x[:2], f2=g, outputs="full"), np.einsum("noP,mpP->nomp", j, h[:2]))
+
+
+@pytest.mark.parametrize("outputs", ["full", "mean", "diagonal"])
+@pytest.mark.parametrize("columns", [None, slice(0, 7)], ids=["x2=None", "x2"])
+@pytest.mark.parametrize("memory", [14_000, 30_000, 60_000])
+def test_every_budget_gives_the_same_kernel(memory, columns, outputs, full):
+    with double(PARAMS, MANY) as (p, x):
+        x2 = None if columns is None else x[columns]
+        extra = np.asarray(REDUCTIONS[outputs](full)).nbytes
+        plan = ntkdiag.plan(F, p, x, x2, outputs=outputs, memory=memory + extra)
+        got = ntkdiag.ntk(F, p, x, x2, outputs=outputs, memory=memory + extra)
+        assert_close(got, REDUCTIONS[outputs](full[:, :, columns or slice(None)]))
+        assert plan.peak_bytes <= memory + extra
+        if columns is None and outputs != "diagonal":
+            assert np.array_equal(got.matrix, got.matrix.T)
+
+
+def test_small_budgets_really_cut_into_blocks():
+    plans = [ntkdiag.plan(F, PARAMS, MANY, outputs="full", memory=m) for m in (14_000, 16_000, 10**9)]
+    assert [plan.blocks.whole for plan in plans] == [False, False, True]
+    assert plans[0].passes >= plans[1].passes >= plans[2].passes == 1
+
+
+def test_symmetric_to_the_bit():
+    kernel = ntkdiag.ntk(F, PARAMS, cases.normal(70, 5, seed=9), outputs="full")
+    assert np.array_equal(kernel.matrix, kernel.matrix.T)
+
+
+def test_inside_jit_grad_and_vmap(full):
+    with double(PARAMS, MANY) as (p, x):
+        kernel = lambda p, x: ntkdiag.ntk(F, p, x, outputs="full").array
+        assert_close(jax.jit(kernel)(p, x), full)
+        stacked = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), p)
+        both = jax.vmap(kernel, (0, None))(stacked, x)
+        assert_close(both[0], full)
+        assert_close(both[1], reference.ntk(F, jax.tree.map(lambda a: 2 * a, PARAMS), MANY))
+
+        def naive(p, x):
+            j = jax.jacrev(lambda p: F(p, x))(p)
+            j = jnp.concatenate([leaf.reshape(x.shape[0] * C, -1) for leaf in jax.tree.leaves(j)], 1)
+            return jnp.sum(jnp.sin(j @ j.T))
+
+        ours = lambda p, x: jnp.sum(jnp.sin(ntkdiag.ntk(F, p, x, outputs="full").matrix))
+        for got, want in zip(*(jax.tree.leaves(jax.grad(fn, (0, 1))(p, x)) for fn in (ours, naive)), strict=True):
+            assert relative_error(got, want) < 1e-9
+
+
+@pytest.mark.parametrize("precision", ["highest", "bf16x3", "bf16x6", "float64"])
+def test_precision_and_noise_floor(precision, full):
+    kernel = ntkdiag.ntk(F, PARAMS, MANY, outputs="full", precision=precision)
+    error = relative_error(kernel, full)
+    assert error < {"highest": 1e-6, "bf16x3": 1e-4, "bf16x6": 3e-6, "float64": 1e-6}[precision]
+    assert kernel.convention.precision == precision
+    assert kernel.dtype == (np.float64 if precision == "float64" else np.float32)
+    unit = {"bf16x3": 2**-16, "bf16x6": 2**-22}.get(precision, np.finfo(np.float32).eps)
+    assert kernel.noise_floor == pytest.approx(max(unit, np.finfo(np.float32).eps) * 44)
+
+
+def test_keyword_arguments_arrays_and_flags():
+    def f(p, x, scale=1.0, flag=False):
+        return jnp.tanh(x @ p["w"]) * scale if flag else x @ p["w"]
+
+    params, scale = {"w": PARAMS["w"]}, jnp.array(3.0)
+    with double(params, X, scale) as (p, x, s):
+        got = ntkdiag.ntk(f, p, x, outputs="full", scale=s, flag=True)
+        assert_close(got, reference.ntk(lambda p, x: 3 * jnp.tanh(x @ p["w"]), params, X))
+        got = ntkdiag.ntk(f, p, x, outputs="full", scale=2 * s, flag=True)
+        assert_close(got, reference.ntk(lambda p, x: 6 * jnp.tanh(x @ p["w"]), params, X))
+        assert_close(ntkdiag.ntk(f, p, x, outputs="full"), reference.ntk(lambda p, x: x @ p["w"], params, X))
+
+
+def batch_norm(p, x):
+    h = x @ p["w"]
+    return (h - h.mean(0)) / (h.std(0) + 1e-3)
+
+
+def test_interacting_examples_are_refused_and_joint_is_right():
+    params = {"w": PARAMS["w"]}
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError, match='examples="joint"'):
+        ntkdiag.ntk(batch_norm, params, X)
+    with double(params, X) as (p, x):
+        assert_close(
+            ntkdiag.ntk(batch_norm, p, x, outputs="full", examples="joint"), reference.ntk(batch_norm, params, X)
+        )
+
+
+def test_linear_model_is_exact():
+    """f = W x + b: K = (x x^T + 1) times the identity over outputs."""
+    params = {"w": jnp.ones((5, 3)), "b": jnp.ones(3)}
+    kernel = ntkdiag.ntk(lambda p, x: x @ p["w"] + p["b"], params, X, outputs="full")
+    want = np.einsum("nm,op->nomp", np.asarray(X) @ np.asarray(X).T + 1, np.eye(3))
+    assert_close(kernel, want, np.float32)
+
+
+def test_one_hidden_relu_layer_matches_its_formula():
+    """f = v^T relu(U x): K = sum_r s(u_r x) s(u_r x') + x x' sum_r v_r^2 1[u_r x > 0] 1[u_r x' > 0]."""
+    u, v, x = cases.normal(5, 8), cases.normal(8, 1), np.asarray(X, np.float64)
+    pre = x @ np.asarray(u, np.float64)
+    on = (pre > 0) * np.asarray(v, np.float64)[:, 0]
+    want = np.maximum(pre, 0) @ np.maximum(pre, 0).T + (x @ x.T) * (on @ on.T)
+    with double({"u": u, "v": v}, X) as (p, z):
+        assert_close(ntkdiag.ntk(lambda p, x: jax.nn.relu(x @ p["u"]) @ p["v"], p, z), want)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.permutations(range(6)), st.floats(0.1, 10), st.integers(1, 5))
+def test_identities(order, scale, cut):
+    """Permutation equivariance, f -> c f gives c^2 K, concatenation over batches, and K is positive semi-definite."""
+    with double(PARAMS, MANY[:6]) as (p, x):
+        k = np.asarray(ntkdiag.ntk(F, p, x))
+        permuted = np.asarray(ntkdiag.ntk(F, p, x[jnp.array(order)]))
+        assert relative_error(permuted, k[np.ix_(order, order)]) < 1e-12
+        f_scaled = lambda p, x: scale * F(p, x)
+        assert relative_error(ntkdiag.ntk(f_scaled, p, x), scale**2 * k) < 1e-12
+        assert relative_error(ntkdiag.ntk(F, p, x[:cut], x[cut:]), k[:cut, cut:]) < 1e-12
+        assert np.linalg.eigvalsh(k).min() > -1e-12 * np.trace(k)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    n=st.integers(1, 3000),
+    m=st.integers(0, 3000),
+    factors=st.integers(1, 10**6),
+    working=st.integers(1, 10**6),
+    pair=st.integers(4, 4000),
+    budget=st.integers(10**3, 10**11),
+)
+def test_blocks_stay_within_any_feasible_budget(n, m, factors, working, pair, budget):
+    sizes = Sizes(factors, max(working, factors), pair, pair * n * (m or n))
+    try:
+        blocks = Blocks.largest(n, m, sizes, budget, "call")
+    except ntkdiag.errors.MemoryBudgetError:
+        assert sizes.output + sizes.factors + sizes.working + 3 * pair > budget
+        return
+    assert blocks.peak <= budget or blocks.held == 1
+    assert blocks.size * blocks.n_rows >= n
+    assert blocks.size * (blocks.n_columns or blocks.n_rows) >= m
+    assert blocks.passes >= 1
+
+
+def test_plan_says_how_and_prints_itself():
+    plan = ntkdiag.plan(F, PARAMS, MANY, outputs="full", memory="1GB")
+    assert {row.paths for row in plan.rows} == {("w", "b"), ("v", "c")}
+    assert {row.factor for row in plan.rows} == {"outer"}
+    # Per example: C backward passes through v (7 x 4) and one forward through both layers.
+    assert plan.network_flops == pytest.approx(11 * 2 * (5 * 7 + 7 * 4 + C * 7 * 4), rel=0.01)
+    text = str(plan)
+    assert "dot_general" in text
+    assert "each example differentiated 1 times" in text
+    assert "of 1 GB allowed" in text
+
+
+def test_plan_from_shapes_alone():
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (PARAMS, MANY))
+    assert ntkdiag.plan(F, *shapes).flops == ntkdiag.plan(F, PARAMS, MANY).flops
+
+
+def test_progress_bar_runs(capsys):
+    with double(PARAMS, MANY) as (p, x):
+        a = ntkdiag.ntk(F, p, x, memory=30_000, progress=True)
+        assert_close(a, np.asarray(ntkdiag.ntk(F, p, x)))
+
+
+def test_kernel_prints_its_convention_and_acts_as_an_array():
+    kernel = ntkdiag.ntk(F, PARAMS, X)
+    assert repr(kernel).startswith("Kernel(float32[3, 3], outputs=mean (C=4), examples=independent, mode=unspecified")
+    assert np.asarray(kernel).shape == (3, 3)
+    assert jnp.linalg.eigvalsh(jnp.asarray(kernel)).shape == (3,)
+    assert jax.tree.map(lambda a: 2 * a, kernel).convention == kernel.convention
+    assert kernel.convention.probe == ntkdiag.ntk(F, PARAMS, X, outputs="full").convention.probe
+
+
+def test_half_precision_accumulates_in_float32():
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), PARAMS)
+    kernel = ntkdiag.ntk(F, half, X.astype(jnp.bfloat16), outputs="full")
+    assert kernel.dtype == jnp.float32
+    assert relative_error(kernel, reference.ntk(F, half, X)) < 0.05
+    assert kernel.noise_floor == pytest.approx(float(jnp.finfo(jnp.bfloat16).eps) * 12)
