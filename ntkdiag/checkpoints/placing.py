@@ -161,8 +161,13 @@ def _some(paths: list[str]) -> str:
     return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
 
 
+def same_leaves(a: Leaves, b: Leaves) -> bool:
+    """Whether two dictionaries hold the same arrays under the same paths."""
+    return a.keys() == b.keys() and all(_equal(a[path], b[path]) for path in a)
+
+
 def _equal(left: Any, right: Any) -> bool:
-    return describe(left) == describe(right) and bool((jnp.asarray(left) == jnp.asarray(right)).all())
+    return describe(left) == describe(right) and bool(jnp.all(left == right))
 
 
 def _is(model: Any, library: str, name: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.adapters import Functional, differences, functionalize, leaves_by_path
 from ntkdiag.checkpoints.contents import NOT_COLLECTIONS, read_contents, strip_value_level
-from ntkdiag.checkpoints.placing import is_plain_callable, place, structure_error
+from ntkdiag.checkpoints.placing import is_plain_callable, place, same_leaves, structure_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Side:
         path: The checkpoint path as given; None for values in memory.
         step: Step number, where the checkpoint has one.
         saved_dtypes: Dtypes of the parameters as they came, before JAX could narrow them.
+        shares_model: Whether the values were put into the model common to both sides.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Side:
     path: str | None
     step: int | None
     saved_dtypes: tuple[str, ...]
+    shares_model: bool
 
 
 def read_side(source: Any, *, name: str, label: str | None, step: int | None, model: Any, variables: Any) -> Side:
@@ -64,6 +66,7 @@ def read_side(source: Any, *, name: str, label: str | None, step: int | None, mo
         _require_no_step(source, step, call)
         path = None
         values, collections = (None, {}) if _is_model(source) else _split(source, model)
+    shares_model = values is not None
     if values is None:
         functional = source if isinstance(source, Functional) else functionalize(source, check_finite=False)
         fixed_state = "its own" if functional.fixed else "none"
@@ -73,7 +76,7 @@ def read_side(source: Any, *, name: str, label: str | None, step: int | None, mo
         functional, fixed_state = place(_require_model(model, call), variables, values, collections, call)
     _require_finite(leaves_by_path(functional.params), call)
     dtypes = sorted({str(np.dtype(leaf.dtype)) for leaf in jax.tree.leaves(values) if _is_floating(leaf)})
-    return Side(label or name.upper(), functional, fixed_state, path, step, tuple(dtypes))
+    return Side(label or name.upper(), functional, fixed_state, path, step, tuple(dtypes), shares_model)
 
 
 def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
@@ -102,6 +105,10 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
     lines = differences(a.functional.params, b.functional.params)
     if lines:
         raise structure_error(lines, "compare(a, b)")
+    if a.shares_model and b.shares_model and same_leaves(a.functional.fixed, b.functional.fixed):
+        # One function for both sides: it is compiled once.
+        functional = a.functional.with_params(b.functional.params, check_finite=False)
+        b = dataclasses.replace(b, functional=functional)
     if a.label != b.label:
         return a, b
     return dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(b, label=f"B: {b.label}")
