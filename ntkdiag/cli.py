@@ -105,7 +105,7 @@ def _import_model(name: str) -> Any:
         raise _usage(call, "module:attribute, such as mymodels:net", name)
     sys.path.insert(0, "")  # as `python -m` has it: modules of the working directory
     try:
-        found = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
