@@ -20,7 +20,7 @@ default_role = "code"
 
 html_theme = "sphinx_book_theme"
 html_title = "ntkdiag"
-html_theme_options = {"show_toc_level": 2, "use_download_button": False}
+html_theme_options = {"show_toc_level": 2, "use_download_button": False, "navbar_persistent": []}
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3

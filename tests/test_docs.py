@@ -97,6 +97,14 @@ def test_api_pages_use_the_shortest_name_and_nothing_private():
         assert name == min(shortest[id(resolve(name))], key=lambda name: name.count(".")), name
 
 
+def test_every_exception_has_a_section_that_says_what_it_also_is():
+    sections = re.split(r"^## ", (DOCS / "errors.md").read_text(), flags=re.MULTILINE)
+    for name, error in vars(ntkdiag.errors).items():
+        if isinstance(error, type) and error is not ntkdiag.errors.NtkdiagError:
+            (section,) = (s for s in sections if s.startswith(f"{name}\n"))
+            assert f"`{error.__bases__[-1].__name__}`" in section
+
+
 def modules_with_examples():
     for info in pkgutil.walk_packages(ntkdiag.__path__, "ntkdiag."):
         spec = importlib.util.find_spec(info.name)
