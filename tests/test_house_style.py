@@ -21,6 +21,7 @@ LAYERS = {
     "adapters": set(),
     "tangents": set(),
     "kernels": {"tangents"},
+    "compat": {"kernels", "tangents"},
     "linearize": {"adapters", "kernels", "tangents"},
     "analysis": {"kernels", "linearize"},
     "report": {"monitor"},
