@@ -1,0 +1,1 @@
+"""ntkdiag beside every other way to compute an empirical NTK, measured in one run: `python -m benchmarks`."""

@@ -1,0 +1,1 @@
+"""The ways to compute the kernel: one file each, and one table of names."""

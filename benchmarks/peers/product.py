@@ -1,0 +1,15 @@
+"""Not a kernel: one float32 matrix product, for the rate that this machine reaches while the others are measured."""
+
+from benchmarks.peers.job import Job
+from benchmarks.workloads import Workload
+
+SIZE = 2048
+
+
+def build(workload: Workload, outputs: str) -> Job:
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.ones((SIZE, SIZE), jnp.float32)
+    product = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
+    return Job(lambda: product(x).block_until_ready(), plan=lambda: {"flops": 2 * SIZE**3}, is_kernel=False)

@@ -1,0 +1,77 @@
+"""The two methods of the torch.func tutorial "Neural Tangent Kernels".
+
+Explicit: `vmap(jacrev)`, then an einsum per leaf (the Jacobian is made once where the tutorial makes it for x1 and x2).
+Implicit: NTK-vector products by `vjp` and `jvp`, mapped over pairs of examples.
+
+Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop that keeps the rows'.
+"""
+
+from typing import Any
+
+from benchmarks.peers.job import Job
+from benchmarks.workloads import Workload
+
+
+def build(workload: Workload, outputs: str, method: str) -> Job:
+    import torch
+
+    f, params, x = _load(workload)
+
+    def single(params, x):
+        return f(params, x[None])[0]
+
+    kernel = {"explicit": _explicit, "implicit": _implicit}[method](single, outputs)
+    x = x[: workload.chunk]
+
+    def compute() -> Any:
+        with torch.no_grad():
+            return kernel(params, x)
+
+    layout = {"explicit": "nomp", "implicit": "nmop"}[method]
+    return Job(compute, layout=layout, scale=workload.pairs)
+
+
+def _explicit(single, outputs: str):
+    import torch
+    from torch.func import jacrev, vmap
+    from torch.utils._pytree import tree_leaves
+
+    subscripts = {"full": "nof,mpf->nomp", "trace": "nof,mof->nm"}[outputs]
+
+    def kernel(params, x):
+        leaves = [j.flatten(2) for j in tree_leaves(vmap(jacrev(single), (None, 0))(params, x))]
+        return sum(torch.einsum(subscripts, j, j) for j in leaves)
+
+    return kernel
+
+
+def _implicit(single, outputs: str):
+    import torch
+    from torch.func import jvp, vjp, vmap
+
+    def kernel(params, x):
+        def pair(x1, x2):
+            y, pull = vjp(lambda p: single(p, x1), params)
+
+            def row(cotangent):
+                return jvp(lambda p: single(p, x2), (params,), pull(cotangent))[1]
+
+            return vmap(row)(torch.eye(y.numel(), dtype=y.dtype))
+
+        full = vmap(vmap(pair, (None, 0)), (0, None))(x, x)
+        return full if outputs == "full" else torch.einsum("nmoo->nm", full)
+
+    return kernel
+
+
+def _load(workload: Workload):
+    import numpy as np
+    import torch
+    from torch.utils._pytree import tree_map
+
+    params, x = workload.params(), workload.inputs()
+    if hasattr(workload.module, "to_torch"):
+        params, x = workload.module.to_torch(params, x)
+    tensor = lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf))
+    x = tensor(x) if x.dtype == np.float32 else tensor(x).long()
+    return workload.module.in_torch(**workload.sizes), tree_map(tensor, params), x

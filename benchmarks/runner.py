@@ -1,0 +1,116 @@
+"""Workers of one workload take turns, so that whatever else the machine does disturbs all of them alike."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from benchmarks.peers import registry
+from benchmarks.process import ROOT, Failed, Process
+from benchmarks.results import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to measure.
+
+    Attributes:
+        pythons: Interpreter of each environment: "jax", "nt", "torch"; one that is absent is reported, not run.
+        rounds: Turns of every worker.
+        limit: Seconds for any one answer.
+        total: Seconds of rounds after which a slow worker takes no further turn.
+        memory_limit: Resident bytes of a worker.
+        tiny: Smoke-test sizes.
+    """
+
+    pythons: dict[str, str | None]
+    rounds: int = 7
+    limit: float = 300.0
+    total: float = 10.0
+    memory_limit: int = 14 * 2**30
+    tiny: bool = False
+
+
+def measure(name: str, outputs: str, peers: list[str], options: Options, say: Callable[[str], None]) -> list[Result]:
+    """Every peer on one workload; one that fails is a result with a reason."""
+    results = [Result(name, outputs, peer) for peer in peers]
+    running: dict[str, Process] = {}
+    try:
+        reference = _reference(name, options, say)
+        for result in results:
+            say(f"{name} {outputs}: {result.peer} compiles")
+            _start(result, running, reference, options)
+        for turn in range(options.rounds):
+            say(f"{name} {outputs}: round {turn + 1} of {options.rounds}")
+            for result in results:
+                if sum(result.seconds) / result.scale < options.total:
+                    _attempt(result, running, options, _run)
+        for result in results:
+            _attempt(result, running, options, _remember)
+    finally:
+        for process in running.values():
+            process.close()
+    return results
+
+
+def _start(result: Result, running: dict[str, Process], reference: str, options: Options) -> None:
+    python = options.pythons.get(registry.get(result.peer).environment)
+    if python is None or not os.path.exists(python):
+        result.failed = "not installed"
+        return
+    arguments = ["--peer", result.peer, "--workload", result.workload, "--outputs", result.outputs]
+    arguments += ["--tiny"] if options.tiny else []
+    running[result.peer] = Process(python, ["benchmarks.worker", *arguments], options.memory_limit)
+
+    def prepare(result: Result, process: Process, limit: float) -> None:
+        process.ask(limit)
+        answer = process.ask(limit, do="prepare", reference=reference)
+        result.first, result.error, result.scale = answer["seconds"], answer["error"], answer["scale"]
+
+    _attempt(result, running, options, prepare)
+
+
+def _attempt(result: Result, running: dict[str, Process], options: Options, action: Callable) -> None:
+    """A failure takes the worker out of the run and leaves its reason."""
+    process = running.get(result.peer)
+    if process is None:
+        return
+    try:
+        action(result, process, options.limit)
+    except Failed as failure:
+        result.failed = str(failure)
+        running.pop(result.peer).close()
+
+
+def _run(result: Result, process: Process, limit: float) -> None:
+    answer = process.ask(limit, do="run")
+    result.seconds += [seconds * result.scale for seconds in answer["seconds"]]
+    result.cpu += [seconds * result.scale for seconds in answer["cpu"]]
+
+
+def _remember(result: Result, process: Process, limit: float) -> None:
+    result.peak_bytes = process.ask(limit, do="memory")["bytes"]
+    result.plan = process.ask(limit, do="plan")
+
+
+def _reference(name: str, options: Options, say: Callable[[str], None]) -> str:
+    """Path of the float64 kernel, computed once per version of the networks."""
+    sources = sorted(pathlib.Path(ROOT, "benchmarks").glob("networks/*.py"))
+    sources.append(pathlib.Path(ROOT, "benchmarks", "workloads.py"))
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    folder = pathlib.Path(tempfile.gettempdir(), f"ntkdiag-benchmarks-{key}")
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}{'-tiny' if options.tiny else ''}.npy"
+    if not path.exists():
+        say(f"{name}: float64 reference")
+        start = time.monotonic()
+        command = [options.pythons["jax"] or sys.executable, "-m", "benchmarks.reference", name, str(path)]
+        command += ["--tiny"] if options.tiny else []
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ROOT})
+        say(f"{name}: float64 reference took {time.monotonic() - start:.0f} s")
+    return str(path)

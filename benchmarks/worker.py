@@ -1,0 +1,87 @@
+"""One peer on one workload in a process of its own: JSON lines in, JSON lines out.
+
+`{"do": "prepare", "reference": path}` -> time to first result and error; `{"do": "run"}` -> seconds of a few calls;
+`{"do": "memory"}` -> peak bytes above what was resident before; `{"do": "plan"}` -> what the peer predicts.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks import memory, workloads
+from benchmarks.peers import registry
+from benchmarks.peers.job import Job
+
+
+class Worker:
+    """Answers requests about one job."""
+
+    def __init__(self, job: Job, outputs: str) -> None:
+        self.job = job
+        self.outputs = outputs
+
+    def prepare(self, reference: str) -> dict[str, Any]:
+        """Trace, compile and run once; compare with float64."""
+        start = time.perf_counter()
+        found = self.job.compute()
+        seconds = time.perf_counter() - start
+        error = self._error(found, np.load(reference)) if self.job.is_kernel else None
+        return {"seconds": seconds, "error": error, "scale": self.job.scale}
+
+    def _error(self, found: Any, expected: np.ndarray) -> float:
+        """Largest difference over the largest entry, of the examples that both cover."""
+        n = min(len(found), len(expected))
+        expected = expected[:n, :, :n]
+        if self.outputs == "trace":
+            expected = np.einsum("nomo->nm", expected)
+        return float(np.abs(self.job.canonical(found, n) - expected).max() / np.abs(expected).max())
+
+    def run(self, at_least: float = 0.3, calls: int = 25) -> dict[str, Any]:
+        """Timed calls for at least that many seconds, or that many calls."""
+        seconds: list[float] = []
+        cpu: list[float] = []
+        while len(seconds) < calls and sum(seconds) < at_least:
+            start, start_cpu = time.perf_counter(), time.process_time()
+            found = self.job.compute()
+            seconds.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - start_cpu)
+            del found
+        return {"seconds": seconds, "cpu": cpu}
+
+    def memory(self) -> dict[str, Any]:
+        """Once more, watched."""
+        return {"bytes": memory.peak(self.job.compute)}
+
+    def plan(self) -> dict[str, Any]:
+        """What the peer says it will cost."""
+        return self.job.plan() if self.job.plan else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peer", required=True)
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--outputs", required=True)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints does not belong among the answers
+    workload = workloads.get(arguments.workload, arguments.tiny)
+    worker = Worker(registry.get(arguments.peer).build(workload, arguments.outputs), arguments.outputs)
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as error:
+            answer = {"failed": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
