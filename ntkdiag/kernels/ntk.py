@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels import arguments, task
+from ntkdiag.kernels import arguments, prepare
 from ntkdiag.kernels import memory as budgets
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.kernel import Kernel
 from ntkdiag.kernels.plan import Plan
 from ntkdiag.kernels.preconditioner import Preconditioner
 from ntkdiag.kernels.probe import digest
+from ntkdiag.kernels.task import Task
 from ntkdiag.tangents import precision as precisions
 
 
@@ -154,7 +155,7 @@ def plan(
     return job.plan(budgets.budget(memory))
 
 
-def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tuple[task.Task, Preconditioner]:
+def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tuple[Task, Preconditioner]:
     """Check everything, then trace."""
     arguments.check_params(params, call, finite=options["check"])
     arguments.check_choice(options["examples"], ("independent", "joint"), f"{call[:-1]}, examples=...)")
@@ -162,7 +163,7 @@ def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tup
     n = arguments.batch_size(x1, call, "x1")
     m = n if x2 is None else arguments.batch_size(x2, call, "x2")
     p = Preconditioner.of(preconditioner, params, call)
-    job = task.make(
+    job = prepare.task(
         f,
         f2,
         params,
@@ -181,7 +182,7 @@ def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tup
     return job, p
 
 
-def _convention(job: task.Task, f: Callable, x1: Any, examples: str, precision: str, p: Preconditioner) -> Convention:
+def _convention(job: Task, f: Callable, x1: Any, examples: str, precision: str, p: Preconditioner) -> Convention:
     floating = [leaf.dtype for leaf in job.rows.program.params] + [job.rows.program.tangents.dtype]
     coarsest = max(float(jnp.finfo(dtype).eps) for dtype in floating)
     return Convention(

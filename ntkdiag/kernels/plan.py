@@ -12,7 +12,6 @@ from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.reduction import Reduction
 from ntkdiag.kernels.tiles import Blocks, Sizes, readable
 from ntkdiag.kernels.ways import Way
-from ntkdiag.tangents.cost import cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +108,7 @@ def make(
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
     pair = itemsize * (k * k if reduction.contraction == "full" else k if reduction.contraction == "diagonal" else 1)
-    network = cost(program.trace(ways, basis).jaxpr)
+    network = program.trace(ways, basis).cost
     forming = sum(2 * way.form for way in ways)
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from ntkdiag import _compat, errors
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.ways import Way
+from ntkdiag.tangents.cost import Cost, cost
 from ntkdiag.tangents.factors import Factor
+from ntkdiag.tangents.parts import Part
 from ntkdiag.tangents.tangents import Tangents, depends_on
 
 _CACHE: collections.OrderedDict[Any, "Program"] = collections.OrderedDict()
@@ -36,6 +38,11 @@ class Trace:
     structure: Any
     n_fixed: int
     varying: list[bool]
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """What one example costs."""
+        return cost(self.jaxpr)
 
     def __call__(self, fixed: Any, x: Any) -> Any:
         """Factors [n ...] and outputs [n C] of a batch."""
@@ -66,6 +73,7 @@ class Program:
         self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         self.verified = False
+        self._parts: dict[str, list[Part]] = {}
         self._traces: dict[tuple, Trace] = {}
         self._compiled: dict[Any, Callable] = {}
 
@@ -82,6 +90,12 @@ class Program:
         while len(_CACHE) > _CACHE_SIZE:
             _CACHE.popitem(last=False)
         return _CACHE[key]
+
+    def parts(self, form: str) -> list[Part]:
+        """What the kernel is a sum over; see `tangents.parts.group`."""
+        if form not in self._parts:
+            self._parts[form] = self.tangents.parts(form)
+        return self._parts[form]
 
     def trace(self, ways: tuple[Way, ...], basis: Any) -> Trace:
         """The factors of one example in the form these ways contract, as a jaxpr."""

@@ -85,7 +85,7 @@ class Reduction:
             return jnp.full((1, self.n_outputs), 1 / math.sqrt(self.n_outputs), dtype)
         if isinstance(self.source, RandomProjections):
             return self.source.directions(self.n_outputs, dtype)
-        return jnp.eye(self.n_outputs, dtype=dtype) if self.source is None else jnp.asarray(self.source, dtype).T
+        return jnp.asarray(np.eye(self.n_outputs), dtype) if self.source is None else jnp.asarray(self.source, dtype).T
 
     def tile_shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of the contracted kernel of n by m examples, before `finish`."""

@@ -1,23 +1,23 @@
 """One kernel to compute: everything checked, the ways chosen, ready to run inline, jointly, or in blocks."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels import groups as grouping
 from ntkdiag.kernels import interaction
 from ntkdiag.kernels import plan as planning
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.gram import Gram, mirrored
-from ntkdiag.kernels.preconditioner import Preconditioner
 from ntkdiag.kernels.program import Program, dynamic_arguments
+from ntkdiag.kernels.progress import bar
 from ntkdiag.kernels.reduction import Reduction
-from ntkdiag.kernels.ways import Way, choose
+from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.precision import Precision
 
 
@@ -158,7 +158,7 @@ class Task:
             return kept[start]
 
         n_tiles = len(starts) * (len(starts) + 1) // 2 if symmetric else len(starts) * len(column_starts)
-        with _bar(n_tiles, progress) as advance:
+        with bar(n_tiles, progress) as advance:
             for sweep in range(0, len(starts), blocks.held):
                 own = starts[sweep : sweep + blocks.held]
                 held = {start: self._factors(self.rows, start, size) for start in own}
@@ -221,95 +221,4 @@ def _symmetric(gram: Gram, shape: Any, factors: list, weights: list | None) -> l
 
 def _precision_context(dot: Precision) -> Any:
     """float64 products need the 64-bit mode of JAX, whatever the caller's mode is."""
-    return jax.enable_x64(True) if dot.name == "float64" else _nothing()
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: Any) -> None: ...
-
-
-class _bar:
-    """A progress bar over tiles, or nothing."""
-
-    def __init__(self, total: int, show: bool):
-        self.total, self.show = total, show
-
-    def __enter__(self) -> Callable[[], None]:
-        if not self.show:
-            return lambda: None
-        from rich.progress import Progress
-
-        self.progress = Progress(transient=True)
-        self.progress.start()
-        task = self.progress.add_task("NTK tiles", total=self.total)
-        return lambda: self.progress.advance(task)
-
-    def __exit__(self, *_: Any) -> None:
-        if self.show:
-            self.progress.stop()
-
-
-def make(
-    f: Callable,
-    f2: Callable | None,
-    params: Any,
-    x1: Any,
-    x2: Any,
-    kwargs: dict,
-    *,
-    outputs: Any,
-    sizes: tuple[int, int],
-    joint: bool,
-    per_leaf: Any,
-    preconditioner: Preconditioner,
-    dot: Precision,
-    check: bool,
-    call: str,
-) -> Task:
-    """Trace what has to be traced and choose how every part is contracted."""
-    n, m = sizes
-    program = Program.of(f, params, x1, kwargs, joint=joint, call=call)
-    reduction = Reduction.of(outputs, program.tangents.n_outputs // (n if joint else 1))
-    second = None if f2 is None and x2 is None else (f2 or f, x1 if x2 is None else x2)
-    other = second and Program.of(second[0], params, second[1], kwargs, joint=joint, call=call)
-    form = "leaf order" if f2 is not None or preconditioner.kind == "elementwise" else "by leaf"
-    form = "fused" if form == "by leaf" and not per_leaf and preconditioner.kind in ("none", "scalar") else form
-    contraction, k = reduction.contraction, reduction.n_directions
-    if joint:
-        contraction, k = "full", program.tangents.n_outputs
-    parts = program.tangents.parts(form)
-    if f2 is not None and other:
-        shared = {part.leaves for part in parts} & {part.leaves for part in other.tangents.parts(form)}
-        parts = [part for part in parts if part.leaves in shared]
-    ways = choose(parts, 1 if joint else n, 0 if other is None else (1 if joint else m), k, contraction)
-    columns = None
-    if second and other:
-        columns = Side(second[0], other, second[1], m, _same_ways(ways, other, form))
-    names = grouping.leaf_names(ways, program.paths, program.tangents.stacked) if per_leaf else []
-    groups, keys = grouping.group(names, per_leaf, call) if per_leaf else (_one_group(ways), [])
-    weights = None
-    if preconditioner.inverse is not None:
-        weights = [preconditioner.inverse[way.part.leaves[0]] for way in ways for _ in range(_n_factors(way))]
-    gram = Gram(contraction, dot, groups, max(1, len(keys)))
-    rows = Side(f, program, x1, n, ways)
-    return Task(rows, columns, params, kwargs, reduction, gram, keys, weights, check, call)
-
-
-def _n_factors(way: Way) -> int:
-    """A weight and its bias are two factors once they are formed."""
-    return 2 if way.name == "dense" and way.part.ones else 1
-
-
-def _one_group(ways: tuple[Way, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple((0,) for way in ways for _ in range(_n_factors(way)))
-
-
-def _same_ways(ways: tuple[Way, ...], program: Program, form: str) -> tuple[Way, ...]:
-    """The ways of the rows for the parts of the columns."""
-    by_leaves: dict[tuple, Iterator] = {}
-    parts = program.tangents.parts(form)
-    for part in parts:
-        by_leaves.setdefault(part.leaves, iter([p for p in parts if p.leaves == part.leaves]))
-    return tuple(dataclasses.replace(way, part=next(by_leaves[way.part.leaves])) for way in ways)
+    return jax.enable_x64(True) if dot.name == "float64" else contextlib.nullcontext()

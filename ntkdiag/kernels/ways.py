@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from ntkdiag.tangents.parts import Part
-from ntkdiag.tangents.walk import Site
+from ntkdiag.tangents.recorder import Site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

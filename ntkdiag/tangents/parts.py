@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag.tangents.factors import Dense, Factor, Outer, Rows
-from ntkdiag.tangents.walk import Site
+from ntkdiag.tangents.recorder import Site
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ from ntkdiag import _compat
 from ntkdiag.tangents.factors import Factor
 from ntkdiag.tangents.layout import Layout
 from ntkdiag.tangents.parts import Part, group
+from ntkdiag.tangents.recorder import Recorder, Site
 from ntkdiag.tangents.views import View
-from ntkdiag.tangents.walk import Recorder, Site, walk
+from ntkdiag.tangents.walk import walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ two; a use that is neither cannot be executed.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,84 +16,12 @@ from jax import lax
 
 from ntkdiag import _compat
 from ntkdiag.tangents import contraction
-from ntkdiag.tangents.contraction import Contraction
-from ntkdiag.tangents.layout import Layout
+from ntkdiag.tangents.fresh import REARRANGING, Fresh, follow
+from ntkdiag.tangents.liveness import liveness
+from ntkdiag.tangents.recorder import Recorder
 from ntkdiag.tangents.rules import RULES
 from ntkdiag.tangents.rules.ragged_dot import REWRITES
 from ntkdiag.tangents.views import View, view_of
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Site:
-    """One structured use of a leaf.
-
-    Attributes:
-        leaf: Number of the leaf.
-        primitive: Name of the primitive, for the plan.
-        use: The use in normal form, enclosing scans not counted.
-        tap: Key of the tap whose cotangent is this use's c (a bias shares the tap of its contraction).
-        handed: Key of the operand handed out.
-        scans: For each enclosing scan, outermost first: (length, "b" if it runs over the leaf else "t").
-        scaled: Whether the operand carries the scalar factor of the view.
-    """
-
-    leaf: int
-    primitive: str
-    use: Contraction
-    tap: tuple
-    handed: tuple
-    scans: tuple[tuple[int, str], ...]
-    scaled: bool = False
-
-
-class Recorder:
-    """What a walk finds (first walk, `taps=None`) or is given (later walks), and the operands it hands out."""
-
-    def __init__(self, taps: dict | None = None):
-        self.taps = taps
-        self.sites: dict[tuple, Site] = {}
-        self.tap_avals: dict[tuple, jax.ShapeDtypeStruct] = {}
-        self.dense_leaves: set[int] = set()
-        self.stacked: dict[int, int] = {}
-        self.handed: dict[tuple, Any] = {}
-        self.scans: tuple[tuple[tuple, int], ...] = ()
-
-    def inside(self, taps: dict | None, scan: tuple[tuple, int] | None = None) -> "Recorder":
-        """A recorder for the body of a control-flow primitive: own operands, shared findings."""
-        inner = Recorder(taps)
-        inner.sites, inner.tap_avals = self.sites, self.tap_avals
-        inner.dense_leaves, inner.stacked = self.dense_leaves, self.stacked
-        inner.scans = self.scans + ((scan,) if scan else ())
-        return inner
-
-    def below(self, path: tuple) -> dict | None:
-        """The taps of the sites inside the equation at `path`."""
-        if self.taps is None:
-            return None
-        return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
-
-    def differentiable(self, value: Any) -> Any:
-        """The differentiable copy of a view; any other value as it is."""
-        if not isinstance(value, View):
-            return value
-        self.dense_leaves.add(value.leaf)
-        if value.dense is None:
-            raise RuntimeError(f"ntkdiag: a use of parameter leaf {value.leaf} was not found by the first walk")
-        return value.dense
-
-    def tap(self, key: tuple, y: jax.Array) -> jax.Array:
-        """Y plus the tap of this site."""
-        if self.taps is not None:
-            return y + self.taps[key]
-        lengths = tuple(length for _, length in self.scans)
-        self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
-        return y
-
-    def found(self, key: tuple, view: View, primitive: str, use: Contraction, tap: tuple, operand: Any) -> None:
-        """Note a site and hand out its operand, times the scalar factor of the view."""
-        roles = tuple((length, "b" if name in view.scans else "t") for name, length in self.scans)
-        self.sites[key] = Site(view.leaf, primitive, use, tap, key, roles, view.scale is not None)
-        self.handed[key] = operand if view.scale is None else operand * jnp.asarray(view.scale, operand.dtype)
 
 
 def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple = ()) -> list:
@@ -102,7 +29,7 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
     read = lambda atom: atom.val if isinstance(atom, _compat.Literal) else env[atom]
-    needed, uses = _liveness(jaxpr)
+    needed, uses = liveness(jaxpr)
     fresh: dict[Any, Fresh] = {}
     for k, eqn in enumerate(jaxpr.eqns):
         if not needed[k]:
@@ -113,63 +40,13 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
         elif any(isinstance(value, View) for value in values):
             outputs = _apply(eqn, values, recorder, (*path, k), fresh)
             if (*path, k) in recorder.handed and len(outputs) == 1:
-                _follow(eqn, fresh, uses, recorder.sites[(*path, k)])
+                follow(eqn, fresh, uses, recorder.sites[(*path, k)])
         else:
             outputs = _compat.bind(eqn, values)
-            if eqn.primitive.name in _REARRANGING and eqn.invars[0] in fresh:
-                _follow(eqn, fresh, uses)
+            if eqn.primitive.name in REARRANGING and eqn.invars[0] in fresh:
+                follow(eqn, fresh, uses)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fresh:
-    """A tapped result that only one equation reads, perhaps rearranged: a parameter added to it shares its tap.
-
-    Attributes:
-        site: The site.
-        undo: How a layout in the shape of the variable is brought to the shape of the tapped result.
-    """
-
-    site: Site
-    undo: Callable[[Layout], Layout | None]
-
-
-def _follow(eqn: Any, fresh: dict[Any, Fresh], uses: dict[Any, int], site: Site | None = None) -> None:
-    """Note that the output of an equation is the tapped result of a site, or a rearrangement of one."""
-    out = eqn.outvars[0]
-    if uses[out] != 1:
-        return
-    if site is not None:
-        before = fresh.get(next((v for v in eqn.invars if not isinstance(v, _compat.Literal) and v in fresh), None))
-        fresh[out] = before if site.use.kind == "ones" and before else Fresh(site, lambda layout: layout)
-        return
-    before, shape = fresh[eqn.invars[0]], eqn.invars[0].aval.shape
-    if eqn.primitive.name == "transpose":
-        inverse = tuple(sorted(range(len(shape)), key=eqn.params["permutation"].__getitem__))
-        undo = lambda layout: before.undo(layout.transpose(inverse))
-    else:
-        undo = lambda layout: (plain := layout.reshape(shape)) and before.undo(plain)
-    fresh[out] = Fresh(before.site, undo)
-
-
-def _liveness(jaxpr: Any) -> tuple[list[bool], dict[Any, int]]:
-    """Which equations the outputs need, and how often each variable is read by those."""
-    uses: dict[Any, int] = {}
-
-    def use(atoms):
-        for atom in atoms:
-            if not isinstance(atom, _compat.Literal):
-                uses[atom] = uses.get(atom, 0) + 1
-
-    use(jaxpr.outvars)
-    needed = [False] * len(jaxpr.eqns)
-    for k in reversed(range(len(jaxpr.eqns))):
-        eqn = jaxpr.eqns[k]
-        if eqn.effects or any(var in uses for var in eqn.outvars):
-            needed[k] = True
-            use(eqn.invars)
-    return needed, uses
 
 
 def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh]) -> list:
@@ -301,7 +178,6 @@ def _rebox(boxes: list[View | None], arrays: list) -> list:
     return values
 
 
-_REARRANGING = frozenset({"transpose", "reshape", "squeeze"})
 _CONTROL_FLOW = {
     "jit": _call,
     "pjit": _call,

@@ -1,0 +1,83 @@
+"""What a walk over a jaxpr finds and hands out."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag.tangents.contraction import Contraction
+from ntkdiag.tangents.views import View
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """One structured use of a leaf.
+
+    Attributes:
+        leaf: Number of the leaf.
+        primitive: Name of the primitive, for the plan.
+        use: The use in normal form, enclosing scans not counted.
+        tap: Key of the tap whose cotangent is this use's c (a bias shares the tap of its contraction).
+        handed: Key of the operand handed out.
+        scans: For each enclosing scan, outermost first: (length, "b" if it runs over the leaf else "t").
+        scaled: Whether the operand carries the scalar factor of the view.
+    """
+
+    leaf: int
+    primitive: str
+    use: Contraction
+    tap: tuple
+    handed: tuple
+    scans: tuple[tuple[int, str], ...]
+    scaled: bool = False
+
+
+class Recorder:
+    """What a walk finds (first walk, `taps=None`) or is given (later walks), and the operands it hands out."""
+
+    def __init__(self, taps: dict | None = None):
+        self.taps = taps
+        self.sites: dict[tuple, Site] = {}
+        self.tap_avals: dict[tuple, jax.ShapeDtypeStruct] = {}
+        self.dense_leaves: set[int] = set()
+        self.stacked: dict[int, int] = {}
+        self.handed: dict[tuple, Any] = {}
+        self.scans: tuple[tuple[tuple, int], ...] = ()
+
+    def inside(self, taps: dict | None, scan: tuple[tuple, int] | None = None) -> "Recorder":
+        """A recorder for the body of a control-flow primitive: own operands, shared findings."""
+        inner = Recorder(taps)
+        inner.sites, inner.tap_avals = self.sites, self.tap_avals
+        inner.dense_leaves, inner.stacked = self.dense_leaves, self.stacked
+        inner.scans = self.scans + ((scan,) if scan else ())
+        return inner
+
+    def below(self, path: tuple) -> dict | None:
+        """The taps of the sites inside the equation at `path`."""
+        if self.taps is None:
+            return None
+        return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
+
+    def differentiable(self, value: Any) -> Any:
+        """The differentiable copy of a view; any other value as it is."""
+        if not isinstance(value, View):
+            return value
+        self.dense_leaves.add(value.leaf)
+        if value.dense is None:
+            raise RuntimeError(f"ntkdiag: a use of parameter leaf {value.leaf} was not found by the first walk")
+        return value.dense
+
+    def tap(self, key: tuple, y: jax.Array) -> jax.Array:
+        """Y plus the tap of this site."""
+        if self.taps is not None:
+            return y + self.taps[key]
+        lengths = tuple(length for _, length in self.scans)
+        self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
+        return y
+
+    def found(self, key: tuple, view: View, primitive: str, use: Contraction, tap: tuple, operand: Any) -> None:
+        """Note a site and hand out its operand, times the scalar factor of the view."""
+        roles = tuple((length, "b" if name in view.scans else "t") for name, length in self.scans)
+        self.sites[key] = Site(view.leaf, primitive, use, tap, key, roles, view.scale is not None)
+        self.handed[key] = operand if view.scale is None else operand * jnp.asarray(view.scale, operand.dtype)
