@@ -21,6 +21,8 @@ from ntkdiag.kernels import ntk as ntk
 from ntkdiag.kernels import plan as plan
 from ntkdiag.linearize import linearization_gap as linearization_gap
 from ntkdiag.linearize import linearize as linearize
+from ntkdiag.linearize import linearized_model as linearized_model
+from ntkdiag.linearize import predict as predict
 from ntkdiag.linearize import taylor_expand as taylor_expand
 from ntkdiag.monitor import JsonLines as JsonLines
 from ntkdiag.monitor import Monitor as Monitor

@@ -79,8 +79,8 @@ def _rows(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
 
 def _movement(comparison: Any) -> Table:
     table = _table("Parameters")
-    table.add_column("leaf", ratio=1, overflow="fold")
-    for name in ("size", "‖Δθ‖", "‖Δθ‖/‖θ_A‖", "share of tr Θ_A", "of tr Θ_B", "S_c of Θ_leaf"):
+    table.add_column("leaf", ratio=1, min_width=16, overflow="fold")
+    for name in ("size", "‖Δθ‖", "‖Δθ‖ /\n‖θ_A‖", "share of\ntr Θ_A", "share of\ntr Θ_B", "S_c of\nΘ_leaf"):
         table.add_column(name, justify="right", no_wrap=True)
     *leaves, total = movement_rows(comparison)
     order = sorted(range(len(leaves)), key=lambda index: comparison.movement[index].moved, reverse=True)
