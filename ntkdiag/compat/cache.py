@@ -1,0 +1,64 @@
+"""What was worked out for arguments of some shapes, kept for the next arguments of these shapes."""
+
+import collections
+from typing import Any
+
+import jax
+
+_KEPT = 64
+
+
+class Cache:
+    """A few entries by key; the one not asked for the longest goes first."""
+
+    def __init__(self):
+        self._entries: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+
+    def get(self, key: Any) -> Any:
+        """The entry, or None."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def put(self, key: Any, entry: Any) -> None:
+        """Keep an entry."""
+        self._entries[key] = entry
+        while len(self._entries) > _KEPT:
+            self._entries.popitem(last=False)
+
+
+def signature(arguments: Any) -> tuple:
+    """What calls must share to share a program: structure, shapes and dtypes, and the values of what is no array.
+
+    Args:
+        arguments: Any pytree.
+
+    Returns:
+        A key for `Cache`.
+    """
+    leaves, tree = jax.tree.flatten(arguments)
+    return tree, tuple(map(_of_leaf, leaves)), jax.config.read("jax_enable_x64")
+
+
+class Itself:
+    """Anything as a key, equal to itself only."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.value is other.value
+
+
+def _of_leaf(leaf: Any) -> Any:
+    if hasattr(leaf, "dtype"):
+        return leaf.shape, leaf.dtype
+    try:
+        hash(leaf)
+    except TypeError:
+        return Itself(leaf)
+    return type(leaf), leaf

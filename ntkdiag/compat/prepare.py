@@ -1,0 +1,151 @@
+"""From a request and arguments to a prepared kernel function: the checks, then the plan."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag.compat import inputs
+from ntkdiag.compat.axes import KernelAxes, read_axes
+from ntkdiag.compat.implementation import PREFERENCE, NtkImplementation
+from ntkdiag.compat.pair import Pair
+from ntkdiag.compat.per_input import read_pairs, split_kwargs
+from ntkdiag.compat.planning import Limits, Source, plan_pair
+from ntkdiag.compat.prepared import Empty, Prepared
+from ntkdiag.compat.products import OutputProducts, Products
+from ntkdiag.compat.request import Request
+from ntkdiag.compat.route import OneSide, Route, find_route, whole_route
+from ntkdiag.compat.vmap_axes import VmapAxes
+from ntkdiag.kernels import memory as budgets
+from ntkdiag.kernels.arguments import is_traced
+
+
+def prepare(request: Request, x1: Any, x2: Any, params: Any, kwargs: dict) -> Prepared:
+    """Check everything, find the route, plan every kernel.
+
+    Cost: traces of f; evaluations of f where `find_route` needs them.
+
+    Args:
+        request: What is asked for.
+        x1: Row inputs.
+        x2: Column inputs or None.
+        params: Parameters.
+        kwargs: Keyword arguments as the user gave them.
+
+    Returns:
+        The prepared function.
+
+    Raises:
+        InvalidInputError: Arguments or axes do not fit.
+        ExamplesInteractError: `vmap_axes` are given and examples interact.
+        MemoryBudgetError: Not even one example at a time fits.
+    """
+    call, f = request.call, request.f
+    if request.kernel == "ntk":
+        inputs.check_parameters(params, call, check=request.check)
+    traced = is_traced(x1, x2, params, kwargs)
+    params, x1, x2 = inputs.widen((params, x1, x2))
+    per_input = read_pairs(kwargs, lambda own: _shapes(f, params, x1, own), _mapped(request.vmap_axes), call)
+    kwargs1, kwargs2 = inputs.widen(split_kwargs(kwargs, per_input, x1, x2, call))
+    sides = [OneSide("x1", x1, kwargs1, _shapes(f, params, x1, kwargs1))]
+    sides += [] if x2 is None else [OneSide("x2", x2, kwargs2, _shapes(f, params, x2, kwargs2))]
+    for side in sides:
+        inputs.check_outputs(side.outputs, call)
+    inputs.check_same_structure(sides[0].outputs, sides[-1].outputs, call)
+    axes = _axes(request, sides[0].outputs, sides[-1].outputs)
+    empty = all(map(_is_empty, axes.values())) or _is_without_parameters(request, params)
+    way = _way(request, sides[0].outputs)
+    if empty or way is OutputProducts or (way is Products and request.vmap_axes is None):
+        route = whole_route(sides)
+    else:
+        route = find_route(f, params, sides, request.vmap_axes, call, check=request.check)
+    limits = Limits(None if traced else budgets.budget(request.memory), request.tile)
+    plan = _Planner(request, params, sides, route, limits, way)
+    kernels = [plan.empty(*pair, own) if empty or _is_empty(own) else plan(*pair, own) for pair, own in axes.items()]
+    tree = jax.tree.structure(sides[0].outputs)
+    arrange = lambda found: jax.tree.unflatten(tree, found)
+    if request.cross_terms:
+        n = tree.num_leaves
+        arrange = lambda found: tree.unflatten([tree.unflatten(found[k * n : (k + 1) * n]) for k in range(n)])
+    return Prepared(per_input, route.cuts, kernels, arrange, request.devices, request.on_host)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Planner:
+    """Plans the kernel between output i of the rows and output j of the columns."""
+
+    request: Request
+    params: Any
+    sides: list[OneSide]
+    route: Route
+    limits: Limits
+    way: Any
+
+    def __call__(self, i: int, j: int, axes: KernelAxes) -> Pair | Products | OutputProducts:
+        rows, columns = self._source(0, i), self._source(-1, j)
+        symmetric = i == j and len(self.sides) == 1
+        f, call = self.request.f, self.request.call
+        if self.way is not Pair:
+            return self.way(f, axes, rows, columns, symmetric)
+        prefer = PREFERENCE.get(self.request.implementation)
+        return plan_pair(f, self.params, rows, None if symmetric else columns, axes, prefer, self.limits, call)
+
+    def empty(self, i: int, j: int, axes: KernelAxes) -> Empty:
+        leaves = jax.tree.leaves(self.sides[0].outputs)[i], jax.tree.leaves(self.sides[-1].outputs)[j]
+        return Empty(axes, jnp.promote_types(jnp.result_type(*(leaf.dtype for leaf in leaves)), jnp.float32))
+
+    def _source(self, side: int, leaf: int) -> Source:
+        cut, own = self.route.cuts[side], self.sides[side]
+        shapes = jax.eval_shape(cut.examples, cut.arrays(own.x, own.kwargs))
+        return Source(cut, shapes, leaf, None if self.route.axes is None else self.route.axes[leaf])
+
+
+def _axes(request: Request, outputs1: Any, outputs2: Any) -> dict[tuple[int, int], KernelAxes]:
+    """The axes of every kernel wanted, by the numbers of its two outputs."""
+    rows, columns = (jax.tree_util.tree_leaves_with_path(outputs) for outputs in (outputs1, outputs2))
+    found = {}
+    for i, (path, leaf1) in enumerate(rows):
+        for j, (other, leaf2) in enumerate(columns):
+            if i == j or request.cross_terms:
+                name = inputs.output_name(path) + ("" if i == j else f" and{inputs.output_name(other)}")
+                shapes = tuple(leaf1.shape), tuple(leaf2.shape)
+                found[i, j] = read_axes(request.trace_axes, request.diagonal_axes, *shapes, name, request.call)
+    return found
+
+
+def _shapes(f: Callable, params: Any, x: Any, kwargs: dict) -> Any:
+    """Shapes of f; arrays among the keyword arguments are traced, everything else is handed over as it is."""
+    leaves, tree = jax.tree.flatten(kwargs)
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+
+    def call(params, x, arrays):
+        own = iter(arrays)
+        return f(params, x, **tree.unflatten([next(own) if hasattr(leaf, "dtype") else leaf for leaf in leaves]))
+
+    return jax.eval_shape(call, params, x, arrays)
+
+
+def _mapped(axes: VmapAxes | None) -> frozenset[str]:
+    """Names under `kwargs_axes` with one axis, whose pairs are one array each."""
+    if axes is None or not isinstance(axes.kwargs, dict):
+        return frozenset()
+    return frozenset(name for name, axis in axes.kwargs.items() if isinstance(axis, int))
+
+
+def _is_empty(axes: KernelAxes) -> bool:
+    return 0 in axes.shape1 or 0 in axes.shape2
+
+
+def _is_without_parameters(request: Request, params: Any) -> bool:
+    return request.kernel == "ntk" and not sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _way(request: Request, outputs: Any) -> type:
+    """How the kernel is computed; products in half precision would be another kernel, so those have only one way."""
+    if request.kernel == "nngp":
+        return OutputProducts
+    half = any(jnp.finfo(leaf.dtype).bits < 32 for leaf in jax.tree.leaves(outputs))
+    products = request.implementation is NtkImplementation.NTK_VECTOR_PRODUCTS and not half
+    return Products if products else Pair
