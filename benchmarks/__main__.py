@@ -14,7 +14,7 @@ from benchmarks import workloads
 from benchmarks.peers import registry
 from benchmarks.results import Result
 from benchmarks.runner import Options, measure
-from benchmarks.table import show, table
+from benchmarks.table import show, summary, table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,8 +38,7 @@ def main(argv: list[str] | None = None) -> int:
                 if arguments.json:
                     pathlib.Path(arguments.json).write_text(json.dumps(_report(results, options), indent=1))
                 show(table(results[-len(peers) :], options.tiny))
-    if len(results) > len(peers):
-        show(table(results, options.tiny))
+    show(summary(results, options.tiny))
     return int(any(result.failed for result in results if result.peer == "ntkdiag"))
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -98,7 +99,10 @@ class Process:
 
     def _death(self) -> str:
         code = self._process.wait()
-        return "out of memory (killed)" if code == -9 else f"ended with {code}: {_reason(self._last)}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"out of memory ({name})" if name == "SIGKILL" else f"crashed ({name})"
+        return f"ended with {code}: {_reason(self._last)}"
 
     def _read_answers(self) -> None:
         for line in self._process.stdout:

@@ -1,6 +1,8 @@
 """What was measured."""
 
 import dataclasses
+import json
+import pathlib
 import statistics
 from typing import Any
 
@@ -53,6 +55,13 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**dataclasses.asdict(self), "median": self.median, "median_cpu": self.median_cpu}
+
+
+def load(path: str) -> list[Result]:
+    """The results in a JSON file of an earlier run."""
+    names = {field.name for field in dataclasses.fields(Result)}
+    found = json.loads(pathlib.Path(path).read_text())["results"]
+    return [Result(**{name: value for name, value in result.items() if name in names}) for result in found]
 
 
 def best(results: list[Result], ours: str = "ntkdiag") -> Result | None:

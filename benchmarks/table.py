@@ -1,5 +1,6 @@
-"""The table."""
+"""The tables; `python -m benchmarks.table results.json` prints those of an earlier run again."""
 
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -7,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks import workloads
-from benchmarks.results import Result, best
+from benchmarks.results import Result, best, load
 
 TOLERATED = 1e-5  # float32 against float64
 
@@ -25,6 +26,35 @@ def table(results: Iterable[Result], tiny: bool = False) -> Table:
         for result in group:
             made.add_row(*_cells(result, ours, result is fastest, result is group[0], tiny))
         made.add_section()
+    return made
+
+
+def summary(results: Iterable[Result], tiny: bool = False) -> Table:
+    """One row for each workload: ntkdiag against the best of all others, and against what was promised or predicted."""
+    made = Table(title="ntkdiag and the best peer", title_justify="left", header_style="bold")
+    for name in ("workload", "outputs", "best peer"):
+        made.add_column(name)
+    for name in ("time", "cpu", "first", "naive", "GF/s of gemm", "peak of planned", "error"):
+        made.add_column(name, justify="right")
+    for group in _grouped(results):
+        by_peer = {result.peer: result for result in group}
+        ours, fastest = by_peer.get("ntkdiag"), best(group)
+        if ours is None or ours.failed or fastest is None:
+            continue
+        naive, gemm = by_peer.get("naive", Result("", "", "")), by_peer.get("gemm", Result("", "", ""))
+        firsts = [result.first for result in group if result.peer not in ("ntkdiag", "gemm") and result.seconds]
+        made.add_row(
+            _title(ours, tiny),
+            ours.outputs,
+            fastest.peer,
+            _ratio(fastest.median, ours.median) + "x",
+            _ratio(fastest.median_cpu, ours.median_cpu) + "x",
+            _ratio(min(firsts), ours.first) + "x",
+            _ratio(naive.median, ours.median),
+            _ratio(ours.rate, gemm.rate),
+            _ratio(ours.peak_bytes, ours.plan.get("peak_bytes")),
+            f"{ours.error:.1e}",
+        )
     return made
 
 
@@ -72,3 +102,9 @@ def _title(result: Result, tiny: bool) -> str:
 
 def _mebibytes(size: int | None) -> str:
     return "" if size is None else f"{size / 2**20:.0f} MiB"
+
+
+if __name__ == "__main__":
+    earlier = [result for path in sys.argv[1:] for result in load(path)]
+    show(table(earlier))
+    show(summary(earlier))

@@ -88,9 +88,7 @@ def in_torch(width: int, layers: int, heads: int, tokens: int, vocabulary: int, 
     import torch
 
     def norm(layer, x):
-        x = x - x.mean(-1, keepdim=True)
-        x = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-        return x * layer["scale"] + layer["bias"]
+        return torch.nn.functional.layer_norm(x, (width,), layer["scale"], layer["bias"], 1e-5)
 
     def attention(layer, x):
         split = (x.shape[0], x.shape[1], heads, width // heads)
@@ -109,7 +107,7 @@ def in_torch(width: int, layers: int, heads: int, tokens: int, vocabulary: int, 
         return {group: {name: leaf[k] for name, leaf in values.items()} for group, values in layers.items()}
 
     def f(params, x):
-        x = params["embedding"][x] + params["positions"]
+        x = torch.nn.functional.embedding(x, params["embedding"]) + params["positions"]
         for k in range(layers):
             x = apply(x, at(params["layers"], k) if scan else params["layers"][k])
         return norm(params["norm"], x).mean(1) @ params["head"]["w"] + params["head"]["b"]

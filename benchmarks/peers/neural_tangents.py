@@ -23,10 +23,10 @@ def build(workload: Workload, outputs: str, implementation: str) -> Job:
         vmap_axes=0,
         implementation=nt.NtkImplementation[implementation],
     )
-    if workload.chunk is None:
+    tile = workload.tile if implementation == "STRUCTURED_DERIVATIVES" else workload.chunk
+    if tile is None:
         kernel = jax.jit(lambda params, x: kernel_fn(x, None, params))
         return Job(lambda: jax.block_until_ready(kernel(params, x)), layout="nmop", divided=divided)
-    tile = workload.tile if implementation == "STRUCTURED_DERIVATIVES" else workload.chunk
     batched = nt.batch(kernel_fn, batch_size=tile, device_count=0)
     part = x[: SUBSET * tile]
     scale = (workload.n / part.shape[0]) ** 2
