@@ -51,22 +51,13 @@ def task(
     if second and other:
         columns = Side(second[0], other, second[1], m, _same_ways(ways, other, form))
     names = grouping.leaf_names(ways, program.paths, program.tangents.stacked) if per_leaf else []
-    groups, keys = grouping.group(names, per_leaf, call) if per_leaf else (_one_group(ways), [])
+    groups, keys = grouping.group(names, per_leaf, call) if per_leaf else (((0,),) * len(ways), [])
     weights = None
     if preconditioner.inverse is not None:
-        weights = [preconditioner.inverse[way.part.leaves[0]] for way in ways for _ in range(_n_factors(way))]
+        weights = [preconditioner.inverse[way.part.leaves[0]] for way in ways]
     gram = Gram(contraction, dot, groups, max(1, len(keys)))
     rows = Side(f, program, x1, n, ways)
     return Task(rows, columns, params, kwargs, reduction, gram, keys, weights, check, call)
-
-
-def _n_factors(way: Way) -> int:
-    """A weight and its bias are two factors once they are formed."""
-    return 2 if way.name == "dense" and way.part.ones else 1
-
-
-def _one_group(ways: tuple[Way, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple((0,) for way in ways for _ in range(_n_factors(way)))
 
 
 def _same_ways(ways: tuple[Way, ...], program: Program, form: str) -> tuple[Way, ...]:

@@ -105,7 +105,7 @@ class Program:
 
             def one(fixed, x):
                 factors, y = self.tangents.factors([way.part for way in ways], fixed[0], fixed[1], fixed[2], x)
-                return [form for factor, way in zip(factors, ways, strict=True) for form in _formed(factor, way)], y
+                return [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)], y
 
             closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
             jaxpr, consts = _compat.open_jaxpr(closed)
@@ -132,9 +132,9 @@ class Program:
         return self._compiled[key]
 
 
-def _formed(factor: Factor, way: Way) -> list[Factor]:
+def _formed(factor: Factor, way: Way) -> Factor:
     """Bring the factor of one example to the form its way contracts."""
-    return list(factor.dense()) if way.name == "dense" else [factor]
+    return factor.dense() if way.name == "dense" else factor
 
 
 def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.tangents.arrange import arrange
 from ntkdiag.tangents.layout import Layout
 
 
@@ -45,7 +46,7 @@ class Contraction:
         """Cotangent of the output -> c [b t d]."""
         order = self.out_axes("b") + self.out_axes("t") + self.out_axes("d")
         b, t, _, d = self.sizes()
-        return jnp.transpose(c.reshape(self.out_shape), order).reshape(b, t, d)
+        return arrange(c.reshape(self.out_shape), order, (b, t, d))
 
 
 def bias(of: Contraction, layout: Layout) -> Contraction | None:

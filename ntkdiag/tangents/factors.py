@@ -33,9 +33,9 @@ class Dense:
         """Inner products over P."""
         return _inner(self.j, other.j, reduction, dot)
 
-    def dense(self) -> list["Dense"]:
+    def dense(self) -> "Dense":
         """Itself."""
-        return [self]
+        return self
 
 
 @_register("a", "c", static=("ones",))
@@ -79,13 +79,13 @@ class Outer:
 
         return jax.lax.map(row, (a1, c1))
 
-    def dense(self) -> list[Dense]:
-        """Form J, in the order [b d i]: one batched matrix product. A bias gives a second one."""
-        j = jnp.einsum("...obtd,...bti->...obdi", self.c, self.a, precision="highest")
-        weights = [Dense(j.reshape(*j.shape[:-3], -1))]
+    def dense(self) -> Dense:
+        """Form J, in the order [b d i]: one batched matrix product; a bias is one more input, the constant 1."""
+        a = self.a
         if self.ones:
-            weights.append(Dense(self.c.sum(-2).reshape(*self.c.shape[:-3], -1)))
-        return weights
+            a = jnp.concatenate([a, jnp.ones((*a.shape[:-1], 1), a.dtype)], axis=-1)
+        j = jnp.einsum("...obtd,...bti->...obdi", self.c, a, precision="highest")
+        return Dense(j.reshape(*j.shape[:-3], -1))
 
 
 @_register("index", "c", static=("rows",))
@@ -119,7 +119,7 @@ class Rows:
 
         return jax.lax.map(row, (index1, c1))
 
-    def dense(self) -> list[Dense]:
+    def dense(self) -> Dense:
         """Form J by adding rows."""
 
         def scatter(index, c):  # [t], [o t d] -> [o v d]
@@ -127,7 +127,7 @@ class Rows:
 
         axes = (0 if self.index.ndim == 2 else None, 0 if self.c.ndim == 4 else None)
         j = (scatter if axes == (None, None) else jax.vmap(scatter, in_axes=axes))(self.index, self.c)
-        return [Dense(j.reshape(*j.shape[:-2], -1))]
+        return Dense(j.reshape(*j.shape[:-2], -1))
 
 
 Factor = Dense | Outer | Rows

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntkdiag.tangents.arrange import arrange
 from ntkdiag.tangents.factors import Dense, Factor, Outer, Rows
 from ntkdiag.tangents.recorder import Site
 
@@ -68,7 +69,7 @@ class Part:
         flat = jnp.zeros((n_outputs, self.size)) if total is None else total.reshape(n_outputs, -1)
         for site in self.sites:
             part = dataclasses.replace(self, sites=(site,), kind="rows" if site.use.kind == "rows" else "outer")
-            j = part.factor(handed, taps, vjps).dense()[0].j
+            j = part.factor(handed, taps, vjps).dense().j
             flat = flat.astype(jnp.result_type(flat, j))
             flat = flat + _in_leaf_order(j, site, self.size)
         return Dense(flat)
@@ -121,9 +122,9 @@ def _fold(x: jax.Array, scans: tuple[tuple[int, str], ...]) -> jax.Array:
     k = len(scans)
     blocks = [axis for axis, (_, role) in enumerate(scans) if role == "b"]
     positions = [axis for axis, (_, role) in enumerate(scans) if role == "t"]
-    x = jnp.transpose(x, (*blocks, k, *positions, k + 1, k + 2))
-    b = math.prod(x.shape[: len(blocks) + 1])
-    return x.reshape(b, -1, x.shape[-1])
+    b = math.prod(x.shape[axis] for axis in (*blocks, k))
+    t = math.prod(x.shape[axis] for axis in (*positions, k + 1))
+    return arrange(x, (*blocks, k, *positions, k + 1, k + 2), (b, t, x.shape[-1]))
 
 
 def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...]], form: str) -> list[Part]:

@@ -89,9 +89,12 @@ def _add_bias(
     view, other_var = values[position], eqn.invars[1 - position]
     if isinstance(other_var, _compat.Literal) or other_var not in fresh:
         return None
-    site, layout = fresh[other_var].site, fresh[other_var].undo(view.layout)
+    site, shape = fresh[other_var].site, other_var.aval.shape
     own = ["b" if name in view.scans else "t" for name, _ in recorder.scans]
-    if layout is None or own != [role for _, role in site.scans]:
+    if len(view.layout.shape) != len(shape) or own != [role for _, role in site.scans]:
+        return None
+    layout = fresh[other_var].undo(view.layout.broadcast(shape, tuple(range(len(shape)))))  # `add` repeats axes of 1
+    if layout is None:
         return None
     use = contraction.bias(site.use, layout)
     if use is None:

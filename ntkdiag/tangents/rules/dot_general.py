@@ -2,8 +2,7 @@
 
 import math
 
-import jax.numpy as jnp
-
+from ntkdiag.tangents.arrange import arrange
 from ntkdiag.tangents.contraction import Contraction
 from ntkdiag.tangents.layout import Layout
 
@@ -15,10 +14,10 @@ def dot_general(params: dict, position: int, layout: Layout, other: tuple[int, .
     h_i, h_b = contracted[1 - position], batch[1 - position]
     w_d = tuple(k for k in range(len(layout.shape)) if k not in w_i + w_b)
     h_t = tuple(k for k in range(len(other)) if k not in h_i + h_b)
-    sizes = [math.prod(other[k] for k in axes) for axes in (h_b, h_t, h_i)]
+    b, t, i = (math.prod(other[k] for k in axes) for axes in (h_b, h_t, h_i))
 
     def operand(h):
-        return jnp.transpose(h, h_b + h_t + h_i).reshape(sizes)
+        return arrange(h, h_b + h_t + h_i, (b, t, i))
 
     free = [("t", other[k]) for k in h_t], [("d", layout.shape[k]) for k in w_d]
     out = [("b", other[k]) for k in h_b] + (free[0] + free[1] if position == 1 else free[1] + free[0])
