@@ -53,6 +53,7 @@ def test_leaf_kernels_sum_to_the_whole_and_are_right(name):
             assert np.abs(sum(own, np.zeros_like(alone)) - alone).max() <= 1e-10 * np.abs(whole).max(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.CASES)
 def test_model_in_float64(name):
     fn, x = models.CASES[name]()
