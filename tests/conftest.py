@@ -13,3 +13,10 @@ def x64():
     """Run a test in float64."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Compiled programs do not outlive the file whose tests made them."""
+    yield
+    jax.clear_caches()
