@@ -1,0 +1,75 @@
+"""XLA on CPU miscompiles float32 backward passes of normalisation layers at some shapes; ntkdiag's kernels are right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from jax import lax
+from tolerance import assert_close
+
+import ntkdiag
+from ntkdiag import _compat
+
+
+def rms(h):
+    return h * lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
+
+
+def layer(h):
+    return rms(h - h.mean(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("norm", [rms, layer])
+@pytest.mark.parametrize("shape", [(2, 256, 32), (8, 16, 16, 16), (3, 32, 100, 3), (10, 32, 32, 3)])
+def test_kernel_of_a_normalised_network(shape, norm):
+    rng = np.random.default_rng(0)
+    draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(s[0]), jnp.float32)
+    params = {"w": draw(shape[-1], shape[-1]), "scale": 1 + draw(shape[-1]), "v": draw(shape[-1], 10)}
+
+    def f(p, x):
+        h = norm(jnp.tanh(norm(x) * p["scale"]) @ p["w"])
+        return jnp.tanh(h).mean(tuple(range(1, x.ndim - 1))) @ p["v"]
+
+    x = draw(*shape)
+    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), reference.ntk(f, params, x), np.float32)
+
+
+def test_the_chosen_options_pass_the_known_answer_test():
+    options = _compat.trusted_cpu_options()
+    assert options is not None, "no set of XLA options computes the known answer on this machine"
+    assert _compat._known_answer_error(options) < 1e-5
+
+
+def test_unknown_options_are_passed_over():
+    assert _compat._known_answer_error({"xla_cpu_no_such_option": "1"}) == np.inf
+
+
+@pytest.fixture
+def forget():
+    _compat._warn_untrusted.cache_clear()
+    yield
+    _compat._warn_untrusted.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "message"),
+    [({"xla_cpu_x": ""}, "Set XLA_FLAGS=.* or measure outside your jit with ntkdiag.Monitor"), (None, "Use float64")],
+)
+def test_inside_a_users_jit_it_warns_once(trusted, message, forget, monkeypatch):
+    monkeypatch.setattr(_compat, "trusted_cpu_options", lambda: trusted)
+    with pytest.warns(RuntimeWarning, match=message):
+        _compat.warn_if_untrusted_jit()
+    _compat.warn_if_untrusted_jit()  # the second time nothing is said
+
+
+def test_no_warning_where_the_default_is_right(forget, monkeypatch):
+    monkeypatch.setattr(_compat, "trusted_cpu_options", dict)
+    _compat.warn_if_untrusted_jit()
+
+
+def test_options_only_for_float32_programs_that_reduce(monkeypatch):
+    monkeypatch.setattr(_compat, "trusted_cpu_options", lambda: {"xla_cpu_x": ""})
+    assert _compat.compiler_options(reduces=True) == {"xla_cpu_x": ""}
+    assert _compat.compiler_options(reduces=False) == {}
+    assert jax.default_backend() == "cpu"
