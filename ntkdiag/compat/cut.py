@@ -43,9 +43,13 @@ class Cut:
 
     def examples(self, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         """`arrays` with the example axis first, and those that are shared."""
-        pairs = list(zip(self.axes, arrays, strict=True))
-        mapped = [leaf[None] if self.whole else jnp.moveaxis(leaf, role, 0) for role, leaf in pairs if role is not None]
-        return mapped or [jnp.zeros(1)], [leaf for role, leaf in pairs if role is None]
+        mapped, shared = [], []
+        for axis, leaf in zip(self.axes, arrays, strict=True):
+            if axis is None:
+                shared.append(leaf)
+            else:
+                mapped.append(leaf[None] if self.whole else jnp.moveaxis(leaf, axis, 0))
+        return mapped or [jnp.zeros(1)], shared
 
     def arguments(self, mapped: list[Any], shared: list[Any]) -> tuple[Any, dict]:
         """The arguments of f for a batch of examples: the inverse of `examples`."""

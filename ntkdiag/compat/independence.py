@@ -1,6 +1,7 @@
 """Do examples interact? Found out by evaluating f, before a kernel relies on the answer."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -45,20 +46,10 @@ def difference(
     if cut.n < 2:
         return None
     with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
-        params = _concrete(params, _scaled)
-        mapped, shared = cut.examples(_concrete(cut.arrays(x, kwargs), _normal))
-        mapped = [leaf[:at_most] for leaf in mapped]
-        together, alone = _together(f, cut, axes), _alone(f, cut, axes)
-        jaxpr = jax.make_jaxpr(together)(params, mapped, shared)
-        compiler_options = _compat.compiler_options(reduces=_compat.contains(jaxpr, "reduce_sum"))
-        both = lambda *arguments: (_probe(together, *arguments), _probe(alone, *arguments))
-        run = jax.jit(both, compiler_options=compiler_options)
-        (outputs, gradient), (outputs_alone, gradient_alone) = run(params, mapped, shared)
-        found = _compare("outputs", outputs, outputs_alone) or _compare("gradients", gradient, gradient_alone)
-        if found or not poison:
-            return found
-        untouched = jax.jit(together)(params, [_with_nan(leaf) for leaf in mapped], shared)
-        return _compare("outputs", [y[::2] for y in untouched], [y[::2] for y in outputs], strict=True)
+        params, arrays = _concrete(params, _parameter), _concrete(cut.arrays(x, kwargs), _input)
+        run, weights = _experiment(f, cut, axes, params, arrays, at_most, poison)
+        results = (run(params, variant, weights) for variant in _with_other_keys(arrays))
+        return next(filter(None, itertools.starmap(_judge, results)), None)
 
 
 def interact_error(found: str, call: str) -> errors.ExamplesInteractError:
@@ -75,30 +66,68 @@ def interact_error(found: str, call: str) -> errors.ExamplesInteractError:
     )
 
 
-def _together(f: Callable, cut: Cut, axes: list[int]) -> Callable:
+def _experiment(
+    f: Callable, cut: Cut, axes: list[int], params: Any, arrays: list, at_most: int | None, poison: bool
+) -> tuple[Callable, list]:
+    """A compiled function -> (outputs, gradient) together, the same alone, poisoned outputs; and weights for it."""
+
     def together(params, mapped, shared):
         x, kwargs = cut.arguments(mapped, shared)
         return [jnp.moveaxis(y, axis, 0) for y, axis in zip(jax.tree.leaves(f(params, x, **kwargs)), axes, strict=True)]
-
-    return together
-
-
-def _alone(f: Callable, cut: Cut, axes: list[int]) -> Callable:
-    together = _together(f, cut, axes)
 
     def alone(params, mapped, shared):
         one = lambda mapped: [y[0] for y in together(params, [leaf[None] for leaf in mapped], shared)]
         return jax.vmap(one)(mapped)
 
-    return alone
+    def examples(arrays):
+        mapped, shared = cut.examples(arrays)
+        return [leaf[:at_most] for leaf in mapped], shared
+
+    def run(params, arrays, weights):
+        mapped, shared = examples(arrays)
+        both = [_probe(function, params, mapped, shared, weights) for function in (together, alone)]
+        return *both, together(params, list(map(_with_nan, mapped)), shared) if poison else None
+
+    plain = lambda params, arrays: together(params, *examples(arrays))
+    jaxpr, outputs = jax.make_jaxpr(plain, return_shape=True)(params, arrays)
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=y.shape).astype(y.dtype) for y in outputs]
+    options = _compat.compiler_options(reduces=_compat.contains(jaxpr, "reduce_sum"))
+    return jax.jit(run, compiler_options=options), weights
 
 
-def _probe(function: Callable, params: Any, mapped: list, shared: list) -> tuple[list, list]:
+def _probe(function: Callable, params: Any, mapped: list, shared: list, weights: list) -> tuple[list, list]:
     """Outputs, and the gradient of a random combination of them."""
     outputs, pull = jax.vjp(lambda params: function(params, mapped, shared), params)
-    keys = jax.random.split(jax.random.key(0), len(outputs))
-    weights = [jax.random.normal(key, y.shape, y.dtype) for key, y in zip(keys, outputs, strict=True)]
     return outputs, jax.tree.leaves(pull(weights))
+
+
+def _with_other_keys(arrays: list) -> Iterator[list]:
+    """The arrays, and if there are random keys among them, a few times with others: one small mask proves nothing."""
+    yield arrays
+    if any(map(_is_key, arrays)):
+        for k in range(7):
+            yield [_other_key(leaf, k) if _is_key(leaf) else leaf for leaf in arrays]
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or (leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,))
+
+
+def _other_key(leaf: jax.Array, k: int) -> jax.Array:
+    n = leaf.ndim - (leaf.dtype == jnp.uint32)
+    fold = lambda key: jax.random.fold_in(key, 1000 + k)
+    for _ in range(n):
+        fold = jax.vmap(fold)
+    return fold(leaf)
+
+
+def _judge(together: tuple, alone: tuple, poisoned: list | None) -> str | None:
+    """What differs in one experiment."""
+    found = _compare("outputs", together[0], alone[0]) or _compare("gradients", together[1], alone[1])
+    if found or poisoned is None:
+        return found
+    return _compare("outputs", [y[::2] for y in poisoned], [y[::2] for y in together[0]], strict=True)
 
 
 def _compare(what: str, found: list, wanted: list, *, strict: bool = False) -> str | None:
@@ -130,23 +159,20 @@ def _with_nan(leaf: jax.Array) -> jax.Array:
 
 def _concrete(tree: Any, stand_in: Callable) -> Any:
     """Stand-ins in place of tracers."""
-    leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(jax.random.key(1), max(1, len(leaves)))
-    made = [stand_in(key, leaf) if is_traced(leaf) else leaf for key, leaf in zip(keys, leaves, strict=False)]
-    return jax.tree.unflatten(structure, made)
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda leaf: stand_in(rng, leaf) if is_traced(leaf) else leaf, tree)
 
 
-def _scaled(key: jax.Array, leaf: Any) -> jax.Array:
-    """A parameter: weights of unit gain, vectors near 1 (they may be scales or variances)."""
-    drawn = _normal(key, leaf)
-    if leaf.ndim < 2:
-        return 1 + drawn / 10
-    return drawn / max(1.0, float(np.prod(leaf.shape[:-1]))) ** 0.5
+def _parameter(rng: np.random.Generator, leaf: Any) -> jax.Array:
+    """A weight of unit gain, or a vector near 1, which may be a scale or a variance."""
+    drawn = _input(rng, leaf)
+    return 1 + drawn / 10 if leaf.ndim < 2 else drawn / max(1.0, float(np.prod(leaf.shape[:-1]))) ** 0.5
 
 
-def _normal(key: jax.Array, leaf: Any) -> jax.Array:
+def _input(rng: np.random.Generator, leaf: Any) -> jax.Array:
+    """Normal numbers, keys, or 0 and 1 in turn."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.split(key, leaf.shape) if leaf.ndim else key
+        return jax.random.split(jax.random.key(1), leaf.shape) if leaf.ndim else jax.random.key(1)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jax.random.normal(key, leaf.shape, leaf.dtype)
-    return (jnp.arange(leaf.size) % 2).reshape(leaf.shape).astype(leaf.dtype)
+        return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+    return jnp.asarray((np.arange(leaf.size) % 2).reshape(leaf.shape), leaf.dtype)

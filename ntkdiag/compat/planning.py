@@ -97,7 +97,8 @@ def plan_pair(
         blocks, chunk = _fit(halves, grouping, (n, m), one_by_one, limits, call)
     dtype = jnp.promote_types(jnp.result_type(*(half.dtype for half in halves)), jnp.float32)
     second = halves[1] if columns else dataclasses.replace(halves[0], labels=examples[1])
-    return Pair(axes, halves[0], second, columns is None, grouping, _gram(ways, grouping), dtype, chunk, blocks, call)
+    gram = Gram(grouping.contraction, HIGHEST, ((0,),) * len(ways), 1)
+    return Pair(axes, halves[0], second, columns is None, grouping, gram, dtype, chunk, blocks, call)
 
 
 def _examples(axes: KernelAxes, rows: Source, columns: Source) -> tuple[tuple[int, int] | None, list[tuple[int, ...]]]:
@@ -128,11 +129,6 @@ def _matched_parts(programs: list[Program]) -> list[list[Part]]:
 def _ways_of(ways: tuple[Way, ...], parts: list[Part]) -> tuple[Way, ...]:
     """The same ways for the parts of another side."""
     return tuple(dataclasses.replace(way, part=part) for way, part in zip(ways, parts, strict=True))
-
-
-def _gram(ways: tuple[Way, ...], grouping: Grouping) -> Gram:
-    factors = [2 if way.name == "dense" and way.part.ones else 1 for way in ways]  # a bias apart from its weight
-    return Gram(grouping.contraction, HIGHEST, ((0,),) * sum(factors), 1)
 
 
 def _fit(

@@ -193,6 +193,13 @@ def _guesses(sides: list[OneSide]) -> list[VmapAxes]:
     return [*guesses, VmapAxes(0, 0, dict.fromkeys(sorted(per_example), 0))] if per_example else guesses
 
 
+def _alike(side: OneSide, other: OneSide) -> bool:
+    """The same shapes of inputs and the very same keyword arguments: what holds for one holds for the other."""
+    (mine, tree), (others, other_tree) = jax.tree.flatten(side.kwargs), jax.tree.flatten(other.kwargs)
+    same = tree == other_tree and all(a is b for a, b in zip(mine, others, strict=True))
+    return same and signature(side.x) == signature(other.x)
+
+
 def _if_independent(f: Callable, params: Any, sides: list[OneSide], guess: VmapAxes, call: str) -> Route | None:
     """The route of a guess, where it holds."""
     try:
@@ -200,6 +207,9 @@ def _if_independent(f: Callable, params: Any, sides: list[OneSide], guess: VmapA
         axes = _output_axes(guess, sides[0].outputs, call)
         for side, cut in zip(sides, cuts, strict=True):
             _check_one_example(f, params, side, cut, axes, call)
+        for side, cut in zip(sides, cuts, strict=True):
+            if side is not sides[0] and _alike(side, sides[0]):
+                continue
             if difference(f, params, side.x, side.kwargs, cut, axes, poison=True):
                 return None
     except Exception:  # f does not accept what the guess hands to it: the guess is wrong
