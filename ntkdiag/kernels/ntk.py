@@ -90,7 +90,7 @@ def ntk(
     options = {"outputs": outputs, "per_leaf": per_leaf, "precision": precision, "examples": examples, "check": check}
     job, p = _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options)
     budget = 0 if arguments.is_traced(params, x1, x2, kwargs) else budgets.budget(memory)
-    convention = _convention(job, f, x1, examples, precision, p)
+    convention = _convention(job, examples, precision, p)
     symmetric = job.columns is None
     finished = [job.reduction.finish(array) for array in job.run(budget, progress)]
     leaves = None
@@ -182,18 +182,18 @@ def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tup
     return job, p
 
 
-def _convention(job: Task, f: Callable, x1: Any, examples: str, precision: str, p: Preconditioner) -> Convention:
+def _convention(job: Task, examples: str, precision: str, p: Preconditioner) -> Convention:
     floating = [leaf.dtype for leaf in job.rows.program.params] + [job.rows.program.tangents.dtype]
     coarsest = max(float(jnp.finfo(dtype).eps) for dtype in floating)
     return Convention(
         outputs=job.reduction.name,
         n_outputs=job.reduction.n_outputs,
         examples=examples,
-        mode=getattr(f, "mode", "unspecified"),
+        mode=getattr(job.rows.f, "mode", "unspecified"),
         precision=precision,
         unit_roundoff=max(coarsest, job.gram.dot.relative or 0.0),
         preconditioner=p.kind,
-        probe=None if arguments.is_traced(x1) else digest(x1),
+        probe=None if arguments.is_traced(job.rows.x) else digest(job.rows.x),
     )
 
 
