@@ -13,6 +13,14 @@ from ntkdiag.analysis import stability_margin as stability_margin
 from ntkdiag.checkpoints import Comparison as Comparison
 from ntkdiag.checkpoints import compare as compare
 from ntkdiag.checkpoints import load_params as load_params
+from ntkdiag.compat import NtkImplementation as NtkImplementation
+from ntkdiag.compat import PerInput as PerInput
+from ntkdiag.compat import Shared as Shared
+from ntkdiag.compat import batch as batch
+from ntkdiag.compat import empirical_kernel_fn as empirical_kernel_fn
+from ntkdiag.compat import empirical_nngp_fn as empirical_nngp_fn
+from ntkdiag.compat import empirical_ntk_fn as empirical_ntk_fn
+from ntkdiag.compat import empirical_ntk_vp_fn as empirical_ntk_vp_fn
 from ntkdiag.kernels import Convention as Convention
 from ntkdiag.kernels import Kernel as Kernel
 from ntkdiag.kernels import Plan as Plan

@@ -21,6 +21,7 @@ PACKAGES = (
     "ntkdiag.adapters",
     "ntkdiag.analysis",
     "ntkdiag.checkpoints",
+    "ntkdiag.compat",
     "ntkdiag.kernels",
     "ntkdiag.linearize",
     "ntkdiag.linearize.predict",
