@@ -1,4 +1,4 @@
-"""XLA on CPU miscompiles float32 backward passes of normalisation layers at some shapes; ntkdiag's kernels are right."""
+"""XLA on CPU miscompiles float32 backward passes of normalisation layers at some shapes; our kernels are right."""
 
 import jax
 import jax.numpy as jnp

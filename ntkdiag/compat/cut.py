@@ -75,7 +75,7 @@ class Cut:
         def one(params: Any, mapped: list[Any], shared: list[Any]) -> jax.Array:
             x, kwargs = self.arguments(mapped, shared)
             y = jax.tree.leaves(f(params, x, **kwargs))[leaf]
-            return y.reshape(1, -1) if self.whole else jnp.moveaxis(y, axis, 0)
+            return y.reshape(1, -1) if self.whole or axis is None else jnp.moveaxis(y, axis, 0)
 
         return one
 
