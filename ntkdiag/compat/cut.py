@@ -47,8 +47,10 @@ class Cut:
         for axis, leaf in zip(self.axes, arrays, strict=True):
             if axis is None:
                 shared.append(leaf)
+            elif self.whole:
+                mapped.append(leaf[None])
             else:
-                mapped.append(leaf[None] if self.whole else jnp.moveaxis(leaf, axis, 0))
+                mapped.append(jnp.moveaxis(leaf, axis, 0))
         return mapped or [jnp.zeros(1)], shared
 
     def arguments(self, mapped: list[Any], shared: list[Any]) -> tuple[Any, dict]:
