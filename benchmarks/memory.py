@@ -3,10 +3,9 @@
 import ctypes
 import gc
 from collections.abc import Callable
-from typing import Any
 
 
-def peak(compute: Callable[[], Any]) -> int | None:
+def peak(compute: Callable[[], object]) -> int | None:
     """Peak resident set during one call minus the resident set before it, in bytes; None where Linux is not at hand."""
     try:
         _release()
@@ -14,11 +13,10 @@ def peak(compute: Callable[[], Any]) -> int | None:
             file.write("5")  # resets VmHWM
         before = resident()
     except OSError:
+        compute()
         return None
-    found = compute()
-    after = _status("VmHWM")
-    del found
-    return after - before
+    compute()
+    return _status("VmHWM") - before
 
 
 def resident(pid: int | str = "self") -> int:

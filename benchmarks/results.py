@@ -52,6 +52,11 @@ class Result:
         """Operations per second, counted on the plan."""
         return self.plan["flops"] / self.median if self.plan and self.median else None
 
+    def add(self, answer: dict[str, Any]) -> None:
+        """Take in the calls that a worker timed."""
+        self.seconds += [seconds * self.scale for seconds in answer["seconds"]]
+        self.cpu += [seconds * self.scale for seconds in answer["cpu"]]
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**dataclasses.asdict(self), "median": self.median, "median_cpu": self.median_cpu}

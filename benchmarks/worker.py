@@ -7,6 +7,7 @@
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from typing import Any
@@ -43,19 +44,31 @@ class Worker:
 
     def run(self, at_least: float = 0.3, calls: int = 25) -> dict[str, Any]:
         """Timed calls for at least that many seconds, or that many calls."""
-        seconds: list[float] = []
-        cpu: list[float] = []
-        while len(seconds) < calls and sum(seconds) < at_least:
-            start, start_cpu = time.perf_counter(), time.process_time()
-            found = self.job.compute()
-            seconds.append(time.perf_counter() - start)
-            cpu.append(time.process_time() - start_cpu)
-            del found
-        return {"seconds": seconds, "cpu": cpu}
+        times: list[tuple[float, float]] = []
+        while len(times) < calls and sum(seconds for seconds, _ in times) < at_least:
+            times.append(self._timed())
+        return {"seconds": [seconds for seconds, _ in times], "cpu": [cpu for _, cpu in times]}
 
     def memory(self) -> dict[str, Any]:
-        """Once more, watched."""
-        return {"bytes": memory.peak(self.job.compute)}
+        """Up to three calls more, watched and timed."""
+        peaks: list[int | None] = []
+        times: list[tuple[float, float]] = []
+        while not times or (len(times) < 3 and sum(seconds for seconds, _ in times) < 3.0):
+            peaks.append(memory.peak(lambda: times.append(self._timed())))
+        known = [peak for peak in peaks if peak is not None]
+        return {
+            "bytes": statistics.median_low(known) if known else None,
+            "seconds": [seconds for seconds, _ in times],
+            "cpu": [cpu for _, cpu in times],
+        }
+
+    def _timed(self) -> tuple[float, float]:
+        """One call: seconds by the clock, and of all threads. The kernel is given up on return."""
+        start, cpu = time.perf_counter(), time.process_time()
+        found = self.job.compute()
+        taken = time.perf_counter() - start, time.process_time() - cpu
+        del found
+        return taken
 
     def plan(self) -> dict[str, Any]:
         """What the peer says it will cost."""

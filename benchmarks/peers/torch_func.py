@@ -1,6 +1,7 @@
 """The two methods of the torch.func tutorial "Neural Tangent Kernels".
 
-Explicit: `vmap(jacrev)`, then an einsum per leaf (the Jacobian is made once where the tutorial makes it for x1 and x2).
+Explicit: `vmap(jacrev)`, then a product per leaf, as a matrix product, which is faster than the tutorial's einsum; the
+Jacobian is made once where the tutorial makes it for x1 and x2.
 Implicit: NTK-vector products by `vjp` and `jvp`, mapped over pairs of examples.
 
 Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop that keeps the rows'.
@@ -32,15 +33,15 @@ def build(workload: Workload, outputs: str, method: str) -> Job:
 
 
 def _explicit(single, outputs: str):
-    import torch
     from torch.func import jacrev, vmap
     from torch.utils._pytree import tree_leaves
 
-    subscripts = {"full": "nof,mpf->nomp", "trace": "nof,mof->nm"}[outputs]
+    def gram(j):  # [n o ...] -> [n o m p], or [n m]
+        rows = j.flatten(0, 1).flatten(1) if outputs == "full" else j.flatten(1)
+        return (rows @ rows.T).reshape(j.shape[:2] * 2 if outputs == "full" else (len(rows),) * 2)
 
     def kernel(params, x):
-        leaves = [j.flatten(2) for j in tree_leaves(vmap(jacrev(single), (None, 0))(params, x))]
-        return sum(torch.einsum(subscripts, j, j) for j in leaves)
+        return sum(gram(leaf) for leaf in tree_leaves(vmap(jacrev(single), (None, 0))(params, x)))
 
     return kernel
 
