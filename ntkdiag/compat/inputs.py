@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntkdiag import _compat
 from ntkdiag.kernels.arguments import check_params
 from ntkdiag.kernels.operands.operand import refuse
 
@@ -22,10 +23,23 @@ def as_arrays(tree: Any) -> Any:
     return jax.tree.map(convert, tree)
 
 
+def is_half(array: Any) -> bool:
+    """Whether an array, or what stands for one, is of half precision."""
+    dtype = getattr(array, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
 def widen(tree: Any) -> Any:
     """Half-precision arrays as float32, which is exact; float32 and float64 stay."""
-    half = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits < 32
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if hasattr(leaf, "dtype") and half(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if is_half(leaf) else leaf, tree)
+
+
+def computes_in_half(jaxpr: Any) -> bool:
+    """Whether a value of half precision occurs anywhere in a jaxpr."""
+    for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
+        if any(is_half(var.aval) for var in eqn.outvars) or any(map(computes_in_half, _compat.sub_jaxprs(eqn))):
+            return True
+    return False
 
 
 def check_parameters(params: Any, call: str, *, check: bool) -> None:

@@ -1,6 +1,7 @@
 """From a request and arguments to a prepared kernel function: the checks, then the plan."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,8 @@ def prepare(request: Request, x1: Any, x2: Any, params: Any, kwargs: dict) -> Pr
     inputs.check_same_structure(sides[0].outputs, sides[-1].outputs, call)
     axes = _axes(request, sides[0].outputs, sides[-1].outputs)
     empty = all(map(_is_empty, axes.values())) or _is_without_parameters(request, params)
-    way = _way(request, sides[0].outputs)
+    request = dataclasses.replace(request, implementation=_implementation(request, params, sides[0]))
+    way = _WAYS[request.kernel, request.implementation is NtkImplementation.NTK_VECTOR_PRODUCTS]
     if empty or way is OutputProducts or (way is Products and request.vmap_axes is None):
         route = whole_route(sides)
     else:
@@ -115,8 +117,16 @@ def _axes(request: Request, outputs1: Any, outputs2: Any) -> dict[tuple[int, int
     return found
 
 
+_WAYS = {("ntk", False): Pair, ("ntk", True): Products, ("nngp", False): OutputProducts}
+
+
 def _shapes(f: Callable, params: Any, x: Any, kwargs: dict) -> Any:
-    """Shapes of f; arrays among the keyword arguments are traced, everything else is handed over as it is."""
+    """Shapes of f."""
+    return _traced(f, params, x, kwargs, lambda call: functools.partial(jax.eval_shape, call))
+
+
+def _traced(f: Callable, params: Any, x: Any, kwargs: dict, tracer: Callable) -> Any:
+    """Trace f; arrays among the keyword arguments are traced, everything else is handed over as it is."""
     leaves, tree = jax.tree.flatten(kwargs)
     arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
 
@@ -124,7 +134,7 @@ def _shapes(f: Callable, params: Any, x: Any, kwargs: dict) -> Any:
         own = iter(arrays)
         return f(params, x, **tree.unflatten([next(own) if hasattr(leaf, "dtype") else leaf for leaf in leaves]))
 
-    return jax.eval_shape(call, params, x, arrays)
+    return tracer(call)(params, x, arrays)
 
 
 def _mapped(axes: VmapAxes | None) -> frozenset[str]:
@@ -142,10 +152,9 @@ def _is_without_parameters(request: Request, params: Any) -> bool:
     return request.kernel == "ntk" and not sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _way(request: Request, outputs: Any) -> type:
-    """How the kernel is computed; products in half precision would be another kernel, so those have only one way."""
-    if request.kernel == "nngp":
-        return OutputProducts
-    half = any(jnp.finfo(leaf.dtype).bits < 32 for leaf in jax.tree.leaves(outputs))
-    products = request.implementation is NtkImplementation.NTK_VECTOR_PRODUCTS and not half
-    return Products if products else Pair
+def _implementation(request: Request, params: Any, side: OneSide) -> NtkImplementation:
+    """Which one: in half precision each would give another kernel, so there is only one."""
+    if request.implementation is NtkImplementation.AUTO or request.kernel == "nngp":
+        return NtkImplementation.AUTO
+    closed = _traced(request.f, params, side.x, side.kwargs, jax.make_jaxpr)
+    return NtkImplementation.AUTO if inputs.computes_in_half(closed) else request.implementation

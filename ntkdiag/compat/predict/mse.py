@@ -26,9 +26,9 @@ def gradient_descent_mse(
     """Outputs of the linearised network under gradient flow on 1/(2 |y|) ||f - y||^2, |y| the number of targets.
 
     f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the regularised training
-    kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y|, and are left out
-    at infinity; nothing is divided by them. This is `ntkdiag.linearize.predict.gradient_flow` under another name, with
-    another layout and the loss denominator |y|.
+    kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y| and are left
+    out at infinity; nothing is divided by them. This is `ntkdiag.linearize.predict.gradient_flow` in another layout,
+    with the loss denominator |y|.
     Cost: one eigendecomposition in every call of the result; pass all times in one call.
     Source: Lee et al. 2019, arXiv:1902.06720.
 
