@@ -22,6 +22,7 @@ PACKAGES = (
     "ntkdiag.analysis",
     "ntkdiag.checkpoints",
     "ntkdiag.compat",
+    "ntkdiag.compat.predict",
     "ntkdiag.kernels",
     "ntkdiag.linearize",
     "ntkdiag.linearize.predict",

@@ -21,7 +21,7 @@ LAYERS = {
     "adapters": set(),
     "tangents": set(),
     "kernels": {"tangents"},
-    "compat": {"kernels", "linearize", "tangents"},
+    "compat": {"analysis", "kernels", "linearize", "tangents"},
     "linearize": {"adapters", "kernels", "tangents"},
     "analysis": {"kernels", "linearize"},
     "report": {"monitor"},

@@ -1,5 +1,6 @@
 """The calls of neural-tangents' empirical module on the tangent engine."""
 
+from ntkdiag.compat import predict as predict
 from ntkdiag.compat.batching import batch as batch
 from ntkdiag.compat.empirical import empirical_ntk_fn as empirical_ntk_fn
 from ntkdiag.compat.expand import linearize as linearize

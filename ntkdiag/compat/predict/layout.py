@@ -1,0 +1,125 @@
+"""Kernels laid out as `zip(y.shape, y.shape)` without traced axes, as matrices; outputs as columns that fit them."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag.compat.axes import AxesLike, read_axes
+from ntkdiag.kernels.kernel import Kernel
+from ntkdiag.kernels.operands.operand import refuse
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How outputs `[n ...]` become a matrix `[r c]`: r runs over the axes of the kernel, c over the traced ones.
+
+    Attributes:
+        shape: Shape of the training outputs.
+        traced: Axes the kernel lacks: it stands for K kron I along them.
+        call: For messages.
+    """
+
+    shape: tuple[int, ...]
+    traced: tuple[int, ...]
+    call: str
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Axes of the kernel."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.traced)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Their lengths."""
+        return tuple(self.shape[axis] for axis in self.kept)
+
+    @staticmethod
+    def of(kernel: Any, y: Any, trace_axes: AxesLike, call: str) -> "Layout":
+        """Read the axes and check the kernel.
+
+        Args:
+            kernel: Train by train.
+            y: Training targets.
+            trace_axes: Axes of y that the kernel lacks.
+            call: For messages.
+
+        Raises:
+            InvalidInputError: An axis is out of range, or the kernel does not have the shape
+                `zip(y.shape, y.shape)` without the traced axes.
+        """
+        shape = tuple(y.shape)
+        axes = read_axes(trace_axes, (), shape, shape, "", call)
+        layout = Layout(shape, tuple(sorted(axes.traced_labels)), call)
+        expected = _zipped(layout.kept_shape, layout.kept_shape)
+        if tuple(kernel.shape) != expected:
+            refuse(
+                call,
+                expected=f"`k_train_train` of shape {expected}, which is "
+                f"zip(y_train.shape, y_train.shape) without trace_axes={trace_axes}",
+                got=f"shape {tuple(kernel.shape)}",
+                do="Pass the trace_axes that the kernel was computed with.",
+            )
+        return layout
+
+    def matrix(self, kernel: Any) -> Any:
+        """Train by train, `[r r]`."""
+        return _unzip(kernel).reshape(-1, math.prod(self.kept_shape))
+
+    def cross(self, kernel: Any) -> tuple[Any, tuple[int, ...]]:
+        """Test by train `[l r]`, and the shape of the test outputs."""
+        kept = self.kept_shape
+        if kernel.ndim != 2 * len(kept) or tuple(kernel.shape[1::2]) != kept or 0 in kernel.shape:
+            refuse(
+                self.call,
+                expected=f"`k_test_train` of shape {_zipped(('m', *kept[1:]), kept)}".replace("'", ""),
+                got=f"shape {tuple(kernel.shape)}",
+                do="It is zip(y_test.shape, y_train.shape) without the trace_axes.",
+            )
+        shape = list(self.shape)
+        for axis, length in zip(self.kept, kernel.shape[::2], strict=True):
+            shape[axis] = length
+        return _unzip(kernel).reshape(-1, math.prod(kept)), tuple(shape)
+
+    def columns(self, outputs: Any, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """Outputs, or a number for all of them, as `[r c]`."""
+        wanted = self.shape if shape is None else shape
+        outputs = outputs if hasattr(outputs, "shape") else np.asarray(outputs, jnp.result_type(float))
+        if outputs.ndim and tuple(outputs.shape) != wanted:
+            refuse(
+                self.call,
+                expected=f"`{name}` of shape {wanted}, or one number",
+                got=f"shape {tuple(outputs.shape)}",
+                do="Outputs have the shape of the targets.",
+            )
+        spread = (
+            jnp.broadcast_to(outputs, wanted) if isinstance(outputs, jax.Array) else np.broadcast_to(outputs, wanted)
+        )
+        rows = math.prod(wanted[axis] for axis in self.kept)
+        return spread.transpose((*self.kept, *self.traced)).reshape(rows, -1)
+
+    def outputs(self, matrix: Any, shape: tuple[int, ...] | None = None) -> Any:
+        """`[... r c]` back to `[... n ...]`: the inverse of `columns`."""
+        wanted = self.shape if shape is None else shape
+        lead, order = matrix.ndim - 2, (*self.kept, *self.traced)
+        split = matrix.reshape(*matrix.shape[:lead], *(wanted[axis] for axis in order))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return split.transpose((*range(lead), *(lead + k for k in back)))
+
+
+def array(value: Any) -> Any:
+    """A kernel or outputs as a numpy or JAX array, in the dtype it has."""
+    value = value.array if isinstance(value, Kernel) else value
+    return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+
+
+def _unzip(kernel: Any) -> Any:
+    """[n m o p ...] -> [n o ... m p ...]."""
+    return kernel.transpose((*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2)))
+
+
+def _zipped(first: tuple, second: tuple) -> tuple:
+    return tuple(length for pair in zip(first, second, strict=True) for length in pair)
