@@ -11,11 +11,11 @@ import numpy as np
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize.predict.closed_form import Response, assemble, modes_of
+from ntkdiag.linearize.predict.closed_form import Modes, Response, assemble, modes_of
 from ntkdiag.linearize.predict.momentum import MomentumKind, momentum_response
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
-from ntkdiag.linearize.predict.problem import read_problem
+from ntkdiag.linearize.predict.problem import Problem, read_problem
 from ntkdiag.linearize.predict.response import (
     descent_response,
     flow_response,
@@ -82,7 +82,23 @@ def gradient_flow(
         origin=origin,
         loss_denominator=loss_denominator,
     )
-    modes = modes_of(problem, call)
+    return follow_flow(problem, modes_of(problem, call), time, ridge)
+
+
+def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Number) -> Prediction:
+    """`gradient_flow` of a problem whose kernel was decomposed before.
+
+    Cost: O((NC)^2) per time.
+
+    Args:
+        problem: The problem.
+        modes: Of its kernel.
+        time: As for `gradient_flow`.
+        ridge: As for `gradient_flow`.
+
+    Returns:
+        As `gradient_flow`.
+    """
     times = jnp.asarray(time, problem.kernel.dtype)
     response = _flow(modes.values, modes.floor, times.reshape(-1) / problem.denominator, ridge)
     return assemble(problem, modes, response, times.shape)
