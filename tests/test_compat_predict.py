@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ntkdiag.compat import predict
+from ntkdiag.linearize.predict import closed_form
 
 RNG = np.random.default_rng(0)
 J, J_TEST = RNG.normal(size=(3, 2, 2, 13)), RNG.normal(size=(4, 2, 2, 13))
@@ -170,6 +171,17 @@ def test_resumed(momentum, x64):
     assert (half.qx_test is None) == (momentum is None)
     for a, b in zip(jax.tree.leaves(at_once), jax.tree.leaves(resumed), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_kernel_decomposed_once(x64, monkeypatch):
+    calls, decompose = [], closed_form._decompose
+    monkeypatch.setattr(closed_form, "_decompose", lambda *arguments: calls.append(0) or decompose(*arguments))
+    predict_fn = predict.gradient_descent_mse(FULL, Y, 0.7, trace_axes=())
+    inside = jax.jit(lambda t: predict_fn(t, F0, G0, CROSS)[1])(2.0)  # what is traced is not kept
+    several = [predict_fn(t, F0, G0, CROSS)[1] for t in (2.0, 7.0)]
+    assert len(calls) == 2
+    for found, t in zip([inside, *several], (2.0, 2.0, 7.0), strict=True):
+        np.testing.assert_allclose(found, flow(*blocks(False), t)[1], atol=1e-10)
 
 
 def test_any_loss_compiled_in_everything(x64):

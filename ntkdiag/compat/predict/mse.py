@@ -10,7 +10,11 @@ from ntkdiag.compat.axes import AxesLike
 from ntkdiag.compat.predict.layout import Layout, array
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
-from ntkdiag.linearize.predict import gradient_flow
+from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.linearize.predict.closed_form import Modes, modes_of
+from ntkdiag.linearize.predict.mse import follow_flow
+from ntkdiag.linearize.predict.prediction import Prediction
+from ntkdiag.linearize.predict.problem import read_problem
 
 _CALL = "gradient_descent_mse(k_train_train, y_train)"
 
@@ -29,7 +33,7 @@ def gradient_descent_mse(
     kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y| and are left
     out at infinity; nothing is divided by them. This is `ntkdiag.linearize.predict.gradient_flow` in another layout,
     with the loss denominator |y|.
-    Cost: one eigendecomposition in every call of the result; pass all times in one call.
+    Cost: one eigendecomposition, on the first call of the result; O((NC)^2) per time.
     Source: Lee et al. 2019, arXiv:1902.06720.
 
     Args:
@@ -64,19 +68,19 @@ def gradient_descent_mse(
     eye = (np if isinstance(matrix, np.ndarray) else jnp).eye(matrix.shape[0], dtype=matrix.dtype)
     matrix = matrix + diag_reg * unit * eye
 
+    targets, kept = layout.columns(y, "y_train"), []
+
     def predict_fn(t: Any = None, fx_train_0: Any = 0.0, fx_test_0: Any = None, k_test_train: Any = None) -> Any:
         if fx_train_0 is None and fx_test_0 is None:
             refuse(_CALL + "(t)", expected="`fx_train_0` or `fx_test_0`", got="None twice", do="Pass what to predict.")
+        times = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
+        require_at_least_zero(times, _CALL + "(t)", "t")
         cross, test, shape = read_test(layout, fx_test_0, k_test_train)
-        prediction = gradient_flow(
-            matrix,
-            layout.columns(y, "y_train"),
-            jnp.inf if t is None else (np.asarray(t) if is_concrete(t) else t) * learning_rate,
-            kernel_test=cross,
-            outputs=layout.columns(0.0 if fx_train_0 is None else array(fx_train_0), "fx_train_0"),
-            outputs_test=test,
-            loss_denominator=y.size,
-        )
+        start = layout.columns(0.0 if fx_train_0 is None else array(fx_train_0), "fx_train_0")
+        modes = kept[0] if kept else None
+        prediction, modes = _follow(matrix, targets, start, cross, test, times * learning_rate, y.size, modes)
+        if all(map(is_concrete, modes)):
+            kept[:] = [modes]
         train = layout.outputs(prediction.train)
         if cross is None:
             return train
@@ -84,6 +88,25 @@ def gradient_descent_mse(
         return outputs if fx_train_0 is None else (train, outputs)
 
     return predict_fn
+
+
+@keeps_float64
+def _follow(
+    matrix: Any, y: Any, start: Any, cross: Any, test: Any, time: Any, size: int, modes: Modes | None
+) -> tuple[Prediction, Modes]:
+    """The prediction, and the modes of the kernel, worked out where they are not known yet."""
+    problem = read_problem(
+        _CALL,
+        matrix,
+        y,
+        kernel_test=cross,
+        outputs=start,
+        outputs_test=test,
+        origin=None,
+        loss_denominator=size,
+    )
+    modes = modes_of(problem, _CALL) if modes is None else modes
+    return follow_flow(problem, modes, time, 0.0), modes
 
 
 def read_test(layout: Layout, fx_test_0: Any, k_test_train: Any) -> tuple[Any, Any, tuple[int, ...]]:
