@@ -3,6 +3,7 @@
 from ntkdiag.linearize import predict as predict
 from ntkdiag.linearize.gap import LinearizationGap as LinearizationGap
 from ntkdiag.linearize.gap import linearization_gap as linearization_gap
+from ntkdiag.linearize.last_layer import last_layer as last_layer
 from ntkdiag.linearize.linearize import linearize as linearize
 from ntkdiag.linearize.model import linearized_model as linearized_model
 from ntkdiag.linearize.taylor import taylor_expand as taylor_expand

@@ -12,7 +12,7 @@ class LinearizedEquinox(eqx.Module):
     """An Equinox module whose output is linear in its parameters; made by `linearized_model`.
 
     Attributes:
-        params: The parameters p: the network filtered to its trainable leaves.
+        params: What is trained: the network filtered to its trainable leaves.
         expansion: The network and where it is expanded.
         batched: Whether a call takes a batch; otherwise one example, as Equinox has it.
     """
@@ -35,3 +35,11 @@ class LinearizedEquinox(eqx.Module):
             return self.expansion.function(self.params, x, **kwargs)
         batch = jax.tree.map(lambda leaf: leaf[None], x)
         return jax.tree.map(lambda leaf: leaf[0], self.expansion.function(self.params, batch, **kwargs))
+
+    def network(self) -> Any:
+        """Put the trained parameters into the network itself.
+
+        Returns:
+            A new module like the one that was linearised.
+        """
+        return self.expansion.network(self.params)

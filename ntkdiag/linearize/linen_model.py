@@ -29,7 +29,7 @@ class LinearizedLinen(nn.Module):
             Outputs like the network's.
         """
         if self.is_initializing():
-            for name, value in self.expansion.functional.params.items():
+            for name, value in self.expansion.start.items():
                 self.put_variable("params", name, value)
         others = sorted(set(self.variables) - {"params"})
         if others:
@@ -42,3 +42,14 @@ class LinearizedLinen(nn.Module):
                 )
             )
         return self.expansion.function(self.variables["params"], x, **kwargs)
+
+    def network(self, variables: Any) -> Any:
+        """Put trained parameters into the network itself.
+
+        Args:
+            variables: ``{"params": p}``, as `init` returned it and an optimizer changed it.
+
+        Returns:
+            The variables of the network, for `model.apply`.
+        """
+        return self.expansion.network(variables["params"])

@@ -11,12 +11,12 @@ class LinearizedNNX(nnx.Module):
     """An NNX module whose output is linear in its parameters; made by `linearized_model`.
 
     Attributes:
-        model: A copy of the network that holds the parameters p; its own outputs are not those of the linear model.
+        model: A copy of the network that holds what is trained; its own outputs are not those of the linear model.
         expansion: The network and where it is expanded.
     """
 
     def __init__(self, expansion: Expansion):
-        self.model = expansion.functional.restore(expansion.functional.params)
+        self.model = expansion.functional.restore(expansion.start)
         self.expansion = expansion
 
     def __call__(self, x: Any, **kwargs: Any) -> Any:
@@ -29,6 +29,17 @@ class LinearizedNNX(nnx.Module):
         Returns:
             Outputs like the network's.
         """
+        return self.expansion.function(self._values(), x, **kwargs)
+
+    def network(self) -> Any:
+        """Put the trained parameters into the network itself.
+
+        Returns:
+            A new model like the one that was linearised.
+        """
+        return self.expansion.network(self._values())
+
+    def _values(self) -> Any:
         extract = self.expansion.functional.extract
         assert extract is not None  # every NNX functional has one
-        return self.expansion.function(extract(self.model), x, **kwargs)
+        return extract(self.model)

@@ -31,13 +31,12 @@ def taylor_expand(f: Callable[..., Any], params: Any, degree: int) -> Callable[.
     Raises:
         InvalidInputError: When the degree is not an integer of 0 or more.
     """
-    degree = _require_degree(degree)
+    degree = require_degree(degree)
     base = as_arrays(params)
 
     def f_taylor(p: Any, x: Any, **kwargs: Any) -> Any:
         step = tangent(base, as_arrays(p), f"taylor_expand(f, params, {degree})(p, x)")
-        series = ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree)
-        return jax.tree.map(_sum, series[0], *series[1:])
+        return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
 
     return f_taylor
 
@@ -70,13 +69,40 @@ def ray_derivatives(f: Callable[[Any], Any], base: Any, step: Any, degree: int) 
     return series(base)
 
 
+def sum_of_series(series: tuple[Any, ...]) -> Any:
+    """sum_j derivatives_j / j!.
+
+    Cost: one pass over the outputs for each order.
+
+    Args:
+        series: What `ray_derivatives` returns.
+
+    Returns:
+        The Taylor polynomial; integer outputs as they are.
+    """
+    return jax.tree.map(_sum, series[0], *series[1:])
+
+
 def _sum(value: jax.Array, *derivatives: Any) -> jax.Array:
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     return value + sum(d / math.factorial(order) for order, d in enumerate(derivatives, start=1))
 
 
-def _require_degree(degree: int) -> int:
+def require_degree(degree: int) -> int:
+    """Check the degree of a Taylor model.
+
+    Cost: none.
+
+    Args:
+        degree: The argument.
+
+    Returns:
+        The degree as an integer.
+
+    Raises:
+        InvalidInputError: When it is not an integer of 0 or more.
+    """
     try:
         number = operator.index(degree)
     except TypeError:
