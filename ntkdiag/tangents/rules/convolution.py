@@ -29,10 +29,14 @@ def conv_general_dilated(params: dict, position: int, layout: Layout, other: tup
     after = lambda k: k + (k > out_axis)
     weight = moved.transpose((out_axis, *map(after, spatial), after(in_axis), out_axis + 1))
 
+    positions = sorted(range(1 + len(window)), key=(spec.out_spec[0], *spec.out_spec[2:]).__getitem__)
+
     def operand(h):
         order = (spec.lhs_spec[0], *spec.lhs_spec[2:], spec.lhs_spec[1])
         h = arrange(h, order, tuple(h.shape[k] for k in order))  # [n space... c]
         p = _patches(h, window, params)  # [n space'... window... c]
+        order = (*positions, *range(len(positions), p.ndim))
+        p = arrange(p, order, tuple(p.shape[k] for k in order))  # positions as they follow each other in the output
         shape = (math.prod(p.shape[: 1 + len(window)]), math.prod(window), groups, n_in)
         return arrange(p.reshape(shape), (2, 0, 1, 3), (groups, shape[0], shape[1] * n_in))
 
