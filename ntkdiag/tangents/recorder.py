@@ -68,10 +68,10 @@ class Recorder:
             raise RuntimeError(f"ntkdiag: a use of parameter leaf {value.leaf} was not found by the first walk")
         return value.dense
 
-    def tap(self, key: tuple, y: jax.Array) -> jax.Array:
-        """Y plus the tap of this site."""
+    def tap(self, key: tuple, y: jax.Array, scale: Any = None) -> jax.Array:
+        """Y plus the tap of this site, times a scalar factor where there is one."""
         if self.taps is not None:
-            return y + self.taps[key]
+            return y + (self.taps[key] if scale is None else self.taps[key] * jnp.asarray(scale, y.dtype))
         lengths = tuple(length for _, length in self.scans)
         self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
         return y

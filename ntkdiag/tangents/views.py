@@ -61,7 +61,7 @@ _LAYOUT_RULES: dict[str, Callable[[dict, Layout], Layout | None]] = {
 def view_of(eqn: Any, inputs: list) -> View | None:
     """The output of an equation as a view of the same leaf, or None if it is not one."""
     name = eqn.primitive.name
-    view = inputs[0] if isinstance(inputs[0], View) else inputs[-1]
+    view = next(value for value in inputs if isinstance(value, View))
     scale = view.scale
     if name in _LAYOUT_RULES and len(inputs) == 1:
         if name == "convert_element_type" and not jax.numpy.issubdtype(eqn.params["new_dtype"], jax.numpy.floating):

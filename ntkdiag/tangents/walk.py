@@ -77,9 +77,11 @@ def _contract(eqn: Any, values: list, position: int, recorder: Recorder, path: t
     use = RULES[eqn.primitive.name](eqn.params, position, layout, jnp.shape(other))
     if use is None or (use.kind == "rows" and layout.n_block):  # stacked embedding tables go the general way
         return None
-    recorder.found(path, view, eqn.primitive.name, use, path, other)
+    scale = view.scale if use.kind == "rows" else None  # an index cannot carry the scalar factor of the view
+    found = view if scale is None else dataclasses.replace(view, scale=None)
+    recorder.found(path, found, eqn.primitive.name, use, path, other)
     constant = [view.value, other] if position == 0 else [other, view.value]
-    return [recorder.tap(path, _compat.bind(eqn, constant)[0])]
+    return [recorder.tap(path, _compat.bind(eqn, constant)[0], scale)]
 
 
 def _add_bias(
