@@ -1,6 +1,7 @@
 """Values that are one parameter leaf seen through reshapes, transposes, slices, casts and scalar factors."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,55 +33,81 @@ class View:
     scans: tuple = ()
 
 
-def _reshape(params: dict, layout: Layout) -> Layout | None:
-    return None if params.get("dimensions") is not None else layout.reshape(params["new_sizes"])
+def _reshape(params: dict, layout: Layout) -> list[Layout | None]:
+    return [None if params.get("dimensions") is not None else layout.reshape(params["new_sizes"])]
 
 
-def _squeeze(params: dict, layout: Layout) -> Layout | None:
+def _squeeze(params: dict, layout: Layout) -> list[Layout | None]:
     kept = [size for axis, size in enumerate(layout.shape) if axis not in params["dimensions"]]
-    return layout.reshape(tuple(kept))
+    return [layout.reshape(tuple(kept))]
 
 
-def _slice(params: dict, layout: Layout) -> Layout:
+def _slice(params: dict, layout: Layout) -> list[Layout | None]:
     strides = params["strides"] or (1,) * len(layout.shape)
     edges = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
-    return layout.slice(tuple(slice(*edge) for edge in edges))
+    return [layout.slice(tuple(slice(*edge) for edge in edges))]
 
 
-_LAYOUT_RULES: dict[str, Callable[[dict, Layout], Layout | None]] = {
+def _split(params: dict, layout: Layout) -> list[Layout | None]:
+    stops = list(itertools.accumulate(params["sizes"], initial=0))
+    before = (slice(None),) * params["axis"]
+    return [layout.slice((*before, slice(start, stop))) for start, stop in itertools.pairwise(stops)]
+
+
+def _unstack(params: dict, layout: Layout) -> list[Layout | None]:
+    axis = params["axis"]
+    kept = layout.shape[:axis] + layout.shape[axis + 1 :]
+    slices = _split({"axis": axis, "sizes": (1,) * layout.shape[axis]}, layout)
+    return [one and one.reshape(kept) for one in slices]
+
+
+def _same(params: dict, layout: Layout) -> list[Layout | None]:
+    return [layout]
+
+
+_LAYOUT_RULES: dict[str, Callable[[dict, Layout], list[Layout | None]]] = {
     "reshape": _reshape,
-    "transpose": lambda params, layout: layout.transpose(params["permutation"]),
+    "transpose": lambda params, layout: [layout.transpose(params["permutation"])],
     "squeeze": _squeeze,
     "slice": _slice,
-    "broadcast_in_dim": lambda params, layout: layout.broadcast(params["shape"], params["broadcast_dimensions"]),
-    "convert_element_type": lambda params, layout: layout,
-    "copy": lambda params, layout: layout,
+    "split": _split,
+    "unstack": _unstack,
+    "broadcast_in_dim": lambda params, layout: [layout.broadcast(params["shape"], params["broadcast_dimensions"])],
+    "convert_element_type": _same,
+    "copy": _same,
+    "name": _same,
+    "optimization_barrier": _same,
+    "sharding_constraint": _same,
+    "reshard": _same,
 }
 
 
-def view_of(eqn: Any, inputs: list) -> View | None:
-    """The output of an equation as a view of the same leaf, or None if it is not one."""
+def views_of(eqn: Any, inputs: list) -> list[View] | None:
+    """The outputs of an equation as views of the leaf its one view is of, or None if they are not all such."""
     name = eqn.primitive.name
     view = next(value for value in inputs if isinstance(value, View))
-    scale = view.scale
+    layouts, scale = [view.layout], view.scale
     if name in _LAYOUT_RULES and len(inputs) == 1:
         if name == "convert_element_type" and not jax.numpy.issubdtype(eqn.params["new_dtype"], jax.numpy.floating):
             return None
-        layout = _LAYOUT_RULES[name](eqn.params, view.layout)
+        layouts = _LAYOUT_RULES[name](eqn.params, view.layout)
     elif name == "neg":
-        layout, scale = view.layout, _times(scale, -1.0)
+        scale = _times(scale, -1.0)
     elif name in ("mul", "div") and (factor := _scalar_factor(name, inputs)) is not None:
-        layout, scale = view.layout, _times(scale, factor)
+        scale = _times(scale, factor)
     else:
         return None
-    if layout is None:
+    if None in layouts:
         return None
     replaced = lambda copy: [copy if value is view else value for value in inputs]
-    value = _compat.bind(eqn, replaced(view.value))[0]
-    dense = value if view.dense is view.value else None
-    if dense is None and view.dense is not None:
-        dense = _compat.bind(eqn, replaced(view.dense))[0]
-    return dataclasses.replace(view, layout=layout, value=value, dense=dense, scale=scale)
+    values = _compat.bind(eqn, replaced(view.value))
+    dense = values if view.dense is view.value else [None] * len(values)
+    if view.dense is not None and view.dense is not view.value:
+        dense = _compat.bind(eqn, replaced(view.dense))
+    return [
+        dataclasses.replace(view, layout=layout, value=value, dense=copy, scale=scale)
+        for layout, value, copy in zip(layouts, values, dense, strict=True)
+    ]
 
 
 def _scalar_factor(name: str, inputs: list) -> Any:

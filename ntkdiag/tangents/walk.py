@@ -21,7 +21,7 @@ from ntkdiag.tangents.liveness import liveness
 from ntkdiag.tangents.recorder import Recorder
 from ntkdiag.tangents.rules import RULES
 from ntkdiag.tangents.rules.ragged_dot import REWRITES
-from ntkdiag.tangents.views import View, view_of
+from ntkdiag.tangents.views import View, views_of
 
 
 def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple = ()) -> list:
@@ -58,9 +58,9 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
         return _compat.bind(eqn, [value.value if isinstance(value, View) else value for value in values])
     views = [k for k, value in enumerate(values) if isinstance(value, View)]
     if len(views) == 1:
-        view = view_of(eqn, values)
-        if view is not None:
-            return [view]
+        seen = views_of(eqn, values)
+        if seen is not None:
+            return seen
         if name in RULES and (tapped := _contract(eqn, values, views[0], recorder, path)) is not None:
             return tapped
         if name == "add" and (added := _add_bias(eqn, values, views[0], recorder, path, fresh)) is not None:
