@@ -12,7 +12,9 @@ def leaf_names(ways: tuple[Way, ...], paths: list[str], stacked: dict[int, int])
     for way in ways:
         [leaf] = way.part.leaves
         length = stacked.get(leaf, 1)
-        split = length > 1 and way.name != "rows" and way.part.size % length == 0
+        in_leaf_order = way.part.kind in ("dense", "assembled")
+        by_layer = all(site.use.weight.block_shape[:1] == (length,) for site in way.part.sites)
+        split = length > 1 and (in_leaf_order or by_layer)
         names.append([f"{paths[leaf]}[{k}]" for k in range(length)] if split else [paths[leaf]])
     return names
 

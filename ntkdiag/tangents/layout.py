@@ -11,18 +11,20 @@ class Layout:
 
     `array` is a one-byte-per-element stand-in for the leaf whose memory is reserved but never read or written: numpy's
     own view arithmetic (reshape, transpose, slicing, broadcasting) does all the work, at no cost in leaf size.
+    `size` is the number of elements of the leaf.
     The first `n_block` axes are axes of the leaf that enclosing scans run over; operations do not see them.
     """
 
     array: np.ndarray
     base: int
+    size: int
     n_block: int = 0
 
     @staticmethod
     def of(shape: tuple[int, ...]) -> "Layout":
         """The identity layout of a leaf."""
         array = np.empty(shape, np.int8)
-        return Layout(array, array.__array_interface__["data"][0])
+        return Layout(array, array.__array_interface__["data"][0], array.size)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,6 +69,11 @@ class Layout:
     def offset(self) -> int:
         """Index of the first element in the flattened leaf."""
         return self.array.__array_interface__["data"][0] - self.base
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is every element of the leaf in its own order."""
+        return self.array.size == self.size and self.array.flags.c_contiguous
 
     @property
     def repeats(self) -> bool:

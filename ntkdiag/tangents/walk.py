@@ -139,7 +139,7 @@ def _scan(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     scanned = [recorder.differentiable(v) if isinstance(v, View) and not v.layout.shape else v for v in scanned]
     boxes, arrays = _unbox(scanned)
     for box in boxes:
-        if box and box.layout.array.flags.c_contiguous and not box.layout.n_block:
+        if box and box.layout.whole and not box.layout.n_block:
             recorder.stacked[box.leaf] = box.layout.shape[0]
     boxes = [
         dataclasses.replace(box, layout=box.layout.enter_scan(), scans=(*box.scans, path)) if box else None
