@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.kernels import keywords
 
 
 def check_independent(f: Callable, params: Any, x: Any, kwargs: dict, alone: Any, call: str) -> None:
@@ -25,9 +26,8 @@ def check_independent(f: Callable, params: Any, x: Any, kwargs: dict, alone: Any
     Raises:
         ExamplesInteractError: They differ by more than rounding.
     """
-    static = {name: value for name, value in kwargs.items() if not hasattr(value, "dtype")}
-    arrays = {name: value for name, value in kwargs.items() if name not in static}
-    out = jax.jit(lambda p, x, k: f(p, x, **static, **k))(params, x, arrays)
+    fixed = keywords.Fixed.of(kwargs)
+    out = jax.jit(lambda p, x, k: f(p, x, **fixed.fill(k)))(params, x, keywords.arrays(kwargs))
     together = np.concatenate([np.asarray(v, np.float64).reshape(v.shape[0], -1) for v in jax.tree.leaves(out)], axis=1)
     alone = np.asarray(alone, np.float64)
     dtype = jax.tree.leaves(out)[0].dtype
@@ -44,6 +44,7 @@ def check_independent(f: Callable, params: Any, x: Any, kwargs: dict, alone: Any
             call,
             expected="outputs of one example that do not depend on the other examples of the batch",
             got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is evaluated by itself",
-            do='Use eval mode (running statistics), or examples="joint" to differentiate the batch as a whole.',
+            do='Use eval mode (running statistics) or mode="dropout" (one mask for all examples), or examples="joint" '
+            "to differentiate the batch as a whole.",
         )
     )

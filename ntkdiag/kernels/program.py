@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import _compat, errors
+from ntkdiag.kernels import keywords
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.cost import Cost, cost
@@ -65,11 +66,11 @@ class Program:
             for path, _ in jax.tree_util.tree_leaves_with_path(params)
         ]
         shapes = lambda tree: jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), tree)
-        self.dynamic = shapes(dynamic_arguments(kwargs))
+        self.dynamic = shapes(keywords.arrays(kwargs))
         self.params = jax.tree.leaves(shapes(params))
         self.example = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape if joint else v.shape[1:], v.dtype), x)
         _check_outputs(f, params, x, kwargs, joint, call)
-        vector = functools.partial(_as_vector, f, jax.tree.structure(params), static_arguments(kwargs), joint)
+        vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint)
         self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         self.verified = False
@@ -116,7 +117,7 @@ class Program:
 
     def factors(self, ways: tuple[Way, ...], params: Any, basis: Any, kwargs: dict, x: Any) -> tuple[list[Factor], Any]:
         """Factors of a batch and f(x) [n C]; not compiled, for use inside a jit."""
-        fixed = (jax.tree.leaves(params), basis, dynamic_arguments(kwargs))
+        fixed = (jax.tree.leaves(params), basis, keywords.arrays(kwargs))
         return self.trace(ways, basis)(fixed, jax.tree.map(lambda v: v[None], x) if self.joint else x)
 
     def compiled_factors(self, ways: tuple[Way, ...]) -> Callable:
@@ -142,32 +143,19 @@ def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
 
     def shapes(tree):
         leaves = jax.tree.leaves(tree)
-        return jax.tree.structure(tree), tuple((tuple(v.shape), jnp.dtype(v.dtype)) for v in leaves)
+        return jax.tree.structure(tree), tuple((tuple(v.shape), v.dtype) for v in leaves)
 
-    static = tuple(sorted((name, repr(value)) for name, value in static_arguments(kwargs).items()))
     x64 = jax.config.read("jax_enable_x64")  # the same shapes trace differently
-    return f, joint, x64, static, shapes(params), shapes(x), shapes(dynamic_arguments(kwargs))
+    fixed = keywords.Fixed.of(kwargs)
+    return keywords.hashable(f), joint, x64, fixed, shapes(params), shapes(x), shapes(keywords.arrays(kwargs))
 
 
-def _is_array(value: Any) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(hasattr(leaf, "dtype") and hasattr(leaf, "shape") for leaf in leaves)
-
-
-def dynamic_arguments(kwargs: dict) -> dict:
-    """Keyword arguments that are arrays: inputs of the compiled functions."""
-    return {name: value for name, value in kwargs.items() if _is_array(value)}
-
-
-def static_arguments(kwargs: dict) -> dict:
-    """All other keyword arguments: part of the function."""
-    return {name: value for name, value in kwargs.items() if not _is_array(value)}
-
-
-def _as_vector(f: Callable, structure: Any, static: dict, joint: bool, params: list, dynamic: dict, x: Any) -> Any:
+def _as_vector(
+    f: Callable, structure: Any, fixed: keywords.Fixed, joint: bool, params: list, dynamic: list, x: Any
+) -> Any:
     """f of one example, or of a whole batch that counts as one, as a vector of all outputs."""
     x = x if joint else jax.tree.map(lambda v: v[None], x)
-    leaves = jax.tree.leaves(f(jax.tree.unflatten(structure, params), x, **static, **dynamic))
+    leaves = jax.tree.leaves(f(jax.tree.unflatten(structure, params), x, **fixed.fill(dynamic)))
     if joint:  # [N ...] each -> [N C] -> examples first
         return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1).reshape(-1)
     return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if len(leaves) > 1 else leaves[0].reshape(-1)
@@ -179,8 +167,8 @@ def _check_outputs(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool, 
     Raises:
         InvalidInputError: It does not.
     """
-    static, dynamic = static_arguments(kwargs), dynamic_arguments(kwargs)
-    out = jax.eval_shape(lambda p, x, k: f(p, x, **static, **k), params, x, dynamic)
+    fixed = keywords.Fixed.of(kwargs)
+    out = jax.eval_shape(lambda p, x, k: f(p, x, **fixed.fill(k)), params, x, keywords.arrays(kwargs))
     n = jax.tree.leaves(x)[0].shape[0]
     leaves = jax.tree.leaves(out)
     floating = lambda v: jnp.issubdtype(v.dtype, jnp.floating)

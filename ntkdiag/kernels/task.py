@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels import interaction
+from ntkdiag.kernels import interaction, keywords
 from ntkdiag.kernels import plan as planning
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.gram import Gram, mirrored
-from ntkdiag.kernels.program import Program, dynamic_arguments
+from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.progress import bar
 from ntkdiag.kernels.reduction import Reduction
 from ntkdiag.kernels.ways import Way
@@ -113,7 +113,7 @@ class Task:
             )
             outputs = side.program.tangents.n_outputs
             basis = jnp.eye(outputs, dtype=side.program.tangents.dtype)
-            return run(self.params, basis, self.kwargs, side.x)[0]
+            return run(self.params, basis, keywords.arrays(self.kwargs), side.x)[0]
 
         rows = factors(self.rows)
         columns = rows if self.columns is None else factors(self.columns)
@@ -200,7 +200,7 @@ class Task:
             repeat = lambda v: jnp.concatenate([v, jnp.repeat(v[-1:], short, axis=0)])
             block = jax.tree.map(repeat, block)
         run = side.program.compiled_factors(side.ways)
-        kwargs = dynamic_arguments(self.kwargs if side.kwargs is None else side.kwargs)
+        kwargs = keywords.arrays(self.kwargs if side.kwargs is None else side.kwargs)
         factors, alone = run(self.params, self.basis, kwargs, block)
         if self.check and not side.program.verified and alone.shape[0] > 1:
             interaction.check_independent(side.f, self.params, block, self.kwargs, alone, self.call)
