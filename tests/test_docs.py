@@ -25,6 +25,7 @@ PACKAGES = (
     "ntkdiag.compat.predict",
     "ntkdiag.kernels",
     "ntkdiag.linearize",
+    "ntkdiag.linearize.matrix_free",
     "ntkdiag.linearize.predict",
     "ntkdiag.monitor",
     "ntkdiag.tangents",

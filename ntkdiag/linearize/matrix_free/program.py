@@ -1,0 +1,39 @@
+"""Running a function of an operator, compiled with the options its arithmetic needs."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ntkdiag import _compat
+from ntkdiag.kernels import arguments
+
+
+def run(function: Callable[..., Any], operator: Any, *args: Any, static: Any = None) -> Any:
+    """Call `function(operator, *args)`, or with `static` last where it is given.
+
+    Compiled once for each function, network and shape. Inside someone's `jax.jit` it is traced into that program.
+    Matrix products keep the full precision of their dtype.
+    Cost: that of the function.
+
+    Args:
+        function: A function of module level.
+        operator: An `NTKOperator`.
+        *args: Arrays and trees.
+        static: Something hashable that is fixed at compilation.
+
+    Returns:
+        What the function returns.
+    """
+    given = (operator, *args) if static is None else (operator, *args, static)
+    with jax.default_matmul_precision("highest"):
+        if arguments.is_traced(operator, args):
+            return function(*given)
+        return _compiled(function, operator.reduces, None if static is None else len(given) - 1)(*given)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], reduces: bool, static: int | None) -> Callable[..., Any]:
+    options = _compat.compiler_options(reduces=reduces)
+    return jax.jit(function, static_argnums=() if static is None else static, compiler_options=options or None)

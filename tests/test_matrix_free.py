@@ -1,0 +1,257 @@
+"""The kernel as an operator and the solves on it, against dense float64 algebra."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+import reference
+
+from ntkdiag import linearize
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.linearize.matrix_free import CG, LSMR, NTKOperator, gauss_newton_step, least_squares, minimize
+
+N, M, D, C, W = 11, 4, 3, 2, 5
+RNG = np.random.default_rng(0)
+X, X_TEST, Y = (RNG.normal(size=s).astype(np.float32) for s in ((N, D), (M, D), (N, C)))
+PARAMS = {"a": RNG.normal(size=(D, W)).astype(np.float32), "b": RNG.normal(size=(W, C)).astype(np.float32) / 2}
+LABELS = np.arange(N) % C
+
+
+def net(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def cross_entropy(outputs):
+    return -jnp.mean(jax.nn.log_softmax(outputs)[jnp.arange(N), LABELS])
+
+
+OPERATOR = NTKOperator(net, PARAMS, X, microbatch=4)  # 11 = 4 + 4 + 3: the last one is filled up
+J = reference.jacobian(net, PARAMS, X).reshape(N * C, -1)
+J_TEST = reference.jacobian(net, PARAMS, X_TEST).reshape(M * C, -1)
+F0 = np.asarray(net(PARAMS, X), np.float64)
+V = RNG.normal(size=N * C).astype(np.float32)
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+def _flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def test_products():
+    expected = J @ (J.T @ V)
+    for product in (OPERATOR.mv(V), OPERATOR @ V, OPERATOR(V), jax.jit(lambda op, v: op @ v)(OPERATOR, V)):
+        np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose((OPERATOR @ V.reshape(N, C)).ravel(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(OPERATOR @ np.stack([V, 2 * V], 1), np.stack([expected, 2 * expected], 1), rtol=1e-5)
+    cross = NTKOperator(net, PARAMS, X_TEST, X, microbatch=3)
+    np.testing.assert_allclose(cross @ V, J_TEST @ (J.T @ V), rtol=1e-5, atol=1e-5)
+    assert (cross.shape, cross.symmetric, OPERATOR.symmetric) == ((M * C, N * C), False, True)
+    assert (OPERATOR.shape, OPERATOR.dtype) == ((N * C, N * C), np.float32)
+    assert repr(OPERATOR) == "NTKOperator(22 x 22, float32, microbatch=4)"
+
+
+def test_one_output_without_an_axis():
+    operator = NTKOperator(lambda p, x: net(p, x)[:, 0], PARAMS, X, microbatch=4)
+    np.testing.assert_allclose(operator @ V[:N], J[::C] @ (J[::C].T @ V[:N]), rtol=1e-5, atol=1e-5)
+
+
+def test_inside_other_libraries():
+    dense = np.asarray(J @ J.T)
+    np.testing.assert_allclose(OPERATOR.lineax().as_matrix(), dense, rtol=1e-4, atol=1e-4)
+    cross = NTKOperator(net, PARAMS, X_TEST, X).lineax()
+    np.testing.assert_allclose(cross.transpose().mv(jnp.ones(M * C)), J @ J_TEST.T @ np.ones(M * C), rtol=1e-4)
+    shifted = lambda v: OPERATOR @ v + 0.5 * v
+    expected = np.linalg.solve(dense + 0.5 * np.eye(N * C), V)
+    np.testing.assert_allclose(jax.scipy.sparse.linalg.cg(shifted, V, tol=1e-6)[0], expected, rtol=1e-3, atol=1e-3)
+    damped = OPERATOR.lineax() + 0.5 * lx.IdentityLinearOperator(jax.ShapeDtypeStruct((N * C,), np.float32))
+    damped = lx.TaggedLinearOperator(damped, lx.positive_semidefinite_tag)
+    np.testing.assert_allclose(lx.linear_solve(damped, V, lx.CG(1e-5, 1e-5)).value, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_memory_is_that_of_a_microbatch():
+    wide = lambda p, x: jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]).sum(1, keepdims=True)
+    params = {"a": jnp.ones((8, 256)), "b": jnp.ones((256, 256))}
+
+    def temporary(size):
+        operator = NTKOperator(wide, params, jnp.ones((512, 8)), microbatch=size)
+        compiled = jax.jit(lambda op, v: op @ v).lower(operator, jnp.ones((512, 1))).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(16) < 0.5 * temporary(512)
+
+
+@pytest.mark.parametrize("method", [CG(), CG(rank=8), CG("parameters"), CG("parameters", rank=8), LSMR()], ids=repr)
+def test_ridge_regression(method):
+    alpha = np.linalg.solve(J @ J.T + 0.5 * np.eye(N * C), (Y - F0).ravel())
+    solution = least_squares(OPERATOR, Y, ridge=0.5, method=method)
+    np.testing.assert_allclose(solution.outputs.ravel(), F0.ravel() + J @ (J.T @ alpha), **CLOSE)
+    np.testing.assert_allclose(_flat(solution.step), J.T @ alpha, **CLOSE)
+    np.testing.assert_allclose(linearize(net, PARAMS)(solution.params, X), solution.outputs, **CLOSE)
+    assert solution.converged
+    assert 0 < solution.iterations < 60
+    assert solution.residual <= 1e-5
+    assert repr(solution).startswith(f"Solution(converged in {int(solution.iterations)} iterations, residual ")
+    if solution.weights is not None:
+        predicted = NTKOperator(net, PARAMS, X_TEST, X) @ solution.weights
+        np.testing.assert_allclose(predicted.ravel(), J_TEST @ (J.T @ alpha), **CLOSE)
+
+
+def test_the_preconditioner_saves_iterations():
+    spread = jax.tree.map(lambda p: p * np.float32(3.0), PARAMS)
+    operator = NTKOperator(net, spread, X)
+    plain, nystrom = (least_squares(operator, Y, ridge=0.01, method=CG(rank=r, tolerance=1e-4)) for r in (0, 16))
+    assert nystrom.converged
+    assert nystrom.iterations < 0.7 * plain.iterations
+
+
+def test_without_ridge_it_is_the_least_norm_interpolation():
+    x, y = X[:3], Y[:3]
+    jacobian = J[: 3 * C]
+    expected = np.linalg.pinv(jacobian) @ (y - F0[:3]).ravel()
+    for method in (CG(tolerance=1e-4), LSMR()):
+        solution = least_squares(NTKOperator(net, PARAMS, x), y, method=method)
+        np.testing.assert_allclose(_flat(solution.step), expected, rtol=0.02, atol=2e-3)
+        np.testing.assert_allclose(solution.outputs, y, atol=1e-2)
+
+
+def test_a_solve_that_stops_early_says_so():
+    solution = least_squares(OPERATOR, Y, ridge=0.5, method=CG(max_steps=2))
+    assert not solution.converged
+    assert solution.iterations == 2
+    assert solution.residual > 1e-3
+    assert repr(solution).startswith("Solution(not converged in 2 iterations")
+    unreachable = least_squares(OPERATOR, Y, ridge=0.5, method=CG(tolerance=1e-12))
+    assert not unreachable.converged
+    assert unreachable.iterations < 1000  # rounding is noticed
+
+
+def test_zero_residual_is_solved_by_no_step():
+    solution = least_squares(OPERATOR, OPERATOR.outputs(), ridge=0.5)
+    assert (int(solution.iterations), float(solution.residual), bool(solution.converged)) == (0, 0.0, True)
+
+
+def _gauss_newton(damping):
+    """One Newton step on cross-entropy of the linear model, densely in float64."""
+    p = np.exp(F0) / np.exp(F0).sum(1, keepdims=True)
+    gradient = (p - np.eye(C)[LABELS]).ravel() / N
+    blocks = [np.diag(row) - np.outer(row, row) for row in p]
+    hessian = np.zeros((N * C, N * C))
+    for i, block in enumerate(blocks):
+        hessian[i * C : (i + 1) * C, i * C : (i + 1) * C] = block / N
+    return -np.linalg.solve(J.T @ hessian @ J + damping * np.eye(J.shape[1]), J.T @ gradient)
+
+
+@pytest.mark.parametrize("method", [CG(), CG("parameters"), CG("parameters", rank=8)], ids=repr)
+def test_gauss_newton_step(method):
+    step = _gauss_newton(0.05)
+    solution = gauss_newton_step(OPERATOR, cross_entropy, damping=0.05, method=method)
+    np.testing.assert_allclose(_flat(solution.step), step, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(solution.outputs.ravel(), F0.ravel() + J @ step, rtol=1e-3, atol=1e-4)
+    assert solution.converged
+
+
+def test_squared_error_needs_one_gauss_newton_step():
+    squared = lambda f: 0.5 * jnp.sum((f - Y) ** 2) / N
+    a = gauss_newton_step(OPERATOR, squared, damping=0.5 / N)
+    b = least_squares(OPERATOR, Y, ridge=0.5)
+    np.testing.assert_allclose(a.outputs, b.outputs, **CLOSE)
+
+
+def test_minimum_of_a_convex_loss():
+    solution = minimize(OPERATOR, cross_entropy, 0.01)
+    assert solution.converged
+    displacement = _flat(solution.step)
+    p = np.asarray(jax.nn.softmax(solution.outputs), np.float64)
+    gradient = J.T @ (p - np.eye(C)[LABELS]).ravel() / N + 0.01 * displacement
+    assert np.linalg.norm(gradient) < 1e-4 * np.linalg.norm(J.T @ (np.eye(C)[LABELS]).ravel() / N)
+    np.testing.assert_allclose(solution.outputs.ravel(), F0.ravel() + J @ displacement, **CLOSE)
+
+
+def test_differentiable_and_compiled_in_a_program_of_the_user():
+    solved = jax.jit(lambda op, y: least_squares(op, y, ridge=0.5))(OPERATOR, Y)
+    np.testing.assert_allclose(solved.outputs, least_squares(OPERATOR, Y, ridge=0.5).outputs, **CLOSE)
+    seen = []
+    jax.jit(lambda op, y: seen.append(repr(least_squares(op, y, ridge=0.5))))(OPERATOR, Y)
+    assert seen[0].startswith("Solution(traced, CG(")
+
+
+CROSS = NTKOperator(net, PARAMS, X_TEST, X)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: NTKOperator(net, PARAMS, X, microbatch=0),
+            "NTKOperator(f, params, x): expected a positive integer `microbatch`; got 0. 256 is the default.",
+        ),
+        (
+            lambda: NTKOperator(lambda p, x: (x, x), PARAMS, X),
+            "NTKOperator(f, params, x): expected f to return one floating array with the 11 examples first; got tuple.",
+        ),
+        (
+            lambda: NTKOperator(lambda p, x: jnp.sum(net(p, x)), PARAMS, X),
+            "NTKOperator(f, params, x): expected f to return one floating array with the 11 examples first; got "
+            "float32[]. Select an output: functionalize(model, ..., output=lambda y: y[0]).",
+        ),
+        (
+            lambda: OPERATOR @ np.ones(5),
+            "NTKOperator.mv(v): expected v of shape (22,), (22, k) or (11, 2); got shape (5,).",
+        ),
+        (
+            lambda: least_squares(CROSS, Y),
+            "least_squares(operator, y): expected `operator` as NTKOperator(f, params, x) of the training examples; "
+            "got one of two sets of examples. Leave x2 out; kernels that are arrays go to ntkdiag.linearize.predict.",
+        ),
+        (
+            lambda: minimize(np.eye(3), cross_entropy, 0.1),
+            "minimize(operator, loss, damping): expected `operator` as NTKOperator(f, params, x) of the training "
+            "examples; got ndarray.",
+        ),
+        (
+            lambda: least_squares(OPERATOR, Y[:3]),
+            "least_squares(operator, y): expected `y` of shape (11, 2) in floating point, like the outputs of f; got "
+            "float32[3, 2]. Class numbers become targets with `jax.nn.one_hot`.",
+        ),
+        (lambda: least_squares(OPERATOR, np.full((N, C), np.nan)), "expected finite `y`; got NaN or Inf."),
+        (lambda: least_squares(OPERATOR, Y, ridge=-1.0), "expected a non-negative `ridge`; got -1.0."),
+        (lambda: gauss_newton_step(OPERATOR, lambda f: f, damping=0.1), "expected a `loss` that returns one number;"),
+        (
+            lambda: gauss_newton_step(OPERATOR, cross_entropy, damping=0.1, method=LSMR()),
+            'gauss_newton_step(operator, loss): expected CG(space="function"), or CG(space="parameters") with or '
+            "without a rank; got LSMR(tolerance=1e-05, max_steps=1000).",
+        ),
+        (lambda: minimize(OPERATOR, cross_entropy, 0.0), "expected a positive `damping`; got 0.0."),
+        (lambda: CG("dual"), 'CG(space): expected "function" or "parameters"; got \'dual\'. Take the one with fewer'),
+        (lambda: CG(rank=-1), "CG(rank): expected a rank of 0 or more; got -1. 0 is no preconditioner."),
+        (lambda: CG(tolerance=0.0), "CG(tolerance): expected a tolerance in (0, 1); got 0.0. 1e-5 is the default."),
+        (lambda: LSMR(max_steps=0), "LSMR(max_steps): expected a positive integer; got 0. 1000 is the default."),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.slow
+def test_ten_thousand_examples_with_ten_outputs():
+    """The kernel would have 10^10 entries, 40 GB; the solve holds a few vectors of 10^5."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(10_000, 20)).astype(np.float32)
+    params = {"a": rng.normal(size=(20, 32)).astype("f") / 4, "b": rng.normal(size=(32, 10)).astype("f") / 5}
+    labels = np.argmax(x[:, :10] + 0.3 * rng.normal(size=(10_000, 10)), axis=1)
+    targets = np.eye(10, dtype=np.float32)[labels]
+    operator = NTKOperator(net, params, x, microbatch=500)
+    found = [least_squares(operator, targets, ridge=10.0, method=m) for m in (CG(), CG("parameters", rank=30))]
+    for solution in found:
+        print(solution)
+        assert solution.converged
+        assert np.mean(np.argmax(solution.outputs, axis=1) == labels) > 0.7
+    np.testing.assert_allclose(found[0].outputs, found[1].outputs, atol=1e-3)
+    gradient = operator.cotangent(found[0].outputs - targets)
+    gradient = jax.tree.map(lambda g, d: g + 10.0 * d, gradient, found[0].step)
+    scale = operator.cotangent(operator.outputs() - targets)
+    assert np.linalg.norm(_flat(gradient)) < 1e-4 * np.linalg.norm(_flat(scale))
