@@ -18,7 +18,7 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
     """Every leaf is a real floating array, and finite.
 
     Raises:
-        InvalidInputError: There are none, or one is not; the message names the leaf.
+        InvalidInputError: There are none, or one is not or was deleted; the message names the leaf.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
@@ -36,6 +36,7 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
                     do="Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off.",
                 )
             )
+    check_alive(params, call, "params")
     if finite and not is_traced(params):
         bad = [_name(path) for path, leaf in leaves if not _all_finite(leaf)]
         if bad:
@@ -47,6 +48,46 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
                     do="The run has diverged, or the checkpoint is damaged; pass check=False to compute anyway.",
                 )
             )
+
+
+def check_alive(tree: Any, call: str, name: str) -> None:
+    """No array was given away.
+
+    Raises:
+        InvalidInputError: One was donated to a compiled function, or deleted.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    gone = lambda leaf: isinstance(leaf, jax.Array) and not is_traced(leaf) and leaf.is_deleted()
+    deleted = [_name(path) for path, leaf in leaves if gone(leaf)]
+    if deleted:
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected=f"live arrays in {name}",
+                got=f"deleted buffers: {', '.join(deleted[:5])}",
+                do="They were donated to a compiled function: pass what that function returned instead.",
+            )
+        )
+
+
+def check_alike(x1: Any, x2: Any, call: str) -> None:
+    """Row and column examples are trees of the same structure; lengths of axes may differ.
+
+    Raises:
+        InvalidInputError: They are not.
+    """
+    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(x)] for x in (x1, x2)]
+    same = jax.tree.structure(x1) == jax.tree.structure(x2)
+    if not same or any(len(a) != len(b) for a, b in zip(*shapes, strict=True)):
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="x2 as a tree of arrays like x1, each with as many axes",
+                got=f"{jax.tree.structure(x1)} of shapes {shapes[0][:4]} and {jax.tree.structure(x2)} of shapes "
+                f"{shapes[1][:4]}",
+                do="Give both the same preprocessing.",
+            )
+        )
 
 
 def check_choice(value: Any, choices: tuple[str, ...], call: str) -> None:
@@ -64,8 +105,9 @@ def batch_size(x: Any, call: str, name: str) -> int:
     """Length of the example axis, shared by all leaves.
 
     Raises:
-        InvalidInputError: There is no array, no example, or the leaves disagree.
+        InvalidInputError: There is no array, no example, the leaves disagree, or one was deleted.
     """
+    check_alive(x, call, name)
     leaves = jax.tree_util.tree_leaves_with_path(x)
     sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for _, leaf in leaves}
     if len(sizes) == 1 and (size := sizes.pop()):

@@ -33,13 +33,22 @@ def group(
         For every part the numbers of its groups, and the names of the groups.
 
     Raises:
-        InvalidInputError: A glob matches nothing.
+        InvalidInputError: `wanted` is neither, or a glob matches nothing.
     """
     flat = [name for part in names for name in part]
     if wanted is True:
         keys = list(dict.fromkeys(flat))
         return tuple(tuple(keys.index(name) for name in part) for part in names), keys
-    globs = [wanted] if isinstance(wanted, str) else list(wanted)  # type: ignore[arg-type]
+    globs = [wanted] if isinstance(wanted, str) else wanted
+    if not isinstance(globs, list | tuple) or not all(isinstance(glob, str) for glob in globs):
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="per_leaf= as True, a path glob or a list of path globs",
+                got=f"per_leaf={wanted!r}",
+                do="per_leaf=True gives the kernel of every parameter.",
+            )
+        )
     for glob in globs:
         if not any(fnmatch.fnmatchcase(name, glob) for name in flat):
             raise errors.InvalidInputError(

@@ -70,6 +70,7 @@ def ntk(
 
     Raises:
         InvalidInputError: Parameters, inputs, outputs or an option are not as described.
+        UnsupportedModelError: JAX cannot differentiate f in reverse mode.
         ExamplesInteractError: Examples interact and `examples="joint"` was not asked for.
         MemoryBudgetError: The budget is too small even for one example at a time.
 
@@ -133,6 +134,7 @@ def plan(
 
     Raises:
         InvalidInputError: Parameters, inputs, outputs or an option are not as described.
+        UnsupportedModelError: JAX cannot differentiate f in reverse mode.
         MemoryBudgetError: The budget is too small even for one example at a time.
 
     Cost: tracing f a few times; no array is made.
@@ -162,6 +164,8 @@ def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tup
     params, x1, x2, kwargs = jax.tree.map(_as_array, (params, x1, x2, kwargs))
     n = arguments.batch_size(x1, call, "x1")
     m = n if x2 is None else arguments.batch_size(x2, call, "x2")
+    if x2 is not None:
+        arguments.check_alike(x1, x2, call)
     p = Preconditioner.of(preconditioner, params, call)
     job = prepare.task(
         f,

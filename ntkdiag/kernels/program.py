@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import _compat, errors
-from ntkdiag.kernels import keywords
+from ntkdiag.kernels import keywords, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.cost import Cost, cost
@@ -108,7 +108,10 @@ class Program:
                 factors, y = self.tangents.factors([way.part for way in ways], fixed[0], fixed[1], fixed[2], x)
                 return [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)], y
 
-            closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
+            try:
+                closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
+            except (ValueError, TypeError, NotImplementedError) as error:
+                reversible.explain(self.tangents.jaxpr, self.params, (self.dynamic, self.example), error)
             jaxpr, consts = _compat.open_jaxpr(closed)
             n_fixed = len(jax.tree.leaves(fixed))
             varying = depends_on(jaxpr, n_fixed)

@@ -66,9 +66,11 @@ class Reduction:
         if isinstance(outputs, RandomProjections) and outputs.k > 1:
             return Reduction("random-projections", "diagonal", n_outputs, outputs.k, outputs)
         shape = getattr(outputs, "shape", None)
-        if shape is not None and len(shape) == 2 and shape[0] == n_outputs and shape[1]:
+        real = shape is not None and jnp.issubdtype(outputs.dtype, jnp.number)
+        real = real and not jnp.issubdtype(outputs.dtype, jnp.complexfloating)
+        if real and len(shape) == 2 and shape[0] == n_outputs and shape[1]:
             return Reduction("projection", "full", n_outputs, shape[1], outputs)
-        got = repr(outputs) if shape is None else f"an array of shape {shape}"
+        got = repr(outputs) if shape is None else f"an array of shape {shape} and dtype {outputs.dtype}"
         names = ", ".join(map(repr, NAMES))
         raise errors.InvalidInputError(
             errors.message(
