@@ -142,10 +142,22 @@ def test_a_registered_adapter_that_does_not_import(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"mode": "test"}, 'mode="eval" or mode="train"; got mode=\'test\'. Choose one of the two.'),
+        (
+            {"mode": "test"},
+            'mode="eval" or mode="dropout" or mode="train"; got mode=\'test\'. Choose one of them.',
+        ),
+        (
+            {"statistics": X, "mode": "dropout"},
+            "mode=\"train\" where `statistics` are given; got mode='dropout'. Running statistics need nothing.",
+        ),
         (
             {"output": -1},
-            "`output` to be a function of what the model returns; got output=-1. Pass output=lambda y: y[:, -1], say.",
+            "`output` to be a path, or a function of what the model returns; got output=-1. Pass output=lambda y: y[:, "
+            "-1], say.",
+        ),
+        (
+            {"inputs": 0},
+            '`inputs` to be a path, or a function of x; got inputs=0. Pass inputs="0" for the first of a tuple, say.',
         ),
     ],
 )
@@ -164,7 +176,7 @@ def test_options_on_a_functional():
 @pytest.mark.parametrize(
     ("make", "call", "known"),
     [
-        (lambda: noisy(batched=True), "functionalize(module, variables)", " but rngs"),
+        (lambda: noisy(batched=True), "functionalize(module, variables)", " but rngs, mutable, collections"),
         (lambda: functionalize(NoisyNNX(), batched=True), "functionalize(model)", " but rngs"),
         (lambda: functionalize(plain, X, batched=True), "functionalize(f, params)", ""),
     ],
@@ -221,7 +233,7 @@ def test_errors_of_flax_come_with_the_remedy():
             functionalize(Noisy(), variables),
             {"update": True},
             'ntkdiag: The module updates a collection: use mode="eval" if it is meant to be evaluated (its switch may '
-            'have an unusual name: pass it in call_kwargs), mode="train" to throw the updates away.',
+            'have an unusual name: pass it in call_kwargs), or mutable=["its name"] to throw the updates away.',
         ),
     )
     for kind, fn, kwargs, note in cases:

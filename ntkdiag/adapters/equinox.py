@@ -8,10 +8,12 @@ import jax
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.adapters import parameters, structure
+from ntkdiag.adapters import equinox_norm, parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
+from ntkdiag.adapters.mode import alone
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request, as_key
+from ntkdiag.adapters.selectors import opened
 
 _CALL = "functionalize(module)"
 
@@ -33,85 +35,111 @@ def adapt(module: Any, request: Request) -> Functional:
 
     request.require_options(("batched", "state", "key", "axis_name"), call=_CALL)
     request.require_alone(call=_CALL)
+    request.require_returned(call=_CALL)
     request.bound(module, call=_CALL)
     _require_state(module, request.options.get("state"))
-    state = jax.tree.flatten(parameters.owned(request.options.get("state")))
     part = partition(module, request.trainable, call=_CALL, check_finite=request.check_finite)
     _warn_tied(part.params)
-    batched = bool(request.options.get("batched"))
-    one = _one(request, *state)
-    run = _batched(one) if batched else _mapped(one, _axis_name(module, request))
+    run = _runner(request, equinox_norm.axis_name(module, call=_CALL))
+    state = parameters.owned(request.options.get("state"))
+    if request.mode.statistics is not None:
+        state = _with_statistics(run, module, state, request)
+    leaves, treedef = jax.tree.flatten(state)
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
-        model = eqx.nn.inference_mode(part.merge(params), value=request.mode == "eval")
-        key = as_key(kwargs.pop("key", request.options.get("key")))
-        return run(model, x, key, kwargs)
+        model = eqx.nn.inference_mode(part.merge(params), value=not request.mode.trains)
+        model = model if request.mode.joint or not request.mode.trains else equinox_norm.running(model)
+        # A State can be used once, also by the user: build a new one for every call.
+        return run(model, jax.tree.unflatten(treedef, leaves), x, kwargs)[0]
 
     return Functional(
-        apply=Apply(function, "equinox", request.mode, request.output),
+        apply=Apply(function, "equinox", str(request.mode), request.selected),
         params=part.params,
         restore=part.rebuild,
         library="equinox",
-        mode=request.mode,
+        mode=str(request.mode),
         name=type(module).__name__,
-        fixed=part.fixed | {f"state/{index}": leaf for index, leaf in enumerate(state[0])},
+        fixed=part.fixed | {f"state/{index}": leaf for index, leaf in enumerate(leaves)},
         extract=part.take,
     )
 
 
-def _one(request: Request, leaves: list[Any], treedef: Any) -> Callable[..., Any]:
-    """Write the call of the module, on an example or on a batch, that drops the new state."""
+def _runner(request: Request, named: Any) -> Callable[..., tuple[Any, Any]]:
+    """Write the call on a batch: `(module, state, x, kwargs) -> (outputs, new state)`."""
+    named = request.options.get("axis_name") or named
+    batched, shared = bool(request.options.get("batched")), request.mode.trains and not request.mode.joint
 
-    def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
-        called = request.bound(model, call=_CALL)
-        args, keywords = request.arguments(called, x, kwargs)
-        if key is not None:
-            keywords["key"] = key
-        if not leaves:
-            return called(*args, **keywords)
-        # A State can be used once, also by the user: build a new one for every call.
-        return called(*args, jax.tree.unflatten(treedef, leaves), **keywords)[0]
+    def run(model: Any, state: Any, x: Any, kwargs: Mapping[str, Any], together: bool = False) -> tuple[Any, Any]:
+        keywords = dict(kwargs)
+        key = as_key(keywords.pop("key", request.options.get("key")))
+        call = lambda x, key: _call(request, model, state, x, key, keywords)
+        one_mask = shared and not together
+        if batched:
+            whole = lambda x: _checked(call(x, key), x)
+            return (alone(lambda x: whole(x)[0], x), None) if one_mask else whole(x)
+        # One key for all examples is one mask for all; otherwise every example has its own.
+        keys = key if key is None or one_mask else jax.random.split(key, _length(x))
+        return _mapped(call, x, keys, None if keys is key else 0, named)
 
     return run
 
 
-def _mapped(one: Callable[..., Any], axis_name: Any) -> Callable[..., Any]:
+def _with_statistics(run: Callable[..., tuple[Any, Any]], module: Any, state: Any, request: Request) -> Any:
+    """Compute the state after a training step on the batch of statistics."""
+    import equinox as eqx
+
+    def step(model: Any, state: Any) -> Any:
+        after = run(model, state, request.mode.statistics, {}, together=True)[1]
+        # Normalisation gives every example the same new statistics.
+        return after if request.options.get("batched") else jax.tree.map(lambda leaf: leaf[0], after)
+
+    return equinox_norm.of_batch(eqx.nn.inference_mode(module, value=False), state, step)
+
+
+def _call(request: Request, model: Any, state: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Call the module on an example, or on a batch if it takes one."""
+    called = request.bound(model, call=_CALL)
+    args, keywords = request.arguments(called, x, kwargs)
+    if key is not None:
+        keywords["key"] = key
+    if state is None:
+        return opened(called(*args, **keywords)), None
+    y, after = called(*args, state, **keywords)
+    return opened(y), after
+
+
+def _length(x: Any) -> int:
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
+    if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) != 1:
+        raise _wrong_batch("x with one leading axis of examples", f"x of shape {_listed(shapes)}")
+    return shapes[0][0]
+
+
+def _mapped(call: Callable[..., Any], x: Any, keys: Any, key_axis: int | None, axis_name: Any) -> Any:
     """Map the module over the leading axis of `x`; keyword arguments are the same for every example."""
-
-    def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
-        if not all(shapes) or len({shape[0] for shape in shapes}) != 1:
-            raise _wrong_batch("x with one leading axis of examples", f"x of shape {_listed(shapes)}")
-        keys = None if key is None else jax.random.split(key, shapes[0][0])
-        each = jax.vmap(lambda x, key: one(model, x, key, kwargs), axis_name=axis_name)
-        try:
-            return each(x, keys)
-        except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            raise
-        except (TypeError, ValueError, IndexError) as error:
-            reason = str(error).rstrip(".")
-            got = f"examples of shape {_listed([shape[1:] for shape in shapes])}, which it refused with: {reason}"
-            raise _wrong_batch("a module that takes one example, x[i]", got) from error
-        except RuntimeError as error:
-            if "key" in str(error):
-                error.add_note('ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.')
-            raise
-
-    return run
+    _length(x)
+    try:
+        return jax.vmap(call, in_axes=(0, key_axis), axis_name=axis_name)(x, keys)
+    except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        raise
+    except (TypeError, ValueError, IndexError) as error:
+        reason = str(error).rstrip(".")
+        shapes = _listed([np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)])
+        got = f"examples of shape {shapes}, which it refused with: {reason}"
+        raise _wrong_batch("a module that takes one example, x[i]", got) from error
+    except RuntimeError as error:
+        if "key" in str(error):
+            error.add_note('ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.')
+        raise
 
 
-def _batched(one: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand the batch to the module as it is."""
-
-    def run(model: Any, x: Any, key: Any, kwargs: Mapping[str, Any]) -> Any:
-        y = one(model, x, key, kwargs)
-        before, after = ({np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)} for tree in (x, y))
-        if before.isdisjoint(after):
-            shapes = _listed([np.shape(leaf) for leaf in jax.tree.leaves(y)])
-            raise _wrong_batch("a module that keeps the leading axis of the batch, because batched=True", shapes)
-        return y
-
-    return run
+def _checked(out: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
+    """Refuse a batch that went in whole and came out without its leading axis."""
+    before, after = ({np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)} for tree in (x, out[0]))
+    if before.isdisjoint(after):
+        shapes = _listed([np.shape(leaf) for leaf in jax.tree.leaves(out[0])])
+        raise _wrong_batch("a module that keeps the leading axis of the batch, because batched=True", shapes)
+    return out
 
 
 def _wrong_batch(expected: str, got: str) -> errors.InvalidInputError:
@@ -133,7 +161,7 @@ def _listed(shapes: list[tuple[int, ...]]) -> str:
 def _require_state(module: Any, state: Any) -> None:
     import equinox as eqx
 
-    indices = [m for m in _nodes(module, eqx.nn.StateIndex) if isinstance(m, eqx.nn.StateIndex)]
+    indices = equinox_norm.nodes(module, eqx.nn.StateIndex)
     got = f"{len(indices)} entries of stateful layers and state=None" if state is None and indices else None
     try:
         jax.tree.leaves(state)
@@ -148,30 +176,6 @@ def _require_state(module: Any, state: Any) -> None:
                 do="Pass state=, the second result of equinox.nn.make_with_state or of the last call of the module.",
             )
         )
-
-
-def _axis_name(module: Any, request: Request) -> Any:
-    """Find the name that batch normalisation expects the batch axis to have."""
-    import equinox as eqx
-
-    norms = [m for m in _nodes(module, eqx.nn.BatchNorm) if isinstance(m, eqx.nn.BatchNorm)]
-    names = {n for m in norms for n in (m.axis_name if isinstance(m.axis_name, tuple | list) else (m.axis_name,))}
-    if request.options.get("axis_name") is not None:
-        return request.options["axis_name"]
-    if len(names) > 1:
-        raise errors.InvalidInputError(
-            errors.message(
-                _CALL,
-                expected="batch normalisation over one axis name",
-                got=f"axis names {sorted(map(str, names))}",
-                do="Build the layers with the same axis_name.",
-            )
-        )
-    return next(iter(names), None)
-
-
-def _nodes(module: Any, kind: type) -> list[Any]:
-    return jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kind))
 
 
 def _warn_tied(params: Any) -> None:

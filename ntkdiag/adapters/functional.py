@@ -9,6 +9,7 @@ import numpy as np
 
 from ntkdiag.adapters import parameters as checks
 from ntkdiag.adapters import structure
+from ntkdiag.adapters.selectors import opened, select
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,19 +21,18 @@ class Apply:
     Attributes:
         function: The model as a pure function.
         library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered adapter.
-        mode: ``"eval"``, ``"train"`` or ``"unspecified"``.
-        output: Applied to what the model returns; None keeps it.
+        mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a callable.
+        output: Selects of what the model returns; None keeps it.
     """
 
     function: Callable[..., Any]
     library: str
     mode: str
-    output: Callable[[Any], Any] | None = None
+    output: Any = None
 
     def __call__(self, params: Any, x: Any, **kwargs: Any) -> Any:
         """Evaluate the model at `params` on the batch `x`."""
-        y = self.function(params, x, **kwargs)
-        return y if self.output is None else self.output(y)
+        return opened(select(self.output, self.function(params, x, **kwargs), x))
 
     def __repr__(self) -> str:
         return f"<{self.library} model as f(params, x), mode={self.mode}>"
@@ -51,7 +51,7 @@ class Functional:
         restore: Parameters -> the library's own object: a linen variables dictionary, a new NNX model, a new Equinox
             module, the parameters of a callable; everything that is held fixed is put back.
         library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered adapter.
-        mode: ``"eval"``, ``"train"``, or ``"unspecified"`` for a callable.
+        mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a callable.
         name: What the model calls itself, for tables.
         fixed: Path -> array that is held fixed: everything in the model that is an array and not in `params`.
         extract: The library's own object (a variables dictionary, a TrainState, a model later in training) ->

@@ -10,6 +10,8 @@ import jax
 from ntkdiag import errors
 from ntkdiag.adapters import parameters, registry
 from ntkdiag.adapters.functional import Functional
+from ntkdiag.adapters.mode import MODES, Mode
+from ntkdiag.adapters.outputs import Activations
 from ntkdiag.adapters.request import Request
 
 _CALL = "functionalize(model)"
@@ -20,9 +22,11 @@ def functionalize(
     variables: Any = None,
     *,
     mode: str = "eval",
+    statistics: Any = None,
     method: str | Callable[..., Any] | None = None,
     trainable: Any = None,
-    output: Callable[[Any], Any] | None = None,
+    inputs: str | Callable[[Any], Any] | None = None,
+    output: Any = None,
     call_kwargs: Mapping[str, Any] | None = None,
     unpack: bool = False,
     check_finite: bool = True,
@@ -40,20 +44,28 @@ def functionalize(
             TrainState, or a model that an installed adapter knows.
         variables: For linen, the variables of `module.init` or a TrainState; for a callable, its parameters; for
             models that carry their parameters, nothing.
-        mode: ``"eval"``: dropout is off and normalisation uses its running statistics. ``"train"``: dropout is on
-            with a fixed key, normalisation uses the statistics of the batch (the examples then interact), and updates
-            of the statistics are thrown away. Arguments of the model named `train`, `training`, `is_training`,
-            `deterministic`, `use_running_average` or `inference` are set accordingly.
+        mode: ``"eval"``: dropout is off and normalisation uses its running statistics. ``"dropout"``: dropout is on,
+            with one mask for all examples of a call, and normalisation uses its running statistics. ``"train"``: as in
+            a training step; every example has a mask of its own, normalisation uses the statistics of the batch (the
+            examples then interact), and updates of the statistics are thrown away. Arguments of the model named
+            `train`, `training`, `is_training`, `deterministic`, `use_running_average` or `inference` are set
+            accordingly.
+        statistics: In train mode, a batch of inputs: the statistics that a training step on it would normalise with
+            are computed once and held fixed, and the mask is one for all examples, so that examples do not interact.
         method: Method to call in place of the model itself, by name or as a function of the model.
         trainable: What is differentiated. None: every floating parameter. A path glob such as ``"**/kernel"`` or
             ``"head/**"``, or a list of them; a predicate `(path, leaf)` or `(leaf)`; a tree of booleans; a filter of
-            the library (`nnx.LoRAParam`, an Equinox filter spec).
-        output: Applied to what the model returns, on the whole batch: a selection of outputs, a loss.
+            the library (`nnx.LoRAParam`, an Equinox filter spec); `adapters.labelled` of the labels or the mask given
+            to Optax.
+        inputs: What the model gets of `x`, when `x` holds more: a path such as ``"images"`` or ``"0"``, or a function.
+        output: What is differentiated, when that is not all that the model returns: a path such as ``"logits"``, a
+            function of the outputs or of the outputs and `x` (a selection, a loss), or one of `adapters.last_token`,
+            `label_logit`, `example_loss`, `activations`.
         call_kwargs: Keyword arguments for every call of the model.
         unpack: Spread `x`, a tuple or a dictionary, over the arguments of the model: `model(*x)`, `model(**x)`.
         check_finite: Refuse parameters with NaN or infinity.
-        **options: For linen and NNX, `rngs`; for Equinox, `batched`, `state`, `key`, `axis_name`; for a registered
-            adapter, what it knows.
+        **options: For linen and NNX, `rngs`; for linen, `mutable` and `collections`; for Equinox, `batched`, `state`,
+            `key`, `axis_name`; for a registered adapter, what it knows.
 
     Returns:
         The Functional; it unpacks as `f, params`.
@@ -62,8 +74,18 @@ def functionalize(
         InvalidInputError: If an argument does not fit the model, or a parameter cannot be differentiated.
         UnsupportedModelError: If no adapter knows the object.
     """
-    call_kwargs = dict(call_kwargs or {})
-    request = Request(variables, mode, method, trainable, output, call_kwargs, unpack, check_finite, options)
+    request = Request(
+        variables=variables,
+        mode=Mode(mode, statistics),
+        method=method,
+        trainable=trainable,
+        inputs=inputs,
+        output=output,
+        call_kwargs=dict(call_kwargs or {}),
+        unpack=unpack,
+        check_finite=check_finite,
+        options=options,
+    )
     _check(model, request)
     if isinstance(model, Functional):
         return model if variables is None else model.with_params(variables, check_finite=check_finite)
@@ -107,20 +129,35 @@ def _wraps_function(model: Any, request: Request) -> bool:
 def _given(request: Request) -> dict[str, Any]:
     """Keep the arguments that were given: an adapter need not know those it has no use for."""
     default = Request()
-    names = ("mode", "method", "trainable", "output", "call_kwargs", "unpack", "check_finite")
+    names = ("method", "trainable", "inputs", "output", "call_kwargs", "unpack", "check_finite")
     changed = {name: getattr(request, name) for name in names if getattr(request, name) is not getattr(default, name)}
     if not request.call_kwargs:
         changed.pop("call_kwargs", None)
+    if request.mode.name != "eval":
+        changed["mode"] = request.mode.name
+    if request.mode.statistics is not None:
+        changed["statistics"] = request.mode.statistics
     return {**changed, **request.options}
 
 
 def _check(model: Any, request: Request) -> None:
-    wrong = None
-    if request.mode not in ("eval", "train"):
-        wrong = ('mode="eval" or mode="train"', f"mode={request.mode!r}", "Choose one of the two.")
-    elif request.output is not None and not callable(request.output):
-        got = f"output={request.output!r}"
-        wrong = ("`output` to be a function of what the model returns", got, "Pass output=lambda y: y[:, -1], say.")
+    wrong, mode = None, request.mode
+    if mode.name not in MODES:
+        wrong = (" or ".join(f'mode="{name}"' for name in MODES), f"mode={mode.name!r}", "Choose one of them.")
+    elif mode.statistics is not None and mode.name != "train":
+        wrong = ('mode="train" where `statistics` are given', f"mode={mode.name!r}", "Running statistics need nothing.")
+    elif not (request.output is None or isinstance(request.output, str | Activations) or callable(request.output)):
+        wrong = (
+            "`output` to be a path, or a function of what the model returns",
+            f"output={request.output!r}",
+            "Pass output=lambda y: y[:, -1], say.",
+        )
+    elif not (request.inputs is None or isinstance(request.inputs, str) or callable(request.inputs)):
+        wrong = (
+            "`inputs` to be a path, or a function of x",
+            f"inputs={request.inputs!r}",
+            'Pass inputs="0" for the first of a tuple, say.',
+        )
     elif isinstance(model, Functional) and (_given(request) != {}):
         given = ", ".join(f"{name}=" for name in _given(request))
         wrong = ("a model, where options are given", f"a Functional and {given}", "Pass the model it was made from.")

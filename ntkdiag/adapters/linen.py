@@ -5,16 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ntkdiag import errors
-from ntkdiag.adapters import parameters, structure
+from ntkdiag.adapters import linen_norm, parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
+from ntkdiag.adapters.mode import alone
+from ntkdiag.adapters.outputs import Activations, captured
 from ntkdiag.adapters.partition import partition
-from ntkdiag.adapters.request import Request, as_key, mode_flags
+from ntkdiag.adapters.request import Request, as_key
 
 _CALL = "functionalize(module, variables)"
 _REMEDIES = {
     "InvalidRngError": 'A random layer is active: use mode="eval", or pass rngs={"dropout": key} to functionalize.',
     "ModifyScopeVariableError": 'The module updates a collection: use mode="eval" if it is meant to be evaluated '
-    '(its switch may have an unusual name: pass it in call_kwargs), mode="train" to throw the updates away.',
+    '(its switch may have an unusual name: pass it in call_kwargs), or mutable=["its name"] to throw the updates away.',
     "ScopeCollectionNotFound": "Pass the whole dictionary that module.init returned, not the params alone.",
 }
 
@@ -26,41 +28,57 @@ def adapt(module: Any, request: Request) -> Functional:
 
     Args:
         module: An instance of `flax.linen.Module`.
-        request: What was asked for; `variables` is a dictionary of collections or a TrainState; option `rngs`, a key
-            or stream name -> key or seed, can also be given to `f(params, x, rngs=...)`.
+        request: What was asked for; `variables` is a dictionary of collections or a TrainState; options `rngs`, a key
+            or stream name -> key or seed, which can also be given to `f(params, x, rngs=...)`; `mutable`, the
+            collections that the module may write to, with what it writes thrown away (in train and dropout mode: all
+            but the trainable); `collections`, those that hold parameters, by default ``params`` alone.
 
     Returns:
         The Functional; its `restore` gives a dictionary of collections.
     """
     from flax import linen as nn
 
-    request.require_options(("rngs",), call=_CALL)
+    request.require_options(("rngs", "mutable", "collections"), call=_CALL)
     if request.variables is None and module.scope is not None:
         module, bound = module.unbind()
         request = dataclasses.replace(request, variables=bound)
-    boxed = _collections(request.variables)
+    chosen, flat = _trained(request)
+    boxed = _collections(request.variables, chosen)
     variables = nn.meta.unbox(boxed)
-    part = partition(variables["params"], request.trainable, call=_CALL, check_finite=request.check_finite)
-    rest = parameters.owned({name: tree for name, tree in variables.items() if name != "params"})
-    run = _runner(_in_mode(module, request), request, rest)
+    candidates = variables[chosen[0]] if flat else {name: variables[name] for name in chosen}
+    part = partition(candidates, request.trainable, call=_CALL, check_finite=request.check_finite)
+    rest = parameters.owned({name: tree for name, tree in variables.items() if name not in chosen})
+    wrap = (lambda tree: {chosen[0]: tree}) if flat else (lambda tree: tree)
+    moded = _in_mode(module, request)
+    run = _runner(moded, request, rest)
+    statistics = rest
+    if request.mode.statistics is not None:
+        of_batch = linen_norm.of_batch(run, {**wrap(candidates), **rest}, request.mode.statistics)
+        statistics = {**rest, **of_batch}
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
-        return run({"params": part.merge(params), **rest}, x, kwargs)
+        full = {**wrap(part.merge(params)), **statistics}
+        if request.mode.joint or not request.mode.trains:
+            return run(full, x, kwargs)[0]
+        with linen_norm.running():
+            return alone(lambda x: run(full, x, kwargs)[0], x)
 
     def restore(params: Any) -> dict[str, Any]:
-        return nn.meta.replace_boxed(boxed, {"params": part.rebuild(params), **rest})
+        return nn.meta.replace_boxed(boxed, {**wrap(part.rebuild(params)), **rest})
 
     def extract(source: Any) -> Any:
-        return part.take(nn.meta.unbox(_collections(source))["params"])
+        found = nn.meta.unbox(_collections(source, chosen))
+        return part.take(found[chosen[0]] if flat else found)
 
+    held = wrap({path: leaf for path, leaf in part.fixed.items()}) if flat else part.fixed
     return Functional(
-        apply=Apply(function, "linen", request.mode, request.output),
+        apply=Apply(function, "linen", str(request.mode), request.selected),
         params=part.params,
         restore=restore,
         library="linen",
-        mode=request.mode,
+        mode=str(request.mode),
         name=type(module).__name__,
-        fixed={f"params/{path}": leaf for path, leaf in part.fixed.items()} | structure.leaves_by_path(rest),
+        fixed=structure.leaves_by_path(held) | structure.leaves_by_path(statistics),
         extract=extract,
     )
 
@@ -85,7 +103,15 @@ def behind(model: Any, variables: Any) -> tuple[Any, Any]:
     return model, variables
 
 
-def _collections(variables: Any) -> dict[str, Any]:
+def _trained(request: Request) -> tuple[tuple[str, ...], bool]:
+    """Name the collections that hold parameters, and say whether params is one of them without its name."""
+    asked = request.options.get("collections")
+    if asked is None:
+        return ("params",), True
+    return ((asked,) if isinstance(asked, str) else tuple(asked)), False
+
+
+def _collections(variables: Any, needed: tuple[str, ...]) -> dict[str, Any]:
     """Read a dictionary of collections out of a dictionary, a FrozenDict or a TrainState."""
     from flax import core
 
@@ -95,12 +121,14 @@ def _collections(variables: Any) -> dict[str, Any]:
         extra = {name: tree for name, tree in held.items() if name not in own and isinstance(tree, Mapping)}
         inside = isinstance(variables.params, Mapping) and "params" in variables.params
         variables = {**extra, **(variables.params if inside else {"params": variables.params})}
-    if not isinstance(variables, Mapping) or "params" not in variables:
+    missing = [name for name in needed if not isinstance(variables, Mapping) or name not in variables]
+    if missing:
         keyed = isinstance(variables, Mapping)
         raise errors.InvalidInputError(
             errors.message(
                 _CALL,
-                expected='the variables of module.init, a dictionary with a "params" collection, or a TrainState',
+                expected=f'the variables of module.init, a dictionary with a "{missing[0]}" '
+                "collection, or a TrainState",
                 got=f"a dictionary with keys {sorted(map(str, variables))}" if keyed else type(variables).__name__,
                 do='Pass variables = module.init(key, x), or {"params": params} if you have the collection alone.',
             )
@@ -113,7 +141,7 @@ def _in_mode(module: Any, request: Request) -> Any:
     fields = {field.name for field in dataclasses.fields(module)}
     flags = {
         name: value
-        for name, value in mode_flags(request.mode).items()
+        for name, value in request.mode.flags.items()
         if name in fields and isinstance(getattr(module, name), bool)
     }
     return module.clone(**flags) if flags else module
@@ -123,20 +151,31 @@ def _keys(rngs: Any) -> Any:
     return {name: as_key(key) for name, key in rngs.items()} if isinstance(rngs, Mapping) else as_key(rngs)
 
 
-def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[..., Any]:
-    """Write the call of `module.apply` in the mode that was asked for."""
+def _written(request: Request, rest: Mapping[str, Any]) -> list[str]:
+    """Name the collections that the module may write to."""
+    mutable = request.options.get("mutable")
+    if mutable is True or (request.mode.trains and mutable is None):
+        written = list(rest)
+    else:
+        written = [mutable] if isinstance(mutable, str) else list(mutable or ())
+    return [*written, "intermediates"] if isinstance(request.output, Activations) else written
+
+
+def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[..., tuple[Any, Any]]:
+    """Write the call of `module.apply` in the mode that was asked for; it returns outputs and what was written."""
     from flax import errors as flax_errors
 
     called = request.bound(module, call=_CALL)
     options = {"method": request.method, "rngs": _keys(request.options.get("rngs"))}
-    options["mutable"] = list(rest) if request.mode == "train" and rest else False
+    options["mutable"] = _written(request, rest) or False
+    if isinstance(request.output, Activations):
+        options["capture_intermediates"] = True
 
-    def run(variables: dict[str, Any], x: Any, kwargs: Mapping[str, Any]) -> Any:
+    def run(variables: dict[str, Any], x: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         args, keywords = request.arguments(called, x, kwargs)
         # Flax refuses a switch that is set both as a field and as an argument.
-        keywords = {
-            n: v for n, v in keywords.items() if n not in mode_flags("eval") or getattr(module, n, None) is None
-        }
+        flags = request.mode.flags
+        keywords = {n: v for n, v in keywords.items() if n not in flags or getattr(module, n, None) is None}
         keywords = {**options, **keywords}
         try:
             y = module.apply(variables, *args, **keywords)
@@ -144,6 +183,21 @@ def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[
             if type(error).__name__ in _REMEDIES:
                 error.add_note("ntkdiag: " + _REMEDIES[type(error).__name__])
             raise
-        return y[0] if keywords["mutable"] is not False else y
+        y, written = y if keywords["mutable"] is not False else (y, {})
+        if isinstance(request.output, Activations):
+            y = captured(_named(written.get("intermediates", {})), request.output, call=_CALL)
+        return y, written
 
     return run
+
+
+def _named(intermediates: Mapping[str, Any]) -> dict[str, Any]:
+    """Name what was captured by the path of its layer; Flax keeps a tuple of all calls."""
+    from flax import traverse_util
+
+    named: dict[str, Any] = {}
+    for path, calls in traverse_util.flatten_dict(intermediates, sep="/").items():
+        name = path.removesuffix("__call__").rstrip("/")
+        several = isinstance(calls, tuple) and len(calls) > 1
+        named |= {f"{name}/{i}": one for i, one in enumerate(calls)} if several else {name: calls[0]}
+    return named

@@ -1,15 +1,19 @@
 """Flax NNX models: variables of type Param are differentiated, every other variable is held fixed."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from ntkdiag import errors
-from ntkdiag.adapters import parameters, structure
+from ntkdiag.adapters import nnx_norm, parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
+from ntkdiag.adapters.labels import Labelled
+from ntkdiag.adapters.mode import alone
+from ntkdiag.adapters.outputs import Activations, captured
 from ntkdiag.adapters.partition import partition
-from ntkdiag.adapters.request import Request, as_key, mode_flags
+from ntkdiag.adapters.request import Request, as_key
 
 _CALL = "functionalize(model)"
 
@@ -29,11 +33,15 @@ def adapt(model: Any, request: Request) -> Functional:
     request.require_options(("rngs",), call=_CALL)
     request.require_alone(call=_CALL)
     request.bound(model, call=_CALL)
-    kind, trainable = _chosen(request.trainable)
+    kind, trainable = _chosen(model, request.trainable)
     # Splitting shares the variables with the user's model, whose next update would show through: copy first.
     own_graph, state, rest = nnx.split(nnx.clone(model), kind, ...)
     rest = _owned(rest)
     moded = _in_mode(nnx.merge(own_graph, state, rest, copy=True), request)
+    if request.mode.statistics is not None:
+        nnx_norm.fix_statistics(moded, lambda copy: _call(copy, request, request.mode.statistics, {}))
+    if request.mode.trains and not request.mode.joint:
+        nnx_norm.hold(moded)
     graph, _, moded_rest = nnx.split(moded, kind, ...)
     structure_of_state = jax.tree.structure(state)
     part = partition(nnx.to_pure_dict(state), trainable, call=_CALL, check_finite=request.check_finite)
@@ -43,11 +51,10 @@ def adapt(model: Any, request: Request) -> Functional:
         return jax.tree.unflatten(structure_of_state, jax.tree.leaves(pure))
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
+        full = state_of(part.merge(params))
         # copy=True: without it the merged model shares the variables of the rest, and its calls would write to them.
-        copy = nnx.merge(graph, state_of(part.merge(params)), moded_rest, copy=True)
-        called = request.bound(copy, call=_CALL)
-        args, keywords = request.arguments(_signed(copy, called), x, kwargs)
-        return called(*args, **keywords)
+        call = lambda x: _call(nnx.merge(graph, full, moded_rest, copy=True), request, x, kwargs)
+        return call(x) if request.mode.joint or not request.mode.trains else alone(call, x)
 
     def restore(params: Any) -> Any:
         return nnx.merge(own_graph, state_of(part.rebuild(params)), rest, copy=True)
@@ -57,11 +64,11 @@ def adapt(model: Any, request: Request) -> Functional:
         return part.take(nnx.to_pure_dict(found))
 
     return Functional(
-        apply=Apply(function, "nnx", request.mode, request.output),
+        apply=Apply(function, "nnx", str(request.mode), request.selected),
         params=part.params,
         restore=restore,
         library="nnx",
-        mode=request.mode,
+        mode=str(request.mode),
         name=type(model).__name__,
         fixed=part.fixed | structure.leaves_by_path(nnx.to_pure_dict(rest)),
         extract=extract,
@@ -78,7 +85,7 @@ def _owned(rest: Any) -> Any:
     return jax.tree.map(copied, rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
-def _chosen(trainable: Any) -> tuple[Any, Any]:
+def _chosen(model: Any, trainable: Any) -> tuple[Any, Any]:
     """Tell NNX's own filters, which look at variables, from selections by path among the Params."""
     from flax import nnx
 
@@ -90,19 +97,45 @@ def _chosen(trainable: Any) -> tuple[Any, Any]:
         for part in parts
     ]
     if any(own):
-        return tuple(parts), True
+        return nnx.All(nnx.Any(*parts), _is_floating), None
+    if isinstance(trainable, Labelled):
+        # Optax was given the State of the Params, and its labels have that form.
+        labels = trainable.of(nnx.state(model, nnx.Param))
+        labels = nnx.to_pure_dict(labels) if isinstance(labels, nnx.State) else labels
+        return nnx.Param, dataclasses.replace(trainable, labels=labels)
     return nnx.Param, nnx.to_pure_dict(trainable) if isinstance(trainable, nnx.State) else trainable
+
+
+def _is_floating(path: Any, variable: Any) -> bool:
+    return parameters.is_inexact(variable.get_value() if hasattr(variable, "get_value") else variable)
+
+
+def _call(copy: Any, request: Request, x: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call a copy of the model, or capture what one of its layers computes."""
+    from flax import nnx
+
+    called = request.bound(copy, call=_CALL)
+    args, keywords = request.arguments(_signed(copy, called), x, kwargs)
+    if not isinstance(request.output, Activations):
+        return called(*args, **keywords)
+    within = nnx.capture(lambda copy: called(*args, **keywords), nnx.Intermediate, method_outputs=nnx.Intermediate)
+    named: dict[str, Any] = {}
+    for parts, calls in nnx.traversals.flatten_mapping(nnx.to_pure_dict(within(copy)[1])).items():
+        name = structure.path_string(parts).removesuffix("__call__").rstrip("/")
+        several = isinstance(calls, tuple) and len(calls) > 1
+        named |= {f"{name}/{i}": one for i, one in enumerate(calls)} if several else {name: calls[0]}
+    return captured(named, request.output, call=_CALL)
 
 
 def _in_mode(copy: Any, request: Request) -> Any:
     """Switch a copy of the model, which nobody else holds, to evaluation or training."""
     from flax import nnx
 
-    if request.mode == "eval":
-        copy.eval()
-    else:
+    if request.mode.trains:
         copy.train()
-    flags = mode_flags(request.mode)
+    else:
+        copy.eval()
+    flags = request.mode.flags
     for _, module in nnx.iter_modules(copy):
         for name in flags.keys() & vars(module).keys():
             # `train` is also a method of every module: only a boolean attribute is a switch.

@@ -10,6 +10,7 @@ from ntkdiag import errors
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request
+from ntkdiag.adapters.selectors import select
 
 _CALL = "functionalize(f, params)"
 
@@ -28,11 +29,13 @@ def adapt(f: Callable[..., Any], request: Request) -> Functional:
         The Functional; its `restore` gives the full parameters back.
     """
     request.require_options((), call=_CALL)
+    request.require_returned(call=_CALL)
     _require_plain(request)
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, request.variables)
     part = partition(tree, request.trainable, call=_CALL, check_finite=request.check_finite)
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
+        x = select(request.inputs, x)
         named = {**request.call_kwargs, **kwargs}
         if not request.unpack:
             return f(part.merge(params), x, **named)
@@ -63,9 +66,9 @@ def _require_plain(request: Request) -> None:
             "Pass functionalize(f, params), where f(params, x) is the model.",
         ),
         (
-            request.mode != "eval" or request.method is not None,
+            str(request.mode) != "eval" or request.method is not None,
             "a plain function, which is called as it is",
-            f"mode={request.mode!r}, method={request.method!r}",
+            f"mode={request.mode.name!r}, method={request.method!r}",
             "Fix the mode inside the function, or hand in the module itself.",
         ),
         (

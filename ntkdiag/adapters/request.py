@@ -9,9 +9,16 @@ from typing import Any
 import jax
 
 from ntkdiag import errors
+from ntkdiag.adapters.mode import Mode
+from ntkdiag.adapters.outputs import Activations
+from ntkdiag.adapters.selectors import select
 
-_TRAINING: tuple[str, ...] = ("train", "training", "is_training")
-_EVALUATING: tuple[str, ...] = ("deterministic", "use_running_average", "inference")
+# Options by which other libraries, or older habits, ask for something that has a name of its own here.
+_MEANT = {
+    **dict.fromkeys(("filter_spec", "wrt", "filter", "mask", "frozen"), "trainable="),
+    **dict.fromkeys(("train", "training", "is_training", "deterministic", "inference"), 'mode="eval" or mode="train"'),
+    **dict.fromkeys(("rng", "seed", "rngs", "key"), "rngs= (linen, NNX) or key= (Equinox)"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +27,10 @@ class Request:
 
     Attributes:
         variables: What came beside the model.
-        mode: ``"eval"`` or ``"train"``.
+        mode: What is on while the model is evaluated.
         method: Method to call instead of the model itself.
         trainable: Which leaves are differentiated.
+        inputs: Takes what the model gets out of `x`.
         output: Applied to what the model returns.
         call_kwargs: Keyword arguments of every call of the model.
         unpack: Spread `x` over the arguments of the model.
@@ -31,14 +39,40 @@ class Request:
     """
 
     variables: Any = None
-    mode: str = "eval"
+    mode: Mode = dataclasses.field(default_factory=Mode)
     method: Any = None
     trainable: Any = None
-    output: Callable[[Any], Any] | None = None
+    inputs: Any = None
+    output: Any = None
     call_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unpack: bool = False
     check_finite: bool = True
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def selected(self) -> Any:
+        """The selector to apply to what the model returns; activations are taken inside the model, by the adapter."""
+        return None if isinstance(self.output, Activations) else self.output
+
+    def require_returned(self, *, call: str) -> None:
+        """Refuse activations where the library has no way to look inside a model.
+
+        Args:
+            call: The call to name in the message, in code form.
+
+        Raises:
+            InvalidInputError: If activations were asked for.
+        """
+        if isinstance(self.output, Activations):
+            raise errors.InvalidInputError(
+                errors.message(
+                    call,
+                    expected="an output that the model returns, because only Flax can capture activations",
+                    got=f'output=activations("{self.output.path}")',
+                    do="Call another method with method=, as a function of the model, or return the activations and "
+                    "select them with output=.",
+                )
+            )
 
     def require_options(self, known: tuple[str, ...], *, call: str) -> None:
         """Refuse an option that means nothing for this library.
@@ -52,12 +86,13 @@ class Request:
         """
         unknown = [name for name in self.options if name not in known]
         if unknown:
+            meant = [f"What is called {name}= elsewhere is {_MEANT[name]} here." for name in unknown if name in _MEANT]
             raise errors.InvalidInputError(
                 errors.message(
                     call,
                     expected="no option of a single library" + (f" but {', '.join(known)}" if known else ""),
                     got=", ".join(f"{name}=" for name in unknown),
-                    do="Leave it out: it does not exist, or belongs to another library.",
+                    do=" ".join(meant) or "Leave it out: it does not exist, or belongs to another library.",
                 )
             )
 
@@ -115,33 +150,28 @@ class Request:
             kwargs: What `f(params, x, **kwargs)` was given.
 
         Returns:
-            Positional and keyword arguments: `x`, the switches of the mode that the method knows, `call_kwargs`,
-            `kwargs`; the later win.
+            Positional and keyword arguments: what `inputs` takes of `x`, the switches of the mode that the method
+            knows, `call_kwargs`, `kwargs`; the later win.
 
         Raises:
             InvalidInputError: If a switch contradicts the mode.
         """
+        x = select(self.inputs, x)
         args, named = ((x,), {}) if not self.unpack else ((), dict(x)) if isinstance(x, Mapping) else (tuple(x), {})
-        switches = mode_flags(self.mode)
+        switches = self.mode.flags
         known = {name: value for name, value in switches.items() if name in _names(function)}
         keywords = {**known, **self.call_kwargs, **named, **kwargs}
         for name in switches.keys() & keywords.keys():
             if isinstance(keywords[name], bool) and keywords[name] != switches[name]:
                 raise errors.InvalidInputError(
                     errors.message(
-                        f'functionalize(model, mode="{self.mode}")',
+                        f'functionalize(model, mode="{self.mode.name}")',
                         expected=f"{name}={switches[name]}, as the mode says",
                         got=f"{name}={keywords[name]}",
                         do='Choose with mode="eval" or mode="train" and leave the argument out.',
                     )
                 )
         return args, keywords
-
-
-def mode_flags(mode: str) -> dict[str, bool]:
-    """Name the usual switches between training and evaluation, with their values in `mode`."""
-    training = mode == "train"
-    return dict.fromkeys(_TRAINING, training) | dict.fromkeys(_EVALUATING, not training)
 
 
 def as_key(key: Any) -> Any:

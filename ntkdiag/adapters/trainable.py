@@ -1,4 +1,4 @@
-"""Which leaves are differentiated: path globs, predicates, boolean trees."""
+"""Which leaves are differentiated: path globs, predicates, boolean trees, labels."""
 
 import inspect
 import re
@@ -10,6 +10,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.adapters import parameters, structure
+from ntkdiag.adapters.labels import Labelled
 
 
 def trainable_mask(tree: Any, trainable: Any, *, call: str) -> list[bool]:
@@ -21,8 +22,8 @@ def trainable_mask(tree: Any, trainable: Any, *, call: str) -> list[bool]:
     Args:
         tree: All candidates, a pytree.
         trainable: None for every floating array; a path glob or a list of them (``*`` stays within one part of the
-            path, ``**`` spans any number); a predicate `(path, leaf)` or `(leaf)`; or a tree of booleans (or
-            predicates), of the same paths as `tree` or a prefix of it.
+            path, ``**`` spans any number); a predicate `(path, leaf)` or `(leaf)`; a tree of booleans (or
+            predicates), of the same paths as `tree` or a prefix of it; or the labels of Optax, `labelled`.
         call: The call to name in messages, in code form.
 
     Returns:
@@ -35,6 +36,10 @@ def trainable_mask(tree: Any, trainable: Any, *, call: str) -> list[bool]:
         chosen = candidates
     elif isinstance(globs, list | tuple | set | frozenset) and globs and all(isinstance(g, str) for g in globs):
         chosen = _by_glob(named, candidates, sorted(globs), call)
+    elif isinstance(trainable, Labelled):
+        mask = trainable.mask(tree, call=call)
+        matched = {path for path, leaf in named.items() if mask[path] and parameters.is_array(leaf)}
+        chosen = (matched & candidates) or matched
     elif callable(trainable) and _is_leaf(trainable):
         test = _predicate(trainable, call)
         matched = {path for path, leaf in named.items() if parameters.is_array(leaf) and test(path, leaf)}
@@ -87,22 +92,40 @@ def _predicate(trainable: Callable[..., Any], call: str) -> Callable[[str, Any],
 
 def _by_tree(tree: Any, named: dict[str, Any], trainable: Any, call: str) -> set[str]:
     wanted = structure.leaves_by_path(trainable)
+    held = {path for path, leaf in named.items() if not parameters.is_inexact(leaf)}
+    if wanted.keys() < named.keys() and named.keys() - wanted.keys() <= held:
+        wanted = dict.fromkeys(held, False) | wanted  # a mask of the floating arrays, as Optax has it
     if wanted.keys() != named.keys():
         try:
             wanted = dict(zip(named, jax.tree.leaves(jax.tree.broadcast(trainable, tree)), strict=True))
-        except ValueError as reason:
+        except ValueError:
             expected = (
                 "`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans like the parameters"
             )
-            raise _refused(expected, f"{type(trainable).__name__}: {reason}", call) from None
+            got = f"{type(trainable).__name__} with leaves at {structure.shown([path or 'the top' for path in wanted])}"
+            got += f", for parameters at {structure.shown(list(named))}"
+            raise _refused(expected, got, call) from None
     chosen = set()
     for path, leaf in named.items():
         want = wanted[path](leaf) if callable(wanted[path]) else wanted[path]
+        if isinstance(want, str):
+            raise _labels(want, path, call)
         if not isinstance(want, bool | np.bool_):
             raise _refused("a tree of booleans in `trainable`", f"{want!r} at {path}", call)
         if want and parameters.is_array(leaf):
             chosen.add(path)
     return chosen
+
+
+def _labels(label: str, path: str, call: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(
+        errors.message(
+            call,
+            expected="a tree of booleans in `trainable`, or which labels are trained",
+            got=f"the label {label!r} at {path}",
+            do='Pass trainable=ntkdiag.adapters.labelled(labels, "adam") with the labels that are trained.',
+        )
+    )
 
 
 def _refused(expected: str, got: str, call: str) -> errors.InvalidInputError:
