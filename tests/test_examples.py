@@ -16,6 +16,8 @@ SCRIPTS = {
     "hook_flax_linen": (r"step 100 .*ntk_margin \d", ["linen.jsonl"]),
     "hook_nnx": (r"step  64  drift \d\.\d+  alignment \d\.\d+", []),
     "linearized_baseline": (r"linearized  test accuracy 0\.\d+", []),
+    "ntk_tutorial_equinox": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
+    "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
 }
 
 

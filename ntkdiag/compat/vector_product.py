@@ -13,7 +13,7 @@ from ntkdiag.compat.per_input import read_pairs, split_kwargs
 from ntkdiag.kernels.operands.operand import refuse
 
 # Gradients held at a time while a kernel is built from products, in numbers.
-_HELD = 2**24
+_HELD = 2**22
 
 
 def empirical_ntk_vp_fn(f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any) -> Callable[[Any], Any]:
