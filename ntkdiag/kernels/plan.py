@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from typing import Any
 
@@ -107,7 +108,7 @@ def make(
     """
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
-    pair = itemsize * (k * k if reduction.contraction == "full" else k if reduction.contraction == "diagonal" else 1)
+    pair = itemsize * math.prod(reduction.tile_shape(1, 1))
     network = program.trace(ways, basis).cost
     forming = sum(2 * way.form for way in ways)
     sizes = Sizes(

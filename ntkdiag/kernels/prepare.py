@@ -37,13 +37,16 @@ def task(
     reduction = Reduction.of(outputs, program.tangents.n_outputs // (n if joint else 1))
     second = None if f2 is None and x2 is None else (f2 or f, x1 if x2 is None else x2)
     other = second and Program.of(second[0], params, second[1], kwargs, joint=joint, call=call)
+    reduction = reduction.against(other.tangents.n_outputs // (m if joint else 1), call) if other else reduction
     form = "leaf order" if f2 is not None or preconditioner.kind == "elementwise" else "by leaf"
     form = "fused" if form == "by leaf" and not per_leaf and preconditioner.kind in ("none", "scalar") else form
     contraction, k = reduction.contraction, reduction.n_directions
     if joint:
         contraction, k = "full", program.tangents.n_outputs
     parts = program.parts(form)
-    if f2 is not None and other:
+    if other and [part.coordinates for part in parts] != [part.coordinates for part in other.parts(form)]:
+        form = "leaf order"  # the columns use some parameter in another way
+        parts = program.parts(form)
         shared = {part.leaves for part in parts} & {part.leaves for part in other.parts(form)}
         parts = [part for part in parts if part.leaves in shared]
     ways = choose(parts, 1 if joint else n, 0 if other is None else (1 if joint else m), k, contraction)

@@ -44,6 +44,7 @@ class Reduction:
         n_outputs: C, outputs of one example.
         n_directions: k, rows of the basis: one backward pass each.
         source: The projection [C k] or the `RandomProjections`; None for a name.
+        columns: The reduction of the columns, where they are another function with another number of outputs.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Reduction:
     n_outputs: int
     n_directions: int
     source: Any = None
+    columns: "Reduction | None" = None
 
     @staticmethod
     def of(outputs: Any, n_outputs: int) -> "Reduction":
@@ -81,6 +83,25 @@ class Reduction:
             )
         )
 
+    def against(self, n_outputs: int, call: str) -> "Reduction":
+        """The same between f and a second function with this number of outputs.
+
+        Raises:
+            InvalidInputError: The functions differ in it and the reduction pairs their outputs.
+        """
+        if n_outputs == self.n_outputs:
+            return self
+        if self.name not in ("full", "sum-of-logits"):
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"{call[:-1]}, f2=..., outputs=...)",
+                    expected='"full" or "sum-of-logits" between functions with different numbers of outputs',
+                    got=f'"{self.name}" with {self.n_outputs} and {n_outputs} outputs per example',
+                    do="The other reductions pair output o of f with output o of f2.",
+                )
+            )
+        return dataclasses.replace(self, columns=Reduction.of(self.name, n_outputs))
+
     def basis(self, dtype: Any) -> jax.Array:
         """Output directions [k C]."""
         if self.name == "sum-of-logits":
@@ -91,8 +112,8 @@ class Reduction:
 
     def tile_shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of the contracted kernel of n by m examples, before `finish`."""
-        k = self.n_directions
-        return {"full": (n, k, m, k), "trace": (n, m), "diagonal": (n, m, k)}[self.contraction]
+        k, other = self.n_directions, (self.columns or self).n_directions
+        return {"full": (n, k, m, other), "trace": (n, m), "diagonal": (n, m, k)}[self.contraction]
 
     def finish(self, k: Any) -> tuple[Any, Any]:
         """Scale and shape as the convention says: (kernel, standard error or None)."""

@@ -66,10 +66,15 @@ class Task:
 
     @functools.cached_property
     def basis(self) -> jax.Array:
-        """Output directions."""
-        if self.rows.program.joint:
-            return jnp.eye(self.rows.program.tangents.n_outputs, dtype=self.rows.program.tangents.dtype)
-        return self.reduction.basis(self.rows.program.tangents.dtype)
+        """Output directions of the rows."""
+        return self._basis(self.rows)
+
+    def _basis(self, side: Side) -> jax.Array:
+        tangents = side.program.tangents
+        if side.program.joint:
+            return jnp.eye(tangents.n_outputs, dtype=tangents.dtype)
+        reduction = self.reduction if side is self.rows else self.reduction.columns or self.reduction
+        return reduction.basis(tangents.dtype)
 
     def plan(self, budget: int) -> planning.Plan:
         """The plan within a budget."""
@@ -94,7 +99,7 @@ class Task:
 
     def _inline(self) -> list[Any]:
         """As one block, inside a caller's trace."""
-        factors = lambda side: side.program.factors(side.ways, self.params, self.basis, self.kwargs, side.x)[0]
+        factors = lambda s: s.program.factors(s.ways, self.params, self._basis(s), self.kwargs, s.x)[0]
         rows = factors(self.rows)
         if self.columns is None:
             return self.gram.symmetric(rows, self.shape(self.rows.n, self.rows.n), self.weights)
@@ -111,18 +116,17 @@ class Task:
                 if traced
                 else side.program.compiled_factors(side.ways)
             )
-            outputs = side.program.tangents.n_outputs
-            basis = jnp.eye(outputs, dtype=side.program.tangents.dtype)
-            return run(self.params, basis, keywords.arrays(self.kwargs), side.x)[0]
+            return run(self.params, self._basis(side), keywords.arrays(self.kwargs), side.x)[0]
 
         rows = factors(self.rows)
         columns = rows if self.columns is None else factors(self.columns)
-        n, m, c = self.rows.n, (self.columns or self.rows).n, self.reduction.n_outputs
-        basis = self.reduction.basis(self.rows.program.tangents.dtype)
+        other = self.reduction.columns or self.reduction
+        n, m, c, d = self.rows.n, (self.columns or self.rows).n, self.reduction.n_outputs, other.n_outputs
+        basis, other_basis = (r.basis(self.rows.program.tangents.dtype) for r in (self.reduction, other))
         results = []
         for k in self.gram(rows, columns, self.weights):
-            k = jnp.broadcast_to(k, (1, n * c, 1, m * c)).reshape(n, c, m, c)
-            k = jnp.einsum("ko,nomp,lp->nkml", basis, k, basis, precision="highest")
+            k = jnp.broadcast_to(k, (1, n * c, 1, m * d)).reshape(n, c, m, d)
+            k = jnp.einsum("ko,nomp,lp->nkml", basis, k, other_basis, precision="highest")
             k = (k + jnp.transpose(k, (2, 3, 0, 1))) / 2 if self.columns is None else k
             pattern = {"full": "nkml->nkml", "trace": "nkmk->nm", "diagonal": "nkmk->nmk"}
             results.append(jnp.einsum(pattern[self.reduction.contraction], k))
@@ -201,7 +205,7 @@ class Task:
             block = jax.tree.map(repeat, block)
         run = side.program.compiled_factors(side.ways)
         kwargs = keywords.arrays(self.kwargs if side.kwargs is None else side.kwargs)
-        factors, alone = run(self.params, self.basis, kwargs, block)
+        factors, alone = run(self.params, self._basis(side), kwargs, block)
         if self.check and not side.program.verified and alone.shape[0] > 1:
             interaction.check_independent(side.f, self.params, block, self.kwargs, alone, self.call)
             side.program.verified = True
