@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ntkdiag.tangents.factors import Dense, Factor, Outer
+from ntkdiag.tangents.factors import Dense, Outer
+from ntkdiag.tangents.parts import Factor
 from ntkdiag.tangents.precision import Precision
 
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}

@@ -22,7 +22,7 @@ class PlanRow:
     Attributes:
         paths: The parameter leaves.
         primitives: Where they are used; "vjp" where a use has no structured form.
-        factor: What is kept per example: "outer", "rows" or "dense".
+        factor: What is kept per example: "outer", "rows", "tied" or "dense".
         flops: To form and contract it, over the whole kernel.
         bytes: Kept per example.
     """

@@ -14,8 +14,7 @@ from ntkdiag.kernels import keywords, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.cost import Cost, cost
-from ntkdiag.tangents.factors import Factor
-from ntkdiag.tangents.parts import Part
+from ntkdiag.tangents.parts import Factor, Part
 from ntkdiag.tangents.tangents import Tangents, depends_on
 
 _CACHE: collections.OrderedDict[Any, "Program"] = collections.OrderedDict()

@@ -13,7 +13,7 @@ class Way:
 
     Attributes:
         part: The part.
-        name: "outer" (products of Grams of the two factors), "rows" (the same with an equality test) or "dense"
+        name: "outer" (products of Grams of the two factors), "rows" (the same with an equality test), "tied" or "dense"
             (the Jacobian is formed once per example).
         form: Multiply-adds to form the factor of one example, beyond the network passes.
         gram: Multiply-adds per pair of examples.
@@ -57,6 +57,8 @@ def _ways(part: Part, k: int, pairs: int) -> list[Way]:
     if not part.sites or part.kind == "assembled":
         form = sum(k * math.prod(positions(site)) for site in part.sites)
         return [Way(part, "dense", form, pairs * part.size, k * part.size)]
+    if part.kind == "tied":
+        return _tied_ways(part, k, pairs)
     sizes = [positions(site) for site in part.sites]
     (b, _, i, d), t = sizes[0], sum(size[1] for size in sizes)
     if part.kind == "rows":
@@ -67,6 +69,18 @@ def _ways(part: Part, k: int, pairs: int) -> list[Way]:
     outer = b * t * t * (i + pairs * d + pairs)
     # With several positions the Grams are [t s] blocks: small products that run far below the rate of a large one.
     return [dense, Way(part, "outer", 0, outer if t == 1 else 4 * outer, b * t * (i + k * d))]
+
+
+def _tied_ways(part: Part, k: int, pairs: int) -> list[Way]:
+    """A table looked up and multiplied by: its two halves and their cross terms, or the Jacobian."""
+    (dense, rows), (dense2, outer) = (_ways(half, k, pairs) for half in part.halves())
+    t, s = (sum(positions(site)[1] for site in half.sites) for half in part.halves())
+    d = positions(part.halves()[1].sites[0])[2]
+    across = 2 * t * s * (k * d + pairs)
+    return [
+        Way(part, "dense", dense.form + dense2.form, pairs * part.size, k * part.size),
+        Way(part, "tied", 0, rows.gram + outer.gram + across, rows.size + outer.size),
+    ]
 
 
 def positions(site: Site) -> tuple[int, int, int, int]:

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from ntkdiag.tangents.precision import HIGHEST, Precision
 
 
-def _register(*fields: str, static: tuple[str, ...] = ()):
+def register(*fields: str, static: tuple[str, ...] = ()):
+    """Make a dataclass of arrays a pytree."""
     return functools.partial(jax.tree_util.register_dataclass, data_fields=list(fields), meta_fields=list(static))
 
 
-@_register("j")
+@register("j")
 @dataclasses.dataclass(frozen=True)
 class Dense:
     """J[n,o,P] as it is: j [n o P] or [o P]."""
@@ -38,7 +39,7 @@ class Dense:
         return self
 
 
-@_register("a", "c", static=("ones",))
+@register("a", "c", static=("ones",))
 @dataclasses.dataclass(frozen=True)
 class Outer:
     """J[n,o][b,i,d] = sum_t a[n,b,t,i] c[n,o,b,t,d]; with `ones` also that of a bias, where a = 1.
@@ -70,8 +71,8 @@ class Outer:
 
     def _gram_of_positions(self, other: "Outer", b: int, reduction: str, dot: Precision) -> jax.Array:
         """T > 1: one row example at a time, so that nothing larger than [o t m p s] exists."""
-        a1, c1 = _with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
-        a2, c2 = _with_examples(other.a[..., b, :, :], 3, other.c[..., b, :, :], 4)  # [m s i], [m p s d]
+        a1, c1 = with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
+        a2, c2 = with_examples(other.a[..., b, :, :], 3, other.c[..., b, :, :], 4)  # [m s i], [m p s d]
 
         def row(ac):
             a1, c1 = ac  # [t i], [o t d]
@@ -88,7 +89,7 @@ class Outer:
         return Dense(j.reshape(*j.shape[:-3], -1))
 
 
-@_register("index", "c", static=("rows",))
+@register("index", "c", static=("rows",))
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """J[n,o][v,d] = sum_t [index[n,t] = v] c[n,o,t,d]: an embedding lookup; index = `rows` stands for no row.
@@ -106,8 +107,8 @@ class Rows:
 
     def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
         """sum over t, s with equal rows of c c^T: the outer form whose a a^T is an equality test."""
-        index1, c1 = _with_examples(self.index, 2, self.c, 4)
-        index2, c2 = _with_examples(other.index, 2, other.c, 4)  # [m s], [m p s d]
+        index1, c1 = with_examples(self.index, 2, self.c, 4)
+        index2, c2 = with_examples(other.index, 2, other.c, 4)  # [m s], [m p s d]
 
         def row(ic):
             index, c1 = ic  # [t], [o t d]
@@ -130,9 +131,6 @@ class Rows:
         return Dense(j.reshape(*j.shape[:-2], -1))
 
 
-Factor = Dense | Outer | Rows
-
-
 def _weighted(weight: jax.Array, c1: jax.Array, c2: jax.Array, reduction: str, dot: Precision) -> jax.Array:
     """sum_ts weight[t m s] <c1[o t], c2[m p s]>, reduced over outputs."""
     if reduction == "full":
@@ -146,7 +144,7 @@ def _take(x: jax.Array, ndim: int, rows: slice) -> jax.Array:
     return x[rows] if x.ndim == ndim else x
 
 
-def _with_examples(x: jax.Array, x_ndim: int, y: jax.Array, y_ndim: int) -> tuple[jax.Array, jax.Array]:
+def with_examples(x: jax.Array, x_ndim: int, y: jax.Array, y_ndim: int) -> tuple[jax.Array, jax.Array]:
     """Give both arrays an example axis of the same length (1 where neither depends on the example)."""
     x, y = (v if v.ndim == ndim else v[None] for v, ndim in ((x, x_ndim), (y, y_ndim)))
     n = max(x.shape[0], y.shape[0])

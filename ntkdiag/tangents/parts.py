@@ -13,8 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag.tangents.arrange import arrange
-from ntkdiag.tangents.factors import Dense, Factor, Outer, Rows
+from ntkdiag.tangents.factors import Dense, Outer, Rows
 from ntkdiag.tangents.recorder import Site
+from ntkdiag.tangents.tied import Tied
+
+Factor = Dense | Outer | Rows | Tied
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +27,8 @@ class Part:
     Attributes:
         leaves: Numbers of the leaves it belongs to.
         sites: The structured uses of which it is the sum (their factors are concatenated along positions).
-        kind: "outer", "rows", "dense" (an ordinary VJP of the leaf) or "assembled" (VJP plus sites, in leaf order).
+        kind: "outer", "rows", "tied" (both, of one table), "dense" (an ordinary VJP of the leaf) or "assembled" (VJP
+            plus sites, in leaf order).
         size: Number of parameters.
         ones: Whether a bias rides along (its a is 1).
     """
@@ -47,6 +51,12 @@ class Part:
             return self.leaves, "dense", self.size
         return self.leaves, self.kind, self.ones, _signature(self.sites[0])
 
+    def halves(self) -> tuple["Part", "Part"]:
+        """The look-ups and the products of a tied table."""
+        of = lambda kind: tuple(site for site in self.sites if _kind(site) == kind)
+        rows, outer = (dataclasses.replace(self, sites=of(kind), kind=kind) for kind in ("rows", "outer"))
+        return rows, outer
+
     def factor(self, handed: dict, taps: dict, vjps: dict) -> Factor:
         """The factor of one example, from operands, tap cotangents [o ...] and leaf VJPs [o ...]."""
         if self.kind == "dense":
@@ -54,6 +64,9 @@ class Part:
             return Dense(j.reshape(j.shape[0], -1))
         if self.kind == "assembled":
             return self._assembled(handed, taps, vjps)
+        if self.kind == "tied":
+            rows, outer = (part.factor(handed, taps, vjps) for part in self.halves())
+            return Tied(rows, outer)  # type: ignore[arg-type]
         a = [operand(site, handed[site.handed]) for site in self.sites]
         c = [cotangent(site, taps[site.tap]) for site in self.sites]
         if self.kind == "rows":
@@ -148,7 +161,9 @@ def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...
         elif own:
             clusters = None if leaf in dense_leaves or form == "leaf order" else _clusters(own)
             if clusters is None:
-                parts.append(Part((leaf,), tuple(own), "assembled", size))
+                structured = leaf not in dense_leaves and form != "leaf order"
+                kind = "tied" if structured and _is_tied(own, shape) else "assembled"
+                parts.append(Part((leaf,), tuple(own), kind, size))
             else:
                 parts += [Part((leaf,), tuple(c), _kind(c[0]), c[0].use.weight.array.size) for c in clusters]
     return _merge_biases(parts) if form == "fused" else parts
@@ -177,6 +192,20 @@ def _clusters(sites: list[Site]) -> list[list[Site]] | None:
         if any(first[0].use.weight.overlaps(second[0].use.weight) for second in groups[k + 1 :]):
             return None
     return groups
+
+
+def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
+    """Whether one table [v ...] is looked up by rows and multiplied by with its rows as outputs, all of it each time."""
+    signatures = {kind: {_signature(s) for s in sites if _kind(s) == kind} for kind in ("rows", "outer")}
+    if any(len(own) != 1 for own in signatures.values()):
+        return False
+    if not all(site.use.kind in ("rows", "outer") and not site.use.weight.n_block for site in sites):
+        return False
+    weight = {_kind(site): site.use for site in sites}
+    b, i, d = weight["outer"].n_axes
+    layout = weight["outer"].weight.transpose((*range(b), *range(b + i, b + i + d), *range(b, b + i)))
+    one_block = math.prod(layout.shape[:b]) == 1 and math.prod(layout.shape[b : b + d]) == shape[0]
+    return one_block and layout.whole and weight["rows"].weight.whole and weight["rows"].weight.shape[0] == shape[0]
 
 
 def _merge_biases(parts: list[Part]) -> list[Part]:

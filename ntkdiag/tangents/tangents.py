@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import _compat
-from ntkdiag.tangents.factors import Factor
 from ntkdiag.tangents.layout import Layout
-from ntkdiag.tangents.parts import Part, group
+from ntkdiag.tangents.parts import Factor, Part, group
 from ntkdiag.tangents.recorder import Recorder, Site
 from ntkdiag.tangents.views import View
 from ntkdiag.tangents.walk import walk
