@@ -36,5 +36,7 @@ from ntkdiag.linearize import taylor_expand as taylor_expand
 from ntkdiag.monitor import JsonLines as JsonLines
 from ntkdiag.monitor import Monitor as Monitor
 from ntkdiag.monitor import watch as watch
+from ntkdiag.selfcheck import SelfCheck as SelfCheck
+from ntkdiag.selfcheck import selfcheck as selfcheck
 
 __version__ = "0.1.0"

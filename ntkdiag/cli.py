@@ -1,6 +1,7 @@
-"""ntkdiag from a shell: demo, compare, version."""
+"""ntkdiag from a shell: demo, compare, selfcheck, version."""
 
 import importlib
+import importlib.util
 import inspect
 import logging
 import pathlib
@@ -38,7 +39,10 @@ def demo(
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="Orbax checkpoint, step, or manager root.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
-    model: Annotated[str, typer.Option(help="module:attribute, a model or a function that makes one. IMPORTS CODE.")],
+    model: Annotated[
+        str,
+        typer.Option(help="module:attribute or path.py:attribute, a model or a function that makes one. IMPORTS CODE."),
+    ],
     data: Annotated[pathlib.Path, typer.Option(help=".npz file with the arrays x and, optionally, y.")],
     step_a: Annotated[int | None, typer.Option(help="Step of A when it is a manager root.")] = None,
     step_b: Annotated[int | None, typer.Option(help="Step of B when it is a manager root.")] = None,
@@ -62,7 +66,7 @@ def compare(
     comparison = checkpoints.compare(
         a,
         b,
-        model=_import_model(model),
+        model=_imported(model, f"ntkdiag compare --model {model}"),
         x=arrays["x"],
         y=arrays.get("y"),
         step_a=step_a,
@@ -76,6 +80,38 @@ def compare(
     console.print(comparison)
     if out is not None:
         console.print(f"report: {comparison.save(out, history=history)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def selfcheck(
+    case: Annotated[
+        str,
+        typer.Argument(
+            metavar="CASE",
+            help="module:function or path.py:function that returns (model, x) or (model, variables, x), or a "
+            "dictionary of these and of options. IMPORTS CODE.",
+        ),
+    ],
+    mode: Annotated[str | None, typer.Option(help="eval, dropout or train.")] = None,
+    trainable: Annotated[
+        list[str] | None, typer.Option(help="Path glob of what is differentiated; repeatable.")
+    ] = None,
+    joint: Annotated[bool, typer.Option("--joint", help="Examples are meant to interact.")] = False,
+) -> None:
+    """Say what is differentiated and what is held fixed, and check that the numbers can be trusted.
+
+    CASE names a module or a file, which is imported and so runs its code. The exit status is 1 when something is wrong.
+    """
+    from rich.console import Console
+
+    from ntkdiag.selfcheck import selfcheck as check
+
+    arguments, options = _case(_imported(case, f"ntkdiag selfcheck {case}"), case)
+    given = {"mode": mode, "trainable": trainable, "examples": "joint" if joint else None}
+    found = check(*arguments, **options | {name: value for name, value in given.items() if value})
+    Console().print(found)
+    if not found.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -97,23 +133,56 @@ def main() -> None:
         sys.exit(1)
 
 
-def _import_model(name: str) -> Any:
-    """Import ``module:attribute``; a function or class that needs no argument is called to make the model."""
-    module, _, attribute = name.partition(":")
-    call = f"ntkdiag compare --model {name}"
+def _imported(name: str, call: str) -> Any:
+    """Import ``module:attribute`` or ``path.py:attribute``; what can be called without an argument is called."""
+    module, _, attribute = name.rpartition(":")
     if not module or not attribute:
-        raise _usage(call, "module:attribute, such as mymodels:net", name)
-    sys.path.insert(0, "")  # as `python -m` has it: modules of the working directory
+        raise _usage(call, "module:attribute or path.py:attribute, such as mymodels:net", name)
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = _module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, FileNotFoundError) as error:
         raise _usage(call, "a module that can be imported, with that attribute", f"{error}") from error
-    finally:
-        sys.path.remove("")
     makes_model = (inspect.isroutine(found) or inspect.isclass(found)) and _needs_nothing(found)
     return found() if makes_model else found
+
+
+def _module(name: str) -> Any:
+    """Import a module by name, or from a file, with the modules next to it in reach as for a script."""
+    path = pathlib.Path(name)
+    # As `python -m` has it: modules of the working directory.
+    folder = str(path.parent.resolve()) if name.endswith(".py") else ""
+    sys.path.insert(0, folder)
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses and pytrees look their module up
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(folder)
+
+
+def _case(found: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Read what a case function returned as the arguments of `selfcheck`."""
+    if isinstance(found, dict) and {"model", "x"} <= found.keys():
+        options = {key: value for key, value in found.items() if key not in ("model", "variables", "x")}
+        return tuple(found[key] for key in ("model", "variables", "x") if key in found), options
+    if isinstance(found, tuple) and len(found) in (2, 3):
+        return found, {}
+    got = f"a dictionary with {', '.join(map(str, found))}" if isinstance(found, dict) else type(found).__name__
+    expected = "(model, x), (model, variables, x), or a dictionary with model and x"
+    raise errors.InvalidInputError(
+        errors.message(
+            f"ntkdiag selfcheck {name}",
+            expected=f"a function that returns {expected}",
+            got=got,
+            do="See: ntkdiag selfcheck --help",
+        )
+    )
 
 
 def _needs_nothing(function: Any) -> bool:
@@ -137,4 +206,6 @@ def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _usage(call: str, expected: str, got: str) -> errors.InvalidInputError:
-    return errors.InvalidInputError(errors.message(call, expected=expected, got=got, do="See: ntkdiag compare --help"))
+    return errors.InvalidInputError(
+        errors.message(call, expected=expected, got=got, do=f"See: {' '.join(call.split()[:2])} --help")
+    )

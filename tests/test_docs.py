@@ -28,6 +28,7 @@ PACKAGES = (
     "ntkdiag.linearize.matrix_free",
     "ntkdiag.linearize.predict",
     "ntkdiag.monitor",
+    "ntkdiag.selfcheck",
     "ntkdiag.tangents",
 )
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]

@@ -27,8 +27,9 @@ LAYERS = {
     "report": {"monitor"},
     "monitor": {"adapters", "kernels", "analysis"},
     "checkpoints": {"adapters", "kernels", "linearize", "analysis", "report"},
+    "selfcheck": {"adapters", "kernels"},
     "demo": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report"},
-    "cli": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report", "demo"},
+    "cli": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report", "selfcheck", "demo"},
 }
 
 

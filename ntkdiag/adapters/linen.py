@@ -8,7 +8,7 @@ from ntkdiag import errors
 from ntkdiag.adapters import linen_norm, parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.mode import alone
-from ntkdiag.adapters.outputs import Activations, captured
+from ntkdiag.adapters.outputs import Activations, by_layer, captured
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request, as_key
 
@@ -164,6 +164,7 @@ def _written(request: Request, rest: Mapping[str, Any]) -> list[str]:
 def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[..., tuple[Any, Any]]:
     """Write the call of `module.apply` in the mode that was asked for; it returns outputs and what was written."""
     from flax import errors as flax_errors
+    from flax import traverse_util
 
     called = request.bound(module, call=_CALL)
     options = {"method": request.method, "rngs": _keys(request.options.get("rngs"))}
@@ -185,19 +186,8 @@ def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[
             raise
         y, written = y if keywords["mutable"] is not False else (y, {})
         if isinstance(request.output, Activations):
-            y = captured(_named(written.get("intermediates", {})), request.output, call=_CALL)
+            calls: dict = traverse_util.flatten_dict(written.get("intermediates", {}), sep="/")
+            y = captured(by_layer(calls.items()), request.output, call=_CALL)
         return y, written
 
     return run
-
-
-def _named(intermediates: Mapping[str, Any]) -> dict[str, Any]:
-    """Name what was captured by the path of its layer; Flax keeps a tuple of all calls."""
-    from flax import traverse_util
-
-    named: dict[str, Any] = {}
-    for path, calls in traverse_util.flatten_dict(intermediates, sep="/").items():
-        name = path.removesuffix("__call__").rstrip("/")
-        several = isinstance(calls, tuple) and len(calls) > 1
-        named |= {f"{name}/{i}": one for i, one in enumerate(calls)} if several else {name: calls[0]}
-    return named

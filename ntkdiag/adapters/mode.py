@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from ntkdiag import errors
 
 MODES = ("eval", "dropout", "train")
-_TRAINING = ("train", "training", "is_training")
-_EVALUATING = ("deterministic", "use_running_average", "inference")
+_TRAINING: tuple[str, ...] = ("train", "training", "is_training")
+_EVALUATING: tuple[str, ...] = ("deterministic", "use_running_average", "inference")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from ntkdiag.adapters import nnx_norm, parameters, structure
 from ntkdiag.adapters.functional import Apply, Functional
 from ntkdiag.adapters.labels import Labelled
 from ntkdiag.adapters.mode import alone
-from ntkdiag.adapters.outputs import Activations, captured
+from ntkdiag.adapters.outputs import Activations, by_layer, captured
 from ntkdiag.adapters.partition import partition
 from ntkdiag.adapters.request import Request, as_key
 
@@ -119,12 +119,9 @@ def _call(copy: Any, request: Request, x: Any, kwargs: Mapping[str, Any]) -> Any
     if not isinstance(request.output, Activations):
         return called(*args, **keywords)
     within = nnx.capture(lambda copy: called(*args, **keywords), nnx.Intermediate, method_outputs=nnx.Intermediate)
-    named: dict[str, Any] = {}
-    for parts, calls in nnx.traversals.flatten_mapping(nnx.to_pure_dict(within(copy)[1])).items():
-        name = structure.path_string(parts).removesuffix("__call__").rstrip("/")
-        several = isinstance(calls, tuple) and len(calls) > 1
-        named |= {f"{name}/{i}": one for i, one in enumerate(calls)} if several else {name: calls[0]}
-    return captured(named, request.output, call=_CALL)
+    flat = nnx.traversals.flatten_mapping(nnx.to_pure_dict(within(copy)[1]))
+    calls = [(structure.path_string(path), values) for path, values in flat.items()]
+    return captured(by_layer(calls), request.output, call=_CALL)
 
 
 def _in_mode(copy: Any, request: Request) -> Any:

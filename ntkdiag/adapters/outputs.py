@@ -1,7 +1,7 @@
 """Outputs by name: the last token, the logit of the label, the loss of every example, the activations of a layer."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -118,6 +118,24 @@ def activations(path: str) -> Activations:
         For `output=` of `functionalize`.
     """
     return Activations(path)
+
+
+def by_layer(calls: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Name what was captured by the path of its layer, or of its sown value.
+
+    Args:
+        calls: Pairs of a path, with the method ``__call__`` at its end where it is that of a layer, and the tuple of
+            the values of all calls.
+
+    Returns:
+        Path -> value; the calls of what was called several times are numbered.
+    """
+    named: dict[str, Any] = {}
+    for path, values in calls:
+        name = path.removesuffix("__call__").rstrip("/")
+        several = isinstance(values, tuple) and len(values) > 1
+        named |= {f"{name}/{i}": one for i, one in enumerate(values)} if several else {name: values[0]}
+    return named
 
 
 def captured(found: Mapping[str, Any], wanted: Activations, *, call: str) -> Any:

@@ -91,10 +91,10 @@ def _predicate(trainable: Callable[..., Any], call: str) -> Callable[[str, Any],
 
 
 def _by_tree(tree: Any, named: dict[str, Any], trainable: Any, call: str) -> set[str]:
-    wanted = structure.leaves_by_path(trainable)
+    wanted: dict[str, Any] = structure.leaves_by_path(trainable)
     held = {path for path, leaf in named.items() if not parameters.is_inexact(leaf)}
     if wanted.keys() < named.keys() and named.keys() - wanted.keys() <= held:
-        wanted = dict.fromkeys(held, False) | wanted  # a mask of the floating arrays, as Optax has it
+        wanted = {**dict.fromkeys(held, False), **wanted}  # a mask of the floating arrays, as Optax has it
     if wanted.keys() != named.keys():
         try:
             wanted = dict(zip(named, jax.tree.leaves(jax.tree.broadcast(trainable, tree)), strict=True))
