@@ -1,5 +1,6 @@
 """Closed-form training of the linearised model against training it, step by step, in parameter space."""
 
+import contextlib
 import re
 
 import jax
@@ -7,74 +8,48 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from predict_problem import (
+    F0,
+    F0_TEST,
+    FULL,
+    K_TEST,
+    LARGEST,
+    ORIGIN,
+    OUTPUTS,
+    PARAMS,
+    X_TEST,
+    C,
+    K,
+    M,
+    N,
+    X,
+    Y,
+    net,
+    squared,
+    train_linear,
+)
 
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernels import Convention, Kernel
-from ntkdiag.linearize import linearize, predict
-
-N, M, C = 6, 4, 2
-RNG = np.random.default_rng(0)
-X, X_TEST, Y = RNG.normal(size=(N, 3)), RNG.normal(size=(M, 3)), RNG.normal(size=(N, C))
-PARAMS = {"w": RNG.normal(size=(3, 8)), "v": RNG.normal(size=(8, C)) / 3}
+from ntkdiag.linearize import predict
 
 
-def net(params, x):
-    return jnp.tanh(x @ params["w"]) @ params["v"]
-
-
-FULL = Convention("full", C)
-K = Kernel(reference.ntk(jax.jit(net), PARAMS, X), FULL)
-K_TEST = Kernel(reference.ntk(jax.jit(net), PARAMS, X_TEST, X), FULL, symmetric=False)
-LARGEST = np.linalg.eigvalsh(K.matrix)[-1]
-with jax.enable_x64(True):
-    F0, F0_TEST = np.asarray(jax.jit(net)(PARAMS, X)), np.asarray(jax.jit(net)(PARAMS, X_TEST))
-    ORIGIN = jax.tree.map(np.asarray, predict.origin(net, PARAMS, X, X_TEST))
-OUTPUTS = {"kernel_test": K_TEST, "outputs": F0, "outputs_test": F0_TEST}
-
-
-def _loss(f):
-    return 0.5 * jnp.sum((f - Y) ** 2) / N
-
-
-def _train(steps, eta, *, beta=0.0, kind="heavy-ball", decay=0.0, center=True, loss=_loss):
-    """Train f_lin in parameter space; outputs on both sets after each number of steps."""
-    f_lin = linearize(net, PARAMS)
-    start = jax.tree.map(jnp.asarray, PARAMS)
-    anchor = start if center else jax.tree.map(jnp.zeros_like, start)
-
-    def total(p):
-        distance = sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(anchor), strict=True))
-        return loss(f_lin(p, X)) + 0.5 * decay * distance
-
-    def step(_, state):
-        p, v = state
-        g = jax.grad(total)(p)
-        fresh = 1 - beta if kind == "ema" else 1.0
-        v = jax.tree.map(lambda v, g: beta * v + fresh * g, v, g)
-        move = jax.tree.map(lambda v, g: g + beta * v, v, g) if kind == "nesterov" else v
-        return jax.tree.map(lambda p, m: p - eta * m, p, move), v
-
-    @jax.jit
-    def advance(state, count):
-        state = jax.lax.fori_loop(0, count, step, state)
-        return state, f_lin(state[0], X), f_lin(state[0], X_TEST)
-
-    state, saved = (start, jax.tree.map(jnp.zeros_like, start)), []
-    for gap in np.diff([0, *steps]):
-        state, *outputs = advance(state, gap)
-        saved.append(outputs)
-    return [np.stack(part) for part in zip(*saved, strict=True)]
+def warned(*, above=True):
+    """Expect the word on the critical learning rate, or none."""
+    return pytest.warns(RuntimeWarning, match="is above the critical") if above else contextlib.nullcontext()
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("ratio", [0.01, 0.5, 0.99, 1.01])
 def test_descent_is_iterated_descent(ratio):
     eta, steps = ratio * 2 * N / LARGEST, [1, 2, 7, 500]
-    train, test = _train(steps, eta)
-    found = predict.gradient_descent(K, Y, np.array(steps), eta, **OUTPUTS)
+    train, test = train_linear(steps, eta)
+    with warned(above=ratio > 1):
+        found = predict.gradient_descent(K, Y, np.array(steps), eta, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, rtol=1e-12, atol=1e-12 * np.abs(train).max())
     np.testing.assert_allclose(found.test, test, rtol=1e-12, atol=1e-12 * np.abs(test).max())
-    single = predict.gradient_descent(K, Y, 7, eta, **OUTPUTS)
+    with warned(above=ratio > 1):
+        single = predict.gradient_descent(K, Y, 7, eta, **OUTPUTS)
     assert single.train.shape == (N, C)
     assert single.test.shape == (M, C)
     np.testing.assert_allclose(single.train, found.train[2], rtol=1e-13)
@@ -83,7 +58,7 @@ def test_descent_is_iterated_descent(ratio):
 @pytest.mark.usefixtures("x64")
 def test_descent_over_two_thousand_steps():
     eta = 0.5 * 2 * N / LARGEST
-    train, test = _train([2000], eta)
+    train, test = train_linear([2000], eta)
     found = predict.gradient_descent(K, Y, [2000], eta, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-12)
     np.testing.assert_allclose(found.test, test, atol=1e-12)
@@ -93,19 +68,19 @@ def test_descent_over_two_thousand_steps():
 @pytest.mark.parametrize(("kind", "beta"), [("heavy-ball", 0.9), ("nesterov", 0.9), ("ema", 0.5)])
 def test_momentum_is_iterated_momentum(kind, beta):
     eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
-    train, test = _train(steps, eta, beta=beta, kind=kind)
+    train, test = train_linear(steps, eta, beta=beta, kind=kind)
     found = predict.gradient_descent(K, Y, np.array(steps), eta, momentum=beta, momentum_kind=kind, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("center", "beta"), [(True, 0.0), (True, 0.9), (False, 0.0)])
+@pytest.mark.parametrize(("center", "beta"), [(True, 0.0), (True, 0.9), (False, 0.0), (False, 0.9)])
 @pytest.mark.parametrize("decay", [1e-3, 5.0])
 def test_penalties_are_iterated_penalties(center, beta, decay):
     # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
-    train, test = _train(steps, eta, decay=decay, center=center, beta=beta)
+    train, test = train_linear(steps, eta, decay=decay, center=center, beta=beta)
     options = {"ridge": N * decay, "origin": None if center else ORIGIN, "momentum": beta}
     found = predict.gradient_descent(K, Y, np.array(steps), eta, **options, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
@@ -200,10 +175,11 @@ def test_zero_kernel_learns_nothing():
 
 def test_above_critical_diverges_and_infinity_is_nan():
     eta = 1.1 * 2 * N / LARGEST
-    grown = predict.gradient_descent(K, Y, 2000, eta, outputs=F0)
+    with warned():
+        grown = predict.gradient_descent(K, Y, 2000, eta, outputs=F0)
+        assert np.isnan(predict.gradient_descent(K, Y, np.inf, eta, outputs=F0).train).any()
+        assert np.isnan(predict.gradient_descent(K, Y, np.inf, 4 * eta, outputs=F0, momentum=0.9).train).any()
     assert np.abs(grown.train).max() > 1e6
-    assert np.isnan(predict.gradient_descent(K, Y, np.inf, eta, outputs=F0).train).any()
-    assert np.isnan(predict.gradient_descent(K, Y, np.inf, 4 * eta, outputs=F0, momentum=0.9).train).any()
     assert np.isfinite(predict.gradient_descent(K, Y, np.inf, 1.5 * eta, outputs=F0, momentum=0.9).train).all()
 
 
@@ -252,7 +228,7 @@ def _cross_entropy(f):
 @pytest.mark.usefixtures("x64")
 def test_cross_entropy_in_function_space_is_parameter_space():
     for beta in (0.0, 0.9):
-        train, test = _train([1, 50, 400], 0.3, beta=beta, loss=_cross_entropy)
+        train, test = train_linear([1, 50, 400], 0.3, beta=beta, loss=_cross_entropy)
         found = predict.iterate_descent(K, _cross_entropy, [1, 50, 400], 0.3, momentum=beta, **OUTPUTS)
         np.testing.assert_allclose(found.train, train, atol=1e-12)
         np.testing.assert_allclose(found.test, test, atol=1e-12)
@@ -272,13 +248,13 @@ def test_cross_entropy_flow():
 @pytest.mark.usefixtures("x64")
 def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     closed = predict.gradient_descent(K, Y, [0, 5, 80], 0.05, **OUTPUTS)
-    iterated = predict.iterate_descent(K, _loss, [0, 5, 80], 0.05, **OUTPUTS)
+    iterated = predict.iterate_descent(K, squared, [0, 5, 80], 0.05, **OUTPUTS)
     np.testing.assert_allclose(iterated.test, closed.test, atol=1e-13)
     flow = predict.gradient_flow(K, Y, 4.0, **OUTPUTS)
-    integrated = predict.integrate_flow(K, _loss, 4.0, 0.01, **OUTPUTS)
+    integrated = predict.integrate_flow(K, squared, 4.0, 0.01, **OUTPUTS)
     np.testing.assert_allclose(integrated.test, flow.test, atol=1e-8)
     assert integrated.train.shape == (N, C)
-    assert predict.integrate_flow(K, _loss, 4.0, 0.5, outputs=F0).test is None
+    assert predict.integrate_flow(K, squared, 4.0, 0.5, outputs=F0).test is None
 
 
 def test_origin_is_the_jacobian_times_the_parameters():
@@ -372,12 +348,34 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
             "\"ema\"; got 'adam'. optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=0.5, origin=ORIGIN),
-            "gradient_descent(kernel, y, steps, learning_rate): expected no momentum beside `origin`; got "
-            "momentum=0.5. Decay to zero with momentum has no closed form here: train `linearize(f, params)` instead.",
+            lambda: predict.gradient_flow(np.ones((N, N + 1)), Y[:, 0]),
+            "gradient_flow(kernel, y, time): expected `kernel` of a set of examples with itself; got shape (6, 7). "
+            "Compute it as `ntk(f, params, x)`, without `x2`.",
         ),
         (
-            lambda: predict.iterate_descent(K, _loss, [5, 2], 0.1, outputs=F0),
+            lambda: predict.gradient_flow(np.triu(np.ones((N, N))), Y[:, 0], loss_denominator=1),
+            "gradient_flow(kernel, y, time): expected a symmetric `kernel`; got entries that differ from the transpose "
+            "by 1 of the largest. Rows and columns must be the same examples in the same order, under the same "
+            "parameters.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, [1.0, -2.0]),
+            "gradient_flow(kernel, y, time): expected a non-negative `time`; got [ 1. -2.].",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y[:, :1]),
+            "gradient_flow(kernel, y, time): expected `y` of shape (6, 2); got shape (6, 1). Labels go row by row",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, [2], 0.1),
+            "iterate_descent(kernel, loss, steps, learning_rate): expected `outputs` beside a kernel that is an array",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, -1, 0.1, outputs=F0),
+            "expected ascending non-negative integer `steps`; got -1. Sort and round them.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, [5, 2], 0.1, outputs=F0),
             "iterate_descent(kernel, loss, steps, learning_rate): expected ascending non-negative integer `steps`; got "
             "[5, 2]. Sort and round them.",
         ),
@@ -387,12 +385,12 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
             "ShapeDtypeStruct(shape=(6, 2), dtype=float64). Sum or average over examples.",
         ),
         (
-            lambda: predict.integrate_flow(K, _loss, [2.0, 1.0], 0.1, outputs=F0),
+            lambda: predict.integrate_flow(K, squared, [2.0, 1.0], 0.1, outputs=F0),
             "integrate_flow(kernel, loss, time, step): expected ascending, finite, non-negative `time`; got "
             "[2.0, 1.0]. Sort the times.",
         ),
         (
-            lambda: predict.integrate_flow(K, _loss, 1.0, 0.0, outputs=F0),
+            lambda: predict.integrate_flow(K, squared, 1.0, 0.0, outputs=F0),
             "integrate_flow(kernel, loss, time, step): expected a positive `step`; got 0.0.",
         ),
     ],

@@ -15,7 +15,8 @@ import ntkdiag
 
 ROOT = pathlib.Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LAZY = ("flax", "equinox", "optax", "orbax", "matplotlib", "jinja2", "rich", "typer", "sklearn", "tensorboardX")
+LAZY = ("flax", "equinox", "optax", "orbax", "diffrax", "lineax", "matplotlib", "jinja2", "rich", "typer", "sklearn")
+LAZY += ("tensorboardX",)
 
 
 def python(*arguments):

@@ -1,9 +1,15 @@
 """Training of the linearised model without a network: kernels and outputs in, predictions at any time out."""
 
-from ntkdiag.linearize.predict.any_loss import integrate_flow as integrate_flow
-from ntkdiag.linearize.predict.any_loss import iterate_descent as iterate_descent
+from ntkdiag.linearize.predict.best import Best as Best
+from ntkdiag.linearize.predict.best import best_on_path as best_on_path
+from ntkdiag.linearize.predict.descent import iterate_descent as iterate_descent
+from ntkdiag.linearize.predict.ensemble import Ensemble as Ensemble
+from ntkdiag.linearize.predict.ensemble import Prior as Prior
+from ntkdiag.linearize.predict.ensemble import over_initializations as over_initializations
+from ntkdiag.linearize.predict.flow import integrate_flow as integrate_flow
 from ntkdiag.linearize.predict.mse import gradient_descent as gradient_descent
 from ntkdiag.linearize.predict.mse import gradient_flow as gradient_flow
 from ntkdiag.linearize.predict.origin import Origin as Origin
 from ntkdiag.linearize.predict.origin import origin as origin
 from ntkdiag.linearize.predict.prediction import Prediction as Prediction
+from ntkdiag.linearize.predict.ridge_path import ridge_path as ridge_path

@@ -1,60 +1,84 @@
 """Gradient descent with momentum on an eigenmode, by powers of its small transition matrix."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
 from ntkdiag.kernels.operands.number import Number
+from ntkdiag.linearize.predict.threshold import MomentumKind
 
-MomentumKind = Literal["heavy-ball", "nesterov", "ema"]
 _BITS = 31
 
 
 def momentum_response(
-    values: jax.Array, floor: jax.Array, rate: Number, steps: jax.Array, momentum: Number, kind: MomentumKind
-) -> jax.Array:
-    """psi(mu, t) of the recursion psi <- psi + d with d from the gradient rate (1 - mu psi).
+    values: jax.Array,
+    floor: jax.Array,
+    rate: Number,
+    ridge: Number,
+    steps: jax.Array,
+    momentum: Number,
+    kind: MomentumKind,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """psi, chi and a of gradient descent with momentum on lambda, with a ridge; see `closed_form.assemble`.
 
-    The recursion is linear in (psi, velocity, 1); its t-th power is taken by repeated squaring, which needs no case
-    for zero eigenvalues or double roots. Unresolved eigenvalues and t = infinity as in `descent_response`.
-    Cost: 31 products of k matrices 3 x 3.
+    psi <- psi + d with d from the gradient rate (1 - mu psi), mu = lambda + ridge; chi likewise from the gradient
+    rate (a - mu chi); a <- a - d from rate ridge a: all three pass through the same momentum. Each is linear in its
+    state, whose t-th power is taken by repeated squaring, which needs no case for zero eigenvalues or double roots.
+    Unresolved eigenvalues and t = infinity as in `descent_response`.
+    Cost: 31 products of k matrices 5 x 5.
 
     Args:
-        values: `[k]` eigenvalues mu, not negative.
+        values: `[k]` eigenvalues lambda, not negative.
         floor: The noise floor.
         rate: eta / D.
+        ridge: In units of the eigenvalues.
         steps: `[T]` integers, as floating point; may be infinite.
         momentum: beta.
         kind: "heavy-ball", "nesterov" or "ema"; see `stability_threshold`.
 
     Returns:
-        `[T k]`, in units of 1 / mu.
+        psi and chi, `[T k]` in units of 1 / mu, and a, `[T]`.
     """
-    resolved = values > floor
-    curvature = jnp.where(resolved, values, 0.0)
-    matrices = jax.vmap(lambda mu: _transition(mu, rate, momentum, kind))(curvature)  # [k 3 3]
-    finite = jnp.where(jnp.isinf(steps), 0.0, steps).astype(jnp.int32)
-    psi = _power(matrices, finite)  # [T k]
-    fixed = jnp.where(_stable(matrices), 1.0 / jnp.where(resolved, values, 1.0), jnp.nan)
-    endless = jnp.isinf(steps)[:, None]
-    unresolved = jnp.where(psi * floor < 1.0, psi, 0.0)
-    return jnp.where(resolved, jnp.where(endless, fixed, psi), jnp.where(endless, 0.0, unresolved))
+    endless, finite = jnp.isinf(steps), jnp.where(jnp.isinf(steps), 0.0, steps).astype(jnp.int32)
+    mu = jnp.where(values + ridge > floor, values + ridge, 0.0)
+    toward = lambda curvature, source: _transition(curvature, source, rate, ridge, momentum, kind)
+    plain = _power(jax.vmap(lambda m: toward(m, True))(mu), finite)  # [T k 5]
+    pulled = _power(jax.vmap(lambda m: toward(m, False))(mu), finite)
+    # a is the same in every mode; taken from one that does not grow, as 0 x infinity would spoil it.
+    decay = _power(toward(jnp.zeros((), values.dtype), False)[None], finite)[:, 0, 2]
+    # As without momentum: an unresolved mode counts while the time is short against the noise floor.
+    elapsed = steps * rate / (1.0 if kind == "ema" else 1.0 - momentum)
+    early = (elapsed * floor < 1.0)[:, None]
+    psi = jnp.where(mu > 0.0, plain[..., 0], jnp.where(early, plain[..., 0], 0.0))
+    chi = jnp.where(values > floor, pulled[..., 0], jnp.where(early, pulled[..., 0], 0.0))
+    fixed = jnp.where(mu > 0.0, 1.0 / jnp.where(mu > 0.0, mu, 1.0), 0.0)
+    fixed = jnp.where(_stable(jax.vmap(lambda m: toward(m, True))(mu)) | (mu == 0.0), fixed, jnp.nan)
+    kept = ridge == 0.0  # without a ridge the initial parameters stay, and chi is psi
+    alive = jnp.where(_stable(toward(jnp.asarray(ridge, values.dtype), True)[None])[0], 0.0, jnp.nan)
+    psi = jnp.where(endless[:, None], fixed, psi)
+    chi = jnp.where(endless[:, None], jnp.where(kept, fixed, alive + 0.0 * fixed), chi)
+    return psi, chi, jnp.where(endless, jnp.where(kept, 1.0, alive), decay)
 
 
-def _transition(mu: jax.Array, rate: Number, momentum: Number, kind: MomentumKind) -> jax.Array:
-    """One step on (psi, velocity, 1), as a matrix."""
-    zero, one = jnp.zeros_like(mu), jnp.ones_like(mu)
-    gradient = jnp.stack([-mu, zero, one])  # of psi: 1 - mu psi
-    fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient
-    velocity = fresh + momentum * jnp.stack([zero, one, zero])
-    move = gradient + momentum * velocity if kind == "nesterov" else velocity
-    return jnp.stack([jnp.stack([one, zero, zero]) + rate * move, velocity, jnp.stack([zero, zero, one])])
+def _transition(
+    mu: jax.Array, constant: bool, rate: Number, ridge: Number, momentum: Number, kind: MomentumKind
+) -> jax.Array:
+    """One step on (psi, its velocity, a, its velocity, 1), as a matrix; the source of psi is 1 or a."""
+    unit = jnp.eye(5, dtype=mu.dtype)
+    response = unit[4 if constant else 2] - mu * unit[0]
+    shrink = -ridge * unit[2]
+    rows = []
+    for value, velocity, gradient in ((0, 1, response), (2, 3, shrink)):
+        fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient
+        moving = fresh + momentum * unit[velocity]
+        move = gradient + momentum * moving if kind == "nesterov" else moving
+        rows += [unit[value] + rate * move, moving]
+    return jnp.stack([*rows, unit[4]])
 
 
 def _power(matrices: jax.Array, steps: jax.Array) -> jax.Array:
-    """Psi after `steps` steps from (0, 0, 1), for every mode and every number of steps."""
-    states = jnp.broadcast_to(jnp.array([0.0, 0.0, 1.0], matrices.dtype), (*steps.shape, *matrices.shape[:2]))
+    """The state after `steps` steps from (0, 0, 1, 0, 1), for every mode and every number of steps."""
+    start = jnp.array([0.0, 0.0, 1.0, 0.0, 1.0], matrices.dtype)
+    states = jnp.broadcast_to(start, (*steps.shape, matrices.shape[0], 5))
 
     def body(bit: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         states, power = carry
@@ -62,7 +86,7 @@ def _power(matrices: jax.Array, steps: jax.Array) -> jax.Array:
         taken = (steps >> bit) & 1
         return jnp.where(taken[:, None, None] == 1, moved, states), power @ power
 
-    return jax.lax.fori_loop(0, _BITS, body, (states, matrices))[0][..., 0]
+    return jax.lax.fori_loop(0, _BITS, body, (states, matrices))[0]
 
 
 def _stable(matrices: jax.Array) -> jax.Array:

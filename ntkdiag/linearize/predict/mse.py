@@ -1,6 +1,5 @@
 """Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay."""
 
-import functools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -11,28 +10,25 @@ import numpy as np
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize.predict.closed_form import Modes, Response, assemble, modes_of
-from ntkdiag.linearize.predict.momentum import MomentumKind, momentum_response
+from ntkdiag.linearize.matrix_free.operator import NTKOperator
+from ntkdiag.linearize.predict import on_operators
+from ntkdiag.linearize.predict.closed_form import Modes, assemble, modes_of
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.problem import Problem, read_problem
-from ntkdiag.linearize.predict.response import (
-    descent_response,
-    flow_response,
-    one_minus_power,
-    pulled_response,
-)
+from ntkdiag.linearize.predict.responses import responses_of_descent, responses_of_flow
+from ntkdiag.linearize.predict.threshold import MomentumKind, stability_threshold, warn_above_critical
 
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 
 
 @keeps_float64
 def gradient_flow(
-    kernel: KernelLike,
+    kernel: KernelLike | NTKOperator,
     y: jax.typing.ArrayLike,
     time: Times = jnp.inf,
     *,
-    kernel_test: KernelLike | None = None,
+    kernel_test: KernelLike | NTKOperator | None = None,
     outputs: jax.typing.ArrayLike | None = None,
     outputs_test: jax.typing.ArrayLike | None = None,
     ridge: Number = 0.0,
@@ -51,12 +47,13 @@ def gradient_flow(
 
     Args:
         kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for the full one, an
-            approximation), or a matrix.
+            approximation), or a matrix. An `NTKOperator` is not decomposed: its times are reached step by step (by
+            `integrate_flow` and `iterate_descent`), infinity by conjugate gradients.
         y: `[n]` or `[n o]` targets.
-        time: t = learning rate x steps, a number or `[T]`, infinity allowed. Steps of gradient descent are this only
-            far below the critical learning rate; otherwise use `gradient_descent`.
+        time: t = learning rate x steps, a number or `[T]` in any order, infinity allowed. Steps of gradient
+            descent are this only far below the critical learning rate; otherwise use `gradient_descent`.
         kernel_test: Test by train, in the same convention, for predictions on test examples.
-        outputs: f_0 on the training examples, shaped like y; None for 0.
+        outputs: f_0 on the training examples, shaped like y; None for 0 (for an operator: computed).
         outputs_test: f_0 on the test examples; None for 0.
         ridge: In units of the kernel's eigenvalues; D times the coefficient of weight decay.
         origin: J theta_0 for decay to zero; None for a ridge to the initial parameters.
@@ -66,12 +63,15 @@ def gradient_flow(
         Outputs on training and test examples, each `[... n o]` with the axes of `time` first.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, the kernel has negative eigenvalues or is a
-            trace, or a number is negative.
+        InvalidInputError: When arrays do not fit or are not finite, the kernel is not symmetric, has negative
+            eigenvalues or is a trace, or a number is negative.
     """
     call = "gradient_flow(kernel, y, time)"
     require_at_least_zero(ridge, call, "ridge")
     require_at_least_zero(jnp.asarray(time), call, "time")
+    if isinstance(kernel, NTKOperator):
+        given = on_operators.Given(y, kernel_test, outputs, outputs_test, ridge, origin, loss_denominator)
+        return on_operators.flow(kernel, given, time, call)
     problem = read_problem(
         call,
         kernel,
@@ -100,18 +100,18 @@ def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Number) -> P
         As `gradient_flow`.
     """
     times = jnp.asarray(time, problem.kernel.dtype)
-    response = _flow(modes.values, modes.floor, times.reshape(-1) / problem.denominator, ridge)
+    response = responses_of_flow(modes.values, modes.floor, times.reshape(-1) / problem.denominator, ridge)
     return assemble(problem, modes, response, times.shape)
 
 
 @keeps_float64
 def gradient_descent(
-    kernel: KernelLike,
+    kernel: KernelLike | NTKOperator,
     y: jax.typing.ArrayLike,
     steps: Times,
     learning_rate: Number,
     *,
-    kernel_test: KernelLike | None = None,
+    kernel_test: KernelLike | NTKOperator | None = None,
     outputs: jax.typing.ArrayLike | None = None,
     outputs_test: jax.typing.ArrayLike | None = None,
     momentum: Number = 0.0,
@@ -124,7 +124,7 @@ def gradient_descent(
 
     f_t = y + (1 - eta Theta / D)^t (f_0 - y), exactly what iterating gives; with momentum by powers of each mode's
     transition matrix. Everything else as for `gradient_flow`. Above the critical learning rate the outputs grow
-    without bound, as they do in training.
+    without bound, as they do in training, and a warning names the critical value.
     Cost: as `gradient_flow`. Source: Lee et al. 2019 (arXiv 1902.06720) for the flow; the powers are elementary.
 
     Args:
@@ -138,17 +138,23 @@ def gradient_descent(
         momentum: beta in [0, 1).
         momentum_kind: "heavy-ball", "nesterov" or "ema"; see `ntkdiag.analysis.stability_threshold`.
         ridge: As for `gradient_flow`; its gradient passes through the momentum (L2 penalty, not decoupled decay).
-        origin: As for `gradient_flow`; not with momentum.
+        origin: As for `gradient_flow`.
         loss_denominator: As for `gradient_flow`.
 
     Returns:
         As `gradient_flow`; NaN at infinity when the learning rate is above critical.
 
     Raises:
-        InvalidInputError: As `gradient_flow`, when steps are no integers, or `origin` comes with momentum.
+        InvalidInputError: As `gradient_flow`, or when steps are no integers.
+
+    Warns:
+        RuntimeWarning: When the learning rate is above critical, with the critical value.
     """
     call = "gradient_descent(kernel, y, steps, learning_rate)"
-    _check_descent(steps, learning_rate, momentum, momentum_kind, ridge, origin, call)
+    _check_descent(steps, learning_rate, momentum, momentum_kind, ridge, call)
+    if isinstance(kernel, NTKOperator):
+        given = on_operators.Given(y, kernel_test, outputs, outputs_test, ridge, origin, loss_denominator)
+        return on_operators.descent(kernel, given, steps, learning_rate, momentum, momentum_kind, call)
     problem = read_problem(
         call,
         kernel,
@@ -162,33 +168,11 @@ def gradient_descent(
     modes = modes_of(problem, call)
     counts = jnp.asarray(steps, problem.kernel.dtype)
     beta = None if isinstance(momentum, float | int) and momentum == 0 else momentum
+    threshold, decay = stability_threshold(momentum, momentum_kind), ridge / problem.denominator
+    warn_above_critical(learning_rate, modes.values[-1], problem.denominator, threshold, decay, call)
     rate = learning_rate / problem.denominator
-    response = _descent(modes.values, modes.floor, counts.reshape(-1), rate, ridge, beta, momentum_kind)
+    response = responses_of_descent(modes.values, modes.floor, counts.reshape(-1), rate, ridge, beta, momentum_kind)
     return assemble(problem, modes, response, counts.shape)
-
-
-@jax.jit
-def _flow(values: jax.Array, floor: jax.Array, time: jax.Array, ridge: Number) -> Response:
-    decay = jnp.exp(-jnp.where(ridge > 0, ridge * time, 0.0))
-    chi = decay[:, None] * flow_response(values, floor, time)
-    return Response(flow_response(values + ridge, floor, time), chi, decay)
-
-
-@functools.partial(jax.jit, static_argnames="kind")
-def _descent(
-    values: jax.Array,
-    floor: jax.Array,
-    steps: jax.Array,
-    rate: Number,
-    ridge: Number,
-    momentum: Number | None,
-    kind: MomentumKind,
-) -> Response:
-    decay = 1.0 - one_minus_power(jnp.asarray(rate * ridge, values.dtype), steps)
-    chi = pulled_response(values, floor, rate, ridge, steps)
-    if momentum is None:
-        return Response(descent_response(values + ridge, floor, rate, steps), chi, decay)
-    return Response(momentum_response(values + ridge, floor, rate, steps, momentum, kind), chi, decay)
 
 
 def _check_descent(
@@ -197,7 +181,6 @@ def _check_descent(
     momentum: Number,
     kind: MomentumKind,
     ridge: Number,
-    origin: Origin | None,
     call: str,
 ) -> None:
     require_at_least_zero(ridge, call, "ridge")
@@ -214,11 +197,4 @@ def _check_descent(
             expected='`momentum_kind` "heavy-ball", "nesterov" or "ema"',
             got=repr(kind),
             do="optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
-        )
-    if origin is not None and not (isinstance(momentum, float | int) and momentum == 0):
-        refuse(
-            call,
-            expected="no momentum beside `origin`",
-            got=f"momentum={momentum}",
-            do="Decay to zero with momentum has no closed form here: train `linearize(f, params)` instead.",
         )

@@ -1,0 +1,129 @@
+"""Squared error with an `NTKOperator` in place of a kernel: the same answers, reached step by step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import refuse
+from ntkdiag.linearize.matrix_free.least_squares import least_squares, require_outputs, require_square
+from ntkdiag.linearize.matrix_free.operator import NTKOperator
+from ntkdiag.linearize.predict.descent import iterate_descent
+from ntkdiag.linearize.predict.flow import integrate_flow
+from ntkdiag.linearize.predict.linear_model import read_model
+from ntkdiag.linearize.predict.origin import Origin
+from ntkdiag.linearize.predict.prediction import Prediction
+from ntkdiag.linearize.predict.threshold import MomentumKind
+
+
+class Given(NamedTuple):
+    """The arguments that `gradient_flow` and `gradient_descent` share; see there."""
+
+    y: Any
+    kernel_test: Any
+    outputs: Any
+    outputs_test: Any
+    ridge: Number
+    origin: Origin | None
+    loss_denominator: Number | None
+
+    def options(self, denominator: Number) -> dict[str, Any]:
+        """Those of the predictions for any loss."""
+        names = ("outputs", "kernel_test", "outputs_test", "origin")
+        return {name: getattr(self, name) for name in names} | {"weight_decay": self.ridge / denominator}
+
+
+def flow(kernel: NTKOperator, given: Given, time: Any, call: str) -> Prediction:
+    """`gradient_flow` without the kernel.
+
+    Cost: as `integrate_flow`, and as `least_squares` for infinity.
+
+    Args:
+        kernel: The operator.
+        given: The other arguments.
+        time: t, in any order.
+        call: The public call, for the message.
+
+    Returns:
+        The prediction.
+    """
+    loss, denominator, y = _loss(kernel, given, call)
+    reach = lambda times: integrate_flow(kernel, loss, times, **given.options(denominator))
+    return _piece(np.asarray(time, np.float64), reach, lambda: _endless(kernel, given, y, call))
+
+
+def descent(
+    kernel: NTKOperator,
+    given: Given,
+    steps: Any,
+    learning_rate: Number,
+    momentum: Number,
+    kind: MomentumKind,
+    call: str,
+) -> Prediction:
+    """`gradient_descent` without the kernel. Infinity is where a stable learning rate leads.
+
+    Cost: as `iterate_descent`, and as `least_squares` for infinity.
+
+    Args:
+        kernel: The operator.
+        given: The other arguments.
+        steps: Numbers of steps, in any order.
+        learning_rate: eta.
+        momentum: beta.
+        kind: See `stability_threshold`.
+        call: The public call, for the message.
+
+    Returns:
+        The prediction.
+    """
+    loss, denominator, y = _loss(kernel, given, call)
+    options = given.options(denominator) | {"momentum": momentum, "momentum_kind": kind}
+    reach = lambda counts: iterate_descent(kernel, loss, counts.astype(int), learning_rate, **options)
+    return _piece(np.asarray(steps, np.float64), reach, lambda: _endless(kernel, given, y, call))
+
+
+def _loss(kernel: NTKOperator, given: Given, call: str) -> tuple[Any, Number, jax.Array]:
+    require_square(kernel, call)
+    denominator = given.loss_denominator
+    if denominator is None:
+        denominator = float(kernel.n_examples)
+    require_positive(denominator, call, "loss_denominator")
+    y = require_outputs(kernel, given.y, "y", call)
+    return lambda f: 0.5 * jnp.sum((f - y) ** 2) / denominator, denominator, y
+
+
+def _piece(times: np.ndarray, reach: Any, endless: Any) -> Prediction:
+    """Finite times by `reach`, which wants them ascending, and infinity by `endless`."""
+    values, where = np.unique(times.reshape(-1), return_inverse=True)
+    finite = values[np.isfinite(values)]
+    parts = ([reach(finite)] if finite.size else []) + ([endless()] if finite.size < values.size else [])
+
+    def stacked(name: str) -> Any:
+        found = [getattr(part, name) for part in parts]
+        if found[0] is None:
+            return None
+        rows = [a if part is parts[0] and finite.size else a[None] for a, part in zip(found, parts, strict=True)]
+        joined = jnp.concatenate(rows)[where]
+        return joined.reshape(*times.shape, *joined.shape[1:])
+
+    return Prediction(stacked("train"), stacked("test"))
+
+
+def _endless(kernel: NTKOperator, given: Given, y: jax.Array, call: str) -> Prediction:
+    if given.origin is not None and not given.ridge:
+        given = given._replace(origin=None)  # nothing pulls
+    model = read_model(call, kernel, given.outputs, given.kernel_test, given.outputs_test, given.origin)
+    kept = jnp.asarray(1.0 if given.origin is None else 0.0, model.start.dtype)
+    start = model.train(jnp.zeros_like(model.start), kept)
+    solution = least_squares(kernel, y, ridge=given.ridge, outputs=start)
+    if not isinstance(solution.converged, jax.core.Tracer) and not bool(solution.converged) and given.ridge:
+        refuse(
+            call,
+            expected="conjugate gradients to converge at t = infinity",
+            got=repr(solution),
+            do="Use matrix_free.least_squares with a preconditioner or more steps, or a larger ridge.",
+        )
+    return Prediction(model.train(solution.weights, kept), model.test(solution.weights, kept))

@@ -1,0 +1,67 @@
+"""Kernel ridge regression for many ridges from one eigendecomposition."""
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag.kernels.operands.number import require_at_least_zero
+from ntkdiag.kernels.operands.operand import KernelLike, refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.linearize.predict.closed_form import Response, assemble, modes_of
+from ntkdiag.linearize.predict.origin import Origin
+from ntkdiag.linearize.predict.prediction import Prediction
+from ntkdiag.linearize.predict.problem import read_problem
+from ntkdiag.linearize.predict.responses import responses_of_flow
+
+
+@keeps_float64
+def ridge_path(
+    kernel: KernelLike,
+    y: jax.typing.ArrayLike,
+    ridges: jax.typing.ArrayLike,
+    *,
+    kernel_test: KernelLike | None = None,
+    outputs: jax.typing.ArrayLike | None = None,
+    outputs_test: jax.typing.ArrayLike | None = None,
+    origin: Origin | None = None,
+) -> Prediction:
+    """Where gradient flow with each ridge ends: `gradient_flow` at t = infinity along a path of ridges.
+
+    f(x) = f_0(x) + Theta(x, X) (Theta + ridge)^-1 (y - f_0), by 1 / (lambda + ridge) in every resolved mode. The path
+    of early stopping is `gradient_flow` at a vector of times; `best_on_path` finds the best point of either, and
+    `ntkdiag.analysis.leave_one_out` an error estimate that needs no test labels.
+    Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per ridge.
+
+    Args:
+        kernel: As for `gradient_flow`, an array or `Kernel`.
+        y: As for `gradient_flow`.
+        ridges: `[R]`, in units of the kernel's eigenvalues, 0 or more, in any order.
+        kernel_test: As for `gradient_flow`.
+        outputs: As for `gradient_flow`.
+        outputs_test: As for `gradient_flow`.
+        origin: As for `gradient_flow`: weight decay to zero.
+
+    Returns:
+        Outputs `[R n o]` on training and test examples.
+
+    Raises:
+        InvalidInputError: As `gradient_flow`, or when the ridges are no vector.
+    """
+    call = "ridge_path(kernel, y, ridges)"
+    ridges = jnp.asarray(ridges)
+    require_at_least_zero(ridges, call, "ridges")
+    if ridges.ndim != 1:
+        refuse(call, expected="a vector of `ridges`", got=f"shape {ridges.shape}", do="Use np.geomspace(...).")
+    problem = read_problem(
+        call,
+        kernel,
+        y,
+        kernel_test=kernel_test,
+        outputs=outputs,
+        outputs_test=outputs_test,
+        origin=origin,
+        loss_denominator=1.0,  # plays no role at infinity
+    )
+    modes = modes_of(problem, call)
+    path, end = jnp.asarray(ridges, problem.kernel.dtype), jnp.full(1, jnp.inf, problem.kernel.dtype)
+    found = jax.vmap(lambda ridge: responses_of_flow(modes.values, modes.floor, end, ridge))(path)
+    return assemble(problem, modes, Response(*(part[:, 0] for part in found)), path.shape)
