@@ -3,23 +3,14 @@
 Each stands for one way a parameter can be used; a new case enters every test of the engine.
 """
 
+import cases_flow
+import cases_lookups
+import cases_products
+import cases_views
 import jax
 import jax.numpy as jnp
-import numpy as np
+from draws import NHWC, X, normal, table, tokens
 from jax import lax
-
-
-def normal(*shape, seed=0, scale=0.6):
-    rng = np.random.default_rng([seed, *shape])
-    return jnp.asarray(rng.normal(size=shape) * scale, jnp.float32)
-
-
-def tokens(n, t, vocabulary, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, (n, t)))
-
-
-X = normal(3, 5, scale=1.0)
-NHWC = ("NHWC", "HWIO", "NHWC")
 
 
 def mlp():
@@ -381,17 +372,17 @@ def transformer(checkpointed):
     return f, {"e": normal(9, d), "layers": layers}, tokens(3, 5, 9)
 
 
-CASES = {
-    f.__name__.replace("_", "-"): f
-    for f in (
-        mlp, weight_on_the_left, used_three_times, used_transposed, fused_qkv, disjoint_slices, interleaved_slices,
-        overlapping_slices, reshaped, scaled, cast, stopped, unused, output_is_parameter, low_rank, per_head,
-        per_head_over_positions, weight_norm, layer_norm, conv_strided_dilated, conv_grouped, conv_batch_groups,
-        conv_1d_channels_first, conv_3d, conv_transposed, embedding, embedding_clipped, embedding_filled,
-        tied_embedding, ragged_experts, scanned_layers, scanned_checkpointed, recurrent, nested_scans, mapped,
-        in_the_carry, custom_vjp, custom_jvp_of_parameter, conditional, dynamic_slice_of_stack, jitted_twice,
-        output_tree, input_tree,
-    )
-}  # fmt: skip
+CASES = table(
+    mlp, weight_on_the_left, used_three_times, used_transposed, fused_qkv, disjoint_slices, interleaved_slices,
+    overlapping_slices, reshaped, scaled, cast, stopped, unused, output_is_parameter, low_rank, per_head,
+    per_head_over_positions, weight_norm, layer_norm, conv_strided_dilated, conv_grouped, conv_batch_groups,
+    conv_1d_channels_first, conv_3d, conv_transposed, embedding, embedding_clipped, embedding_filled,
+    tied_embedding, ragged_experts, scanned_layers, scanned_checkpointed, recurrent, nested_scans, mapped,
+    in_the_carry, custom_vjp, custom_jvp_of_parameter, conditional, dynamic_slice_of_stack, jitted_twice,
+    output_tree, input_tree,
+)  # fmt: skip
 CASES["transformer"] = lambda: transformer(False)
 CASES["transformer-checkpointed"] = lambda: transformer(True)
+for more in (cases_products, cases_lookups, cases_views, cases_flow):
+    assert not CASES.keys() & more.CASES.keys()
+    CASES |= more.CASES

@@ -11,6 +11,7 @@ import reference
 from tolerance import assert_close, double
 
 import ntkdiag
+from ntkdiag.kernels import prepare
 
 
 @functools.cache
@@ -24,21 +25,15 @@ def gram(jacobian):
     return np.einsum("noP,mpP->nomp", jacobian, jacobian, optimize=True)
 
 
-@pytest.mark.parametrize("name", cases.CASES)
-def test_case_in_float64(name):
-    f, params, x, jacobian = problem(name)
-    with double(params, x) as (p, z):
-        assert_close(ntkdiag.ntk(f, p, z, outputs="full"), gram(jacobian))
+def prefer(way, monkeypatch):
+    """Contract every part in this way wherever it can be, whatever it costs."""
+    monkeypatch.setattr(prepare, "choose", functools.partial(prepare.choose, prefer=way))
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_case_in_float32(name):
-    f, params, x, jacobian = problem(name)
-    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), gram(jacobian), np.float32)
-
-
-@pytest.mark.parametrize("name", cases.CASES)
-def test_leaf_kernels_sum_to_the_whole_and_are_right(name):
+def test_case_in_float64_and_by_leaf(name, monkeypatch):
+    """Structured wherever there is structure; the kernels of the leaves are right and sum to the whole."""
+    prefer("structured", monkeypatch)
     f, params, x, jacobian = problem(name)
     whole = gram(jacobian)
     with double(params, x) as (p, z):
@@ -51,6 +46,29 @@ def test_leaf_kernels_sum_to_the_whole_and_are_right(name):
             alone = gram(jacobian[..., start : start + leaf.size])
             start += leaf.size
             assert np.abs(sum(own, np.zeros_like(alone)) - alone).max() <= 1e-10 * np.abs(whole).max(), name
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_case_in_float32(name):
+    """As the plan chooses, weights and biases fused."""
+    f, params, x, jacobian = problem(name)
+    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), gram(jacobian), np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outputs", ["trace", "diagonal"])
+@pytest.mark.parametrize("way", ["structured", "dense"])
+@pytest.mark.parametrize("name", cases.CASES)
+def test_case_reduced_both_ways(name, way, outputs, monkeypatch):
+    """Rows against other columns, contracted over outputs in float64, with either way of contracting."""
+    prefer(way, monkeypatch)
+    f, params, x, jacobian = problem(name)
+    one_example = len(jacobian) == 1
+    rows, columns = (slice(None), slice(None)) if one_example else (slice(0, 2), slice(1, None))
+    want = np.einsum("noP,moP->nmo", jacobian[rows], jacobian[columns])
+    with double(params, x) as (p, z):
+        x1, x2 = (jax.tree.map(lambda v, s=s: v[s], z) for s in (rows, columns))
+        assert_close(ntkdiag.ntk(f, p, x1, x2, outputs=outputs), want if outputs == "diagonal" else want.sum(-1))
 
 
 @pytest.mark.slow
