@@ -202,7 +202,7 @@ class TestOperators:
             ),
             (
                 lambda self: predict.iterate_descent(K, squared, 3, 0.1, outputs=F0, kernel_test=self.test),
-                "and `kernel_test` as an array too; got an NTKOperator as `kernel_test`.",
+                "expected `kernel_test` as an array, like the kernel; got an NTKOperator. Pass `ntk(f, params, x_test, x)`, or",
             ),
         ],
     )

@@ -47,7 +47,8 @@ def dot(a: Any, b: Any) -> jax.Array:
     Returns:
         A number.
     """
-    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jnp.sum(jnp.stack([jnp.vdot(x, y) for x, y in pairs]))
 
 
 def conjugate_gradients(

@@ -69,7 +69,7 @@ def gauss_newton_step(
     return finish(operator, start, step, weights, found, method)
 
 
-def require_number(loss: Callable[..., Any], outputs: jax.Array, call: str) -> None:
+def require_number(loss: Callable[..., Any], outputs: jax.Array | jax.ShapeDtypeStruct, call: str) -> None:
     """Refuse a loss that does not return one number.
 
     Cost: tracing the loss.

@@ -80,7 +80,8 @@ def iterate_descent(
     for count in np.diff(marks):
         state = run(_advance, model, state, int(count), numbers, static=(loss, momentum_kind))
         saved.append((state[0], state[2]))
-    return model.follow(*map(jnp.stack, zip(*saved, strict=True)), counts.shape)
+    weights, kept = (jnp.stack(part) for part in zip(*saved, strict=True))
+    return model.follow(weights, kept, counts.shape)
 
 
 def _advance(

@@ -66,11 +66,10 @@ class LinearModel:
 
     def follow(self, weights: jax.Array, kept: jax.Array, axes: tuple[int, ...]) -> Prediction:
         """Outputs along a path of weights `[T ...]`, with the axes of the time in front."""
-        path = [(self.train(w, a), self.test(w, a)) for w, a in zip(weights, kept, strict=True)]
-        train = jnp.stack([outputs for outputs, _ in path]).reshape(*axes, *self.shape)
-        if path[0][1] is None:
-            return Prediction(train)
-        return Prediction(train, jnp.stack([outputs for _, outputs in path]).reshape(*axes, *self.shape_test))
+        pairs = list(zip(weights, kept, strict=True))
+        train = jnp.stack([self.train(w, a) for w, a in pairs]).reshape(*axes, *self.shape)
+        test = [outputs for outputs in (self.test(w, a) for w, a in pairs) if outputs is not None]
+        return Prediction(train, jnp.stack(test).reshape(*axes, *self.shape_test) if test else None)
 
 
 def read_model(
@@ -101,11 +100,11 @@ def read_model(
     """
     if isinstance(kernel, NTKOperator):
         return _read_operators(call, kernel, outputs, kernel_test, outputs_test, origin)
-    if outputs is None or isinstance(kernel_test, NTKOperator):
+    if outputs is None:
         refuse(
             call,
-            expected="`outputs` beside a kernel that is an array, and `kernel_test` as an array too",
-            got="outputs=None" if outputs is None else "an NTKOperator as `kernel_test`",
+            expected="`outputs` beside a kernel that is an array",
+            got="None",
             do="Pass `outputs=f(params, x)`; with NTKOperator(f, params, x) they are computed.",
         )
     # The loss holds its own denominator and labels: D = 1 and y = 0 stand in for them.

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import refuse
@@ -119,7 +120,7 @@ def _endless(kernel: NTKOperator, given: Given, y: jax.Array, call: str) -> Pred
     kept = jnp.asarray(1.0 if given.origin is None else 0.0, model.start.dtype)
     start = model.train(jnp.zeros_like(model.start), kept)
     solution = least_squares(kernel, y, ridge=given.ridge, outputs=start)
-    if not isinstance(solution.converged, jax.core.Tracer) and not bool(solution.converged) and given.ridge:
+    if not isinstance(solution.converged, Tracer) and not bool(solution.converged) and given.ridge:
         refuse(
             call,
             expected="conjugate gradients to converge at t = infinity",

@@ -12,6 +12,7 @@ from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read, read_square, refuse
+from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.predict.origin import Origin
 
 
@@ -56,7 +57,7 @@ def read_problem(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
     *,
-    kernel_test: KernelLike | None,
+    kernel_test: KernelLike | NTKOperator | None,
     outputs: jax.typing.ArrayLike | None,
     outputs_test: jax.typing.ArrayLike | None,
     origin: Origin | None,
@@ -148,9 +149,16 @@ def _refuse_trace(operand: Operand, call: str) -> None:
         )
 
 
-def _read_cross(kernel: KernelLike | None, train: Operand, call: str) -> tuple[jax.Array | None, int]:
+def _read_cross(kernel: KernelLike | NTKOperator | None, train: Operand, call: str) -> tuple[jax.Array | None, int]:
     if kernel is None:
         return None, 0
+    if isinstance(kernel, NTKOperator):
+        refuse(
+            call,
+            expected="`kernel_test` as an array, like the kernel",
+            got="an NTKOperator",
+            do="Pass `ntk(f, params, x_test, x)`, or NTKOperator(f, params, x) as the kernel too.",
+        )
     cross = read(kernel, call, "kernel_test")
     n, o = train.n_examples, train.n_outputs
     array = cross.array
