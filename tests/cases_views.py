@@ -90,7 +90,7 @@ def no_strides_describe_it():
 
 
 def named_and_fenced():
-    f = lambda p, x: jnp.tanh(x @ checkpoint_name(p["w"], "w")) @ lax.optimization_barrier(p["v"])
+    f = lambda p, x: jnp.tanh(x @ checkpoint_name(p["w"], "w")) @ lax.optimization_barrier(jnp.copy(p["v"]))
     return f, {"w": normal(5, 4), "v": normal(4, 2)}, X
 
 

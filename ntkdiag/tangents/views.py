@@ -48,6 +48,11 @@ def _slice(params: dict, layout: Layout) -> list[Layout | None]:
     return [layout.slice(tuple(slice(*edge) for edge in edges))]
 
 
+def _reverse(params: dict, layout: Layout) -> list[Layout | None]:
+    turned = params["dimensions"]
+    return [layout.slice(tuple(slice(None, None, -1 if k in turned else 1) for k in range(len(layout.shape))))]
+
+
 def _split(params: dict, layout: Layout) -> list[Layout | None]:
     stops = list(itertools.accumulate(params["sizes"], initial=0))
     before = (slice(None),) * params["axis"]
@@ -70,6 +75,7 @@ _LAYOUT_RULES: dict[str, Callable[[dict, Layout], list[Layout | None]]] = {
     "transpose": lambda params, layout: [layout.transpose(params["permutation"])],
     "squeeze": _squeeze,
     "slice": _slice,
+    "rev": _reverse,
     "split": _split,
     "unstack": _unstack,
     "broadcast_in_dim": lambda params, layout: [layout.broadcast(params["shape"], params["broadcast_dimensions"])],

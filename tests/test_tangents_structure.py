@@ -1,0 +1,97 @@
+"""Which uses of parameters have structure, and what is kept of them."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag import _compat
+from ntkdiag.kernels.program import Program
+from ntkdiag.kernels.ways import choose
+from ntkdiag.tangents import views
+from ntkdiag.tangents.rules import RULES
+from ntkdiag.tangents.rules.ragged_dot import REWRITES
+
+# Leaves with a use that has no structured form; every other leaf of every case must have one.
+GENERAL = {
+    "used-transposed": "w", "overlapping-slices": "w", "reshaped": "w", "scaled": "s w", "output-is-parameter": "w",
+    "low-rank": "a b", "weight-norm": "g w", "layer-norm": "scale shift", "conv-batch-groups": "w",
+    "scanned-layers": "layers/g", "recurrent": "b", "nested-scans": "b layers/g", "in-the-carry": "w",
+    "custom-vjp": "v", "custom-jvp-of-parameter": "b w", "conditional": "b v w", "dynamic-slice-of-stack": "w",
+    "jitted-twice": "b", "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
+    "weight-times-itself": "w", "tied-attention": "w", "gradient-inside": "w", "empty-leaf": "z",
+    "conv-with-the-weight-as-image": "w", "conv-shared": "w", "conv-and-dense-of-one-leaf": "w",
+    "embedding-scaled": "e s", "embedding-of-columns": "e", "embedding-sliced": "e", "embedding-by-two-indices": "e",
+    "embedding-stacked": "e", "embedding-and-one-hot": "e", "positional-embedding": "pos",
+    "bias-and-scale-first": "b s", "scalar-parameters": "b s", "bias-at-positions": "b c", "bias-scaled": "b",
+    "bias-of-heads": "c", "bias-shared-weights-stacked": "b", "biases-stacked-weight-shared": "b",
+    "product-read-twice": "b", "symmetrised": "w", "masked": "w", "concatenated": "a b", "flipped-and-padded": "w",
+    "straight-through": "w", "scaled-by-a-parameter": "s", "no-strides-describe-it": "w", "scanned-and-indexed": "w",
+    "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b w",
+    "conditional-in-a-scan": "c w", "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
+    "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
+}  # fmt: skip
+
+
+def program(name):
+    f, params, x = cases.CASES[name]()
+    one = jax.tree.map(lambda v: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype), x)
+    return Program(f, params, one, {}, joint=False, call="")
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return {name: program(name) for name in cases.CASES}
+
+
+def test_general_leaves_are_the_ones_known(programs):
+    found = {}
+    for name, one in programs.items():
+        general = {one.paths[p.leaves[0]] for p in one.parts("by leaf") if p.kind in ("dense", "assembled")}
+        found |= {name: " ".join(sorted(general))} if general else {}
+    assert found == GENERAL
+
+
+def test_every_rule_has_a_case(programs):
+    used = {site.primitive for one in programs.values() for site in one.tangents.sites.values()}
+    assert used == {*RULES, "add"}
+    jaxprs = [one.tangents.jaxpr for one in programs.values()]
+    assert any(_compat.contains(jaxpr, name) for jaxpr in jaxprs for name in REWRITES)
+    sharding = {"sharding_constraint", "reshard"}  # they need a mesh: see test_kernels_sharded
+    for name in views._LAYOUT_RULES.keys() - sharding:
+        assert any(_compat.contains(jaxpr, name) for jaxpr in jaxprs), name
+
+
+def test_a_bias_shares_the_factor_of_its_weight():
+    leaves = [part.leaves for part in program("mlp").parts("fused")]
+    assert sorted(map(len, leaves)) == [2, 2]
+    assert [len(part.leaves) for part in program("mlp").parts("by leaf")] == [1] * 4
+
+
+def test_what_does_not_depend_on_the_example_is_kept_once():
+    one = program("mlp")
+    _, params, x = cases.mlp()
+    parts = one.parts("fused")
+    ways = choose(parts, 3, 0, 4, "full", prefer="structured")
+    factors, _ = one.factors(ways, params, jnp.eye(4), {}, x)
+    last = factors[[one.paths[part.leaves[0]] for part in parts].index("v")]
+    assert last.a.shape == (3, 1, 1, 7)
+    assert last.c.shape == (4, 1, 1, 4)  # the identity, without an axis of examples
+    np.testing.assert_array_equal(last.c[:, 0, 0], np.eye(4))
+
+
+def test_layers_of_a_stack_are_told_apart_only_where_one_scan_runs_over_all_of_it(programs):
+    stacked = {name: one.tangents.stacked for name, one in programs.items() if one.tangents.stacked}
+    assert stacked["scanned-layers"] == {0: 4, 1: 4, 2: 4}
+    assert stacked["scanned-twice"] == {0: 3}
+    for name in ("scan-over-half-of-a-stack", "scans-over-two-halves", "scanned-along-another-axis"):
+        assert name not in stacked
+
+
+def test_a_use_the_first_walk_did_not_find_cannot_run():
+    """The completeness check: a parameter whose differentiable copy is missing raises instead of losing its part."""
+    one = program("weight-norm")
+    object.__setattr__(one.tangents, "dense_leaves", frozenset())
+    with pytest.raises(RuntimeError, match="a use of parameter leaf 0 was not found by the first walk"):
+        one.trace(choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(4))
