@@ -28,6 +28,7 @@ from ntkdiag.kernels import RandomProjections as RandomProjections
 from ntkdiag.kernels import ntk as ntk
 from ntkdiag.kernels import plan as plan
 from ntkdiag.linearize import NTKOperator as NTKOperator
+from ntkdiag.linearize import linear_baseline as linear_baseline
 from ntkdiag.linearize import linearization_gap as linearization_gap
 from ntkdiag.linearize import linearize as linearize
 from ntkdiag.linearize import linearized_model as linearized_model

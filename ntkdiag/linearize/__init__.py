@@ -2,6 +2,11 @@
 
 from ntkdiag.linearize import matrix_free as matrix_free
 from ntkdiag.linearize import predict as predict
+from ntkdiag.linearize.baseline import Contender as Contender
+from ntkdiag.linearize.baseline import GapHistory as GapHistory
+from ntkdiag.linearize.baseline import LinearBaseline as LinearBaseline
+from ntkdiag.linearize.baseline import gap_over_training as gap_over_training
+from ntkdiag.linearize.baseline import linear_baseline as linear_baseline
 from ntkdiag.linearize.gap import LinearizationGap as LinearizationGap
 from ntkdiag.linearize.gap import linearization_gap as linearization_gap
 from ntkdiag.linearize.last_layer import last_layer as last_layer

@@ -1,0 +1,161 @@
+"""What the network is trained on, and by which loss."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag.kernels.operands.operand import refuse
+
+LossName = Literal["mse", "cross_entropy"]
+LossLike = LossName | Callable[[Any, Any], Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Training and test examples with labels, and the loss.
+
+    Attributes:
+        x: Training examples, arrays with the example axis first.
+        y: Their labels: class numbers `[n]`, or targets shaped like the outputs.
+        x_test: Test examples.
+        y_test: Their labels.
+        loss: `loss(outputs, y)`, one number for a batch.
+        loss_name: What to call it.
+        classes: Whether labels are class numbers.
+    """
+
+    x: Any
+    y: jax.Array
+    x_test: Any
+    y_test: jax.Array
+    loss: Callable[[Any, Any], Any]
+    loss_name: str
+    classes: bool
+
+    @property
+    def n(self) -> int:
+        """Number of training examples."""
+        return self.y.shape[0]
+
+    @property
+    def m(self) -> int:
+        """Number of test examples."""
+        return self.y_test.shape[0]
+
+
+def read_data(data: Any, loss: LossLike, call: str) -> Data:
+    """Read `(x, y, x_test, y_test)`.
+
+    Cost: a copy to the device.
+
+    Args:
+        data: The four.
+        loss: "mse" (1/2 squared error, summed over outputs), "cross_entropy" (softmax, class numbers), a function
+            `loss(outputs, y)` that returns one number for a batch, or None: cross-entropy for integer labels.
+        call: The public call, for the message.
+
+    Returns:
+        The data.
+
+    Raises:
+        InvalidInputError: When there are not four parts, examples and labels differ in number, or the loss is unknown
+            or needs other labels.
+    """
+    if not isinstance(data, tuple | list) or len(data) != 4:
+        got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        do = "Hold some examples out: without them a baseline says nothing about generalisation."
+        refuse(call, expected="`data` as (x, y, x_test, y_test)", got=got, do=do)
+    x, y, x_test, y_test = jax.tree.map(jnp.asarray, tuple(data))
+    for name, inputs, labels in (("", x, y), ("_test", x_test, y_test)):
+        sizes = {leaf.shape[0] for leaf in jax.tree.leaves(inputs)}
+        if labels.ndim == 0 or sizes != {labels.shape[0]}:
+            refuse(
+                call,
+                expected=f"as many labels y{name} as examples x{name}",
+                got=f"{labels.shape[:1]} and {sorted(sizes)}",
+                do="The example axis comes first.",
+            )
+    classes = bool(jnp.issubdtype(y.dtype, jnp.integer))
+    loss = loss or ("cross_entropy" if classes else "mse")
+    known = {"mse": squared_error, "cross_entropy": cross_entropy}
+    if callable(loss):
+        return Data(x, y, x_test, y_test, loss, getattr(loss, "__name__", "a loss of the user"), classes)
+    if loss not in known or (loss == "cross_entropy") != classes:
+        refuse(
+            call,
+            expected='`loss` "cross_entropy" with class numbers, "mse" with floating point targets, or a function',
+            got=f"loss={loss!r} and labels {y.dtype}{list(y.shape)}",
+            do="For squared error on classes pass `jax.nn.one_hot(y, C)` as labels.",
+        )
+    return Data(x, y, x_test, y_test, known[loss], loss, classes)
+
+
+def squared_error(outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean over examples of 1/2 ||f - y||^2, summed over outputs.
+
+    Cost: one pass.
+
+    Args:
+        outputs: `[n ...]`.
+        y: Targets, shaped like them.
+
+    Returns:
+        A number.
+    """
+    y = y.reshape(outputs.shape)  # [n] beside outputs [n 1] would broadcast to [n n]
+    return 0.5 * jnp.sum((outputs - y) ** 2) / outputs.shape[0]
+
+
+def cross_entropy(outputs: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean softmax cross-entropy against class numbers.
+
+    Cost: one pass.
+
+    Args:
+        outputs: `[n c]` logits.
+        y: `[n]` class numbers.
+
+    Returns:
+        A number.
+    """
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=-1))
+
+
+def accuracy(outputs: jax.Array, data: Data) -> Any:
+    """Share of test examples whose largest output is their class; None where labels are no classes.
+
+    Cost: one pass.
+
+    Args:
+        outputs: `[m c]` on the test examples.
+        data: The data.
+
+    Returns:
+        A number, or None.
+    """
+    return jnp.mean(jnp.argmax(outputs, axis=-1) == data.y_test) if data.classes else None
+
+
+def batches(n: int, size: int | None, steps: int, seed: int) -> np.ndarray:
+    """Indices of the examples of every step: epochs in random order, or all of them.
+
+    Cost: steps x size integers.
+
+    Args:
+        n: Number of training examples.
+        size: Of a batch; None for all.
+        steps: Number of steps.
+        seed: Of the order.
+
+    Returns:
+        `[steps size]`, or `[1 n]` for full batches.
+    """
+    if size is None or size >= n:
+        return np.arange(n)[None]
+    rng, per_epoch = np.random.default_rng(seed), n // size
+    epochs = [rng.permutation(n)[: per_epoch * size].reshape(per_epoch, size) for _ in range(-(-steps // per_epoch))]
+    return np.concatenate(epochs)[:steps]
