@@ -1,5 +1,6 @@
 """The self-check finds what is wrong with a model, says it, and is quiet about models that are right."""
 
+import dataclasses
 import sys
 
 import equinox as eqx
@@ -160,8 +161,32 @@ def test_an_engine_that_is_wrong_is_found(monkeypatch):
         brute, "ntk", lambda *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * (x @ p), *args[1:], **kwargs)
     )
     check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
+    end = ": relative error 0.02 to plain jax.vjp, in float64, more than 0.0003: please report it"
+    assert check["engine"].text.endswith(end)
     assert not check.ok
-    assert check["engine"].text.endswith("relative error 0.02 to plain jax.vjp, more than 0.0003: please report it")
+
+
+def test_models_that_are_others_in_float64():
+    fixed = lambda p, x: jax.lax.scan(lambda c, _: (c + (x @ p)[:, 0], None), jnp.zeros(len(x), jnp.float32), None, 2)[
+        0
+    ]
+    assert selfcheck(fixed, WEIGHT, X)["engine"].text.endswith("to plain jax.vjp, not compiled")
+
+
+def test_rounding_is_told_from_a_wrong_engine(monkeypatch):
+    from ntkdiag.selfcheck import brute
+
+    exact = brute.wide_rows
+
+    def rounded_by_one_percent(*arguments):
+        rows = exact(*arguments)
+        return dataclasses.replace(rows, rows=[{path: 1.01 * leaf for path, leaf in row.items()} for row in rows.rows])
+
+    monkeypatch.setattr(brute, "wide_rows", rounded_by_one_percent)
+    check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
+    assert check.ok
+    assert check["engine"].status == "note"
+    assert "error 0.02 to plain jax.vjp, in float64: rounding, for in float32 it is " in check["engine"].text
 
 
 def test_errors_of_the_model_come_with_the_remedy():

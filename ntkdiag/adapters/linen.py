@@ -153,11 +153,9 @@ def _keys(rngs: Any) -> Any:
 
 def _written(request: Request, rest: Mapping[str, Any]) -> list[str]:
     """Name the collections that the module may write to."""
-    mutable = request.options.get("mutable")
-    if mutable is True or (request.mode.trains and mutable is None):
-        written = list(rest)
-    else:
-        written = [mutable] if isinstance(mutable, str) else list(mutable or ())
+    mutable: Any = request.options.get("mutable")
+    everything = mutable is True or (request.mode.trains and mutable is None)
+    written: list[str] = list(rest) if everything else [mutable] if isinstance(mutable, str) else list(mutable or ())
     return [*written, "intermediates"] if isinstance(request.output, Activations) else written
 
 

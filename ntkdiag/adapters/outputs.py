@@ -132,9 +132,9 @@ def by_layer(calls: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     for path, values in calls:
-        name = path.removesuffix("__call__").rstrip("/")
-        several = isinstance(values, tuple) and len(values) > 1
-        named |= {f"{name}/{i}": one for i, one in enumerate(values)} if several else {name: values[0]}
+        name, several = path.removesuffix("__call__").rstrip("/"), len(values) > 1
+        for index, value in enumerate(values):
+            named[f"{name}/{index}" if several else name] = value
     return named
 
 

@@ -1,5 +1,6 @@
-"""The kernel of two examples by plain `jax.vjp`, run operation by operation, beside that of the engine."""
+"""The kernel of two examples by plain `jax.vjp`, one row of the Jacobian after the other, beside that of the engine."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,50 +15,105 @@ from ntkdiag.selfcheck.result import Finding
 DIRECTIONS = 2
 
 
-def rows(f: Callable[..., Any], params: Any, x: Any) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
+@dataclasses.dataclass(frozen=True)
+class Rows:
     """Jacobian rows of every example along a few random output directions.
 
+    Attributes:
+        rows: For every example and direction, path -> gradient.
+        directions: The output directions `[C k]`.
+        how: How they were computed.
+    """
+
+    rows: list[dict[str, np.ndarray]]
+    directions: np.ndarray
+    how: str
+
+    @property
+    def kernel(self) -> np.ndarray:
+        """Their inner products, in float64."""
+        product = lambda a, b: float(np.vdot(a.astype(np.float64), b.astype(np.float64)))
+        return np.array([[sum(product(a[path], b[path]) for path in a) for b in self.rows] for a in self.rows])
+
+    def error(self, kernel: Any) -> float:
+        """How far a kernel `[n k n k]` is from theirs, relative to the largest entry."""
+        gap = np.abs(np.asarray(kernel, np.float64).reshape(self.kernel.shape) - self.kernel).max()
+        return float(gap / max(np.abs(self.kernel).max(), 1e-300))
+
+
+def wide_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows | None:
+    """Rows in float64, where compilers and rounding do no harm.
+
     Args:
-        f: `f(params, x)`; it is not compiled, so that no fusion of the compiler can go wrong.
+        f: `f(params, x)`.
         params: Its parameters.
         x: One or two examples.
 
     Returns:
-        For every example and direction, path -> gradient; and the directions [C k].
+        The rows; None where the model is another one in float64: it fixes a dtype, or draws other random numbers.
     """
-    y, pull = jax.vjp(lambda params: f(params, x), params)
-    leaves, treedef = jax.tree.flatten(y)
-    n, sizes = leaves[0].shape[0], [int(np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
-    directions = np.random.default_rng(0).normal(size=(sum(sizes), min(DIRECTIONS, sum(sizes))))
-    parts = np.split(directions, np.cumsum(sizes)[:-1])
-    found = []
-    for example in range(n):
-        for k in range(directions.shape[1]):
-            cotangents = [
-                jnp.zeros(leaf.shape, leaf.dtype)
-                .at[example]
-                .set(jnp.asarray(part[:, k], leaf.dtype).reshape(leaf.shape[1:]))
-                for leaf, part in zip(leaves, parts, strict=True)
-            ]
-            gradient = pull(jax.tree.unflatten(treedef, cotangents))[0]
-            found.append({path: np.asarray(leaf) for path, leaf in leaves_by_path(gradient).items()})
-    return found, directions
+    y = jax.jit(f)(params, x)
+    with jax.enable_x64(True):
+        try:
+            found, again = _rows(f, *jax.tree.map(_as_float64, (params, x)), compiled=True)
+        except Exception:  # whatever it is that the model cannot do in float64, it need not
+            return None
+    gaps = [np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in _pairs(again, y)]
+    scale = max(float(np.abs(np.asarray(leaf, np.float64)).max()) for leaf in jax.tree.leaves(y))
+    rounding = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(y)) ** 0.5
+    return Rows(*found, "in float64") if max(gaps) <= rounding * scale else None
 
 
-def compared(
-    fn: Any, x: Any, found: list[dict[str, np.ndarray]], directions: np.ndarray, kw: dict, joint: bool
-) -> Finding:
+def plain_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows:
+    """Rows in the dtype of the model, operation by operation, so that no fusion of the compiler can go wrong."""
+    return Rows(*_rows(f, params, x, compiled=False)[0], "not compiled")
+
+
+def compared(f: Callable[..., Any], fn: Any, x: Any, rows: Rows, keywords: dict, joint: bool) -> Finding:
     """Is the engine's kernel the one of these rows?"""
-    product = lambda a, b: float(np.vdot(a.astype(np.float64), b.astype(np.float64)))
-    expected = np.array([[sum(product(a[path], b[path]) for path in a) for b in found] for a in found])
-    examples = "joint" if joint else "independent"
-    dtype = jax.tree.leaves(fn.params)[0].dtype
-    kernel = ntk(fn.apply, fn.params, x, outputs=jnp.asarray(directions, dtype), examples=examples, **kw)
-    got = np.asarray(kernel.array, np.float64).reshape(expected.shape)
-    error = float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-300))
+    examples, dtype = "joint" if joint else "independent", jax.tree.leaves(fn.params)[0].dtype
+    directions = jnp.asarray(rows.directions, dtype)
+    kernel = ntk(fn.apply, fn.params, x, outputs=directions, examples=examples, **keywords)
     allowed = float(kernel.convention.unit_roundoff or jnp.finfo(dtype).eps) ** 0.5
     n, k = len(jax.tree.leaves(x)[0]), directions.shape[1]
-    text = f"kernel of {n} {'example' if n == 1 else 'examples'}, {k} output directions: relative error {error:.1g}"
+    what = f"kernel of {n} {'example' if n == 1 else 'examples'}, {k} output {'direction' if k == 1 else 'directions'}"
+    error = rows.error(kernel.array)
+    text = f"{what}: relative error {error:.1g} to plain jax.vjp, {rows.how}"
     if error <= allowed:
-        return Finding("engine", "ok", f"{text} to plain jax.vjp")
-    return Finding("engine", "wrong", f"{text} to plain jax.vjp, more than {allowed:.1g}: please report it")
+        return Finding("engine", "ok", text)
+    if rows.how == "in float64":  # is it rounding, or is it the engine?
+        other = plain_rows(f, fn.params, x).error(kernel.array)
+        if other <= allowed:
+            return Finding("engine", "note", f"{text}: rounding, for in {dtype} it is {other:.1g}")
+    return Finding("engine", "wrong", f"{text}, more than {allowed:.1g}: please report it")
+
+
+def _rows(f: Callable[..., Any], params: Any, x: Any, *, compiled: bool) -> tuple[tuple[list, np.ndarray], Any]:
+    """Rows and directions, and the outputs."""
+
+    def one(params: Any, x: Any, cotangent: Any) -> tuple[Any, Any]:
+        y, pull = jax.vjp(lambda params: f(params, x), params)
+        return y, pull(cotangent)[0]
+
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(f, params, x))
+    sizes = [int(np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
+    directions = np.random.default_rng(0).normal(size=(sum(sizes), min(DIRECTIONS, sum(sizes))))
+    directions = directions.astype(np.float16).astype(np.float64)  # the same numbers in every dtype
+    parts = np.split(directions, np.cumsum(sizes)[:-1])
+    run, found, y = jax.jit(one) if compiled else one, [], None
+    for example in range(leaves[0].shape[0]):
+        for k in range(directions.shape[1]):
+            cotangents = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+            for cotangent, part in zip(cotangents, parts, strict=True):
+                cotangent[example] = part[:, k].reshape(cotangent.shape[1:])
+            y, gradient = run(params, x, jax.tree.unflatten(treedef, list(map(jnp.asarray, cotangents))))
+            found.append({path: np.asarray(leaf) for path, leaf in leaves_by_path(gradient).items()})
+    return (found, directions), y
+
+
+def _as_float64(leaf: Any) -> Any:
+    return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def _pairs(a: Any, b: Any) -> Any:
+    return zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)

@@ -42,10 +42,8 @@ def gradients(rows: list[dict[str, np.ndarray]], params: Any) -> Finding:
     if len(dead) == len(paths):
         return Finding("gradients", "wrong", "no parameter has a gradient: the outputs do not depend on them")
     if dead:
-        text = (
-            f"none for {listed(dead)}: buffers, dead units, or layers that are not used? Leave them out by trainable="
-        )
-        return Finding("gradients", "note", text)
+        why = "buffers, dead units, layers that are not used, factors of zeros?"
+        return Finding("gradients", "note", f"none for {listed(dead)}: {why} trainable= leaves them out")
     return Finding("gradients", "ok", f"every one of {len(paths)} parameter arrays has one")
 
 

@@ -27,10 +27,11 @@ def selfcheck(
 
     On the first examples of a batch: does the model run, is it deterministic, do examples interact (one is changed and
     the outputs of the others are watched), does every input reach the outputs, which parameters have no gradient,
-    which dtypes are there, and is the kernel of two examples the one that plain `jax.vjp`, run operation by operation,
-    gives. What is wrong is said in the result, not raised.
+    which dtypes are there, and is the kernel of two examples the one that plain `jax.vjp` gives, in float64 or, where
+    the model is another one there, without compilation. What is wrong is said in the result, not raised.
 
-    Cost: a few forward passes of four examples, compiled and not, four backward passes of two: seconds.
+    Cost: a few forward passes of four examples, compiled and not, four backward passes of two: seconds, most of which
+    are compilation.
 
     Args:
         model: As for `functionalize`, or its result.
@@ -91,10 +92,10 @@ def _answers(f: Callable[..., Any], fn: Any, x: Any, keywords: dict[str, Any], j
     findings.append(behaviour.inputs(compiled, fn.params, x))
     findings.append(numbers.dtypes(fn.params, x, y))
     two = jax.tree.map(lambda leaf: leaf[:2], x)
-    rows, directions = brute.rows(f, fn.params, two)
-    findings.append(numbers.gradients(rows, fn.params))
+    rows = brute.wide_rows(f, fn.params, two) or brute.plain_rows(f, fn.params, two)
+    findings.append(numbers.gradients(rows.rows, fn.params))
     if findings[2].status != "wrong":
-        return [*findings, brute.compared(fn, two, rows, directions, keywords, joint)]
+        return [*findings, brute.compared(f, fn, two, rows, keywords, joint)]
     return [*findings, Finding("engine", "not checked", "the kernel is not defined as long as the above is wrong")]
 
 
