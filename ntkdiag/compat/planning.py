@@ -157,4 +157,4 @@ def _smaller(blocks: Blocks, tile: int, n: int, m: int) -> Blocks:
     size = min(tile, blocks.size)
     n_rows, n_columns = -(-n // size), -(-m // size)
     held = n_rows + n_columns if blocks.whole else max(1, blocks.held * blocks.size // size)
-    return Blocks(size, held, n_rows, n_columns, blocks.peak)
+    return Blocks(size, held, n_rows, n_columns, blocks.peak, min(size, blocks.step))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.kernels.streams import Stream
 from ntkdiag.tangents.factors import Dense, Outer
 from ntkdiag.tangents.parts import Factor
 from ntkdiag.tangents.precision import Precision
@@ -30,16 +31,18 @@ class Gram:
     groups: tuple[tuple[int, ...], ...]
     n_groups: int
 
-    def __call__(self, rows: list[Factor], columns: list[Factor], weights: list | None = None) -> list[Any]:
+    def __call__(self, rows: list, columns: list, weights: list | None = None, partial: Any = ()) -> list[Any]:
         """Kernels of rows by columns, one per group; axes of length 1 where nothing depends on the example.
 
         Args:
             rows: Factors of n examples.
             columns: Factors of m examples.
             weights: For every factor, what its product is multiplied by: a number, or [P] for a dense one.
+            partial: Sums of pieces of streamed parts to add, from `stream`.
         """
         totals: list[Any] = [None] * self.n_groups
-        for k, (row, column, groups) in enumerate(zip(rows, columns, self.groups, strict=True)):
+        everything = self.groups if self.n_groups > 1 else ((0,),) * len(rows)
+        for k, (row, column, groups) in enumerate(zip(rows, columns, everything, strict=True)):
             weight = None if weights is None else weights[k]
             if weight is not None and jnp.ndim(weight) == 1:
                 row, weight = Dense(row.j * weight), None  # type: ignore[union-attr]
@@ -51,25 +54,75 @@ class Gram:
         zero = jnp.zeros(
             (1, 1, 1, 1) if self.contraction == "full" else (1, 1, 1) if self.contraction == "diagonal" else (1, 1)
         )
-        return [zero if total is None else total for total in totals]
+        totals = [zero if total is None else total for total in totals]
+        for [strip] in partial:
+            totals = [total + piece for total, piece in zip(totals, strip, strict=True)]
+        return totals
 
-    def symmetric(self, factors: list[Factor], shape: tuple[int, ...], weights: list | None = None) -> list[jax.Array]:
+    def symmetric(
+        self, factors: list[Factor], shape: tuple[int, ...], weights: list | None = None, partial: Any = ()
+    ) -> list[jax.Array]:
         """Kernels of a block with itself: strips of the upper triangle, mirrored, so symmetric to the bit.
 
         Args:
             factors: Factors of n examples.
             shape: Shape of one result; it decides the number of strips.
             weights: As in a call.
+            partial: As in a call.
         """
+        edges = self._edges(shape)
+        strips = []
+        for r, (start, stop) in enumerate(itertools.pairwise(edges)):
+            own, rest = ([f.take(slice(start, end)) for f in factors] for end in (stop, edges[-1]))
+            strips.append(self(own, rest, weights, [[strips_of_turn[r]] for strips_of_turn in partial]))
+        return [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
+
+    def stream(self, rows: list[Stream], columns: list[Stream] | None, shape: tuple[int, ...], turn: Any, turns: int):
+        """Products of streamed parts: pieces `turn`, `turn + turns`, ... of each, added up.
+
+        Args:
+            rows: The streamed parts of n examples, all of the only group.
+            columns: Those of m examples; None where they are the rows.
+            shape: Shape of the whole result.
+            turn: Which share of the pieces.
+            turns: Number of shares.
+
+        Returns:
+            Per strip (one if there are columns), the sum for the group.
+        """
+        n, axis = shape[0], 2 if self.contraction == "full" else 1
+        edges = [0, n] if columns is not None else self._edges(shape)
+        dtype = jnp.float64 if self.dot.name == "float64" else jnp.promote_types(rows[0].cotangents[0].dtype, "float32")
+        totals = []
+        for start, stop in itertools.pairwise(edges):
+            strip = list(shape)
+            strip[0], strip[axis] = stop - start, strip[axis] - (0 if columns is not None else start)
+            totals.append(jnp.zeros(strip, dtype))
+
+        def add(totals, step, members):
+            index = turn + step * turns
+            for k in members:
+                row = rows[k].piece(index)
+                column = row if columns is None else columns[k].piece(index)
+                for r, (start, stop) in enumerate(itertools.pairwise(edges)):
+                    rest = column if columns is not None else column.take(slice(start, n))
+                    product = row.take(slice(start, stop)).gram(rest, self.contraction, self.dot)
+                    totals[r] = _accumulate(totals[r], product, index, rows[k], self.contraction)
+            return totals
+
+        counts = [stream.n_pieces for stream in rows]
+        for count in dict.fromkeys(counts):
+            members = [k for k, c in enumerate(counts) if c == count]
+            body = lambda totals, step, members=members: (add(list(totals), step, members), None)
+            totals = jax.lax.scan(body, totals, jnp.arange(-(-count // turns)))[0]
+        return [[total] for total in totals]
+
+    def _edges(self, shape: tuple[int, ...]) -> list[int]:
+        """Where the strips of a triangle begin and end."""
         n = shape[0]
         size = n * (shape[1] if self.contraction == "full" else 1)
         n_strips = min(n, 1 if size < 128 else 2 if size < 1024 else 4)
-        edges = [n * k // n_strips for k in range(n_strips + 1)]
-        strips = []
-        for start, stop in itertools.pairwise(edges):
-            own, rest = ([f.take(slice(start, end)) for f in factors] for end in (stop, n))
-            strips.append(self(own, rest, weights))
-        return [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
+        return [n * k // n_strips for k in range(n_strips + 1)]
 
     def _assemble(self, strips: tuple, edges: list[int], shape: tuple[int, ...]) -> jax.Array:
         axis = 2 if self.contraction == "full" else 1
@@ -84,6 +137,17 @@ class Gram:
         indices = range(len(strips))
         rows = [[tiles[r, c] if c >= r else mirror(tiles[c, r]) for c in indices] for r in indices]
         return jnp.concatenate([jnp.concatenate(row, axis) for row in rows], 0)
+
+
+def _accumulate(total: jax.Array, product: jax.Array, index: Any, stream: Stream, contraction: str) -> jax.Array:
+    """Add the product of one piece; an index beyond the last piece adds nothing."""
+    product = jnp.where(index < stream.n_pieces, product, 0).astype(total.dtype)
+    if contraction != "diagonal":
+        return total + product
+    start = jnp.minimum(index, stream.n_pieces - 1) * stream.width
+    product = jnp.broadcast_to(product, (*total.shape[:2], stream.width))
+    own = jax.lax.dynamic_slice_in_dim(total, start, stream.width, 2)
+    return jax.lax.dynamic_update_slice_in_dim(total, own + product, start, 2)
 
 
 def mirrored(tile: Any, contraction: str) -> Any:

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.reduction import Reduction
 from ntkdiag.kernels.tiles import Blocks, Sizes, readable
-from ntkdiag.kernels.ways import Way
+from ntkdiag.kernels.ways import Way, streamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class PlanRow:
     Attributes:
         paths: The parameter leaves.
         primitives: Where they are used; "vjp" where a use has no structured form.
-        factor: What is kept per example: "outer", "rows", "tied" or "dense".
+        factor: What is kept per example: "outer", "rows", "tied", "dense" or "streamed", see `Way`.
         flops: To form and contract it, over the whole kernel.
         bytes: Kept per example.
     """
@@ -41,6 +42,7 @@ class Plan:
     Attributes:
         rows: One row per part.
         blocks: How examples are cut into blocks.
+        ways: How the parts are contracted, in the order of the rows.
         n: Row examples.
         m: Column examples (n again where they are the rows).
         directions: Output directions: backward passes per example.
@@ -53,6 +55,7 @@ class Plan:
 
     rows: tuple[PlanRow, ...]
     blocks: Blocks
+    ways: tuple[Way, ...]
     n: int
     m: int
     directions: int
@@ -92,30 +95,63 @@ class Plan:
         return capture.get() + (
             f"network passes {self.network_flops:.3g} flops, contraction {self.contraction_flops:.3g} flops, "
             f"about {self.seconds:.2g} s\n"
-            f"each example differentiated {self.passes:.3g} times, {b.size} at a time; "
+            f"each example differentiated {self.passes:.3g} times, {b.step} at a time; "
             f"{b.n_rows} x {b.n_columns or b.n_rows} tiles\n"
             f"peak memory {readable(self.peak_bytes)} of {readable(self.budget_bytes)} allowed\n"
         )
 
 
 def make(
-    program: Program, ways: tuple[Way, ...], basis: Any, reduction: Reduction, n: int, m: int, budget: int, call: str
+    program: Program,
+    ways: tuple[Way, ...],
+    basis: Any,
+    reduction: Reduction,
+    n: int,
+    m: int,
+    budget: int,
+    call: str,
+    streams: bool = False,
 ) -> Plan:
     """The plan for n by m examples (m = 0: the rows again).
+
+    Args:
+        program: The function.
+        ways: How its parts are contracted.
+        basis: Output directions.
+        reduction: Over outputs.
+        n: Row examples.
+        m: Column examples.
+        budget: Bytes allowed.
+        call: For messages.
+        streams: Whether Jacobians may be formed while they are contracted.
 
     Raises:
         MemoryBudgetError: Not even one example at a time fits.
     """
+    if streams and (late := streamed(ways)) != ways:
+        plan = _make(program, late, basis, reduction, n, m, max(budget, 2**62), call)
+        if plan.peak_bytes <= budget:
+            return dataclasses.replace(plan, budget_bytes=budget)
+    return _make(program, ways, basis, reduction, n, m, budget, call)
+
+
+def _make(
+    program: Program, ways: tuple[Way, ...], basis: Any, reduction: Reduction, n: int, m: int, budget: int, call: str
+) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
     pair = itemsize * math.prod(reduction.tile_shape(1, 1))
     network = program.trace(ways, basis).cost
-    forming = sum(2 * way.form for way in ways)
+    forming = sum(2 * way.form for way in ways if way.name == "dense")
+    machine = Machine.here()
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
         pair=pair,
         output=pair * n * (m or n),
+        step=max(1, machine.step // max(1, network.peak)),
+        workers=machine.workers,
+        pieces=2 * machine.workers * machine.piece if any(way.name == "streamed" for way in ways) else 0,
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)
     pairs = n * m if m else n * (n + 1) // 2
@@ -133,6 +169,7 @@ def make(
     return Plan(
         rows=rows,
         blocks=blocks,
+        ways=ways,
         n=n,
         m=m or n,
         directions=k,

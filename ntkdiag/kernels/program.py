@@ -14,6 +14,7 @@ from ntkdiag.kernels import keywords, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.cost import Cost, cost
+from ntkdiag.tangents.factors import merge
 from ntkdiag.tangents.parts import Factor, Part
 from ntkdiag.tangents.tangents import Tangents, depends_on
 
@@ -97,15 +98,16 @@ class Program:
             self._parts[form] = self.tangents.parts(form)
         return self._parts[form]
 
-    def trace(self, ways: tuple[Way, ...], basis: Any) -> Trace:
-        """The factors of one example in the form these ways contract, as a jaxpr."""
-        key = (tuple(way.key for way in ways), basis.shape, basis.dtype)
+    def trace(self, ways: tuple[Way, ...], basis: Any, merged: bool = False) -> Trace:
+        """The factors of one example in the form these ways contract, as a jaxpr; see `merge` for the last argument."""
+        key = (tuple(way.key for way in ways), basis.shape, basis.dtype, merged)
         if key not in self._traces:
             fixed = (self.params, jax.ShapeDtypeStruct(basis.shape, basis.dtype), self.dynamic)
 
             def one(fixed, x):
                 factors, y = self.tangents.factors([way.part for way in ways], fixed[0], fixed[1], fixed[2], x)
-                return [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)], y
+                formed = [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)]
+                return merge(formed) if merged else formed, y
 
             try:
                 closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
@@ -117,16 +119,18 @@ class Program:
             self._traces[key] = Trace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
         return self._traces[key]
 
-    def factors(self, ways: tuple[Way, ...], params: Any, basis: Any, kwargs: dict, x: Any) -> tuple[list[Factor], Any]:
+    def factors(
+        self, ways: tuple[Way, ...], params: Any, basis: Any, kwargs: dict, x: Any, merged: bool = False
+    ) -> tuple[list[Factor], Any]:
         """Factors of a batch and f(x) [n C]; not compiled, for use inside a jit."""
         fixed = (jax.tree.leaves(params), basis, keywords.arrays(kwargs))
-        return self.trace(ways, basis)(fixed, jax.tree.map(lambda v: v[None], x) if self.joint else x)
+        return self.trace(ways, basis, merged)(fixed, jax.tree.map(lambda v: v[None], x) if self.joint else x)
 
-    def compiled_factors(self, ways: tuple[Way, ...]) -> Callable:
+    def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Callable:
         """`factors` compiled, as a function of (params, basis, kwargs, x)."""
-        key = tuple(way.key for way in ways)
+        key = (tuple(way.key for way in ways), merged)
         options = _compat.compiler_options(reduces=self.reduces)
-        return self.compiled(key, functools.partial(self.factors, ways), options)
+        return self.compiled(key, functools.partial(self.factors, ways, merged=merged), options)
 
     def compiled(self, key: Any, function: Callable, options: dict | None = None) -> Callable:
         """`function` under jit: the first one given under this key, so that its compilations are found again."""

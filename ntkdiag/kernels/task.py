@@ -14,10 +14,13 @@ from ntkdiag.kernels import interaction, keywords
 from ntkdiag.kernels import plan as planning
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.gram import Gram, mirrored
+from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.progress import bar
 from ntkdiag.kernels.reduction import Reduction
+from ntkdiag.kernels.streams import n_pieces, streams
 from ntkdiag.kernels.ways import Way
+from ntkdiag.tangents.factors import join
 from ntkdiag.tangents.precision import Precision
 
 
@@ -80,7 +83,9 @@ class Task:
         """The plan within a budget."""
         m = self.columns.n if self.columns else 0
         side = self.rows
-        return planning.make(side.program, side.ways, self.basis, self.reduction, side.n, m, budget, self.call)
+        return planning.make(
+            side.program, side.ways, self.basis, self.reduction, side.n, m, budget, self.call, self.single
+        )
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of a tile."""
@@ -93,9 +98,9 @@ class Task:
         everything = (self.params, self.rows.x, self.columns and self.columns.x, self.kwargs, self.weights)
         if is_traced(everything):
             return self._inline()
-        blocks = self.plan(budget).blocks
+        plan = self.plan(budget)
         with _precision_context(self.gram.dot):
-            return self._whole() if blocks.whole else self.in_blocks(blocks, progress)
+            return self._whole(plan) if plan.blocks.whole else self.in_blocks(plan.blocks, progress)
 
     def _inline(self) -> list[Any]:
         """As one block, inside a caller's trace."""
@@ -132,14 +137,28 @@ class Task:
             results.append(jnp.einsum(pattern[self.reduction.contraction], k))
         return results
 
-    def _whole(self) -> list[Any]:
-        """As one block, compiled."""
-        rows = self._factors(self.rows, 0, self.rows.n)
-        if self.columns is None:
-            return self._compiled("symmetric", self.shape(self.rows.n, self.rows.n))(rows, weights=self.weights)
-        columns = self._factors(self.columns, 0, self.columns.n)
-        tiles = self._compiled("tile")(rows, columns, weights=self.weights)
-        return [jnp.broadcast_to(tile, self.shape(self.rows.n, self.columns.n)) for tile in tiles]
+    def _whole(self, plan: planning.Plan) -> list[Any]:
+        """As one block: differentiated step by step, contracted at once."""
+        ways = plan.ways
+        order = [way.name for way in ways]
+        if self.single:  # as `factors.merge` leaves them
+            order = ["dense"] * ("dense" in order) + [name for name in order if name != "dense"]
+        streamed = [k for k, name in enumerate(order) if name == "streamed"]
+        plain = [k for k, name in enumerate(order) if name != "streamed"]
+        sides = [self.rows] if self.columns is None else [self.rows, self.columns]
+        steps = [self._steps(s, _named(s.ways, ways), 0, s.n, plan.blocks.step) for s in sides]
+        pick = lambda parts: [[[block[k] for k in parts] for block in side] for side in steps]
+        shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in ways)
+        partial = []
+        if streamed:
+            machine, parts = Machine.here(), _by_part(self.gram, shape, pick(streamed))
+            most = max(n_pieces(part, self.gram.contraction, machine.piece) for part in parts)
+            turns = min(machine.workers, most)
+            share = functools.partial(_share, self.gram, shape, turns, machine.piece)
+            run = self._compiled(("stream", shape, key, turns), share)
+            partial = [run(pick(streamed), turn) for turn in range(turns)]
+        run = self._compiled(("whole", shape, key), functools.partial(_contract, self.gram, shape))
+        return run(pick(plain), self.weights, partial)
 
     def in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
         """Tile by tile into arrays on the host; row blocks stay while the columns pass by."""
@@ -155,7 +174,7 @@ class Task:
 
         def columns_of(start):
             if start not in kept:
-                factors = self._factors(self.columns or self.rows, start, size)
+                factors = self._factors(self.columns or self.rows, start, blocks)
                 if not (blocks.holds_columns and not symmetric):
                     return factors
                 kept[start] = factors
@@ -165,7 +184,7 @@ class Task:
         with bar(n_tiles, progress) as advance:
             for sweep in range(0, len(starts), blocks.held):
                 own = starts[sweep : sweep + blocks.held]
-                held = {start: self._factors(self.rows, start, size) for start in own}
+                held = {start: self._factors(self.rows, start, blocks) for start in own}
                 for c in column_starts:
                     if symmetric and c < own[0]:
                         continue
@@ -180,10 +199,9 @@ class Task:
     def _tile(self, out: list[np.ndarray], rows: list, columns: list, r: int, c: int, size: int) -> None:
         """Compute one tile and write it, and its mirror image, into the results."""
         symmetric = self.columns is None
-        if symmetric and r == c:
-            tiles = self._compiled("symmetric", self.shape(size, size))(rows, weights=self.weights)
-        else:
-            tiles = self._compiled("tile")(rows, columns, weights=self.weights)
+        key = ("whole", self.shape(size, size), tuple(way.key for way in self.rows.ways))
+        run = self._compiled(key, functools.partial(_contract, self.gram, self.shape(size, size)))
+        tiles = run([[rows]] if symmetric and r == c else [[rows], [columns]], self.weights, [])
         contraction = self.gram.contraction
         axis = 2 if contraction == "full" else 1
         for whole, tile in zip(out, tiles, strict=True):
@@ -195,32 +213,83 @@ class Task:
             if symmetric and r != c:
                 whole[at(slice(c, c + m), slice(r, r + n))] = mirrored(tile, contraction)
 
-    def _factors(self, side: Side, start: int, size: int) -> list:
-        """Factors of examples start to start + size; a short block is padded, to keep one compiled shape."""
-        stop = min(start + size, side.n)
-        block = side.x if size >= side.n else jax.tree.map(lambda v: v[start:stop], side.x)
-        short = size - (stop - start)
-        if short and side.n > size:
-            repeat = lambda v: jnp.concatenate([v, jnp.repeat(v[-1:], short, axis=0)])
-            block = jax.tree.map(repeat, block)
-        run = side.program.compiled_factors(side.ways)
+    def _factors(self, side: Side, start: int, blocks: planning.Blocks) -> list:
+        """Factors of one block of examples, as long as every other block."""
+        steps = self._steps(side, side.ways, start, blocks.size, blocks.step)
+        if len(steps) == 1:
+            return steps[0]
+        key = ("join", blocks.size, len(steps), tuple(way.key for way in side.ways))
+        return side.program.compiled(key, functools.partial(_join, blocks.size))(steps)
+
+    def _steps(self, side: Side, ways: tuple[Way, ...], start: int, size: int, step: int) -> list[list]:
+        """Factors of examples start to start + size, step by step; the last ones repeat to fill the last step."""
+        run = side.program.compiled_factors(ways, self.single)
         kwargs = keywords.arrays(self.kwargs if side.kwargs is None else side.kwargs)
-        factors, alone = run(self.params, self._basis(side), kwargs, block)
-        if self.check and not side.program.verified and alone.shape[0] > 1:
+        basis = self._basis(side)
+        outcomes = []
+        for first in range(start, start + size, step):
+            block = _examples(side.x, first, step, side.n)
+            outcomes.append(run(self.params, basis, kwargs, block))
+        if self.check and not side.program.verified and min(size, side.n) > 1:
+            n = min(size, side.n - start)
+            alone = np.concatenate([np.broadcast_to(y, (step, y.shape[-1])) for _, y in outcomes])[:n]
+            block = _examples(side.x, start, n, side.n)
             interaction.check_independent(side.f, self.params, block, self.kwargs, alone, self.call)
             side.program.verified = True
-        return factors
+        return [factors for factors, _ in outcomes]
 
-    def _compiled(self, what: str, shape: tuple[int, ...] | None = None) -> Callable:
-        """The Gram, compiled once per program, ways and shape."""
-        key = (what, shape, self.gram, tuple(way.key for way in self.rows.ways))
-        return self.rows.program.compiled(
-            key, self.gram if what == "tile" else functools.partial(_symmetric, self.gram, shape)
-        )
+    @property
+    def single(self) -> bool:
+        """Whether all parts are added up as they are."""
+        return self.gram.n_groups == 1 and self.weights is None
+
+    def _compiled(self, key: tuple, function: Callable) -> Callable:
+        """A contraction, compiled once per program, ways and shape."""
+        return self.rows.program.compiled((*key, self.gram), function)
 
 
-def _symmetric(gram: Gram, shape: Any, factors: list, weights: list | None) -> list[jax.Array]:
-    return gram.symmetric(factors, shape, weights)
+def _examples(x: Any, start: int, size: int, n: int) -> Any:
+    """Examples start to start + size of n, the last one again and again beyond the end."""
+    if start == 0 and size == n:
+        return x
+    short = start + size - n
+    if short <= 0:
+        return jax.tree.map(lambda v: v[start : start + size], x)
+    repeat = lambda v: jnp.concatenate([v[min(start, n - 1) :], jnp.repeat(v[-1:], min(short, size - 1), axis=0)])
+    return jax.tree.map(repeat, x)
+
+
+def _named(ways: tuple[Way, ...], like: tuple[Way, ...]) -> tuple[Way, ...]:
+    """The same parts contracted like those of the other side."""
+    return tuple(dataclasses.replace(way, name=other.name) for way, other in zip(ways, like, strict=True))
+
+
+def _join(n: int, blocks: list[list]) -> list:
+    """The factors of the first n examples of consecutive blocks."""
+    return [join(list(part), n) for part in zip(*blocks, strict=True)]
+
+
+def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | None, partial: list) -> list[jax.Array]:
+    """The kernels of rows with themselves, or with columns, from blocks of their factors."""
+    n, m = shape[0], shape[2 if gram.contraction == "full" else 1]
+    rows = _join(n, sides[0])
+    if len(sides) == 1:
+        return gram.symmetric(rows, shape, weights, partial)
+    return [jnp.broadcast_to(tile, shape) for tile in gram(rows, _join(m, sides[1]), weights, partial)]
+
+
+def _share(gram: Gram, shape: tuple[int, ...], turns: int, piece: int, sides: list, turn: Any) -> list:
+    """One share of the pieces of the parts that are formed while they are contracted."""
+    parts = [streams(part, gram.contraction, piece) for part in _by_part(gram, shape, sides)]
+    columns = None if len(sides) == 1 else [part[1] for part in parts]
+    return gram.stream([part[0] for part in parts], columns, shape, turn, turns)
+
+
+def _by_part(gram: Gram, shape: tuple[int, ...], sides: list) -> list[list[tuple[list, int]]]:
+    """For every part, for rows (and columns): its blocks and the number of examples."""
+    lengths = (shape[0], shape[2 if gram.contraction == "full" else 1])
+    of = lambda k: [([block[k] for block in side], n) for side, n in zip(sides, lengths, strict=False)]
+    return [of(k) for k in range(len(sides[0][0]))]
 
 
 def _precision_context(dot: Precision) -> Any:

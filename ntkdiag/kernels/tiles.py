@@ -20,12 +20,28 @@ class Sizes:
         working: What the network passes of one example need at their peak, its factors included.
         pair: One pair of examples in a tile.
         output: The whole kernel.
+        step: Examples the device differentiates best at a time; 0 for as many as there are.
+        workers: Steps that run side by side.
+        pieces: Of Jacobians that are formed while they are contracted.
     """
 
     factors: int
     working: int
     pair: int
     output: int
+    step: int = 0
+    workers: int = 1
+    pieces: int = 0
+
+    def differentiating(self, n: int) -> int:
+        """Bytes of n examples and of those among them that are being differentiated."""
+        step = min(self.step or n, n)
+        busy = min(math.ceil(n / step), self.workers) * step
+        return n * self.factors + busy * max(0, self.working - self.factors)
+
+    def contracting(self, n: int) -> int:
+        """Bytes of the factors of n examples, which are joined if they come from several steps."""
+        return n * self.factors * (1 if n <= (self.step or n) else 2) + self.pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +49,12 @@ class Blocks:
     """How examples are cut into blocks.
 
     Attributes:
-        size: Examples differentiated at a time; tiles are `size` by `size`.
+        size: Tiles are `size` by `size` examples.
         held: Blocks of rows whose factors are kept while the columns pass by.
         n_rows: Blocks of rows.
         n_columns: Blocks of columns; 0 where they are the rows.
         peak: Bytes alive at once.
+        step: Examples differentiated at a time.
     """
 
     size: int
@@ -45,6 +62,7 @@ class Blocks:
     n_rows: int
     n_columns: int
     peak: int
+    step: int
 
     @property
     def whole(self) -> bool:
@@ -80,12 +98,15 @@ class Blocks:
         Raises:
             MemoryBudgetError: Not even one example at a time fits; the message says what would.
         """
-        at_once = n * sizes.factors + max(m, n) * sizes.working + (_TILE_COPIES - 1) * sizes.output
-        if not m:
-            at_once = max(n * sizes.working, n * sizes.factors + _TILE_COPIES * sizes.output)
+        passing = sizes.differentiating(n) if not m else n * sizes.factors + sizes.differentiating(m)
+        at_once = max(passing, sizes.contracting(n + m) + _TILE_COPIES * sizes.output)
         if at_once <= budget:
-            return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once)
-        block = lambda b: sizes.output + b * (sizes.factors + sizes.working) + _TILE_COPIES * b * b * sizes.pair
+            return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once, _even(max(n, m), sizes.step or max(n, m)))
+        block = lambda b: (
+            sizes.output
+            + max(b * sizes.factors + sizes.differentiating(b), 3 * b * sizes.factors)
+            + _TILE_COPIES * b * b * sizes.pair
+        )
         if block(1) > budget:
             raise errors.MemoryBudgetError(
                 errors.message(
@@ -100,13 +121,15 @@ class Blocks:
         if block(enough) + everything <= budget and enough >= min(8, n):
             size = _even(max(n, m), enough)
             n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
-            return Blocks(size, n_rows + n_columns, n_rows, n_columns, block(size) + everything)
+            step = _even(size, sizes.step or size)
+            return Blocks(size, n_rows + n_columns, n_rows, n_columns, block(size) + everything, step)
         room = budget - sizes.output
         size = _bisect(lambda b: block(b) - sizes.output <= room * 0.4 and _useful(b, sizes), max(n, m))
         size = _even(max(n, m), size)
         n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
         held = max(1, min(n_rows, (budget - block(size)) // max(1, size * sizes.factors)))
-        return Blocks(size, held, n_rows, n_columns, block(size) + held * size * sizes.factors)
+        step = _even(size, sizes.step or size)
+        return Blocks(size, held, n_rows, n_columns, block(size) + held * size * sizes.factors, step)
 
 
 def readable(size: float) -> str:

@@ -13,11 +13,12 @@ class Way:
 
     Attributes:
         part: The part.
-        name: "outer" (products of Grams of the two factors), "rows" (the same with an equality test), "tied" or "dense"
-            (the Jacobian is formed once per example).
+        name: "outer" (products of Grams of the two factors), "rows" (the same with an equality test), "tied" (both),
+            "dense" (the Jacobian is formed once per example) or "streamed" (formed piece by piece while contracted).
         form: Multiply-adds to form the factor of one example, beyond the network passes.
         gram: Multiply-adds per pair of examples.
         size: Numbers kept per example.
+        unformed: Numbers in the two factors of one example, where the Jacobian can be formed later; else 0.
     """
 
     part: Part
@@ -25,6 +26,7 @@ class Way:
     form: int
     gram: int
     size: int
+    unformed: int = 0
 
     @property
     def key(self) -> tuple:
@@ -62,13 +64,24 @@ def _ways(part: Part, k: int, pairs: int) -> list[Way]:
     sizes = [positions(site) for site in part.sites]
     (b, _, i, d), t = sizes[0], sum(size[1] for size in sizes)
     if part.kind == "rows":
-        dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size)
+        unformed = t * (1 + k * d)
+        dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size, unformed)
         direct = t * t * k * d + (pairs * t * d if pairs > k else 0)
-        return [dense, Way(part, "rows", 0, direct, t * (1 + k * d))]
-    dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size)
+        return [dense, Way(part, "rows", 0, direct, unformed)]
+    unformed = b * t * (i + k * d)
+    dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size, unformed)
     outer = b * t * t * (i + pairs * d + pairs)
     # With several positions the Grams are [t s] blocks: small products that run far below the rate of a large one.
-    return [dense, Way(part, "outer", 0, outer if t == 1 else 4 * outer, b * t * (i + k * d))]
+    return [dense, Way(part, "outer", 0, outer if t == 1 else 4 * outer, unformed)]
+
+
+def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
+    """The same, with Jacobians formed while they are contracted wherever their factors are smaller.
+
+    For a kernel that is one tile: every tile of several would have to form them again.
+    """
+    smaller = lambda way: way.name == "dense" and 0 < way.unformed < way.size
+    return tuple(dataclasses.replace(way, name="streamed", size=way.unformed) if smaller(way) else way for way in ways)
 
 
 def _tied_ways(part: Part, k: int, pairs: int) -> list[Way]:

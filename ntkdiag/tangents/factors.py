@@ -6,7 +6,8 @@ array may lack its example axis; it then does not depend on the example and is k
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,11 @@ class Dense:
 
     j: jax.Array
 
+    ndims: ClassVar = {"j": 3}
+
     def take(self, rows: slice) -> "Dense":
         """The factor of some of the examples."""
-        return Dense(_take(self.j, 3, rows))
+        return _each(self, lambda array: array[rows])
 
     def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
         """Inner products over P."""
@@ -51,9 +54,18 @@ class Outer:
     c: jax.Array
     ones: bool = False
 
+    ndims: ClassVar = {"a": 4, "c": 5}
+    outputs_axis: ClassVar = -4
+
+    @property
+    def jacobian_shape(self) -> tuple[int, int]:
+        """(o, P) of one example."""
+        *_, o, b, _, d = self.c.shape
+        return o, b * d * (self.a.shape[-1] + self.ones)
+
     def take(self, rows: slice) -> "Outer":
         """The factor of some of the examples."""
-        return Outer(_take(self.a, 4, rows), _take(self.c, 5, rows), self.ones)
+        return _each(self, lambda array: array[rows])
 
     def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
         """sum over b, t, s of (a a^T + ones) * (c c^T)."""
@@ -101,9 +113,18 @@ class Rows:
     c: jax.Array
     rows: int
 
+    ndims: ClassVar = {"index": 2, "c": 4}
+    outputs_axis: ClassVar = -3
+
+    @property
+    def jacobian_shape(self) -> tuple[int, int]:
+        """(o, P) of one example."""
+        *_, o, _, d = self.c.shape
+        return o, self.rows * d
+
     def take(self, rows: slice) -> "Rows":
         """The factor of some of the examples."""
-        return Rows(_take(self.index, 2, rows), _take(self.c, 4, rows), self.rows)
+        return _each(self, lambda array: array[rows])
 
     def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
         """sum over t, s with equal rows of c c^T: the outer form whose a a^T is an equality test."""
@@ -131,6 +152,24 @@ class Rows:
         return Dense(j.reshape(*j.shape[:-2], -1))
 
 
+def join(blocks: list, n: int) -> Any:
+    """One factor of the first n examples of consecutive blocks."""
+    first, *others = blocks
+    if not others:
+        return first
+    if hasattr(first, "ndims"):
+        return _each(first, lambda *arrays: jnp.concatenate(arrays)[:n], *others)
+    names = [field.name for field in dataclasses.fields(first)]  # a factor made of factors
+    return dataclasses.replace(first, **{name: join([getattr(b, name) for b in blocks], n) for name in names})
+
+
+def merge(factors: list) -> list:
+    """All dense factors as one, side by side, and then the others."""
+    dense = [factor.j for factor in factors if isinstance(factor, Dense)]
+    others = [factor for factor in factors if not isinstance(factor, Dense)]
+    return [Dense(jnp.concatenate(dense, axis=-1)), *others] if len(dense) > 1 else [*map(Dense, dense), *others]
+
+
 def _weighted(weight: jax.Array, c1: jax.Array, c2: jax.Array, reduction: str, dot: Precision) -> jax.Array:
     """sum_ts weight[t m s] <c1[o t], c2[m p s]>, reduced over outputs."""
     if reduction == "full":
@@ -140,8 +179,14 @@ def _weighted(weight: jax.Array, c1: jax.Array, c2: jax.Array, reduction: str, d
     return jnp.einsum("tms,omts->mo", weight, dot.einsum("otd,mosd->omts", c1, c2))
 
 
-def _take(x: jax.Array, ndim: int, rows: slice) -> jax.Array:
-    return x[rows] if x.ndim == ndim else x
+def _each(factor: Any, function: Callable, *others: Any) -> Any:
+    """`function` of every array that has an example axis, and of the same arrays of other factors."""
+    arrays = {
+        name: function(*(getattr(f, name) for f in (factor, *others)))
+        for name, ndim in factor.ndims.items()
+        if getattr(factor, name).ndim == ndim
+    }
+    return dataclasses.replace(factor, **arrays)
 
 
 def with_examples(x: jax.Array, x_ndim: int, y: jax.Array, y_ndim: int) -> tuple[jax.Array, jax.Array]:

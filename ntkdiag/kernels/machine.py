@@ -1,0 +1,37 @@
+"""What the default device is good at, as far as it decides how work is cut."""
+
+import dataclasses
+import os
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """How work is cut for a device.
+
+    Attributes:
+        step: Bytes of intermediate values of the examples that are differentiated together.
+        piece: Bytes of a Jacobian that is formed while it is contracted.
+        workers: How many computations run side by side.
+    """
+
+    step: int
+    piece: int
+    workers: int
+
+    @staticmethod
+    def here() -> "Machine":
+        """That of the default device.
+
+        A CPU is fastest on a few examples at a time, whose intermediate values stay in its cache, with one step per
+        core; an accelerator on as much as its memory holds.
+        """
+        if jax.default_backend() == "cpu":
+            return Machine(step=8 * 2**20, piece=4 * 2**20, workers=_cores())
+        return Machine(step=2**62, piece=2**28, workers=1)
+
+
+def _cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
