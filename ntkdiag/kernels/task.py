@@ -146,7 +146,7 @@ class Task:
         streamed = [k for k, name in enumerate(order) if name == "streamed"]
         plain = [k for k, name in enumerate(order) if name != "streamed"]
         sides = [self.rows] if self.columns is None else [self.rows, self.columns]
-        steps = [self._steps(s, _named(s.ways, ways), 0, s.n, plan.blocks.step) for s in sides]
+        steps = [self._steps(s, _named(s.ways, ways), 0, s.n, min(plan.blocks.step, s.n)) for s in sides]
         pick = lambda parts: [[[block[k] for k in parts] for block in side] for side in steps]
         shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in ways)
         partial = []
