@@ -1,12 +1,14 @@
 """What `ntk` says to bad input."""
 
 import cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import ntkdiag
-from ntkdiag.errors import InvalidInputError, MemoryBudgetError
+from ntkdiag.errors import InvalidInputError, MemoryBudgetError, UnsupportedModelError
 
 F, PARAMS, X = cases.mlp()
 
@@ -117,3 +119,89 @@ def test_matrix_of_a_diagonal_kernel():
     kernel = ntkdiag.ntk(F, PARAMS, X, outputs="diagonal")
     with pytest.raises(InvalidInputError, match=r"index `kernel.array\[..., o\]`"):
         _ = kernel.matrix
+
+
+NO_DERIVATIVE = {
+    "while": (
+        lambda p, x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1])), (0, x @ p["w"]))[1],
+        "Reverse-mode differentiation does not work for lax.while_loop",
+    ),
+    "while over parameters": (
+        lambda p, x: x @ lax.while_loop(lambda w: w.sum() < 9, lambda w: w + 1, p["w"]),
+        "Reverse-mode differentiation does not work for lax.while_loop",
+    ),
+    "fori": (
+        lambda p, x: lax.fori_loop(0, jnp.int32(x[0, 0]), lambda _, h: h * 2, x @ p["w"]),
+        "or lax.fori_loop with dynamic start/stop values",
+    ),
+    "callback": (
+        lambda p, x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((1, 7), "f"), x @ p["w"], vmap_method="sequential"),
+        "Pure callbacks do not support JVP",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_DERIVATIVE)
+def test_functions_without_a_reverse_derivative(name):
+    f, reason = NO_DERIVATIVE[name]
+    match = rf"f\(params, x\): expected a function that JAX can differentiate in reverse mode; got .*{reason}.*lax.scan"
+    refuse(match, f, {"w": PARAMS["w"]}, X, error=UnsupportedModelError)
+    with pytest.raises(UnsupportedModelError, match=match):
+        ntkdiag.plan(f, {"w": PARAMS["w"]}, X)
+
+
+def test_an_error_that_is_not_of_the_derivative_stays_what_it_is(monkeypatch):
+    def broken(*args, **kwargs):
+        raise ValueError("a mistake of ours")
+
+    f = lambda p, x: F(p, x) + 0  # not traced before
+    monkeypatch.setattr(ntkdiag.tangents.parts.Part, "factor", broken)
+    refuse("a mistake of ours", f, PARAMS, X, error=ValueError)
+
+
+def test_donated_parameters_and_inputs():
+    gone = jax.tree.map(jnp.array, PARAMS)
+    gone["b"].delete()
+    refuse(r"live arrays in params; got deleted buffers: \['b'\]. They were donated", F, gone, X)
+    x = jnp.array(X)
+    x.delete()
+    refuse("live arrays in x1; got deleted buffers: the only leaf", F, PARAMS, x)
+    refuse("live arrays in x2", F, PARAMS, X, x)
+
+
+def test_columns_unlike_rows():
+    refuse(r"x2 as a tree of arrays like x1.*got .*\(3, 5\).*'a'.*\(3, 5\)", F, PARAMS, X, {"a": X})
+    refuse(r"each with as many axes.*\(3, 5\).*\(3, 1, 5\)", F, PARAMS, X, X[:, None])
+
+
+def test_complex_output():
+    refuse(r"real floating arrays.*got complex64\[1, 4\]", lambda p, x: F(p, x) * 1j, PARAMS, X)
+
+
+def test_no_output():
+    refuse("real floating arrays.*got nothing", lambda p, x: {}, PARAMS, X)
+
+
+def test_outputs_of_the_second_function():
+    refuse(r"example axis first, length 1; got int32\[1\]", F, PARAMS, X, f2=lambda p, x: x[:, 0].astype(int))
+    other = lambda p, x: F(p, x)[:, :3]
+    match = r"f2=.*\"full\" or \"sum-of-logits\" between .*got \"mean\" with 4 and 3 outputs"
+    refuse(match, F, PARAMS, X, f2=other)
+
+
+def test_complex_projection():
+    refuse(r"a projection of shape \[4, k\]; got .*dtype complex128", F, PARAMS, X, outputs=np.ones((4, 2)) * 1j)
+
+
+def test_per_leaf_that_is_no_path():
+    refuse("True, a path glob or a list of path globs; got per_leaf=3", F, PARAMS, X, per_leaf=3)
+
+
+def test_interacting_examples():
+    f = lambda p, x: F(p, x) - F(p, x).mean(0)
+    refuse("do not depend on the other examples.*joint", f, PARAMS, X, error=ntkdiag.errors.ExamplesInteractError)
+
+
+def test_errors_of_the_function_itself_come_through():
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        ntkdiag.ntk(lambda p, x: x @ p["w"].T, PARAMS, X)

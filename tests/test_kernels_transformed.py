@@ -1,0 +1,169 @@
+"""Kernels inside `jax.jit`, `jax.vmap` and `jax.grad`, with donated buffers and output trees."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from tolerance import assert_close, double, relative_error
+
+import ntkdiag
+
+# One of each factor: Outer with a bias, positions and blocks, Rows, Tied, Dense, a scan and a checkpoint.
+NAMES = ["mlp", "conv-grouped", "tied-at-every-position", "scanned-checkpointed", "recurrent"]
+
+
+def oracle(f, p, x):
+    """The full kernel as a function JAX can differentiate."""
+    y = jax.eval_shape(f, p, x)
+    jac = jax.tree.leaves(jax.jacrev(lambda p: f(p, x))(p))
+    j = jnp.concatenate([leaf.reshape(y.size, -1) for leaf in jac], 1)
+    return (j @ j.T).reshape(*y.shape, *y.shape)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_through_the_kernel(name):
+    """In parameters and inputs, under jit."""
+    f, params, x = cases.CASES[name]()
+    with double(params, x) as (p, z):
+        inputs = (0, 1) if jnp.issubdtype(z.dtype, jnp.floating) else 0
+        number = lambda kernel: jnp.sum(jnp.sin(kernel))
+        ours = jax.jit(jax.grad(lambda p, z: number(ntkdiag.ntk(f, p, z, outputs="full").array), inputs))
+        naive = jax.jit(jax.grad(lambda p, z: number(oracle(f, p, z)), inputs))
+        for got, want in zip(*(jax.tree.leaves(g(p, z)) for g in (ours, naive)), strict=True):
+            assert relative_error(got, want) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES[::2])
+def test_ensembles_of_parameters_and_of_batches(name):
+    """`vmap` over members, and over batches."""
+    f, params, x = cases.CASES[name]()
+    with double(params, x) as (p, z):
+        members = jax.tree.map(lambda a: jnp.stack([a, 1.5 * a]), p)
+        batches = jnp.stack([z, z[::-1]])
+        kernel = lambda p, z: ntkdiag.ntk(f, p, z).array
+        got = jax.jit(jax.vmap(kernel))(members, batches)
+        alone = jax.jit(kernel)
+        for k in range(2):
+            assert_close(got[k], alone(jax.tree.map(lambda a, k=k: a[k], members), batches[k]))
+        assert_close(got[0], np.einsum("nomo->nm", oracle(f, p, z)) / got_outputs(f, p, z))
+
+
+def got_outputs(f, p, x):
+    return jax.eval_shape(f, p, x).size // x.shape[0]
+
+
+def test_donated_buffers():
+    f, params, x = cases.mlp()
+    want = reference.ntk(f, params, x)
+    step = jax.jit(lambda p, x: ntkdiag.ntk(f, p, x, outputs="full").array, donate_argnums=1)
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        assert_close(step(params, jnp.array(x)), want, np.float32)
+
+    @jax.jit
+    def update(p):
+        return jax.tree.map(lambda a: a - 0.1 * a, p)
+
+    donating = jax.jit(update, donate_argnums=0)
+    p = jax.tree.map(jnp.array, params)
+    ntkdiag.ntk(f, p, x)
+    p = donating(p)  # the program compiled before keeps no hold of the old buffers
+    assert_close(ntkdiag.ntk(f, p, x, outputs="full"), reference.ntk(f, p, x), np.float32)
+
+
+OUTPUTS = {
+    "full": lambda k: k,
+    "trace": lambda k: np.einsum("nomo->nm", k),
+    "mean": lambda k: np.einsum("nomo->nm", k) / k.shape[1],
+    "diagonal": lambda k: np.einsum("nomo->nmo", k),
+    "sum-of-logits": lambda k: np.einsum("nomp->nm", k) / k.shape[1],
+}
+
+
+def tree(p, x):
+    h = jnp.tanh(x @ p["w"])
+    return {"mean": (h @ p["v"]).reshape(-1, 2, 1), "scale": [jnp.exp(h).sum(-1), (h**2)[:, None]]}
+
+
+TREE = {"w": cases.normal(5, 4), "v": cases.normal(4, 2)}
+
+
+@pytest.fixture(scope="module")
+def tree_kernel():
+    return reference.ntk(tree, TREE, cases.X)
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+def test_trees_of_outputs(outputs, tree_kernel):
+    with double(TREE, cases.X) as (p, x):
+        assert_close(ntkdiag.ntk(tree, p, x, outputs=outputs), OUTPUTS[outputs](tree_kernel))
+
+
+def test_projections_of_trees_of_outputs(tree_kernel):
+    v = np.random.default_rng(0).normal(size=(7, 2))
+    with double(TREE, cases.X) as (p, x):
+        assert_close(ntkdiag.ntk(tree, p, x, outputs=v), np.einsum("ok,nomp,pl->nkml", v, tree_kernel, v))
+        estimate = ntkdiag.ntk(tree, p, x, outputs=ntkdiag.RandomProjections(2000))
+        error = np.abs(np.asarray(estimate) - OUTPUTS["trace"](tree_kernel))
+        assert (error <= 5 * np.asarray(estimate.standard_error) + 1e-12).all()
+
+
+def test_leaf_kernels_of_every_reduction_sum_to_the_whole(tree_kernel):
+    with double(TREE, cases.X) as (p, x):
+        for outputs, reduce in OUTPUTS.items():
+            kernel = ntkdiag.ntk(tree, p, x, outputs=outputs, per_leaf=True)
+            assert_close(sum(np.asarray(k) for k in kernel.leaves.values()), reduce(tree_kernel))
+
+
+def test_keyword_arguments_are_told_apart_by_value_and_identity():
+    """A function or a flag that took the place of another is not taken for it; arrays may stand among other values."""
+    f = lambda p, x, act, config: act(x @ p["w"]) * config["scale"] * config["power"]
+    params = {"w": TREE["w"]}
+    plain = np.asarray(ntkdiag.ntk(lambda p, x: x @ p["w"], params, cases.X))
+    for k in range(1, 5):
+        config = {"scale": jnp.full(3000, float(k))[:1], "power": 2.0 if k % 2 else 2}
+        act = jax.tree_util.Partial(jnp.multiply, k)
+        assert_close(ntkdiag.ntk(f, params, cases.X, act=act, config=config), 4 * k**4 * plain, np.float32)
+        del act  # its address may be that of the next one
+
+
+def test_random_keys_among_keyword_arguments():
+    f = lambda p, x, key: x @ p["w"] * jax.random.bernoulli(key, 0.5, (4,))
+    params = {"w": TREE["w"]}
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        mask = jax.random.bernoulli(key, 0.5, (4,))
+        want = reference.ntk(lambda p, x, mask=mask: x @ p["w"] * mask, params, cases.X)
+        assert_close(ntkdiag.ntk(f, params, cases.X, outputs="full", key=key), want, np.float32)
+
+
+def test_functions_without_a_hash():
+    class Linear:
+        def __eq__(self, other):
+            return True
+
+        def __call__(self, p, x):
+            return x @ p["w"]
+
+    assert_close(
+        ntkdiag.ntk(Linear(), {"w": TREE["w"]}, cases.X), np.asarray(cases.X) @ np.asarray(cases.X).T, np.float32
+    )
+
+
+def test_joint_examples_with_keyword_arguments():
+    f = lambda p, x, mode: (x @ p["w"] - (x @ p["w"]).mean(0)) * (2 if mode == "double" else 1)
+    want = reference.ntk(lambda p, x: 2 * (x @ p["w"] - (x @ p["w"]).mean(0)), {"w": TREE["w"]}, cases.X)
+    got = ntkdiag.ntk(f, {"w": TREE["w"]}, cases.X, outputs="full", examples="joint", mode="double")
+    assert_close(got, want, np.float32)
+
+
+def test_columns_of_another_length_that_use_other_parameters():
+    def f(p, x):
+        pooled = x.mean(1)
+        return pooled @ p["a"] + jnp.tanh(x @ p["b"]).sum(1) if x.shape[1] > 2 else pooled @ p["b"]
+
+    params = {"a": cases.normal(5, 3), "b": cases.normal(5, 3, seed=1)}
+    long, short = cases.normal(3, 4, 5), cases.normal(2, 2, 5)
+    want = np.einsum("noP,mpP->nomp", *(reference.jacobian(f, params, x) for x in (long, short)))
+    with double(params, long, short) as (p, x1, x2):
+        assert_close(ntkdiag.ntk(f, p, x1, x2, outputs="full"), want)
