@@ -197,5 +197,8 @@ def history_of(marks: Sequence[int], rows: Sequence[dict]) -> GapHistory:
         The history.
     """
     names = [field.name for field in dataclasses.fields(GapHistory)][1:]
-    column = lambda name: None if rows[0].get(name) is None else np.array([float(row[name]) for row in rows])
+
+    def column(name: str) -> Any:
+        return None if rows[0].get(name) is None else np.array([float(row[name]) for row in rows])
+
     return GapHistory(np.asarray(marks), **{name: column(name) for name in names})

@@ -1,5 +1,7 @@
 """Kernel ridge regression for many ridges from one eigendecomposition."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -17,7 +19,7 @@ from ntkdiag.linearize.predict.responses import responses_of_flow
 def ridge_path(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
-    ridges: jax.typing.ArrayLike,
+    ridges: jax.typing.ArrayLike | Sequence[float],
     *,
     kernel_test: KernelLike | None = None,
     outputs: jax.typing.ArrayLike | None = None,
@@ -47,10 +49,10 @@ def ridge_path(
         InvalidInputError: As `gradient_flow`, or when the ridges are no vector.
     """
     call = "ridge_path(kernel, y, ridges)"
-    ridges = jnp.asarray(ridges)
-    require_at_least_zero(ridges, call, "ridges")
-    if ridges.ndim != 1:
-        refuse(call, expected="a vector of `ridges`", got=f"shape {ridges.shape}", do="Use np.geomspace(...).")
+    path = jnp.asarray(ridges)
+    require_at_least_zero(path, call, "ridges")
+    if path.ndim != 1:
+        refuse(call, expected="a vector of `ridges`", got=f"shape {path.shape}", do="Use np.geomspace(...).")
     problem = read_problem(
         call,
         kernel,
@@ -62,6 +64,6 @@ def ridge_path(
         loss_denominator=1.0,  # plays no role at infinity
     )
     modes = modes_of(problem, call)
-    path, end = jnp.asarray(ridges, problem.kernel.dtype), jnp.full(1, jnp.inf, problem.kernel.dtype)
+    path, end = jnp.asarray(path, problem.kernel.dtype), jnp.full(1, jnp.inf, problem.kernel.dtype)
     found = jax.vmap(lambda ridge: responses_of_flow(modes.values, modes.floor, end, ridge))(path)
     return assemble(problem, modes, Response(*(part[:, 0] for part in found)), path.shape)
