@@ -20,10 +20,14 @@ SCRIPTS = {
     "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
 }
 
+# Models with a size as argument, run small by test_adapter_examples.py.
+MODELS = {"resnet18_linen", "vit_linen", "gpt_nnx"}
+MODELS |= {"equinox_mlp", "equinox_cnn", "equinox_transformer", "equinox_gru"}
+
 
 def test_every_example_is_listed():
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == SCRIPTS.keys()
+    assert names == SCRIPTS.keys() | MODELS
     assert set(re.findall(r"`(\w+)\.py`", (EXAMPLES / "README.md").read_text())) == names
 
 
