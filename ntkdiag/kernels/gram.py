@@ -110,7 +110,7 @@ class Gram:
                     totals[r] = _accumulate(totals[r], product, index, rows[k], self.contraction)
             return totals
 
-        counts = [stream.n_pieces for stream in rows]
+        counts = [stream.cut.n_pieces for stream in rows]
         for count in dict.fromkeys(counts):
             members = [k for k, c in enumerate(counts) if c == count]
             body = lambda totals, step, members=members: (add(list(totals), step, members), None)
@@ -141,12 +141,12 @@ class Gram:
 
 def _accumulate(total: jax.Array, product: jax.Array, index: Any, stream: Stream, contraction: str) -> jax.Array:
     """Add the product of one piece; an index beyond the last piece adds nothing."""
-    product = jnp.where(index < stream.n_pieces, product, 0).astype(total.dtype)
+    product = jnp.where(index < stream.cut.n_pieces, product, 0).astype(total.dtype)
     if contraction != "diagonal":
         return total + product
-    start = jnp.minimum(index, stream.n_pieces - 1) * stream.width
-    product = jnp.broadcast_to(product, (*total.shape[:2], stream.width))
-    own = jax.lax.dynamic_slice_in_dim(total, start, stream.width, 2)
+    start, width = stream.cut.start(index)[0], stream.cut.directions[1]
+    product = jnp.broadcast_to(product, (*total.shape[:2], width))
+    own = jax.lax.dynamic_slice_in_dim(total, start, width, 2)
     return jax.lax.dynamic_update_slice_in_dim(total, own + product, start, 2)
 
 

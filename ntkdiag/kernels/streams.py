@@ -15,6 +15,46 @@ from jax import lax
 from ntkdiag.tangents.factors import Dense, Outer, Rows, join
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How the cotangents of a part are cut into pieces.
+
+    Attributes:
+        directions: Output directions, and how many of them a piece has.
+        columns: Columns d of the weight, and how many of them a piece has.
+    """
+
+    directions: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def n_pieces(self) -> int:
+        """Number of pieces."""
+        return math.prod(length // width for length, width in (self.directions, self.columns))
+
+    def start(self, index: Any) -> tuple[Any, Any]:
+        """First direction and first column of piece number `index`."""
+        across = self.columns[0] // self.columns[1]
+        return index // across * self.directions[1], index % across * self.columns[1]
+
+    @staticmethod
+    def of(sides: list[tuple[list[Outer | Rows], int]], contraction: str, largest: int) -> "Cut":
+        """Pieces of at most `largest` bytes, all sides together, if that can be had.
+
+        Args:
+            sides: For rows (and columns): blocks of factors of one part, and the number of examples.
+            contraction: "full", "trace" or "diagonal".
+            largest: Bytes.
+        """
+        first = sides[0][0][0]
+        k, d = first.c.shape[first.outputs_axis], first.c.shape[-1]
+        size = sum(n for _, n in sides) * first.c.dtype.itemsize * math.prod(first.jacobian_shape)
+        share = largest / max(1, size)
+        directions = k if contraction == "full" else _divisor(k, k * share)
+        columns = d if directions > 1 and contraction != "full" else _divisor(d, d * share * k / directions)
+        return Cut((k, directions), (d, columns))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
     """One part of the Jacobian of n examples, unformed.
@@ -23,62 +63,34 @@ class Stream:
         head: The part with the operands of all examples joined and no cotangents.
         cotangents: Those of consecutive blocks of examples.
         n: Number of examples.
-        axis: Of the cotangents that is cut, counted from the end.
-        width: Length of a piece along it.
-        n_pieces: Number of pieces.
+        cut: How it is cut into pieces.
     """
 
     head: Outer | Rows
     cotangents: tuple[jax.Array, ...]
     n: int
-    axis: int
-    width: int
-    n_pieces: int
+    cut: Cut
+
+    @staticmethod
+    def of(blocks: list[Outer | Rows], n: int, cut: Cut) -> "Stream":
+        """The first n examples of consecutive blocks."""
+        head = join([dataclasses.replace(block, c=block.c[..., :0]) for block in blocks], n)
+        return Stream(head, tuple(block.c for block in blocks), n, cut)
 
     def piece(self, index: Any) -> Dense:
         """The Jacobian of piece number `index`: [n o' P']."""
-        cut = lambda c: lax.dynamic_slice_in_dim(c, index * self.width, self.width, c.ndim + self.axis)
-        c = _joined(tuple(map(cut, self.cotangents)), self.head.ndims["c"], self.n)
+        direction, column = self.cut.start(index)
+
+        def of_block(c):
+            c = lax.dynamic_slice_in_dim(c, direction, self.cut.directions[1], c.ndim + self.head.outputs_axis)
+            return lax.dynamic_slice_in_dim(c, column, self.cut.columns[1], c.ndim - 1)
+
+        arrays = [of_block(c) for c in self.cotangents]
+        joined = len(arrays) > 1 and arrays[0].ndim == self.head.ndims["c"]
+        c = jnp.concatenate(arrays)[: self.n] if joined else arrays[0]
         return dataclasses.replace(self.head, c=c).dense()
 
 
-def streams(sides: list[tuple[list[Outer | Rows], int]], contraction: str, largest: int) -> list[Stream]:
-    """The same part of rows and columns, cut alike.
-
-    Args:
-        sides: For rows (and columns): blocks of factors, and the number of examples.
-        contraction: "full", "trace" or "diagonal".
-        largest: Bytes a piece of both sides should not exceed.
-    """
-    axis, length, width = _cut(sides, contraction, largest)
-    return [
-        Stream(_head(blocks, n), tuple(b.c for b in blocks), n, axis, width, length // width) for blocks, n in sides
-    ]
-
-
-def n_pieces(sides: list[tuple[list[Outer | Rows], int]], contraction: str, largest: int) -> int:
-    """How many pieces `streams` would cut this part into."""
-    _, length, width = _cut(sides, contraction, largest)
-    return length // width
-
-
-def _cut(sides: list[tuple[list[Outer | Rows], int]], contraction: str, largest: int) -> tuple[int, int, int]:
-    """Axis to cut, its length, and the width of a piece."""
-    first = sides[0][0][0]
-    axis = -1 if contraction == "full" else first.outputs_axis
-    length = first.c.shape[axis]
-    size = sum(n for _, n in sides) * first.c.dtype.itemsize * math.prod(first.jacobian_shape)
-    return axis, length, _divisor(length, max(1, length * largest // max(1, size)))
-
-
-def _head(blocks: list[Outer | Rows], n: int) -> Outer | Rows:
-    return join([dataclasses.replace(block, c=block.c[..., :0]) for block in blocks], n)  # type: ignore[return-value]
-
-
-def _joined(arrays: tuple[jax.Array, ...], ndim: int, n: int) -> jax.Array:
-    return arrays[0] if len(arrays) == 1 or arrays[0].ndim != ndim else jnp.concatenate(arrays)[:n]
-
-
-def _divisor(length: int, limit: int) -> int:
-    """The largest divisor of a length that is at most `limit`."""
-    return next(width for width in range(min(length, limit), 0, -1) if length % width == 0)
+def _divisor(length: int, limit: float) -> int:
+    """The largest divisor of a length that is at most `limit`, and at least 1."""
+    return next((width for width in range(min(length, int(limit)), 1, -1) if length % width == 0), 1)

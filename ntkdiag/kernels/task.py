@@ -18,7 +18,7 @@ from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.progress import bar
 from ntkdiag.kernels.reduction import Reduction
-from ntkdiag.kernels.streams import n_pieces, streams
+from ntkdiag.kernels.streams import Cut, Stream
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.factors import join
 from ntkdiag.tangents.precision import Precision
@@ -152,7 +152,7 @@ class Task:
         partial = []
         if streamed:
             machine, parts = Machine.here(), _by_part(self.gram, shape, pick(streamed))
-            most = max(n_pieces(part, self.gram.contraction, machine.piece) for part in parts)
+            most = max(Cut.of(part, self.gram.contraction, machine.piece).n_pieces for part in parts)
             turns = min(machine.workers, most)
             share = functools.partial(_share, self.gram, shape, turns, machine.piece)
             run = self._compiled(("stream", shape, key, turns), share)
@@ -280,7 +280,10 @@ def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | N
 
 def _share(gram: Gram, shape: tuple[int, ...], turns: int, piece: int, sides: list, turn: Any) -> list:
     """One share of the pieces of the parts that are formed while they are contracted."""
-    parts = [streams(part, gram.contraction, piece) for part in _by_part(gram, shape, sides)]
+    parts = []
+    for part in _by_part(gram, shape, sides):
+        cut = Cut.of(part, gram.contraction, piece)
+        parts.append([Stream.of(blocks, n, cut) for blocks, n in part])
     columns = None if len(sides) == 1 else [part[1] for part in parts]
     return gram.stream([part[0] for part in parts], columns, shape, turn, turns)
 
