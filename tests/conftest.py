@@ -15,6 +15,14 @@ def x64():
         yield
 
 
+@pytest.fixture(scope="module")
+def light_compilation():
+    """Programs that run once are compiled without the optimisations that take time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
     """Compiled programs do not outlive the file whose tests made them."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import reference, scaling, workloads
+from benchmarks import compat, reference, scaling, workloads
 from benchmarks.peers import naive, registry
 from benchmarks.results import Result, best
 from benchmarks.table import table
@@ -75,3 +75,11 @@ def test_failures_are_rows_and_never_the_best_peer():
 def test_slope_is_the_exponent():
     rows = [{"n": n, "seconds": 3.0 * n**2} for n in (1, 2, 4, 8)]
     assert math.isclose(scaling.slope(rows, "seconds"), 2.0)
+
+
+def test_compatible_call_beside_the_engine(capsys):
+    assert compat.main(["--tiny", "--workloads", "W1", "--seconds", "0.2"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "W1" in line]
+    assert [row.count("%") for row in rows] == [1, 1]
+    engine, compatible = (np.asarray(call()) for call in compat.calls("W1", "full", tiny=True))
+    np.testing.assert_allclose(compatible.transpose(0, 2, 1, 3), engine, rtol=1e-5)
