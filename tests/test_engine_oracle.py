@@ -1,6 +1,7 @@
 """The engine against the dense oracle: every case of the case table, every model of every library."""
 
 import functools
+import itertools
 
 import cases
 import jax
@@ -12,6 +13,7 @@ from tolerance import assert_close, double
 
 import ntkdiag
 from ntkdiag.kernels import prepare
+from ntkdiag.kernels.machine import Machine
 
 
 @functools.cache
@@ -21,12 +23,29 @@ def problem(name):
     return f, params, x, reference.jacobian(getattr(f, "reference", f), params, x)
 
 
+COMBINATIONS = [
+    ("structured", "trace"),
+    ("streamed", "full"),
+    ("structured", "diagonal"),
+    ("streamed", "trace"),
+    ("structured", "full"),
+    ("streamed", "diagonal"),
+    ("dense", "full"),
+]
+
+
 def gram(jacobian):
     return np.einsum("noP,mpP->nomp", jacobian, jacobian, optimize=True)
 
 
 def prefer(way, monkeypatch):
-    """Contract every part in this way wherever it can be, whatever it costs."""
+    """Contract every part in this way wherever it can be, whatever it costs.
+
+    "streamed": Jacobians formed in the smallest pieces, one example at a time, side by side.
+    """
+    if way == "streamed":
+        way = "dense"
+        monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3)))
     monkeypatch.setattr(prepare, "choose", functools.partial(prepare.choose, prefer=way))
 
 
@@ -56,19 +75,20 @@ def test_case_in_float32(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("outputs", ["trace", "diagonal"])
-@pytest.mark.parametrize("way", ["structured", "dense"])
-@pytest.mark.parametrize("name", cases.CASES)
-def test_case_reduced_both_ways(name, way, outputs, monkeypatch):
-    """Rows against other columns, contracted over outputs in float64, with either way of contracting."""
+@pytest.mark.parametrize(
+    ("name", "way", "outputs"), [(n, *c) for n, c in zip(cases.CASES, itertools.cycle(COMBINATIONS))]
+)
+def test_case_against_other_columns(name, way, outputs, monkeypatch):
+    """In float64; the combinations go round the table."""
     prefer(way, monkeypatch)
     f, params, x, jacobian = problem(name)
     one_example = len(jacobian) == 1
     rows, columns = (slice(None), slice(None)) if one_example else (slice(0, 2), slice(1, None))
-    want = np.einsum("noP,moP->nmo", jacobian[rows], jacobian[columns])
+    pattern = {"full": "noP,mpP->nomp", "trace": "noP,moP->nm", "diagonal": "noP,moP->nmo"}[outputs]
+    want = np.einsum(pattern, jacobian[rows], jacobian[columns])
     with double(params, x) as (p, z):
         x1, x2 = (jax.tree.map(lambda v, s=s: v[s], z) for s in (rows, columns))
-        assert_close(ntkdiag.ntk(f, p, x1, x2, outputs=outputs), want if outputs == "diagonal" else want.sum(-1))
+        assert_close(ntkdiag.ntk(f, p, x1, x2, outputs=outputs), want)
 
 
 @pytest.mark.slow

@@ -35,6 +35,45 @@ def test_kernel_of_a_normalised_network(shape, norm):
     assert_close(ntkdiag.ntk(f, params, x, outputs="full"), reference.ntk(f, params, x), np.float32)
 
 
+def group(h, groups=4):
+    h = h.reshape(*h.shape[:-1], groups, -1)
+    h = h - h.mean((1, 2, -1), keepdims=True)
+    return (h * lax.rsqrt((h**2).mean((1, 2, -1), keepdims=True) + 1e-6)).reshape(*h.shape[:3], -1)
+
+
+def test_convolutions_with_group_norm():
+    rng = np.random.default_rng(0)
+    draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(np.prod(s[:-1])), jnp.float32)
+    params = {"c": draw(3, 3, 8, 16), "g": 1 + draw(16), "d": draw(3, 3, 16, 8), "v": draw(8, 5)}
+    conv = lambda h, w: lax.conv_general_dilated(h, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def f(p, x):
+        h = jax.nn.relu(group(conv(x, p["c"])) * p["g"])
+        return group(conv(h, p["d"])).max((1, 2)) @ p["v"]
+
+    x = 5 * draw(6, 16, 16, 8)
+    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), reference.ntk(f, params, x), np.float32)
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 32), (4, 10, 48)])
+def test_scanned_blocks_with_rms_norm(shape):
+    rng = np.random.default_rng(0)
+    width = shape[-1]
+    draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(width), jnp.float32)
+    layers = {"w": draw(2, width, width), "g": 1 + draw(2, width), "u": draw(2, width, width)}
+
+    def f(p, x):
+        def block(h, q):
+            y = rms(h) * q["g"]
+            scores = jax.nn.softmax(jnp.einsum("ntd,nsd->nts", y @ q["w"], y) / width**0.5)
+            return h + jnp.tanh(scores @ y @ q["u"]), None
+
+        return rms(lax.scan(jax.checkpoint(block), x, p["layers"])[0])[:, -1] @ p["v"]
+
+    params, x = {"layers": layers, "v": draw(width, 6)}, width**0.5 * draw(*shape)
+    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), reference.ntk(f, params, x), np.float32)
+
+
 def test_the_chosen_options_pass_the_known_answer_test():
     options = _compat.trusted_cpu_options()
     assert options is not None, "no set of XLA options computes the known answer on this machine"

@@ -13,10 +13,13 @@ from tolerance import double, relative_error
 
 import ntkdiag
 from ntkdiag.kernels import prepare
+from ntkdiag.kernels.machine import Machine
 
 DECISIONS = st.lists(st.integers(0, 9), min_size=12, max_size=60)
 OPTIONS = st.tuples(
-    st.sampled_from(["full", "trace", "diagonal"]), st.sampled_from([None, "structured", "dense"]), st.booleans()
+    st.sampled_from(["full", "trace", "diagonal"]),
+    st.sampled_from([None, "structured", "dense", "streamed"]),
+    st.booleans(),
 )
 PATTERNS = {"full": "noP,mpP->nomp", "trace": "noP,moP->nm", "diagonal": "noP,moP->nmo"}
 choose = prepare.choose
@@ -28,7 +31,9 @@ def check(decisions, options):
     jacobian = reference.jacobian(net, net.params, net.x)
     want = np.einsum(PATTERNS[outputs], jacobian, jacobian)
     with pytest.MonkeyPatch.context() as patch, double(net.params, net.x) as (p, x):
-        patch.setattr(prepare, "choose", functools.partial(choose, prefer=way))
+        if way == "streamed":  # Jacobians formed in the smallest pieces, one example at a time, side by side
+            patch.setattr(Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3)))
+        patch.setattr(prepare, "choose", functools.partial(choose, prefer="dense" if way == "streamed" else way))
         got = ntkdiag.ntk(net, p, x, outputs=outputs, per_leaf=per_leaf)
     assert relative_error(got, want) < 1e-10
     if per_leaf:
