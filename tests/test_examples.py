@@ -12,6 +12,11 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SCRIPTS = {
     "compare_checkpoints": ("written: report.html report.json", ["report.html", "report.json"]),
     "drift": (r"epoch 12  velocity 0\.\d+", ["drift.png"]),
+    "lazy_and_rich": (r"α =    1: S_c 0\.1", ["lazy_and_rich.png"]),
+    "linear_baseline": (r"linearized at step 30 .*%", ["linear_baseline.png"]),
+    "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
+    "steps_and_time": (r"cross-entropy: recursion off by \d\.\de-0[5-9]", ["steps_and_time.png"]),
+    "wide_networks": (r"gap +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
     "hook_equinox": (r"drift at the end: \d\.\d+", []),
     "hook_flax_linen": (r"step 100 .*ntk_margin \d", ["linen.jsonl"]),
     "hook_nnx": (r"step  64  drift \d\.\d+  alignment \d\.\d+", []),
