@@ -1,0 +1,69 @@
+"""Kernels computed step by step and piece by piece agree with the dense oracle, however they are cut."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag.kernels.machine import Machine
+
+VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
+MACHINES = [Machine(step=20_000, piece=3_000, workers=3), Machine(step=2**40, piece=2**30, workers=1)]
+
+
+def network(p, tokens):
+    h = p["embedding"][tokens]  # [n t d]
+    h = jnp.tanh(h @ p["w1"] + p["b1"]) + h
+    return jax.nn.relu(h @ p["w2"]).mean(1) @ p["w3"]
+
+
+def problem():
+    rng = np.random.default_rng(0)
+    shapes = {
+        "embedding": (VOCABULARY, WIDTH),
+        "w1": (WIDTH, WIDTH),
+        "b1": (WIDTH,),
+        "w2": (WIDTH, 24),
+        "w3": (24, OUTPUTS),
+    }
+    params = {name: jnp.asarray(rng.normal(size=shape) * 0.4) for name, shape in shapes.items()}
+    return params, *(jnp.asarray(rng.integers(0, VOCABULARY, (n, POSITIONS))) for n in (7, 5))
+
+
+def oracle(params, x1, x2, outputs):
+    def jacobian(x):
+        leaves = jax.tree.leaves(jax.jacrev(network)(params, x))
+        return np.concatenate([np.asarray(leaf).reshape(len(x), OUTPUTS, -1) for leaf in leaves], axis=-1)
+
+    full = np.einsum("noP,mpP->nomp", jacobian(x1), jacobian(x2))
+    return {
+        "full": full,
+        "diagonal": np.einsum("nomo->nmo", full),
+        "trace": np.einsum("nomo->nm", full),
+        "sum-of-logits": full.sum((1, 3)) / OUTPUTS,
+    }[outputs]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("outputs", ["full", "diagonal", "trace", "sum-of-logits"])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: machine))
+    with jax.enable_x64(True):
+        params, x, other = problem()
+        f = lambda p, x: network(p, x)  # a function of its own: no program of another machine is found again
+        plan = ntkdiag.plan(f, params, x, other if columns else None, outputs=outputs)
+        assert {row.factor for row in plan.rows} >= {"streamed"}
+        kernel = ntkdiag.ntk(f, params, x, other if columns else None, outputs=outputs)
+        expected = oracle(params, x, other if columns else x, outputs)
+    np.testing.assert_allclose(np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max())
+
+
+def test_a_small_step_is_planned_and_a_large_machine_takes_everything_at_once(monkeypatch):
+    params, x, _ = problem()
+    steps = []
+    for machine in MACHINES:
+        monkeypatch.setattr(Machine, "here", staticmethod(lambda machine=machine: machine))
+        steps.append(ntkdiag.plan(network, params, x, outputs="full").blocks.step)
+    assert steps == [2, len(x)]
