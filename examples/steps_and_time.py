@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Steps are not time, and other losses are exact too
-# Near the critical learning rate the formula of gradient descent and that of gradient flow part; the first is what
-# training gives. For cross-entropy the recursion in function space is training of the linear model, to rounding.
+# Near the critical learning rate the formulas of descent and flow part; the first is what training gives. For
+# cross-entropy the recursion in function space is training of the linear model.
 
 # %%
 import argparse
@@ -37,7 +37,6 @@ def train(loss, eta, g, steps=marks):
     return np.stack(path)
 
 
-# %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 for color, ratio in (("C0", 0.1), ("C1", 0.95)):
     eta = ratio * float(ntkdiag.critical_learning_rate(kernel))
@@ -56,7 +55,6 @@ print(
 )
 for path, style, what in ((linear, "o", "linear model"), (exact, "-", "recursion"), (network, "--", "network")):
     axes[1].plot(marks * 10, [cross_entropy(o) for o in path], style, label=what)
-for ax, what in zip(axes, ("residual in the top eigenmode", "cross-entropy"), strict=True):
-    ax.set(xlabel="steps", ylabel=what)
-    ax.legend(fontsize=7)
+axes[0].set(xlabel="steps", ylabel="residual in the top eigenmode")
+[ax.legend(fontsize=7) for ax in axes]
 figure.savefig(f"{out}/steps_and_time.png", dpi=110)
