@@ -67,12 +67,11 @@ class Reduction:
             return Reduction(outputs, contraction, n_outputs, k)
         if isinstance(outputs, RandomProjections) and outputs.k > 1:
             return Reduction("random-projections", "diagonal", n_outputs, outputs.k, outputs)
-        shape = getattr(outputs, "shape", None)
-        real = shape is not None and jnp.issubdtype(outputs.dtype, jnp.number)
-        real = real and not jnp.issubdtype(outputs.dtype, jnp.complexfloating)
+        shape, dtype = getattr(outputs, "shape", ()), getattr(outputs, "dtype", None)
+        real = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer))
         if real and len(shape) == 2 and shape[0] == n_outputs and shape[1]:
             return Reduction("projection", "full", n_outputs, shape[1], outputs)
-        got = repr(outputs) if shape is None else f"an array of shape {shape} and dtype {outputs.dtype}"
+        got = repr(outputs) if dtype is None else f"an array of shape {shape} and dtype {dtype}"
         names = ", ".join(map(repr, NAMES))
         raise errors.InvalidInputError(
             errors.message(

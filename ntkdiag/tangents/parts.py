@@ -195,7 +195,7 @@ def _clusters(sites: list[Site]) -> list[list[Site]] | None:
 
 
 def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Whether one table [v ...] is looked up by rows and multiplied by with its rows as outputs, all of it each time."""
+    """Whether one table [v ...] is looked up by rows and multiplied by with its rows as outputs, always all of it."""
     signatures = {kind: {_signature(s) for s in sites if _kind(s) == kind} for kind in ("rows", "outer")}
     if any(len(own) != 1 for own in signatures.values()):
         return False

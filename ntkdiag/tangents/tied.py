@@ -1,6 +1,7 @@
 """A table that is looked up and multiplied by: an embedding tied to the output layer."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ class Tied:
         """The factor of some of the examples."""
         return Tied(self.rows.take(rows), self.outer.take(rows))
 
-    def gram(self, other: "Tied", reduction: str, dot: Precision = HIGHEST) -> jax.Array:
+    def gram(self, other: Any, reduction: str, dot: Precision = HIGHEST) -> jax.Array:
         """Products of like with like, and the two cross terms."""
         like = self.rows.gram(other.rows, reduction, dot) + self.outer.gram(other.outer, reduction, dot)
         across = _cross(other.rows, self.outer, reduction, dot).transpose(_MIRROR[reduction])
