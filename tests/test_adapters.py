@@ -1,8 +1,6 @@
 """What every adapter owes: the function, the parameters and the way back, whatever the library."""
 
 import json
-import pathlib
-import re
 import subprocess
 import sys
 import warnings
@@ -319,14 +317,3 @@ def test_donating_the_state_does_not_pull_the_statistics_away():
     assert variables["batch_stats"]["BatchNorm_0"]["mean"].is_deleted()
     for fn, p, y in zip(made, params, values, strict=True):
         np.testing.assert_array_equal(fn(p, X), y)
-
-
-def test_the_examples_of_the_manual_run():
-    text = (pathlib.Path(__file__).parent.parent / "docs" / "adapters.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 8
-    scope = {"__name__": "manual"}
-    for block in blocks:
-        exec(block, scope)
-    assert scope["noisy"].library == "nnx"
-    assert scope["joint"].mode == "train"

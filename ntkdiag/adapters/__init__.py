@@ -7,6 +7,7 @@ from ntkdiag.adapters.outputs import activations as activations
 from ntkdiag.adapters.outputs import example_loss as example_loss
 from ntkdiag.adapters.outputs import label_logit as label_logit
 from ntkdiag.adapters.outputs import last_token as last_token
+from ntkdiag.adapters.registry import register as register
 from ntkdiag.adapters.structure import differences as differences
 from ntkdiag.adapters.structure import leaves_by_path as leaves_by_path
 from ntkdiag.adapters.structure import path_string as path_string

@@ -1,4 +1,4 @@
-"""Adapters of other distributions, found by entry point.
+"""Adapters of other libraries: registered in this process, or found by the entry point of a distribution.
 
 A distribution declares, in its `pyproject.toml`,
 
@@ -16,7 +16,32 @@ from typing import Any
 from ntkdiag import errors
 
 GROUP = "ntkdiag.adapters"
+_REGISTERED: dict[str, Callable[..., Any]] = {}
 _PACKAGES = {"keras": "ntkdiag-keras", "tensorflow": "ntkdiag-tensorflow", "torch": "ntkdiag-torch"}
+
+
+def register(package: str, adapter: Callable[..., Any]) -> None:
+    """Let `functionalize` use an adapter for the models of a package, in this process.
+
+    A distribution declares an entry point instead, which needs no import.
+
+    Args:
+        package: Root package of the classes of the models, such as ``"keras"``.
+        adapter: A function with the arguments of `ntkdiag.functionalize` that it knows, which returns a `Functional`.
+
+    Raises:
+        InvalidInputError: If the package is not a name, or the adapter cannot be called.
+    """
+    if not package.isidentifier() or not callable(adapter):
+        raise errors.InvalidInputError(
+            errors.message(
+                "register(package, adapter)",
+                expected="the name of a root package, without dots, and a function",
+                got=f"{package!r} and {type(adapter).__name__}",
+                do='Pass register("keras", functionalize_keras), say.',
+            )
+        )
+    _REGISTERED[package] = adapter
 
 
 def registered(model: Any) -> Callable[..., Any] | None:
@@ -34,6 +59,8 @@ def registered(model: Any) -> Callable[..., Any] | None:
     """
     roots = list(dict.fromkeys(cls.__module__.partition(".")[0] for cls in type(model).__mro__))
     for root in roots:
+        if root in _REGISTERED:
+            return _REGISTERED[root]
         for entry in importlib.metadata.entry_points(group=GROUP, name=root):
             return _load(entry)
     for root in roots:

@@ -55,13 +55,11 @@ def inputs(f: Callable[..., Any], params: Any, x: Any) -> Finding:
     y, named = f(params, x), leaves_by_path(x)
     reached, lost, untested = [], [], []
     for path, leaf in named.items():
-        changed = _changed(leaf)
-        if changed is None:
-            untested.append(path)
-            continue
-        leaves = [changed if other == path else value for other, value in named.items()]
-        found = _difference(f(params, jax.tree.unflatten(jax.tree.structure(x), leaves)), y)
-        (reached if found else lost).append(path)
+        moves = []
+        for changed in _changed(leaf):
+            leaves = [changed if other == path else value for other, value in named.items()]
+            moves.append(_difference(f(params, jax.tree.unflatten(jax.tree.structure(x), leaves)), y) > 0)
+        (reached if any(moves) else lost if moves else untested).append(path)
     names = lambda paths: listed([f'"{path}"' if path else "x" for path in paths])
     if not reached and lost:
         return Finding("inputs", "wrong", "the outputs do not depend on x: they are the same for other inputs")
@@ -72,14 +70,13 @@ def inputs(f: Callable[..., Any], params: Any, x: Any) -> Finding:
     return Finding("inputs", "ok", f"{names(reached)} reaches the outputs" if len(reached) == 1 else "all reach them")
 
 
-def _changed(leaf: Any) -> Any:
-    """Other valid values: those of the next example; where all are alike, shifted or inverted ones."""
+def _changed(leaf: Any) -> list[Any]:
+    """Other valid values: those of the next example, shifted ones where they are floating, inverted ones."""
     rolled = jnp.roll(leaf, 1, axis=0)
-    if not np.array_equal(rolled, leaf):
-        return rolled
+    others = [] if np.array_equal(rolled, leaf) else [rolled]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf + jnp.linspace(0.5, 1.0, leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
-    return ~leaf if leaf.dtype == bool else None
+        others.append(leaf + jnp.linspace(0.5, 1.0, leaf.size, dtype=leaf.dtype).reshape(leaf.shape))
+    return [*others, ~leaf] if leaf.dtype == bool else others
 
 
 def _with_another_first(leaf: Any) -> Any:
