@@ -383,6 +383,7 @@ CASES = table(
 )  # fmt: skip
 CASES["transformer"] = lambda: transformer(False)
 CASES["transformer-checkpointed"] = lambda: transformer(True)
+FIRST = tuple(CASES)  # one of every kind
 for more in (cases_products, cases_lookups, cases_views, cases_flow):
     assert not CASES.keys() & more.CASES.keys()
     CASES |= more.CASES

@@ -47,10 +47,10 @@ def run(examples):
 
 
 def test_random_networks():
-    run(25)
+    run(15)
 
 
 @pytest.mark.slow
 def test_many_random_networks():
-    run(150)
+    run(60)
     jax.clear_caches()

@@ -48,7 +48,8 @@ def ntk(
         params: Pytree of real floating arrays.
         x1: Row examples: an array or pytree of arrays with the example axis first.
         x2: Column examples; None stands for x1.
-        f2: Another function of the same parameters for the columns: K = J_f J_f2^T, such as between two loss terms.
+        f2: Another function of the same parameters for the columns: K = J_f J_f2^T, such as between two loss terms. Its
+            number of outputs may differ for "full" and "sum-of-logits".
         outputs: "mean" (default), "trace", "full", "diagonal", "sum-of-logits", a projection of shape [C k], or
             `RandomProjections(k)` for an unbiased estimate of the trace; see `Convention`.
         per_leaf: True for the kernel of every leaf as well (`Kernel.leaves`, layers of a scanned stack one by one), or
