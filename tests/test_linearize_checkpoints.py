@@ -12,6 +12,7 @@ from flax import linen as nn
 from flax import nnx
 from orbax.checkpoint import v1 as orbax
 
+from benchmarks import linearized
 from ntkdiag import functionalize, load_params
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.linearize import last_layer, linearize, linearized_model, taylor_expand
@@ -175,6 +176,13 @@ def test_one_jvp_and_the_cost_of_a_step():
     assert 1.3 < ratio < 2.5, ratio
     jaxpr = str(jax.make_jaxpr(linearize(f, params))(params, x))
     assert jaxpr.count("dot_general") == 3 + 2 * 3 - 1  # each layer once, its tangent twice, the first without dx W
+
+
+def test_the_benchmark_of_a_step_runs(capsys):
+    found = linearized.main(["--tiny", "--rounds", "2"])
+    assert found.keys() == {"MLP", "ConvNet"}
+    assert all(0 < ratio < 100 for ratios in found.values() for ratio in ratios.values())
+    assert "quadratic" in capsys.readouterr().out
 
 
 def test_messages():
