@@ -42,7 +42,7 @@ def test_nan_parameters():
 
 
 def test_empty_batch():
-    refuse(r"at least one; got x1the only leaf: \(0, 5\)", F, PARAMS, X[:0])
+    refuse(r"at least one; got x1: \(0, 5\)", F, PARAMS, X[:0])
 
 
 def test_empty_columns():

@@ -112,13 +112,15 @@ def batch_size(x: Any, call: str, name: str) -> int:
     sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for _, leaf in leaves}
     if len(sizes) == 1 and (size := sizes.pop()):
         return int(size)
-    shapes = ", ".join(f"{name}{_name(path)}: {np.shape(leaf)}" for path, leaf in leaves[:5]) or "no arrays"
+    what = lambda leaf: np.shape(leaf) if hasattr(leaf, "shape") else f"a {type(leaf).__name__}"
+    shapes = ", ".join(f"{name}{jax.tree_util.keystr(path)}: {what(leaf)}" for path, leaf in leaves[:5]) or "no arrays"
     raise errors.InvalidInputError(
         errors.message(
             call,
             expected=f"{name} as arrays whose first axis is the examples, the same for all, at least one",
             got=shapes,
-            do="Add an example axis in front, or drop the empty batch.",
+            do="Add an example axis in front, or drop the empty batch. A dataclass of arrays has to be registered with "
+            "jax.tree_util.register_dataclass.",
         )
     )
 

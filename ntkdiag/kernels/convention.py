@@ -21,7 +21,7 @@ class Convention:
         outputs: The reduction over outputs.
         n_outputs: C, outputs of one example.
         examples: "independent", or "joint" when a batch was differentiated as a whole.
-        mode: The mode of the model ("eval", "train", "unspecified").
+        mode: The mode of the model ("eval", "dropout", "train", "train, fixed statistics", "unspecified").
         precision: Rounding policy of the Gram products.
         unit_roundoff: Of that policy or of the model's dtype, whichever is coarser; None where it is not known.
         preconditioner: "none", "scalar", "per leaf" or "elementwise": K is then J P^-1 J^T.
