@@ -356,6 +356,23 @@ def test_equinox_dropout_without_a_key():
     assert note in caught.value.__notes__
 
 
+@pytest.mark.parametrize("unpack", [False, True])
+def test_a_model_of_two_inputs(unpack):
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask):
+            return nn.Dense(2)(x * mask)
+
+    fn = functionalize(Two(), Two().init(KEY, X, X), unpack=unpack)
+    if unpack:
+        assert fn(fn.params, (X, X)).shape == (3, 2)
+        return
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'mask'") as caught:
+        fn(fn.params, X)
+    note = "ntkdiag: several inputs go into x, a tuple or a dictionary, with unpack=True."
+    assert note in caught.value.__notes__
+
+
 def test_errors_of_tracing_keep_their_type():
     class Branches(eqx.Module):
         weight: jax.Array

@@ -26,6 +26,17 @@ def test_the_state_of_an_nnx_model_is_not_its_parameters():
     assert len(jax.tree.leaves(floating)) == len(jax.tree.leaves(fn.params)) + 2
 
 
+def test_a_model_that_is_merged_as_it_was_built_is_in_train_mode():
+    model = NNXNet()
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    naive = jax.tree.leaves(jax.jacrev(lambda p: nnx.merge(graph, p, rest, copy=True)(X))(params))
+    fn, training = functionalize(model), functionalize(model, mode="train")
+    evaluated, trained = (jax.tree.leaves(jax.jacrev(f.apply)(f.params, X)) for f in (fn, training))
+    assert not any(np.allclose(a, b, rtol=1e-2) for a, b in zip(naive, evaluated, strict=True))
+    for a, b in zip(naive, trained, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_merging_without_a_copy_writes_to_the_users_model():
     model = NNXNet()
     graph, params, rest = nnx.split(model, nnx.Param, ...)

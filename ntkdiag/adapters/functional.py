@@ -32,7 +32,13 @@ class Apply:
 
     def __call__(self, params: Any, x: Any, **kwargs: Any) -> Any:
         """Evaluate the model at `params` on the batch `x`."""
-        return opened(select(self.output, self.function(params, x, **kwargs), x))
+        try:
+            y = self.function(params, x, **kwargs)
+        except TypeError as error:
+            if "required positional argument" in str(error):
+                error.add_note("ntkdiag: several inputs go into x, a tuple or a dictionary, with unpack=True.")
+            raise
+        return opened(select(self.output, y, x))
 
     def __repr__(self) -> str:
         return f"<{self.library} model as f(params, x), mode={self.mode}>"

@@ -154,8 +154,9 @@ def _keys(rngs: Any) -> Any:
 def _written(request: Request, rest: Mapping[str, Any]) -> list[str]:
     """Name the collections that the module may write to."""
     mutable: Any = request.options.get("mutable")
-    everything = mutable is True or (request.mode.trains and mutable is None)
-    written: list[str] = list(rest) if everything else [mutable] if isinstance(mutable, str) else list(mutable or ())
+    written = [mutable] if isinstance(mutable, str) else list(rest)
+    if mutable is not True and not isinstance(mutable, str) and not (mutable is None and request.mode.trains):
+        written = [str(name) for name in mutable or ()]
     return [*written, "intermediates"] if isinstance(request.output, Activations) else written
 
 
