@@ -17,6 +17,7 @@ from compat_oracle import normal
 from ntkdiag import compat, errors
 from ntkdiag.compat import predict
 
+pytestmark = pytest.mark.usefixtures("light_compilation")
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "neural-tangents.md"
 WAYS = list(compat.NtkImplementation)
 

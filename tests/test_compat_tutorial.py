@@ -13,6 +13,7 @@ from compat_oracle import normal
 
 from ntkdiag import compat
 
+pytestmark = pytest.mark.usefixtures("light_compilation")
 AXES = {"full": ((), ()), "trace": ((-1,), ()), "diagonal": ((), (-1,))}
 INDICES = {"full": "namb->nmab", "trace": "nama->nm", "diagonal": "nama->nma"}
 

@@ -73,7 +73,7 @@ def gradient_descent_mse(
     def predict_fn(t: Any = None, fx_train_0: Any = 0.0, fx_test_0: Any = None, k_test_train: Any = None) -> Any:
         if fx_train_0 is None and fx_test_0 is None:
             refuse(_CALL + "(t)", expected="`fx_train_0` or `fx_test_0`", got="None twice", do="Pass what to predict.")
-        times = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
+        times: Any = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
         require_at_least_zero(times, _CALL + "(t)", "t")
         cross, test, shape = read_test(layout, fx_test_0, k_test_train)
         start = layout.columns(0.0 if fx_train_0 is None else array(fx_train_0), "fx_train_0")
