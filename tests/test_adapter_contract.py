@@ -3,6 +3,8 @@
 import functools
 from typing import NamedTuple
 
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import models_contract as models
@@ -141,3 +143,63 @@ def test_plain_functions_and_transformed_ones(x64):
     only = ntkdiag.ntk(*part, x, outputs="full").array
     leaves = ntkdiag.ntk(f, params, x, outputs="full", per_leaf=True).leaves
     assert_close(only, np.asarray(leaves["w2"].array) + np.asarray(leaves["b2"].array))
+
+
+class ScannedLinen(nn.Module):
+    """Two normalised layers as one `nn.scan` of a checkpointed block."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x, train):
+                return jnp.tanh(nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))), None
+
+        axes = {"variable_axes": {"params": 0, "batch_stats": 0}, "split_rngs": {"params": True}}
+        return nn.scan(nn.remat(Layer, static_argnums=2), in_axes=nn.broadcast, length=2, **axes)()(x, train)[0]
+
+
+class LayerNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.dense, self.norm = nnx.Linear(3, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.tanh(self.norm(self.dense(x)))
+
+
+class ScannedNNX(nnx.Module):
+    def __init__(self):
+        self.layers = nnx.split_rngs(splits=2)(nnx.vmap(LayerNNX))(nnx.Rngs(0))
+
+    def __call__(self, x):
+        return nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+
+
+class TwiceEquinox(eqx.Module):
+    denses: list
+    norms: list
+
+    def __init__(self, mode):
+        self.denses = [eqx.nn.Linear(3, 3, key=KEY) for _ in range(2)]
+        self.norms = [eqx.nn.BatchNorm(3, "batch", mode=mode) for _ in range(2)]
+
+    def __call__(self, x, state):
+        for dense, norm in zip(self.denses, self.norms, strict=True):
+            x, state = norm(dense(x), state)
+        return x, state
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx", "batch", "ema"])
+def test_fixed_statistics_are_those_of_a_training_step_in_every_layer(library):
+    x = inputs(jnp.float32)
+    if library == "linen":
+        model, options = (ScannedLinen(), ScannedLinen().init(KEY, x)), {}
+    elif library == "nnx":
+        model, options = (ScannedNNX(),), {}
+    else:
+        module, state = eqx.nn.make_with_state(TwiceEquinox)(library)
+        model, options = (module,), {"state": state}
+    fixed = functionalize(*model, mode="train", statistics=x, **options)
+    training = functionalize(*model, mode="train", **options)
+    np.testing.assert_allclose(fixed(fixed.params, x), training(fixed.params, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fixed(fixed.params, x[:1]), fixed(fixed.params, x)[:1], rtol=1e-5, atol=1e-6)
