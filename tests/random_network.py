@@ -131,10 +131,10 @@ def norm(net):
 
 
 def attention(net):
-    w = net.weight((net.d, 3 * net.d))
+    d, w = net.d, net.weight((net.d, 3 * net.d))
 
     def layer(p, h, x):
-        q, k, v = jnp.split(w(p), 3, axis=1) if net.d % 2 else (w(p)[:, i * net.d : (i + 1) * net.d] for i in range(3))
+        q, k, v = jnp.split(w(p), 3, axis=1) if d % 2 else (w(p)[:, i * d : (i + 1) * d] for i in range(3))
         return jax.nn.softmax(jnp.einsum("ntd,nsd->nts", h @ q, h @ k)) @ (h @ v)
 
     return layer
