@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ntkdiag
 from ntkdiag import compat, errors
 from ntkdiag.compat import predict
 from ntkdiag.compat.implementation import _warn_about_switches
@@ -427,6 +428,11 @@ PREDICT = {
         lambda: flow(1.0, predict.ODEState(Y, None, Y)),
         ANY + "(t, fx_train_or_state_0, fx_test_0): expected a state without velocities; got velocities. "
         "Pass `momentum`, or leave them out.",
+    ),
+    "another reduction": (
+        lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X, outputs="trace"), 6),
+        'predict: expected a kernel with outputs="full" or "mean"; got outputs="trace" of 2 outputs. '
+        '"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
     ),
     "size of targets": (
         lambda: predict.max_learning_rate(K),

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ntkdiag
+from ntkdiag import compat
 from ntkdiag.compat import predict
 from ntkdiag.linearize.predict import closed_form
 
@@ -83,6 +85,18 @@ def test_regularised_training_outputs_by_the_training_kernel(x64):
     matrix = blocks(True)[0]
     wanted = matrix @ np.linalg.solve(matrix + 0.5 * np.eye(12), Y.reshape(-1))
     np.testing.assert_allclose(found, wanted.reshape(Y.shape), atol=1e-10)
+
+
+@pytest.mark.parametrize(("outputs", "trace_axes"), [("full", ()), ("mean", (-1,))])
+def test_kernels_of_the_engine_are_laid_out_anew(outputs, trace_axes, x64):
+    f = lambda w, x: jnp.tanh(x @ w) @ w.T
+    w, x, y = RNG.normal(size=(3, 2)), RNG.normal(size=(3, 3)), RNG.normal(size=(3, 3))  # as many examples as outputs
+    kernel = ntkdiag.ntk(f, w, x, outputs=outputs)
+    other = compat.empirical_ntk_fn(f, trace_axes)(x, None, w)
+    found, wanted = (predict.gradient_descent_mse(k, y, trace_axes=trace_axes)(2.0) for k in (kernel, other))
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
+    rates = [predict.max_learning_rate(k, 9) for k in (kernel, other)]
+    np.testing.assert_allclose(*rates, rtol=1e-10)
 
 
 def test_float64_kernels_keep_their_digits():

@@ -111,9 +111,28 @@ class Layout:
 
 
 def array(value: Any) -> Any:
-    """A kernel or outputs as a numpy or JAX array, in the dtype it has."""
-    value = value.array if isinstance(value, Kernel) else value
+    """Outputs, or a kernel in neural-tangents' layout, as a numpy or JAX array in the dtype it has.
+
+    Args:
+        value: Numbers, an array, or a `Kernel`, whose full form is laid out otherwise.
+
+    Raises:
+        InvalidInputError: A `Kernel` is neither full nor on the scale of one output.
+    """
+    value = _of_kernel(value) if isinstance(value, Kernel) else value
     return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+
+
+def _of_kernel(kernel: Kernel) -> Any:
+    convention = kernel.convention
+    if convention.outputs not in ("full", "mean") and convention.n_outputs > 1:
+        refuse(
+            "predict",
+            expected='a kernel with outputs="full" or "mean"',
+            got=f'outputs="{convention.outputs}" of {convention.n_outputs} outputs',
+            do='"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
+        )
+    return kernel.array.transpose(0, 2, 1, 3) if kernel.array.ndim == 4 else kernel.array  # [n o m p] -> [n m o p]
 
 
 def _unzip(kernel: Any) -> Any:
