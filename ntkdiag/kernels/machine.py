@@ -20,6 +20,11 @@ class Machine:
     piece: int
     workers: int
 
+    @property
+    def in_flight(self) -> int:
+        """Computations under way: one waits, so that no worker does."""
+        return self.workers + 1
+
     @staticmethod
     def here() -> "Machine":
         """That of the default device.

@@ -15,6 +15,9 @@ from ntkdiag.kernels.reduction import Reduction
 from ntkdiag.kernels.tiles import Blocks, Sizes, readable
 from ntkdiag.kernels.ways import Way, streamed
 
+# Arrays as large as a piece that are alive while it is contracted: itself, and its cotangents in two layouts.
+_PIECE_COPIES = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
@@ -144,14 +147,17 @@ def _make(
     network = program.trace(ways, basis).cost
     forming = sum(2 * way.form for way in ways if way.name == "dense")
     machine = Machine.here()
+    late = [(n + m) * k * way.part.size * itemsize for way in ways if way.name == "streamed"]
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
         pair=pair,
         output=pair * n * (m or n),
         step=max(1, machine.step // max(1, network.peak)),
-        workers=machine.workers,
-        pieces=2 * machine.workers * machine.piece if any(way.name == "streamed" for way in ways) else 0,
+        in_flight=machine.in_flight,
+        joined=sum(way.operand if way.name == "streamed" else way.size for way in ways) * itemsize,
+        pieces=_PIECE_COPIES * machine.workers * min(machine.piece, max(late, default=0)),
+        strips=reduction.contraction == "full",
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)
     pairs = n * m if m else n * (n + 1) // 2

@@ -227,7 +227,10 @@ class Task:
         kwargs = keywords.arrays(self.kwargs if side.kwargs is None else side.kwargs)
         basis = self._basis(side)
         outcomes = []
+        in_flight = Machine.here().in_flight
         for first in range(start, start + size, step):
+            if len(outcomes) >= in_flight:
+                jax.block_until_ready(outcomes[-in_flight])
             block = _examples(side.x, first, step, side.n)
             outcomes.append(run(self.params, basis, kwargs, block))
         if self.check and not side.program.verified and min(size, side.n) > 1:

@@ -21,8 +21,10 @@ class Sizes:
         pair: One pair of examples in a tile.
         output: The whole kernel.
         step: Examples the device differentiates best at a time; 0 for as many as there are.
-        workers: Steps that run side by side.
+        in_flight: Steps that are under way at the same time.
+        joined: Of the factors of one example, what is copied to join several steps.
         pieces: Of Jacobians that are formed while they are contracted.
+        strips: Whether triangles are cut into strips.
     """
 
     factors: int
@@ -30,18 +32,21 @@ class Sizes:
     pair: int
     output: int
     step: int = 0
-    workers: int = 1
+    in_flight: int = 1
+    joined: int = 0
     pieces: int = 0
+    strips: bool = False
 
-    def differentiating(self, n: int) -> int:
-        """Bytes of n examples and of those among them that are being differentiated."""
+    def passing(self, n: int) -> int:
+        """Bytes of the network passes of n examples, beyond their factors."""
         step = min(self.step or n, n)
-        busy = min(math.ceil(n / step), self.workers) * step
-        return n * self.factors + busy * max(0, self.working - self.factors)
+        busy = min(math.ceil(n / step), self.in_flight) * step
+        return busy * max(0, self.working - self.factors)
 
     def contracting(self, n: int) -> int:
-        """Bytes of the factors of n examples, which are joined if they come from several steps."""
-        return n * self.factors * (1 if n <= (self.step or n) else 2) + self.pieces
+        """Bytes of contracting the factors of n examples, beyond them: steps are joined, triangles cut in strips."""
+        steps = n > (self.step or n)
+        return n * self.joined * (steps + self.strips) + self.pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +103,14 @@ class Blocks:
         Raises:
             MemoryBudgetError: Not even one example at a time fits; the message says what would.
         """
-        passing = sizes.differentiating(n) if not m else n * sizes.factors + sizes.differentiating(m)
-        at_once = max(passing, sizes.contracting(n + m) + _TILE_COPIES * sizes.output)
+        # Memory that one phase has given back is not always there for the next: phases count as a sum.
+        at_once = (n + m) * sizes.factors + sizes.passing(max(n, m)) + sizes.contracting(n + m) + 2 * sizes.output
         if at_once <= budget:
             return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once, _even(max(n, m), sizes.step or max(n, m)))
         block = lambda b: (
             sizes.output
-            + max(b * sizes.factors + sizes.differentiating(b), 3 * b * sizes.factors)
+            + b * sizes.factors
+            + max(sizes.passing(b) + b * sizes.factors, sizes.contracting(2 * b))
             + _TILE_COPIES * b * b * sizes.pair
         )
         if block(1) > budget:

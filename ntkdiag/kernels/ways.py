@@ -19,6 +19,7 @@ class Way:
         gram: Multiply-adds per pair of examples.
         size: Numbers kept per example.
         unformed: Numbers in the two factors of one example, where the Jacobian can be formed later; else 0.
+        operand: How many of them are those of the first factor.
     """
 
     part: Part
@@ -27,6 +28,7 @@ class Way:
     gram: int
     size: int
     unformed: int = 0
+    operand: int = 0
 
     @property
     def key(self) -> tuple:
@@ -65,11 +67,11 @@ def _ways(part: Part, k: int, pairs: int) -> list[Way]:
     (b, _, i, d), t = sizes[0], sum(size[1] for size in sizes)
     if part.kind == "rows":
         unformed = t * (1 + k * d)
-        dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size, unformed)
+        dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size, unformed, t)
         direct = t * t * k * d + (pairs * t * d if pairs > k else 0)
         return [dense, Way(part, "rows", 0, direct, unformed)]
     unformed = b * t * (i + k * d)
-    dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size, unformed)
+    dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size, unformed, b * t * i)
     outer = b * t * t * (i + pairs * d + pairs)
     # With several positions the Grams are [t s] blocks: small products that run far below the rate of a large one.
     return [dense, Way(part, "outer", 0, outer if t == 1 else 4 * outer, unformed)]
