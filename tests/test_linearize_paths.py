@@ -1,6 +1,7 @@
 """Predictions along paths, over initialisations, with operators, and with every penalty and momentum."""
 
 import re
+import warnings
 
 import diffrax
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from predict_problem import (
     F0,
+    F0_TEST,
     K_TEST,
     LARGEST,
     ORIGIN,
@@ -29,6 +31,8 @@ from predict_problem import (
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernels import Convention, Kernel
 from ntkdiag.linearize import NTKOperator, predict
+from ntkdiag.linearize.matrix_free import CG, least_squares
+from ntkdiag.linearize.predict import on_operators
 
 Y_TEST = np.random.default_rng(5).normal(size=(M, C))
 
@@ -175,6 +179,29 @@ class TestOperators:
         options |= {"origin": origin, "kernel_test": self.test}
         self.check(predict.gradient_descent(self.operator, self.y, steps, 0.05, **options), expected)
 
+    def test_infinity_with_labels_out_of_reach(self):
+        x = np.concatenate([self.float32(X)] * 2)  # every example twice, with two labels: no model fits both
+        params, y = self.float32(PARAMS), np.concatenate([self.y, -self.y])
+        operator, test = NTKOperator(net, params, x), NTKOperator(net, params, self.float32(X_TEST), x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = predict.gradient_flow(operator, y, kernel_test=test)
+        np.testing.assert_allclose(found.train, 0.0, atol=1e-2)
+        both = np.concatenate([F0, F0])
+        kernel = np.tile(K.array, (2, 1, 2, 1)), np.tile(K_TEST.array, (1, 1, 2, 1))
+        expected = predict.gradient_flow(
+            kernel[0].astype("f"), y, kernel_test=kernel[1], outputs=both, outputs_test=F0_TEST
+        )
+        np.testing.assert_allclose(found.test, expected.test, atol=0.05)
+
+    def test_stopping_early_is_said(self, monkeypatch):
+        monkeypatch.setattr(
+            on_operators, "least_squares", lambda *a, **k: least_squares(*a, method=CG(max_steps=2), **k)
+        )
+        message = "gradient_flow(kernel, y, time): at infinity the solver stopped at a residual of"
+        with pytest.warns(RuntimeWarning, match=re.escape(message)):
+            predict.gradient_flow(self.operator, self.y, ridge=1e-3)
+
     def test_any_loss(self):
         expected = predict.iterate_descent(K, cross_entropy, [5, 60], 0.3, **OUTPUTS)
         found = predict.iterate_descent(self.operator, cross_entropy, [5, 60], 0.3, kernel_test=self.test)
@@ -202,7 +229,7 @@ class TestOperators:
             ),
             (
                 lambda self: predict.iterate_descent(K, squared, 3, 0.1, outputs=F0, kernel_test=self.test),
-                "expected `kernel_test` as an array, like the kernel; got an NTKOperator. Pass `ntk(f, params, x_test, x)`, or",
+                "expected `kernel_test` as an array, like the kernel; got an NTKOperator. Pass `ntk(f, params, x_test,",
             ),
         ],
     )

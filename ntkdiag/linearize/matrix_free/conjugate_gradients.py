@@ -32,6 +32,7 @@ class _State(NamedTuple):
     size: jax.Array  # r^T r
     step: jax.Array
     best: jax.Array  # smallest true residual so far
+    kept: Any  # x there
     waited: jax.Array  # how often it has not fallen since
 
 
@@ -83,7 +84,7 @@ def conjugate_gradients(
     goal = tolerance**2 * inner(b, b)
     z = precondition(b)
     zero = jax.tree.map(jnp.zeros_like, b)
-    start = _State(zero, b, z, inner(b, z), inner(b, b), jnp.asarray(0), inner(b, b), jnp.asarray(0))
+    start = _State(zero, b, z, inner(b, z), inner(b, b), jnp.asarray(0), inner(b, b), zero, jnp.asarray(0))
 
     def unfinished(s: _State) -> jax.Array:
         return (s.size > goal) & (s.step < max_steps) & (s.gamma > 0) & (s.waited < _PATIENCE)
@@ -99,16 +100,20 @@ def conjugate_gradients(
         r = jax.lax.cond(renewed, fresh, lambda: cheap)
         size = inner(r, r)
         waited = jnp.where(renewed, jnp.where(size < 0.8 * s.best, 0, s.waited + 1), s.waited)
-        best = jnp.where(renewed, jnp.minimum(size, s.best), s.best)
+        better = renewed & (size < s.best)
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), x, s.kept)
+        best = jnp.where(better, size, s.best)
         z = precondition(r)
         gamma = jnp.where(curvature > 0, inner(r, z), 0.0)
-        return _State(x, r, _axpy(gamma / s.gamma, s.p, z), gamma, size, s.step + 1, best, waited)
+        return _State(x, r, _axpy(gamma / s.gamma, s.p, z), gamma, size, s.step + 1, best, kept, waited)
 
     end = jax.lax.while_loop(unfinished, iterate, start)
     left = jax.tree.map(jnp.subtract, b, product(end.x))
-    scale = inner(b, b)
-    residual = jnp.sqrt(jnp.maximum(inner(left, left), 0.0) / jnp.where(scale > 0, scale, 1.0))
-    return Found(end.x, end.step, residual)
+    size, scale = inner(left, left), inner(b, b)
+    # Where b is out of reach the iteration grows without bound: what counts is the best point it passed.
+    x = jax.tree.map(lambda last, best: jnp.where(size <= end.best, last, best), end.x, end.kept)
+    smallest = jnp.maximum(jnp.minimum(size, end.best), 0.0)
+    return Found(x, end.step, jnp.sqrt(smallest / jnp.where(scale > 0, scale, 1.0)))
 
 
 def _axpy(factor: jax.Array, a: Any, b: Any) -> Any:

@@ -8,7 +8,7 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero
-from ntkdiag.kernels.operands.operand import refuse
+from ntkdiag.kernels.operands.operand import is_concrete, refuse
 from ntkdiag.linearize.matrix_free import microbatches
 from ntkdiag.linearize.matrix_free.conjugate_gradients import Found, conjugate_gradients, dot
 from ntkdiag.linearize.matrix_free.methods import CG, LSMR
@@ -41,7 +41,8 @@ def least_squares(
         y: `[n ...]` targets, shaped like the outputs.
         ridge: In units of the kernel's eigenvalues, as in `predict.gradient_flow`.
         outputs: f_0; None computes f(params, x). Zeros are kernel ridge regression on y itself.
-        method: `CG()` in function space unless given.
+        method: None is `CG()` in function space, and `LSMR()` without ridge: there K may be singular and y out of
+            its range, where only parameter space has a solution.
 
     Returns:
         The solution, with iterations and residual.
@@ -49,7 +50,8 @@ def least_squares(
     Raises:
         InvalidInputError: When the operator is a cross kernel, y or outputs do not fit, or the ridge is negative.
     """
-    method = CG() if method is None else method
+    if method is None:
+        method = LSMR() if is_concrete(ridge) and float(ridge) == 0.0 else CG()
     require_at_least_zero(ridge, _CALL, "ridge")
     require_square(operator, _CALL)
     start = operator.outputs() if outputs is None else require_outputs(operator, outputs, "outputs", _CALL)

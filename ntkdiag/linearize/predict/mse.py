@@ -48,7 +48,7 @@ def gradient_flow(
     Args:
         kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for the full one, an
             approximation), or a matrix. An `NTKOperator` is not decomposed: its times are reached step by step (by
-            `integrate_flow` and `iterate_descent`), infinity by conjugate gradients.
+            `integrate_flow` and `iterate_descent`), infinity by `least_squares`; a warning says if that stops early.
         y: `[n]` or `[n o]` targets.
         time: t = learning rate x steps, a number or `[T]` in any order, infinity allowed. Steps of gradient
             descent are this only far below the critical learning rate; otherwise use `gradient_descent`.

@@ -1,5 +1,6 @@
 """Squared error with an `NTKOperator` in place of a kernel: the same answers, reached step by step."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,6 @@ import numpy as np
 from jax.core import Tracer
 
 from ntkdiag.kernels.operands.number import Number, require_positive
-from ntkdiag.kernels.operands.operand import refuse
 from ntkdiag.linearize.matrix_free.least_squares import least_squares, require_outputs, require_square
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.predict.descent import iterate_descent
@@ -118,13 +118,16 @@ def _endless(kernel: NTKOperator, given: Given, y: jax.Array, call: str) -> Pred
         given = given._replace(origin=None)  # nothing pulls
     model = read_model(call, kernel, given.outputs, given.kernel_test, given.outputs_test, given.origin)
     kept = jnp.asarray(1.0 if given.origin is None else 0.0, model.start.dtype)
-    start = model.train(jnp.zeros_like(model.start), kept)
+    start = model.start if model.pull is None else model.start + (kept - 1.0) * model.pull
     solution = least_squares(kernel, y, ridge=given.ridge, outputs=start)
-    if not isinstance(solution.converged, Tracer) and not bool(solution.converged) and given.ridge:
-        refuse(
-            call,
-            expected="conjugate gradients to converge at t = infinity",
-            got=repr(solution),
-            do="Use matrix_free.least_squares with a preconditioner or more steps, or a larger ridge.",
+    if not isinstance(solution.converged, Tracer) and not bool(solution.converged):
+        warnings.warn(
+            f"{call}: at infinity the solver stopped at a residual of {float(solution.residual):.2g} after "
+            f"{int(solution.iterations)} iterations. Take a ridge, or matrix_free.least_squares with a preconditioner.",
+            RuntimeWarning,
+            stacklevel=5,
         )
-    return Prediction(model.train(solution.weights, kept), model.test(solution.weights, kept))
+    if model.cross is None or model.start_test is None:
+        return Prediction(solution.outputs)
+    begun = model.start_test if model.pull_test is None else model.start_test + (kept - 1.0) * model.pull_test
+    return Prediction(solution.outputs, begun + model.cross.tangent(solution.step))
