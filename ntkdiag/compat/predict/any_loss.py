@@ -98,7 +98,8 @@ def _outputs(layout: Layout, part: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _check_loss(loss: Callable, y: Any) -> None:
-    shape = jax.ShapeDtypeStruct(y.shape, jnp.promote_types(y.dtype, jnp.float32))
+    dtype = jax.dtypes.canonicalize_dtype(jnp.promote_types(y.dtype, jnp.float32))
+    shape = jax.ShapeDtypeStruct(y.shape, dtype)
     found = jax.eval_shape(loss, shape, shape)
     if getattr(found, "shape", None) != ():
         refuse(_CALL, expected="a `loss(f, y)` that returns one number", got=f"{found}", do="Sum or average in it.")
