@@ -92,7 +92,7 @@ class Gram:
         """
         n, axis = shape[0], 2 if self.contraction == "full" else 1
         edges = [0, n] if columns is not None else self._edges(shape)
-        dtype = jnp.float64 if self.dot.name == "float64" else jnp.promote_types(rows[0].cotangents[0].dtype, "float32")
+        dtype = jnp.float64 if self.dot.name == "float64" else jnp.promote_types(rows[0].arrays[0].dtype, "float32")
         totals = []
         for start, stop in itertools.pairwise(edges):
             strip = list(shape)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -132,14 +133,22 @@ def make(
         MemoryBudgetError: Not even one example at a time fits.
     """
     if streams and (late := streamed(ways)) != ways:
-        plan = _make(program, late, basis, reduction, n, m, max(budget, 2**62), call)
+        plan = _make(program, late, basis, reduction, n, m, 2**62, call, {"streamed", "dense"})
         if plan.peak_bytes <= budget:
             return dataclasses.replace(plan, budget_bytes=budget)
-    return _make(program, ways, basis, reduction, n, m, budget, call)
+    return _make(program, ways, basis, reduction, n, m, budget, call, {"dense"} if streams else ())
 
 
 def _make(
-    program: Program, ways: tuple[Way, ...], basis: Any, reduction: Reduction, n: int, m: int, budget: int, call: str
+    program: Program,
+    ways: tuple[Way, ...],
+    basis: Any,
+    reduction: Reduction,
+    n: int,
+    m: int,
+    budget: int,
+    call: str,
+    in_pieces: Collection[str] = (),
 ) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
@@ -147,7 +156,11 @@ def _make(
     network = program.trace(ways, basis).cost
     forming = sum(2 * way.form for way in ways if way.name == "dense")
     machine = Machine.here()
-    late = [(n + m) * k * way.part.size * itemsize for way in ways if way.name == "streamed"]
+    cut = [(n + m) * k * way.part.size * itemsize for way in ways if way.name in in_pieces]
+    joined = sum(
+        machine.workers * way.operand if way.name == "streamed" else way.size * (way.name not in in_pieces)
+        for way in ways
+    )
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
@@ -155,8 +168,8 @@ def _make(
         output=pair * n * (m or n),
         step=max(1, machine.step // max(1, network.peak)),
         in_flight=machine.in_flight,
-        joined=sum(way.operand if way.name == "streamed" else way.size for way in ways) * itemsize,
-        pieces=_PIECE_COPIES * machine.workers * min(machine.piece, max(late, default=0)),
+        joined=joined * itemsize,
+        pieces=_PIECE_COPIES * machine.workers * min(machine.piece, max(cut, default=0)),
         strips=reduction.contraction == "full",
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)

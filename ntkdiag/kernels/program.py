@@ -20,6 +20,8 @@ from ntkdiag.tangents.tangents import Tangents, depends_on
 
 _CACHE: collections.OrderedDict[Any, "Program"] = collections.OrderedDict()
 _CACHE_SIZE = 64
+# Merged Jacobians have a multiple of so many columns: they can be cut into pieces of any size.
+_COLUMNS = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,7 +109,7 @@ class Program:
             def one(fixed, x):
                 factors, y = self.tangents.factors([way.part for way in ways], fixed[0], fixed[1], fixed[2], x)
                 formed = [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)]
-                return merge(formed) if merged else formed, y
+                return merge(formed, _COLUMNS) if merged else formed, y
 
             try:
                 closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)

@@ -38,7 +38,7 @@ class Cut:
         return index // across * self.directions[1], index % across * self.columns[1]
 
     @staticmethod
-    def of(sides: list[tuple[list[Outer | Rows], int]], contraction: str, largest: int) -> "Cut":
+    def of(sides: list[tuple[list[Dense | Outer | Rows], int]], contraction: str, largest: int) -> "Cut":
         """Pieces of at most `largest` bytes, all sides together, if that can be had.
 
         Args:
@@ -47,8 +47,9 @@ class Cut:
             largest: Bytes.
         """
         first = sides[0][0][0]
-        k, d = first.c.shape[first.outputs_axis], first.c.shape[-1]
-        size = sum(n for _, n in sides) * first.c.dtype.itemsize * math.prod(first.jacobian_shape)
+        array = getattr(first, first.cut)
+        k, d = array.shape[first.outputs_axis], array.shape[-1]
+        size = sum(n for _, n in sides) * array.dtype.itemsize * math.prod(first.jacobian_shape)
         share = largest / max(1, size)
         directions = k if contraction == "full" else _divisor(k, k * share)
         columns = d if directions > 1 and contraction != "full" else _divisor(d, d * share * k / directions)
@@ -60,35 +61,36 @@ class Stream:
     """One part of the Jacobian of n examples, unformed.
 
     Attributes:
-        head: The part with the operands of all examples joined and no cotangents.
-        cotangents: Those of consecutive blocks of examples.
+        head: The part with what is not cut, of all examples, and nothing of what is.
+        arrays: What is cut (cotangents, or the Jacobian itself) of consecutive blocks of examples.
         n: Number of examples.
         cut: How it is cut into pieces.
     """
 
-    head: Outer | Rows
-    cotangents: tuple[jax.Array, ...]
+    head: Dense | Outer | Rows
+    arrays: tuple[jax.Array, ...]
     n: int
     cut: Cut
 
     @staticmethod
-    def of(blocks: list[Outer | Rows], n: int, cut: Cut) -> "Stream":
+    def of(blocks: list[Dense | Outer | Rows], n: int, cut: Cut) -> "Stream":
         """The first n examples of consecutive blocks."""
-        head = join([dataclasses.replace(block, c=block.c[..., :0]) for block in blocks], n)
-        return Stream(head, tuple(block.c for block in blocks), n, cut)
+        arrays = tuple(getattr(block, block.cut) for block in blocks)
+        rest = [dataclasses.replace(b, **{b.cut: array[..., :0]}) for b, array in zip(blocks, arrays, strict=True)]
+        return Stream(join(rest, n), arrays, n, cut)
 
     def piece(self, index: Any) -> Dense:
         """The Jacobian of piece number `index`: [n o' P']."""
         direction, column = self.cut.start(index)
 
-        def of_block(c):
-            c = lax.dynamic_slice_in_dim(c, direction, self.cut.directions[1], c.ndim + self.head.outputs_axis)
-            return lax.dynamic_slice_in_dim(c, column, self.cut.columns[1], c.ndim - 1)
+        def of_block(x):
+            x = lax.dynamic_slice_in_dim(x, direction, self.cut.directions[1], x.ndim + self.head.outputs_axis)
+            return lax.dynamic_slice_in_dim(x, column, self.cut.columns[1], x.ndim - 1)
 
-        arrays = [of_block(c) for c in self.cotangents]
-        joined = len(arrays) > 1 and arrays[0].ndim == self.head.ndims["c"]
-        c = jnp.concatenate(arrays)[: self.n] if joined else arrays[0]
-        return dataclasses.replace(self.head, c=c).dense()
+        pieces = [of_block(array) for array in self.arrays]
+        joined = len(pieces) > 1 and pieces[0].ndim == self.head.ndims[self.head.cut]
+        piece = jnp.concatenate(pieces)[: self.n] if joined else pieces[0]
+        return dataclasses.replace(self.head, **{self.head.cut: piece}).dense()
 
 
 def _divisor(length: int, limit: float) -> int:

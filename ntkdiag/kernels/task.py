@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ from ntkdiag.kernels.streams import Cut, Stream
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.factors import join
 from ntkdiag.tangents.precision import Precision
+
+# Blocks of factors that one compiled function takes: more make it slow to compile.
+_MOST_BLOCKS = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,11 +147,12 @@ class Task:
         order = [way.name for way in ways]
         if self.single:  # as `factors.merge` leaves them
             order = ["dense"] * ("dense" in order) + [name for name in order if name != "dense"]
-        streamed = [k for k, name in enumerate(order) if name == "streamed"]
-        plain = [k for k, name in enumerate(order) if name != "streamed"]
         sides = [self.rows] if self.columns is None else [self.rows, self.columns]
-        steps = [self._steps(s, _named(s.ways, ways), 0, s.n, min(plan.blocks.step, s.n)) for s in sides]
-        pick = lambda parts: [[[block[k] for k in parts] for block in side] for side in steps]
+        blocks = [self._blocks(s, _named(s.ways, ways), min(plan.blocks.step, s.n)) for s in sides]
+        cut = {"streamed", "dense"} if self.single and len(blocks[0]) > 1 else {"streamed"}
+        streamed = [k for k, name in enumerate(order) if name in cut]
+        plain = [k for k, name in enumerate(order) if name not in cut]
+        pick = lambda parts: [[[block[k] for k in parts] for block in side] for side in blocks]
         shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in ways)
         partial = []
         if streamed:
@@ -182,9 +187,12 @@ class Task:
 
         n_tiles = len(starts) * (len(starts) + 1) // 2 if symmetric else len(starts) * len(column_starts)
         with bar(n_tiles, progress) as advance:
+            held: dict[int, list] = {}
             for sweep in range(0, len(starts), blocks.held):
                 own = starts[sweep : sweep + blocks.held]
-                held = {start: self._factors(self.rows, start, blocks) for start in own}
+                held.clear()  # before the next ones are made
+                columns: Any = None
+                held |= {start: self._factors(self.rows, start, blocks) for start in own}
                 for c in column_starts:
                     if symmetric and c < own[0]:
                         continue
@@ -213,13 +221,23 @@ class Task:
             if symmetric and r != c:
                 whole[at(slice(c, c + m), slice(r, r + n))] = mirrored(tile, contraction)
 
+    def _blocks(self, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:
+        """Factors of all examples in consecutive blocks: of a step each, or of more where that would be too many."""
+        size = step * math.ceil(side.n / step / _MOST_BLOCKS)
+        return [
+            self._joined(side, self._steps(side, ways, start, min(size, side.n - start), step))
+            for start in range(0, side.n, size)
+        ]
+
     def _factors(self, side: Side, start: int, blocks: planning.Blocks) -> list:
         """Factors of one block of examples, as long as every other block."""
-        steps = self._steps(side, side.ways, start, blocks.size, blocks.step)
+        return self._joined(side, self._steps(side, side.ways, start, blocks.size, blocks.step), blocks.size)
+
+    def _joined(self, side: Side, steps: list[list], n: int | None = None) -> list:
+        """The factors of (the first n examples of) consecutive steps as one."""
         if len(steps) == 1:
             return steps[0]
-        key = ("join", blocks.size, len(steps), tuple(way.key for way in side.ways))
-        return side.program.compiled(key, functools.partial(_join, blocks.size))(steps)
+        return side.program.compiled(("join", n), functools.partial(_join, n=n))(steps)
 
     def _steps(self, side: Side, ways: tuple[Way, ...], start: int, size: int, step: int) -> list[list]:
         """Factors of examples start to start + size, step by step; the last ones repeat to fill the last step."""
@@ -267,18 +285,18 @@ def _named(ways: tuple[Way, ...], like: tuple[Way, ...]) -> tuple[Way, ...]:
     return tuple(dataclasses.replace(way, name=other.name) for way, other in zip(ways, like, strict=True))
 
 
-def _join(n: int, blocks: list[list]) -> list:
-    """The factors of the first n examples of consecutive blocks."""
+def _join(blocks: list[list], n: int | None = None) -> list:
+    """The factors of (the first n) examples of consecutive blocks."""
     return [join(list(part), n) for part in zip(*blocks, strict=True)]
 
 
 def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | None, partial: list) -> list[jax.Array]:
     """The kernels of rows with themselves, or with columns, from blocks of their factors."""
     n, m = shape[0], shape[2 if gram.contraction == "full" else 1]
-    rows = _join(n, sides[0])
+    rows = _join(sides[0], n)
     if len(sides) == 1:
         return gram.symmetric(rows, shape, weights, partial)
-    return [jnp.broadcast_to(tile, shape) for tile in gram(rows, _join(m, sides[1]), weights, partial)]
+    return [jnp.broadcast_to(tile, shape) for tile in gram(rows, _join(sides[1], m), weights, partial)]
 
 
 def _share(gram: Gram, shape: tuple[int, ...], turns: int, piece: int, sides: list, turn: Any) -> list:

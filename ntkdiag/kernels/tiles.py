@@ -22,7 +22,7 @@ class Sizes:
         output: The whole kernel.
         step: Examples the device differentiates best at a time; 0 for as many as there are.
         in_flight: Steps that are under way at the same time.
-        joined: Of the factors of one example, what is copied to join several steps.
+        joined: Of the factors of one example, what is copied to join several steps of a kernel of one tile.
         pieces: Of Jacobians that are formed while they are contracted.
         strips: Whether triangles are cut into strips.
     """
@@ -110,7 +110,7 @@ class Blocks:
         block = lambda b: (
             sizes.output
             + b * sizes.factors
-            + max(sizes.passing(b) + b * sizes.factors, sizes.contracting(2 * b))
+            + max(sizes.passing(b) + b * sizes.factors, 2 * b * sizes.factors * sizes.strips)
             + _TILE_COPIES * b * b * sizes.pair
         )
         if block(1) > budget:

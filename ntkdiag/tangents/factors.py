@@ -28,6 +28,13 @@ class Dense:
     j: jax.Array
 
     ndims: ClassVar = {"j": 3}
+    cut: ClassVar = "j"
+    outputs_axis: ClassVar = -2
+
+    @property
+    def jacobian_shape(self) -> tuple[int, ...]:
+        """(o, P) of one example."""
+        return self.j.shape[-2:]
 
     def take(self, rows: slice) -> "Dense":
         """The factor of some of the examples."""
@@ -55,6 +62,7 @@ class Outer:
     ones: bool = False
 
     ndims: ClassVar = {"a": 4, "c": 5}
+    cut: ClassVar = "c"
     outputs_axis: ClassVar = -4
 
     @property
@@ -114,6 +122,7 @@ class Rows:
     rows: int
 
     ndims: ClassVar = {"index": 2, "c": 4}
+    cut: ClassVar = "c"
     outputs_axis: ClassVar = -3
 
     @property
@@ -152,8 +161,8 @@ class Rows:
         return Dense(j.reshape(*j.shape[:-2], -1))
 
 
-def join(blocks: list, n: int) -> Any:
-    """One factor of the first n examples of consecutive blocks."""
+def join(blocks: list, n: int | None) -> Any:
+    """One factor of (the first n) examples of consecutive blocks."""
     first, *others = blocks
     if not others:
         return first
@@ -163,11 +172,20 @@ def join(blocks: list, n: int) -> Any:
     return dataclasses.replace(first, **{name: join([getattr(b, name) for b in blocks], n) for name in names})
 
 
-def merge(factors: list) -> list:
-    """All dense factors as one, side by side, and then the others."""
+def merge(factors: list, multiple: int = 1) -> list:
+    """All dense factors as one, side by side, and then the others.
+
+    Args:
+        factors: Factors of one example.
+        multiple: Zeros fill the dense one up to a multiple of so many columns.
+    """
     dense = [factor.j for factor in factors if isinstance(factor, Dense)]
     others = [factor for factor in factors if not isinstance(factor, Dense)]
-    return [Dense(jnp.concatenate(dense, axis=-1)), *others] if len(dense) > 1 else [*map(Dense, dense), *others]
+    if not dense:
+        return others
+    fill = -sum(j.shape[-1] for j in dense) % multiple
+    zeros = [jnp.zeros((*dense[0].shape[:-1], fill), dense[0].dtype)] if fill else []
+    return [Dense(jnp.concatenate([*dense, *zeros], axis=-1)), *others]
 
 
 def _weighted(weight: jax.Array, c1: jax.Array, c2: jax.Array, reduction: str, dot: Precision) -> jax.Array:
