@@ -28,15 +28,17 @@ class ConvNet(nn.Module):
         return nn.Dense(10)(jnp.mean(x, axis=(1, 2)))
 
 
-def networks(tiny=False):
-    """Name -> (module, batch)."""
+def mlp(tiny):
     width, n = (16, 4) if tiny else (512, 128)
-    mlp = nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(width), nn.relu, nn.Dense(10)])
-    side, n_images = (8, 2) if tiny else (32, 32)
-    return {
-        "MLP": (mlp, jnp.ones((n, 256))),
-        "ConvNet": (ConvNet(8 if tiny else 32), jnp.ones((n_images, side, side, 3))),
-    }
+    return nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(width), nn.relu, nn.Dense(10)]), jnp.ones((n, 256))
+
+
+def convnet(tiny):
+    side, n = (8, 2) if tiny else (32, 32)
+    return ConvNet(8 if tiny else 32), jnp.ones((n, side, side, 3))
+
+
+NETWORKS = {"MLP": mlp, "ConvNet": convnet}
 
 
 def measure(module, x, rounds, degrees=(1, 2)):
@@ -70,7 +72,8 @@ def main(argv=None):
     for column in ("network", "parameters", "linear", "quadratic"):
         table.add_column(column, justify="left" if column == "network" else "right")
     found = {}
-    for name, (module, x) in networks(arguments.tiny).items():
+    for name, make in NETWORKS.items():
+        module, x = make(arguments.tiny)
         found[name] = ratios(measure(module, x, arguments.rounds))
         shapes = jax.eval_shape(module.init, jax.random.key(0), x)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes))

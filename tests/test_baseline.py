@@ -123,7 +123,7 @@ def test_table_and_methods(baseline):
     assert "steps of full batches on the loss softmax cross-entropy" in sentences
 
 
-@pytest.mark.parametrize("library", ["nnx", "equinox"])
+@pytest.mark.parametrize("library", [pytest.param("nnx", marks=pytest.mark.slow), "equinox"])
 def test_other_libraries_and_minibatches(library):
     if library == "nnx":
         model = NNX(nnx.Rngs(0))

@@ -42,8 +42,7 @@ def cross_entropy(f):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
-@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize(("kind", "center"), [("heavy-ball", False), ("nesterov", False), ("ema", True)])
 def test_decay_with_momentum_is_iterated(kind, center):
     """Closed form, recursion in function space, and training of f_lin in parameter space are one."""
     eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
