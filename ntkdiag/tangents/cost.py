@@ -42,7 +42,8 @@ def cost(jaxpr: Any) -> Cost:
     last_use, n_uses = _uses(jaxpr)
     alive: dict[Any, int] = {}
     owner: dict[Any, Any] = {}
-    peak = flops = 0
+    ending: dict[int, list] = {}  # equation -> values that may die there
+    total = peak = flops = 0
     outputs = {v for v in jaxpr.outvars if not isinstance(v, _compat.Literal)}
     inputs = {*jaxpr.invars, *jaxpr.constvars}
     for k, eqn in enumerate(jaxpr.eqns):
@@ -54,14 +55,17 @@ def cost(jaxpr: Any) -> Cost:
             if source is not None and (source in alive or source in inputs):
                 owner[var] = source
                 last_use[source] = max(last_use.get(source, -1), last_use.get(var, -1))
+                ending.setdefault(last_use[source], []).append(source)
             elif name in _FUSED and n_uses.get(var, 0) == 1 and var not in outputs:
                 continue
             else:
                 alive[var] = _bytes(var)
-        peak = max(peak, sum(alive.values()) + inner.peak)
-        dead = [var for var in alive if last_use.get(var, -1) <= k and var not in outputs]
-        for var in dead:
-            del alive[var]
+                total += alive[var]
+                ending.setdefault(max(k, last_use.get(var, -1)), []).append(var)
+        peak = max(peak, total + inner.peak)
+        for var in ending.pop(k, ()):
+            if var in alive and last_use.get(var, -1) <= k and var not in outputs:
+                total -= alive.pop(var)
     return Cost(flops, peak)
 
 
