@@ -13,7 +13,9 @@ import numpy as np
 from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.grouping import Grouping
 from ntkdiag.kernels.gram import Gram
+from ntkdiag.kernels.plan import Plan
 from ntkdiag.kernels.program import Program
+from ntkdiag.kernels.reduction import Reduction
 from ntkdiag.kernels.task import Side, Task
 from ntkdiag.kernels.tiles import Blocks
 from ntkdiag.kernels.ways import Way
@@ -68,6 +70,7 @@ class Pair:
         dtype: Of the kernel.
         chunk: Examples at a time where only the kernel of each example with its partner is wanted; None otherwise.
         blocks: Blocks of examples; None to compute everything at once.
+        plan: The engine's plan where everything at once can go step by step; None where it cannot.
         call: For messages.
     """
 
@@ -80,6 +83,7 @@ class Pair:
     dtype: Any
     chunk: int | None
     blocks: Blocks | None
+    plan: Plan | None
     call: str
 
     @property
@@ -115,6 +119,22 @@ class Pair:
         for d, t in itertools.product(range(n_diagonal), range(n_traced)):
             total[d] = total[d] + self._tiles(params, first, second, groups[0][d, t])
         return self._finish(np.stack(total))
+
+    def in_steps(self, params: Any, first: Arrays, second: Arrays | None) -> jax.Array:
+        """The same as a call, outside of traces, as the engine runs its own kernels.
+
+        Args:
+            params: Parameters.
+            first: As for a call.
+            second: As for a call.
+        """
+        assert self.plan is not None
+        task = self._task(params, first, second, self.grouping.reduction(self.rows.n_outputs))
+        return self._finished(task.whole(self.plan)[0])
+
+    @functools.cached_property
+    def _finished(self) -> Callable:
+        return jax.jit(lambda result: self._finish(result).astype(self.dtype))
 
     def _finish(self, result: Any) -> Any:
         """[D n k m l], or [n m], or [n m o] -> the kernel."""
@@ -172,8 +192,9 @@ class Pair:
         if index is not None:
             directions = np.eye(self.rows.n_outputs, dtype=self.rows.dtype)[index].T  # [C k]
             reduction = dataclasses.replace(reduction, source=directions)
-        columns = None if second is None else self.columns.side(second)
-        rows = self.rows.side(first)
-        task = Task(rows, columns, params, {}, reduction, self.gram, [], None, False, self.call)
         assert self.blocks is not None
-        return task.in_blocks(self.blocks, progress=False)[0]
+        return self._task(params, first, second, reduction).in_blocks(self.blocks, progress=False)[0]
+
+    def _task(self, params: Any, first: Arrays, second: Arrays | None, reduction: Reduction) -> Task:
+        columns = None if second is None else self.columns.side(second)
+        return Task(self.rows.side(first), columns, params, {}, reduction, self.gram, [], None, False, self.call)

@@ -12,6 +12,7 @@ from ntkdiag.compat.cut import Cut
 from ntkdiag.compat.grouping import Grouping, group_outputs
 from ntkdiag.compat.pair import Half, Pair
 from ntkdiag.kernels.gram import Gram
+from ntkdiag.kernels.plan import Plan
 from ntkdiag.kernels.plan import make as make_plan
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.tiles import Blocks
@@ -92,13 +93,13 @@ def plan_pair(
         Half(fn, program, _ways_of(ways, own), source.cut.n, label)
         for fn, program, own, source, label in zip(functions, programs, parts, sources, examples, strict=False)
     ]
-    blocks, chunk = None, rows.cut.n if one_by_one else None
+    plan, blocks, chunk = None, None, rows.cut.n if one_by_one else None
     if limits.budget is not None:
-        blocks, chunk = _fit(halves, grouping, (n, m), one_by_one, limits, call)
+        plan, blocks, chunk = _fit(halves, grouping, (n, m), one_by_one, limits, call)
     dtype = jnp.promote_types(jnp.result_type(*(half.dtype for half in halves)), jnp.float32)
     second = halves[1] if columns else dataclasses.replace(halves[0], labels=examples[1])
     gram = Gram(grouping.contraction, HIGHEST, ((0,),) * len(ways), 1)
-    return Pair(axes, halves[0], second, columns is None, grouping, gram, dtype, chunk, blocks, call)
+    return Pair(axes, halves[0], second, columns is None, grouping, gram, dtype, chunk, blocks, plan, call)
 
 
 def _examples(axes: KernelAxes, rows: Source, columns: Source) -> tuple[tuple[int, int] | None, list[tuple[int, ...]]]:
@@ -133,23 +134,25 @@ def _ways_of(ways: tuple[Way, ...], parts: list[Part]) -> tuple[Way, ...]:
 
 def _fit(
     halves: list[Half], grouping: Grouping, sizes: tuple[int, int], one_by_one: bool, limits: Limits, call: str
-) -> tuple[Blocks | None, int | None]:
-    """Blocks of examples, or how many at a time one by one."""
+) -> tuple[Plan | None, Blocks | None, int | None]:
+    """The engine's plan where it can run step by step, or blocks of examples, or how many at a time one by one."""
     rows, budget = halves[0], limits.budget
     assert budget is not None
     k = grouping.directions(0, rows.n_outputs)
     basis = jax.ShapeDtypeStruct((k, rows.n_outputs), rows.dtype)
     reduction = grouping.reduction(rows.n_outputs)
-    plan = make_plan(rows.program, rows.ways, basis, reduction, *sizes, budget, call)  # type: ignore[arg-type]
+    plan = make_plan(rows.program, rows.ways, basis, reduction, *sizes, budget, call, streams=True)  # type: ignore[arg-type]
     if one_by_one:
-        return None, max(1, min(limits.tile or rows.n, rows.n, budget // max(1, plan.peak_bytes)))
+        return None, None, max(1, min(limits.tile or rows.n, rows.n, budget // max(1, plan.peak_bytes)))
     different = len(halves) == 2 and halves[0].n_outputs != halves[1].n_outputs
     if not rows.labels or different:
-        return None, None
+        return None, None, None
     blocks = plan.blocks
     if limits.tile and limits.tile < max(sizes):
         blocks = _smaller(blocks, limits.tile, *sizes)
-    return None if blocks.whole else blocks, None
+    if blocks.whole:
+        return plan if grouping.groups is None else None, None, None
+    return None, blocks, None
 
 
 def _smaller(blocks: Blocks, tile: int, n: int, m: int) -> Blocks:

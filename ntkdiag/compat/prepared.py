@@ -74,7 +74,10 @@ class Prepared:
         arrays = self.cuts[0].arrays(*rows), None if columns is None else self.cuts[1].arrays(*columns)
         if is_traced(params, arrays):
             return self.arrange(self._at_once(params, *arrays))
-        if not any(self._tiled):
+        if self.devices == 1 and all(isinstance(kernel, Pair) and kernel.plan for kernel in self.kernels):
+            arguments = self._examples(params, *arrays)
+            results = [self._run(kernel.in_steps, *arguments, symmetric=kernel.symmetric) for kernel in self.kernels]  # type: ignore[union-attr]
+        elif not any(self._tiled):
             results = self._compiled(params, self._spread(arrays[0]), arrays[1])
         else:
             results = self._in_blocks(params, *arrays)

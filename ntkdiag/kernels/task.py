@@ -104,7 +104,7 @@ class Task:
             return self._inline()
         plan = self.plan(budget)
         with _precision_context(self.gram.dot):
-            return self._whole(plan) if plan.blocks.whole else self.in_blocks(plan.blocks, progress)
+            return self.whole(plan) if plan.blocks.whole else self.in_blocks(plan.blocks, progress)
 
     def _inline(self) -> list[Any]:
         """As one block, inside a caller's trace."""
@@ -141,7 +141,7 @@ class Task:
             results.append(jnp.einsum(pattern[self.reduction.contraction], k))
         return results
 
-    def _whole(self, plan: planning.Plan) -> list[Any]:
+    def whole(self, plan: planning.Plan) -> list[Any]:
         """As one block: differentiated step by step, contracted at once."""
         ways = plan.ways
         order = [way.name for way in ways]
