@@ -146,8 +146,7 @@ def test_a_glob_without_a_match_lists_the_paths():
             "a predicate `trainable(path, leaf)` or `trainable(leaf)`",
             "a callable (a, b, c)",
         ),
-        ({"body": True, "head": {"kernel": "yes", "table": False}}, "a tree of booleans in `trainable`", "'yes' at "),
-        ({"tail": True}, "`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans", "dict: "),
+        ({"tail": True}, "`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans", "dict with "),
         (3, "a tree of booleans in `trainable`", "3 at body/0/bias"),
     ],
 )
@@ -157,6 +156,15 @@ def test_a_choice_that_is_none_is_refused(trainable, expected, got):
     assert str(caught.value).startswith(f"call(): expected {expected}")
     assert f"got {got}" in str(caught.value)
     assert str(caught.value).endswith('Globs are the shortest way: trainable="**/kernel".')
+
+
+def test_a_tree_of_labels_asks_which_of_them_are_trained():
+    with pytest.raises(errors.InvalidInputError) as caught:
+        chosen({"body": True, "head": {"kernel": "yes", "table": False}})
+    assert str(caught.value) == (
+        "call(): expected a tree of booleans in `trainable`, or which labels are trained; got the label 'yes' at "
+        'head/kernel. Pass trainable=ntkdiag.adapters.labelled(labels, "adam") with the labels that are trained.'
+    )
 
 
 def split(tree, trainable=None, check_finite=True):

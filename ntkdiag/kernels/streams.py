@@ -30,11 +30,11 @@ class Cut:
     @property
     def n_pieces(self) -> int:
         """Number of pieces."""
-        return math.prod(length // width for length, width in (self.directions, self.columns))
+        return _pieces(self.directions) * _pieces(self.columns)
 
     def start(self, index: Any) -> tuple[Any, Any]:
         """First direction and first column of piece number `index`."""
-        across = self.columns[0] // self.columns[1]
+        across = _pieces(self.columns)
         return index // across * self.directions[1], index % across * self.columns[1]
 
     @staticmethod
@@ -52,7 +52,7 @@ class Cut:
         size = sum(n for _, n in sides) * array.dtype.itemsize * math.prod(first.jacobian_shape)
         share = largest / max(1, size)
         directions = k if contraction == "full" else _divisor(k, k * share)
-        columns = d if directions > 1 and contraction != "full" else _divisor(d, d * share * k / directions)
+        columns = d if directions > 1 and contraction != "full" else _divisor(d, d * share * k / max(1, directions))
         return Cut((k, directions), (d, columns))
 
 
@@ -93,6 +93,12 @@ class Stream:
         return dataclasses.replace(self.head, **{self.head.cut: piece}).dense()
 
 
+def _pieces(cut: tuple[int, int]) -> int:
+    """How many pieces of a width a length has; nothing at all is one piece of nothing."""
+    length, width = cut
+    return length // width if length else 1
+
+
 def _divisor(length: int, limit: float) -> int:
-    """The largest divisor of a length that is at most `limit`, and at least 1."""
-    return next((width for width in range(min(length, int(limit)), 1, -1) if length % width == 0), 1)
+    """The largest divisor of a length that is at most `limit`, and at least 1 where the length is."""
+    return next((width for width in range(min(length, int(limit)), 1, -1) if length % width == 0), min(length, 1))
