@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,14 +32,16 @@ class Gram:
     groups: tuple[tuple[int, ...], ...]
     n_groups: int
 
-    def __call__(self, rows: list, columns: list, weights: list | None = None, partial: Any = ()) -> list[Any]:
+    def __call__(
+        self, rows: list, columns: list, weights: list | None = None, streamed: Sequence[jax.Array] = ()
+    ) -> list[Any]:
         """Kernels of rows by columns, one per group; axes of length 1 where nothing depends on the example.
 
         Args:
             rows: Factors of n examples.
             columns: Factors of m examples.
             weights: For every factor, what its product is multiplied by: a number, or [P] for a dense one.
-            partial: Sums of pieces of streamed parts to add, from `stream`.
+            streamed: Products of streamed parts, to be added to the only group.
         """
         totals: list[Any] = [None] * self.n_groups
         everything = self.groups if self.n_groups > 1 else ((0,),) * len(rows)
@@ -55,12 +58,14 @@ class Gram:
             (1, 1, 1, 1) if self.contraction == "full" else (1, 1, 1) if self.contraction == "diagonal" else (1, 1)
         )
         totals = [zero if total is None else total for total in totals]
-        for [strip] in partial:
-            totals = [total + piece for total, piece in zip(totals, strip, strict=True)]
-        return totals
+        return [sum(streamed, start=totals[0])] if streamed else totals
 
     def symmetric(
-        self, factors: list[Factor], shape: tuple[int, ...], weights: list | None = None, partial: Any = ()
+        self,
+        factors: list[Factor],
+        shape: tuple[int, ...],
+        weights: list | None = None,
+        streamed: Sequence[list[jax.Array]] = (),
     ) -> list[jax.Array]:
         """Kernels of a block with itself: strips of the upper triangle, mirrored, so symmetric to the bit.
 
@@ -68,16 +73,18 @@ class Gram:
             factors: Factors of n examples.
             shape: Shape of one result; it decides the number of strips.
             weights: As in a call.
-            partial: As in a call.
+            streamed: Several results of `stream`, to be added.
         """
         edges = self._edges(shape)
         strips = []
         for r, (start, stop) in enumerate(itertools.pairwise(edges)):
             own, rest = ([f.take(slice(start, end)) for f in factors] for end in (stop, edges[-1]))
-            strips.append(self(own, rest, weights, [[strips_of_turn[r]] for strips_of_turn in partial]))
+            strips.append(self(own, rest, weights, [share[r] for share in streamed]))
         return [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
 
-    def stream(self, rows: list[Stream], columns: list[Stream] | None, shape: tuple[int, ...], turn: Any, turns: int):
+    def stream(
+        self, rows: list[Stream], columns: list[Stream] | None, shape: tuple[int, ...], turn: Any, turns: int
+    ) -> list[jax.Array]:
         """Products of streamed parts: pieces `turn`, `turn + turns`, ... of each, added up.
 
         Args:
@@ -88,7 +95,7 @@ class Gram:
             turns: Number of shares.
 
         Returns:
-            Per strip (one if there are columns), the sum for the group.
+            One sum for each strip of `symmetric`, or a single one where there are columns.
         """
         n, axis = shape[0], 2 if self.contraction == "full" else 1
         edges = [0, n] if columns is not None else self._edges(shape)
@@ -115,7 +122,7 @@ class Gram:
             members = [k for k, c in enumerate(counts) if c == count]
             body = lambda totals, step, members=members: (add(list(totals), step, members), None)
             totals = jax.lax.scan(body, totals, jnp.arange(-(-count // turns)))[0]
-        return [[total] for total in totals]
+        return totals
 
     def _edges(self, shape: tuple[int, ...]) -> list[int]:
         """Where the strips of a triangle begin and end."""

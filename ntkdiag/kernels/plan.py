@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -133,10 +132,10 @@ def make(
         MemoryBudgetError: Not even one example at a time fits.
     """
     if streams and (late := streamed(ways)) != ways:
-        plan = _make(program, late, basis, reduction, n, m, 2**62, call, {"streamed", "dense"})
+        plan = _make(program, late, basis, reduction, n, m, 2**62, call, streams)
         if plan.peak_bytes <= budget:
             return dataclasses.replace(plan, budget_bytes=budget)
-    return _make(program, ways, basis, reduction, n, m, budget, call, {"dense"} if streams else ())
+    return _make(program, ways, basis, reduction, n, m, budget, call, streams)
 
 
 def _make(
@@ -148,19 +147,18 @@ def _make(
     m: int,
     budget: int,
     call: str,
-    in_pieces: Collection[str] = (),
+    streams: bool,
 ) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
     pair = itemsize * math.prod(reduction.tile_shape(1, 1))
-    network = program.trace(ways, basis).cost
+    network = program.trace(ways, basis, merged=streams).cost
     forming = sum(2 * way.form for way in ways if way.name == "dense")
     machine = Machine.here()
+    in_pieces = ("streamed", "dense") if streams else ()
     cut = [(n + m) * k * way.part.size * itemsize for way in ways if way.name in in_pieces]
-    joined = sum(
-        machine.workers * way.operand if way.name == "streamed" else way.size * (way.name not in in_pieces)
-        for way in ways
-    )
+    whole = sum(way.size for way in ways if way.name not in in_pieces)
+    joined = whole + sum(machine.workers * way.operand for way in ways if way.name == "streamed")
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,

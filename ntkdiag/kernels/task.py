@@ -142,28 +142,33 @@ class Task:
         return results
 
     def whole(self, plan: planning.Plan) -> list[Any]:
-        """As one block: differentiated step by step, contracted at once."""
-        ways = plan.ways
-        order = [way.name for way in ways]
+        """As one tile: differentiated step by step, contracted at once."""
+        order = [way.name for way in plan.ways]
         if self.single:  # as `factors.merge` leaves them
             order = ["dense"] * ("dense" in order) + [name for name in order if name != "dense"]
         sides = [self.rows] if self.columns is None else [self.rows, self.columns]
-        blocks = [self._blocks(s, _named(s.ways, ways), min(plan.blocks.step, s.n)) for s in sides]
-        cut = {"streamed", "dense"} if self.single and len(blocks[0]) > 1 else {"streamed"}
-        streamed = [k for k, name in enumerate(order) if name in cut]
-        plain = [k for k, name in enumerate(order) if name not in cut]
-        pick = lambda parts: [[[block[k] for k in parts] for block in side] for side in blocks]
-        shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in ways)
-        partial = []
-        if streamed:
-            machine, parts = Machine.here(), _by_part(self.gram, shape, pick(streamed))
-            most = max(Cut.of(part, self.gram.contraction, machine.piece).n_pieces for part in parts)
-            turns = min(machine.workers, most)
-            share = functools.partial(_share, self.gram, shape, turns, machine.piece)
-            run = self._compiled(("stream", shape, key, turns), share)
-            partial = [run(pick(streamed), turn) for turn in range(turns)]
+        blocks = [self._blocks(s, _named(s.ways, plan.ways), min(plan.blocks.step, s.n)) for s in sides]
+        in_pieces = {"streamed", "dense"} if self.single and len(blocks[0]) > 1 else {"streamed"}
+        pick = lambda wanted: [
+            [
+                [factor for factor, name in zip(block, order, strict=True) if (name in in_pieces) == wanted]
+                for block in side
+            ]
+            for side in blocks
+        ]
+        shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in plan.ways)
+        shares = self._streamed(pick(True), shape, key) if in_pieces & {*order} else []
         run = self._compiled(("whole", shape, key), functools.partial(_contract, self.gram, shape))
-        return run(pick(plain), self.weights, partial)
+        return run(pick(False), self.weights, shares)
+
+    def _streamed(self, sides: list, shape: tuple[int, ...], key: tuple) -> list[list[jax.Array]]:
+        """The parts that are contracted piece by piece, the pieces shared out over the workers."""
+        machine = Machine.here()
+        cuts = [Cut.of(part, self.gram.contraction, machine.piece) for part in _by_part(self.gram, shape, sides)]
+        turns = min(machine.workers, max(cut.n_pieces for cut in cuts))
+        share = functools.partial(_share, self.gram, shape, turns, machine.piece)
+        run = self._compiled(("stream", shape, key, turns), share)
+        return [run(sides, turn) for turn in range(turns)]
 
     def in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
         """Tile by tile into arrays on the host; row blocks stay while the columns pass by."""
@@ -290,13 +295,14 @@ def _join(blocks: list[list], n: int | None = None) -> list:
     return [join(list(part), n) for part in zip(*blocks, strict=True)]
 
 
-def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | None, partial: list) -> list[jax.Array]:
-    """The kernels of rows with themselves, or with columns, from blocks of their factors."""
+def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | None, shares: list) -> list[jax.Array]:
+    """The kernels of rows with themselves, or with columns, from blocks of their factors and shares of pieces."""
     n, m = shape[0], shape[2 if gram.contraction == "full" else 1]
     rows = _join(sides[0], n)
     if len(sides) == 1:
-        return gram.symmetric(rows, shape, weights, partial)
-    return [jnp.broadcast_to(tile, shape) for tile in gram(rows, _join(sides[1], m), weights, partial)]
+        return gram.symmetric(rows, shape, weights, shares)
+    tiles = gram(rows, _join(sides[1], m), weights, [share[0] for share in shares])
+    return [jnp.broadcast_to(tile, shape) for tile in tiles]
 
 
 def _share(gram: Gram, shape: tuple[int, ...], turns: int, piece: int, sides: list, turn: Any) -> list:
