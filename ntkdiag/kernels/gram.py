@@ -1,6 +1,7 @@
 """The Gram of a list of factors: the kernel of a block of rows and a block of columns."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from ntkdiag.tangents.factors import Dense, Outer
 from ntkdiag.tangents.parts import Factor
 from ntkdiag.tangents.precision import Precision
 
+# Rows of a matrix product from which on more strips do not make it slower.
+_LARGE = 1024
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 
@@ -77,10 +80,14 @@ class Gram:
         """
         edges = self._edges(shape)
         strips = []
-        for r, (start, stop) in enumerate(itertools.pairwise(edges)):
+        for start, stop in itertools.pairwise(edges):
             own, rest = ([f.take(slice(start, end)) for f in factors] for end in (stop, edges[-1]))
-            strips.append(self(own, rest, weights, [share[r] for share in streamed]))
-        return [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
+            strips.append(self(own, rest, weights))
+        results = [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
+        if streamed:
+            sums = tuple(functools.reduce(jnp.add, shares) for shares in zip(*streamed, strict=True))
+            results = [results[0] + self._assemble(sums, self._coarse_edges(shape), shape)]
+        return results
 
     def stream(
         self, rows: list[Stream], columns: list[Stream] | None, shape: tuple[int, ...], turn: Any, turns: int
@@ -95,10 +102,10 @@ class Gram:
             turns: Number of shares.
 
         Returns:
-            One sum for each strip of `symmetric`, or a single one where there are columns.
+            One sum for each strip of the triangle, or a single one where there are columns.
         """
         n, axis = shape[0], 2 if self.contraction == "full" else 1
-        edges = [0, n] if columns is not None else self._edges(shape)
+        edges = [0, n] if columns is not None else self._coarse_edges(shape)
         dtype = jnp.float64 if self.dot.name == "float64" else jnp.promote_types(rows[0].arrays[0].dtype, "float32")
         totals = []
         for start, stop in itertools.pairwise(edges):
@@ -128,8 +135,14 @@ class Gram:
         """Where the strips of a triangle begin and end."""
         n = shape[0]
         size = n * (shape[1] if self.contraction == "full" else 1)
-        n_strips = min(n, 1 if size < 128 else 2 if size < 1024 else 4)
+        n_strips = min(n, 1 if size < 128 else 2 if size < _LARGE else 4)
         return [n * k // n_strips for k in range(n_strips + 1)]
+
+    def _coarse_edges(self, shape: tuple[int, ...]) -> list[int]:
+        """The same for pieces, of which every strip is a copy: only where it saves much."""
+        n = shape[0]
+        size = n * (shape[1] if self.contraction == "full" else 1)
+        return self._edges(shape) if size >= _LARGE else [0, n]
 
     def _assemble(self, strips: tuple, edges: list[int], shape: tuple[int, ...]) -> jax.Array:
         axis = 2 if self.contraction == "full" else 1
