@@ -12,13 +12,21 @@ class Machine:
 
     Attributes:
         step: Bytes of intermediate values of the examples that are differentiated together.
-        piece: Bytes of a Jacobian that is formed while it is contracted.
+        piece: Bytes of a Jacobian that is formed while it is contracted, for a few examples.
         workers: How many computations run side by side.
     """
 
     step: int
     piece: int
     workers: int
+
+    def piece_of(self, n: int) -> int:
+        """Bytes of a piece for n examples.
+
+        Products of many examples outweigh what it costs to read a piece from memory; pieces of a few columns only are
+        slow to form.
+        """
+        return max(self.piece, 2**14 * n)
 
     @property
     def in_flight(self) -> int:

@@ -167,7 +167,7 @@ def _make(
         step=max(1, machine.step // max(1, network.peak)),
         in_flight=machine.in_flight,
         joined=joined * itemsize,
-        pieces=_PIECE_COPIES * machine.workers * min(machine.piece, max(cut, default=0)),
+        pieces=_PIECE_COPIES * machine.workers * min(machine.piece_of(n + m), max(cut, default=0)),
         strips=reduction.contraction == "full",
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)

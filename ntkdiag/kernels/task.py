@@ -164,9 +164,10 @@ class Task:
     def _streamed(self, sides: list, shape: tuple[int, ...], key: tuple) -> list[list[jax.Array]]:
         """The parts that are contracted piece by piece, the pieces shared out over the workers."""
         machine = Machine.here()
-        cuts = [Cut.of(part, self.gram.contraction, machine.piece) for part in _by_part(self.gram, shape, sides)]
+        piece = machine.piece_of(sum(side.n for side in (self.rows, self.columns) if side))
+        cuts = [Cut.of(part, self.gram.contraction, piece) for part in _by_part(self.gram, shape, sides)]
         turns = min(machine.workers, max(cut.n_pieces for cut in cuts))
-        share = functools.partial(_share, self.gram, shape, turns, machine.piece)
+        share = functools.partial(_share, self.gram, shape, turns, piece)
         run = self._compiled(("stream", shape, key, turns), share)
         return [run(sides, turn) for turn in range(turns)]
 
@@ -195,12 +196,13 @@ class Task:
             held: dict[int, list] = {}
             for sweep in range(0, len(starts), blocks.held):
                 own = starts[sweep : sweep + blocks.held]
-                held.clear()  # before the next ones are made
                 columns: Any = None
+                held.clear()  # before the next ones are made
                 held |= {start: self._factors(self.rows, start, blocks) for start in own}
                 for c in column_starts:
                     if symmetric and c < own[0]:
                         continue
+                    columns = None  # before the next ones are made
                     columns = held[c] if symmetric and c in held else columns_of(c)
                     for r in own:
                         if symmetric and r > c:

@@ -43,6 +43,10 @@ class Sizes:
         busy = min(math.ceil(n / step), self.in_flight) * step
         return busy * max(0, self.working - self.factors)
 
+    def copies(self, n: int) -> int:
+        """How often the factors of n examples exist again while they are joined: freed steps are not all reused."""
+        return 2 if n > (self.step or n) else 1
+
     def contracting(self, n: int) -> int:
         """Bytes of contracting the factors of n examples, beyond them: steps are joined, triangles cut in strips."""
         steps = n > (self.step or n)
@@ -110,7 +114,7 @@ class Blocks:
         block = lambda b: (
             sizes.output
             + b * sizes.factors
-            + max(sizes.passing(b) + b * sizes.factors, 2 * b * sizes.factors * sizes.strips)
+            + max(sizes.passing(b) + b * sizes.factors * sizes.copies(b), 2 * b * sizes.factors * sizes.strips)
             + _TILE_COPIES * b * b * sizes.pair
         )
         if block(1) > budget:
