@@ -18,6 +18,7 @@ from ntkdiag.linearize import predict
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
 out = parser.parse_args().out
+out.mkdir(parents=True, exist_ok=True)
 
 d, n, rng = 10, 40, np.random.default_rng(0)
 x = (np.linalg.qr(rng.normal(size=(n, d)))[0] * np.sqrt(n)).astype("f")  # whitened: x^T x = n
@@ -54,5 +55,5 @@ figure, ax = plt.subplots(figsize=(5.5, 3.5), layout="constrained")
 for values, label in ((losses / losses[0], "loss"), (aligned, "alignment"), (size / size[-1], "size of the kernel")):
     ax.plot(values, label=label)
 ax.set(xlabel="steps")
-ax.legend()
+ax.legend(loc="center right")
 figure.savefig(out / "silent_alignment.png", dpi=110)

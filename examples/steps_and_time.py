@@ -5,6 +5,7 @@
 
 # %%
 import argparse
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ import ntkdiag
 from ntkdiag.linearize import predict
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--out", default=".")
+parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
 out = parser.parse_args().out
+out.mkdir(parents=True, exist_ok=True)
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(24, 8)).astype("f"), np.arange(24) % 3
 targets = np.eye(3, dtype="f")[y]
@@ -57,4 +59,4 @@ for path, style, what in ((linear, "o", "linear model"), (exact, "-", "recursion
     axes[1].plot(marks * 10, [cross_entropy(o) for o in path], style, label=what)
 axes[0].set(xlabel="steps", ylabel="residual in the top eigenmode")
 [ax.legend(fontsize=7) for ax in axes]
-figure.savefig(f"{out}/steps_and_time.png", dpi=110)
+figure.savefig(out / "steps_and_time.png", dpi=110)
