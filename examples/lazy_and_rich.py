@@ -17,8 +17,7 @@ from ntkdiag.linearize import predict
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
-out = parser.parse_args().out
-out.mkdir(parents=True, exist_ok=True)
+(out := parser.parse_args().out).mkdir(parents=True, exist_ok=True)
 
 rng = np.random.default_rng(0)
 x, x_test = (rng.normal(size=(n, 15)).astype("f") for n in (150, 400))

@@ -17,8 +17,7 @@ import ntkdiag
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
-out = parser.parse_args().out
-out.mkdir(parents=True, exist_ok=True)
+(out := parser.parse_args().out).mkdir(parents=True, exist_ok=True)
 
 images, labels = load_digits(return_X_y=True)
 images = (images / 16).astype("f")

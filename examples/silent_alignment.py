@@ -17,8 +17,7 @@ from ntkdiag.linearize import predict
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
-out = parser.parse_args().out
-out.mkdir(parents=True, exist_ok=True)
+(out := parser.parse_args().out).mkdir(parents=True, exist_ok=True)
 
 d, n, rng = 10, 40, np.random.default_rng(0)
 x = (np.linalg.qr(rng.normal(size=(n, d)))[0] * np.sqrt(n)).astype("f")  # whitened: x^T x = n

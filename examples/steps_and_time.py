@@ -17,8 +17,7 @@ from ntkdiag.linearize import predict
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
-out = parser.parse_args().out
-out.mkdir(parents=True, exist_ok=True)
+(out := parser.parse_args().out).mkdir(parents=True, exist_ok=True)
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(24, 8)).astype("f"), np.arange(24) % 3
 targets = np.eye(3, dtype="f")[y]
@@ -31,8 +30,8 @@ marks = np.arange(0, 21)
 
 
 def train(loss, eta, g, steps=marks):
-    descend = lambda p: jax.tree.map(lambda a, d: a - eta * d, p, jax.grad(lambda p: loss(g(p, x)))(p))
-    step, p, path = jax.jit(descend), params, []
+    step = jax.jit(lambda p: jax.tree.map(lambda a, d: a - eta * d, p, jax.grad(lambda p: loss(g(p, x)))(p)))
+    p, path = params, []
     for _ in steps:
         path.append(g(p, x))
         p = step(p)
@@ -52,9 +51,8 @@ for color, ratio in (("C0", 0.1), ("C1", 0.95)):
 cross_entropy = lambda f: -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(24), y])
 exact = predict.iterate_descent(kernel, cross_entropy, marks * 10, 1.0, outputs=start).train
 linear, network = (train(cross_entropy, 1.0, g, range(201))[::10] for g in (f_lin, f))
-print(
-    f"cross-entropy: recursion off by {np.abs(exact - linear).max():.1e}, net by {np.abs(network - linear).max():.1e}"
-)
+off = [np.abs(path - linear).max() for path in (exact, network)]
+print(f"cross-entropy: recursion off by {off[0]:.1e}, net by {off[1]:.1e}")
 for path, style, what in ((linear, "o", "linear model"), (exact, "-", "recursion"), (network, "--", "network")):
     axes[1].plot(marks * 10, [cross_entropy(o) for o in path], style, label=what)
 axes[0].set(xlabel="steps", ylabel="residual in the top eigenmode")

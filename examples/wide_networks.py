@@ -18,8 +18,7 @@ from ntkdiag.linearize import gap_over_training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
-out = parser.parse_args().out
-out.mkdir(parents=True, exist_ok=True)
+(out := parser.parse_args().out).mkdir(parents=True, exist_ok=True)
 rng = np.random.default_rng(0)
 x = rng.normal(size=(64, 10)).astype("f")
 x *= np.sqrt(10) / np.linalg.norm(x, axis=1, keepdims=True)
