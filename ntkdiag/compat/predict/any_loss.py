@@ -10,13 +10,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ntkdiag.compat.axes import AxesLike
-from ntkdiag.compat.predict.integrator import integrate
 from ntkdiag.compat.predict.layout import Layout, array
 from ntkdiag.compat.predict.mse import read_test
 from ntkdiag.compat.predict.ode_state import ODEState
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.linearize.predict.ode import solve_ode
 
 _CALL = "gradient_descent(loss, k_train_train, y_train)"
 _FIELDS = ("fx_train", "fx_test", "qx_train", "qx_test")
@@ -37,7 +37,7 @@ def gradient_descent(
 
     df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a differential equation,
     df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s = sqrt(learning_rate) t.
-    Cost: one product with the kernel for each evaluation; see `integrator.integrate`.
+    Cost: one product with the kernel for each evaluation; see `linearize.predict.ode`.
     Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of gradient descent; for
     the steps themselves see `ntkdiag.linearize.predict.iterate_descent`.
 
@@ -49,7 +49,7 @@ def gradient_descent(
         momentum: m in [0, 1), or None.
         trace_axes: Axes of the targets that the kernel lacks: it stands for K kron I along them.
         tolerance: Of the integration, relative and absolute; None is 1.4e-8, or 1e-5 in float32.
-        max_steps: Between two times; beyond it the result is NaN.
+        max_steps: Most steps; the outputs at times not reached are NaN.
 
     Returns:
         `predict_fn(t, fx_train_or_state_0=0., fx_test_0=None, k_test_train=None)`: outputs on the training set, on the
@@ -164,7 +164,7 @@ def _solve(
     vector, unravel = ravel_pytree(jax.tree.map(lambda part: jnp.asarray(part, dtype), start))
     unit = jnp.asarray(learning_rate if momentum is None else jnp.sqrt(learning_rate), dtype)
 
-    def slope(vector: jax.Array) -> jax.Array:
+    def slope(_: Any, vector: jax.Array, __: None) -> jax.Array:
         state = unravel(vector)
         gradient = layout.columns(jax.grad(loss)(layout.outputs(state.fx_train), y), "the gradient of the loss")
         force = -(matrix @ gradient), None if cross is None else -(cross @ gradient)
@@ -177,8 +177,9 @@ def _solve(
         return ravel_pytree(ODEState(state.qx_train, state.qx_test, *damped))[0]
 
     flat = jnp.asarray(times, dtype).reshape(-1)
-    default = 1.4e-8 if dtype == jnp.float64 else 1e-5
-    found = integrate(slope, vector, flat * unit, default if tolerance is None else tolerance, max_steps)
+    tolerance = tolerance or (1.4e-8 if dtype == jnp.float64 else 1e-5)
+    ascending = jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit  # what else is traced becomes NaN below
+    found = solve_ode(slope, vector, ascending, relative=tolerance, absolute=tolerance, max_steps=max_steps)
     ordered = (jnp.diff(flat, prepend=-1.0) > 0).all() & (flat >= 0).all()
     found = jnp.where(ordered, found, jnp.nan)
     return jax.tree.map(lambda part: part.reshape(*times.shape, *part.shape[1:]), jax.vmap(unravel)(found))

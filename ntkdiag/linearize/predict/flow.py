@@ -1,4 +1,4 @@
-"""Any loss in function space: gradient flow as a differential equation, by diffrax."""
+"""Any loss in function space: gradient flow as a differential equation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +14,7 @@ from ntkdiag.linearize.matrix_free.gauss_newton import require_number
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.matrix_free.program import run
 from ntkdiag.linearize.predict.linear_model import LinearModel, read_model
+from ntkdiag.linearize.predict.ode import solve_ode
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
 
@@ -84,8 +85,6 @@ def integrate_flow(
 
 
 def _integrate(model: LinearModel, times: jax.Array, decay: jax.Array, static: tuple[Any, ...]) -> jax.Array:
-    import diffrax
-
     loss, solver, step, tolerance, max_steps = static
 
     def velocity(t: Any, weights: jax.Array, args: tuple[LinearModel, jax.Array]) -> jax.Array:
@@ -94,19 +93,14 @@ def _integrate(model: LinearModel, times: jax.Array, decay: jax.Array, static: t
         gradient = jax.grad(loss)(model.train(weights, kept)).reshape(weights.shape)
         return -gradient - decay * weights
 
-    steps = diffrax.PIDController(rtol=tolerance, atol=1e-3 * tolerance)
-    solved = diffrax.diffeqsolve(
-        diffrax.ODETerm(velocity),
-        solver or diffrax.Tsit5(),
-        t0=jnp.zeros((), times.dtype),
-        t1=jnp.where(times[-1] > 0, times[-1], 1.0).astype(times.dtype),
-        dt0=step,
-        y0=jnp.zeros_like(model.start),
-        args=(model, decay),
-        saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=diffrax.ConstantStepSize() if step is not None else steps,
+    return solve_ode(
+        velocity,
+        jnp.zeros_like(model.start),
+        times,
+        (model, decay),
+        relative=tolerance,
+        absolute=1e-3 * tolerance,
         max_steps=max_steps,
-        throw=False,
+        solver=solver,
+        step=step,
     )
-    assert solved.ys is not None
-    return jnp.where(jnp.isfinite(solved.ys), solved.ys, jnp.nan)
