@@ -86,50 +86,52 @@ class Gram:
         results = [self._assemble(group, edges, shape) for group in zip(*strips, strict=True)]
         if streamed:
             sums = tuple(functools.reduce(jnp.add, shares) for shares in zip(*streamed, strict=True))
-            results = [results[0] + self._assemble(sums, self._coarse_edges(shape), shape)]
+            results = [results[0] + self._assemble(sums, self._strips(shape, columns=False), shape)]
         return results
 
+    def nothing(self, shape: tuple[int, ...], dtype: Any, columns: bool) -> list[jax.Array]:
+        """What `stream` adds to at first: zeros for each strip of the triangle, or for the whole where there are columns."""
+        axis = 2 if self.contraction == "full" else 1
+        totals = []
+        for start, stop in itertools.pairwise(self._strips(shape, columns)):
+            strip = list(shape)
+            strip[0], strip[axis] = stop - start, strip[axis] - start
+            totals.append(jnp.zeros(strip, dtype))
+        return totals
+
     def stream(
-        self, rows: list[Stream], columns: list[Stream] | None, shape: tuple[int, ...], turn: Any, turns: int
+        self, totals: list[jax.Array], row: Stream, column: Stream | None, shape: tuple[int, ...], turn: Any, turns: int
     ) -> list[jax.Array]:
-        """Products of streamed parts: pieces `turn`, `turn + turns`, ... of each, added up.
+        """Add the products of pieces `turn`, `turn + turns`, ... of a part.
 
         Args:
-            rows: The streamed parts of n examples, all of the only group.
-            columns: Those of m examples; None where they are the rows.
+            totals: As of `nothing`.
+            row: The part of n examples, of the only group.
+            column: That of m examples; None where they are the rows.
             shape: Shape of the whole result.
             turn: Which share of the pieces.
             turns: Number of shares.
-
-        Returns:
-            One sum for each strip of the triangle, or a single one where there are columns.
         """
-        n, axis = shape[0], 2 if self.contraction == "full" else 1
-        edges = [0, n] if columns is not None else self._coarse_edges(shape)
-        dtype = jnp.float64 if self.dot.name == "float64" else jnp.promote_types(rows[0].arrays[0].dtype, "float32")
-        totals = []
-        for start, stop in itertools.pairwise(edges):
-            strip = list(shape)
-            strip[0], strip[axis] = stop - start, strip[axis] - (0 if columns is not None else start)
-            totals.append(jnp.zeros(strip, dtype))
+        n = shape[0]
+        edges = self._strips(shape, column is not None)
 
-        def add(totals, step, members):
+        def add(step, totals):
             index = turn + step * turns
-            for k in members:
-                row = rows[k].piece(index)
-                column = row if columns is None else columns[k].piece(index)
-                for r, (start, stop) in enumerate(itertools.pairwise(edges)):
-                    rest = column if columns is not None else column.take(slice(start, n))
-                    product = row.take(slice(start, stop)).gram(rest, self.contraction, self.dot)
-                    totals[r] = _accumulate(totals[r], product, index, rows[k], self.contraction)
+            rows = row.piece(index)
+            columns = rows if column is None else column.piece(index)
+            for r, (start, stop) in enumerate(itertools.pairwise(edges)):
+                rest = columns if column is not None else columns.take(slice(start, n))
+                product = rows.take(slice(start, stop)).gram(rest, self.contraction, self.dot)
+                totals[r] = _accumulate(totals[r], product, index, row, self.contraction)
             return totals
 
-        counts = [stream.cut.n_pieces for stream in rows]
-        for count in dict.fromkeys(counts):
-            members = [k for k, c in enumerate(counts) if c == count]
-            body = lambda totals, step, members=members: (add(list(totals), step, members), None)
-            totals = jax.lax.scan(body, totals, jnp.arange(-(-count // turns)))[0]
-        return totals
+        return jax.lax.fori_loop(0, (row.cut.n_pieces - turn + turns - 1) // turns, add, totals)
+
+    def _strips(self, shape: tuple[int, ...], columns: bool) -> list[int]:
+        """Where the strips of a streamed product begin and end; every strip copies the piece, so only where it saves much."""
+        n = shape[0]
+        size = n * (shape[1] if self.contraction == "full" else 1)
+        return self._edges(shape) if size >= _LARGE and not columns else [0, n]
 
     def _edges(self, shape: tuple[int, ...]) -> list[int]:
         """Where the strips of a triangle begin and end."""
@@ -137,12 +139,6 @@ class Gram:
         size = n * (shape[1] if self.contraction == "full" else 1)
         n_strips = min(n, 1 if size < 128 else 2 if size < _LARGE else 4)
         return [n * k // n_strips for k in range(n_strips + 1)]
-
-    def _coarse_edges(self, shape: tuple[int, ...]) -> list[int]:
-        """The same for pieces, of which every strip is a copy: only where it saves much."""
-        n = shape[0]
-        size = n * (shape[1] if self.contraction == "full" else 1)
-        return self._edges(shape) if size >= _LARGE else [0, n]
 
     def _assemble(self, strips: tuple, edges: list[int], shape: tuple[int, ...]) -> jax.Array:
         axis = 2 if self.contraction == "full" else 1
@@ -160,8 +156,8 @@ class Gram:
 
 
 def _accumulate(total: jax.Array, product: jax.Array, index: Any, stream: Stream, contraction: str) -> jax.Array:
-    """Add the product of one piece; an index beyond the last piece adds nothing."""
-    product = jnp.where(index < stream.cut.n_pieces, product, 0).astype(total.dtype)
+    """Add the product of one piece."""
+    product = product.astype(total.dtype)
     if contraction != "diagonal":
         return total + product
     start, width = stream.cut.start(index)[0], stream.cut.directions[1]

@@ -14,7 +14,7 @@ from ntkdiag.kernels import keywords, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.cost import Cost, cost
-from ntkdiag.tangents.factors import merge
+from ntkdiag.tangents.factors import Outer, merge
 from ntkdiag.tangents.parts import Factor, Part
 from ntkdiag.tangents.tangents import Tangents, depends_on
 
@@ -71,8 +71,7 @@ class Program:
         self.dynamic = shapes(keywords.arrays(kwargs))
         self.params = jax.tree.leaves(shapes(params))
         self.example = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape if joint else v.shape[1:], v.dtype), x)
-        _check_outputs(f, params, x, kwargs, joint, call)
-        vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint)
+        vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint, call)
         self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         self.verified = False
@@ -108,8 +107,10 @@ class Program:
 
             def one(fixed, x):
                 factors, y = self.tangents.factors([way.part for way in ways], fixed[0], fixed[1], fixed[2], x)
-                formed = [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)]
-                return merge(formed, _COLUMNS) if merged else formed, y
+                if merged:
+                    both = zip(factors, ways, strict=True)
+                    return merge([part for pair in both for part in _formed_apart(*pair)], _COLUMNS), y
+                return [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)], y
 
             try:
                 closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
@@ -134,16 +135,29 @@ class Program:
         options = _compat.compiler_options(reduces=self.reduces)
         return self.compiled(key, functools.partial(self.factors, ways, merged=merged), options)
 
-    def compiled(self, key: Any, function: Callable, options: dict | None = None) -> Callable:
-        """`function` under jit: the first one given under this key, so that its compilations are found again."""
+    def compiled(
+        self, key: Any, function: Callable, options: dict | None = None, donate: int | None = None
+    ) -> Callable:
+        """`function` under jit: the first one given under this key, so that its compilations are found again.
+
+        Its argument number `donate` is given up to the result.
+        """
         if key not in self._compiled:
-            self._compiled[key] = jax.jit(function, compiler_options=options)
+            self._compiled[key] = jax.jit(function, compiler_options=options, donate_argnums=donate)
         return self._compiled[key]
 
 
 def _formed(factor: Factor, way: Way) -> Factor:
     """Bring the factor of one example to the form its way contracts."""
     return factor.dense() if way.name == "dense" else factor
+
+
+def _formed_apart(factor: Factor, way: Way) -> list[Factor]:
+    """The same, with a bias that rides along on its own where the Jacobian is formed, now or later."""
+    if way.name in ("dense", "streamed") and isinstance(factor, Outer) and factor.ones:
+        weight, bias = factor.apart()
+        return [_formed(weight, way), bias]
+    return [_formed(factor, way)]
 
 
 def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
@@ -159,28 +173,26 @@ def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
 
 
 def _as_vector(
-    f: Callable, structure: Any, fixed: keywords.Fixed, joint: bool, params: list, dynamic: list, x: Any
+    f: Callable, structure: Any, fixed: keywords.Fixed, joint: bool, call: str, params: list, dynamic: list, x: Any
 ) -> Any:
     """f of one example, or of a whole batch that counts as one, as a vector of all outputs."""
     x = x if joint else jax.tree.map(lambda v: v[None], x)
-    leaves = jax.tree.leaves(f(jax.tree.unflatten(structure, params), x, **fixed.fill(dynamic)))
+    out = f(jax.tree.unflatten(structure, params), x, **fixed.fill(dynamic))
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(out)]
+    _check_outputs(leaves, jax.tree.leaves(x)[0].shape[0], joint, call)
     if joint:  # [N ...] each -> [N C] -> examples first
         return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1).reshape(-1)
     return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if len(leaves) > 1 else leaves[0].reshape(-1)
 
 
-def _check_outputs(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool, call: str) -> None:
-    """f returns floating arrays whose first axis is the examples.
+def _check_outputs(leaves: list, n: int, joint: bool, call: str) -> None:
+    """What f returned are floating arrays whose first axis is the n examples.
 
     Raises:
-        InvalidInputError: It does not.
+        InvalidInputError: They are not.
     """
-    fixed = keywords.Fixed.of(kwargs)
-    out = jax.eval_shape(lambda p, x, k: f(p, x, **fixed.fill(k)), params, x, keywords.arrays(kwargs))
-    n = jax.tree.leaves(x)[0].shape[0]
-    leaves = jax.tree.leaves(out)
     floating = lambda v: jnp.issubdtype(v.dtype, jnp.floating)
-    if leaves and all(v.ndim and v.shape[0] == n and floating(v) for v in leaves) and sum(v.size for v in leaves):
+    if all(v.ndim and v.shape[0] == n and floating(v) for v in leaves) and sum(v.size for v in leaves):
         return
     got = ", ".join(f"{v.dtype}{list(v.shape)}" for v in leaves) or "nothing"
     count = "all examples" if joint else "1 example"

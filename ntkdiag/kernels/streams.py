@@ -1,7 +1,8 @@
 """Jacobians formed piece by piece while they are contracted, so that no more than a piece of one exists at a time.
 
-A piece is all parameters for some output directions where the kernel pairs equal directions (trace, diagonal), and some
-columns of the weight for all directions where it does not (full): either way the kernel is a sum over pieces.
+Where the kernel pairs equal output directions (trace, diagonal) a piece is some of them, or a single one of some blocks or
+columns of the weight; where it does not (full), some blocks or columns for all directions. Either way the kernel is a
+sum over pieces.
 """
 
 import dataclasses
@@ -17,25 +18,28 @@ from ntkdiag.tangents.factors import Dense, Outer, Rows, join
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How the cotangents of a part are cut into pieces.
+    """How a part is cut into pieces: for each of three axes its length and that of a piece, which divides it.
 
     Attributes:
-        directions: Output directions, and how many of them a piece has.
-        columns: Columns d of the weight, and how many of them a piece has.
+        directions: Output directions.
+        blocks: Blocks b.
+        columns: Columns d of the weight.
     """
 
     directions: tuple[int, int]
+    blocks: tuple[int, int]
     columns: tuple[int, int]
 
     @property
     def n_pieces(self) -> int:
         """Number of pieces."""
-        return _pieces(self.directions) * _pieces(self.columns)
+        return _pieces(self.directions) * _pieces(self.blocks) * _pieces(self.columns)
 
-    def start(self, index: Any) -> tuple[Any, Any]:
-        """First direction and first column of piece number `index`."""
-        across = _pieces(self.columns)
-        return index // across * self.directions[1], index % across * self.columns[1]
+    def start(self, index: Any) -> tuple[Any, Any, Any]:
+        """First direction, block and column of piece number `index`."""
+        across, blocks = _pieces(self.columns), _pieces(self.blocks)
+        direction, block = index // (across * blocks), index // across % blocks
+        return direction * self.directions[1], block * self.blocks[1], index % across * self.columns[1]
 
     @staticmethod
     def of(sides: list[tuple[list[Dense | Outer | Rows], int]], contraction: str, largest: int) -> "Cut":
@@ -48,12 +52,15 @@ class Cut:
         """
         first = sides[0][0][0]
         array = getattr(first, first.cut)
-        k, d = array.shape[first.outputs_axis], array.shape[-1]
         size = sum(n for _, n in sides) * array.dtype.itemsize * math.prod(first.jacobian_shape)
-        share = largest / max(1, size)
-        directions = k if contraction == "full" else _divisor(k, k * share)
-        columns = d if directions > 1 and contraction != "full" else _divisor(d, d * share * k / max(1, directions))
-        return Cut((k, directions), (d, columns))
+        n_blocks = array.shape[first.blocks[first.cut]] if first.blocks else 1
+        needed, cuts = size / largest, []
+        for length in (array.shape[first.outputs_axis], n_blocks, array.shape[-1]):
+            whole = contraction == "full" and not cuts
+            width = length if whole else _divisor(length, length / needed if needed > 1 else length)
+            needed /= max(1, length) / max(1, width)
+            cuts.append((length, width))
+        return Cut(*cuts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,16 +88,24 @@ class Stream:
 
     def piece(self, index: Any) -> Dense:
         """The Jacobian of piece number `index`: [n o' P']."""
-        direction, column = self.cut.start(index)
+        direction, block, column = self.cut.start(index)
+        head, axes = self.head, self.head.blocks
+        rest = {name: axis for name, axis in axes.items() if name != head.cut}
+        head = dataclasses.replace(head, **{k: self._blocks(getattr(head, k), block, v) for k, v in rest.items()})
 
         def of_block(x):
-            x = lax.dynamic_slice_in_dim(x, direction, self.cut.directions[1], x.ndim + self.head.outputs_axis)
+            x = lax.dynamic_slice_in_dim(x, direction, self.cut.directions[1], x.ndim + head.outputs_axis)
+            x = self._blocks(x, block, axes[head.cut]) if axes else x
             return lax.dynamic_slice_in_dim(x, column, self.cut.columns[1], x.ndim - 1)
 
         pieces = [of_block(array) for array in self.arrays]
-        joined = len(pieces) > 1 and pieces[0].ndim == self.head.ndims[self.head.cut]
+        joined = len(pieces) > 1 and pieces[0].ndim == head.ndims[head.cut]
         piece = jnp.concatenate(pieces)[: self.n] if joined else pieces[0]
-        return dataclasses.replace(self.head, **{self.head.cut: piece}).dense()
+        return dataclasses.replace(head, **{head.cut: piece}).dense()
+
+    def _blocks(self, x: jax.Array, start: Any, axis: int) -> jax.Array:
+        """The blocks of a piece."""
+        return lax.dynamic_slice_in_dim(x, start, self.cut.blocks[1], x.ndim + axis)
 
 
 def _pieces(cut: tuple[int, int]) -> int:

@@ -143,11 +143,12 @@ class Task:
 
     def whole(self, plan: planning.Plan) -> list[Any]:
         """As one tile: differentiated step by step, contracted at once."""
-        order = [way.name for way in plan.ways]
-        if self.single:  # as `factors.merge` leaves them
-            order = ["dense"] * ("dense" in order) + [name for name in order if name != "dense"]
         sides = [self.rows] if self.columns is None else [self.rows, self.columns]
         blocks = [self._blocks(s, _named(s.ways, plan.ways), min(plan.blocks.step, s.n)) for s in sides]
+        order = [way.name for way in plan.ways]
+        if self.single:  # as `factors.merge` leaves them
+            others = [name for name in order if name != "dense"]
+            order = ["dense"] * (len(blocks[0][0]) - len(others)) + others
         in_pieces = {"streamed", "dense"} if self.single and len(blocks[0]) > 1 else {"streamed"}
         pick = lambda wanted: [
             [
@@ -157,19 +158,30 @@ class Task:
             for side in blocks
         ]
         shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in plan.ways)
-        shares = self._streamed(pick(True), shape, key) if in_pieces & {*order} else []
+        shares = self._streamed(pick(True), shape) if in_pieces & {*order} else []
         run = self._compiled(("whole", shape, key), functools.partial(_contract, self.gram, shape))
         return run(pick(False), self.weights, shares)
 
-    def _streamed(self, sides: list, shape: tuple[int, ...], key: tuple) -> list[list[jax.Array]]:
-        """The parts that are contracted piece by piece, the pieces shared out over the workers."""
+    def _streamed(self, sides: list, shape: tuple[int, ...]) -> list[list[jax.Array]]:
+        """The parts that are contracted piece by piece, the pieces of each shared out over the workers.
+
+        Equal parts of different layers share one compiled function.
+        """
         machine = Machine.here()
         piece = machine.piece_of(sum(side.n for side in (self.rows, self.columns) if side))
-        cuts = [Cut.of(part, self.gram.contraction, piece) for part in _by_part(self.gram, shape, sides)]
-        turns = min(machine.workers, max(cut.n_pieces for cut in cuts))
-        share = functools.partial(_share, self.gram, shape, turns, piece)
-        run = self._compiled(("stream", shape, key, turns), share)
-        return [run(sides, turn) for turn in range(turns)]
+        dtype = self.rows.program.tangents.dtype
+        dtype = jnp.float64 if self.gram.dot.name == "float64" else jnp.promote_types(dtype, "float32")
+        shares = [self.gram.nothing(shape, dtype, self.columns is not None) for _ in range(machine.workers)]
+        for k in range(len(sides[0][0])):
+            part = [[block[k] for block in side] for side in sides]
+            cut = Cut.of(_lengths(self.gram, shape, part), self.gram.contraction, piece)
+            turns = min(machine.workers, cut.n_pieces)
+            share = functools.partial(_share, self.gram, shape, turns, cut)
+            run = self._compiled(("stream", shape, turns, cut), share, donate=0)
+            for turn in range(turns):
+                shares[turn] = run(shares[turn], part, turn)
+            shares = shares[turns:] + shares[:turns]  # the next part begins with those that wait
+        return shares
 
     def in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
         """Tile by tile into arrays on the host; row blocks stay while the columns pass by."""
@@ -271,9 +283,9 @@ class Task:
         """Whether all parts are added up as they are."""
         return self.gram.n_groups == 1 and self.weights is None
 
-    def _compiled(self, key: tuple, function: Callable) -> Callable:
+    def _compiled(self, key: tuple, function: Callable, donate: int | None = None) -> Callable:
         """A contraction, compiled once per program, ways and shape."""
-        return self.rows.program.compiled((*key, self.gram), function)
+        return self.rows.program.compiled((*key, self.gram), function, donate=donate)
 
 
 def _examples(x: Any, start: int, size: int, n: int) -> Any:
@@ -307,21 +319,18 @@ def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | N
     return [jnp.broadcast_to(tile, shape) for tile in tiles]
 
 
-def _share(gram: Gram, shape: tuple[int, ...], turns: int, piece: int, sides: list, turn: Any) -> list:
-    """One share of the pieces of the parts that are formed while they are contracted."""
-    parts = []
-    for part in _by_part(gram, shape, sides):
-        cut = Cut.of(part, gram.contraction, piece)
-        parts.append([Stream.of(blocks, n, cut) for blocks, n in part])
-    columns = None if len(sides) == 1 else [part[1] for part in parts]
-    return gram.stream([part[0] for part in parts], columns, shape, turn, turns)
+def _share(
+    gram: Gram, shape: tuple[int, ...], turns: int, cut: Cut, totals: list, sides: list, turn: Any
+) -> list[jax.Array]:
+    """Add one share of the pieces of a part that is formed while it is contracted."""
+    row, *column = (Stream.of(blocks, n, cut) for blocks, n in _lengths(gram, shape, sides))
+    return gram.stream(totals, row, column[0] if column else None, shape, turn, turns)
 
 
-def _by_part(gram: Gram, shape: tuple[int, ...], sides: list) -> list[list[tuple[list, int]]]:
-    """For every part, for rows (and columns): its blocks and the number of examples."""
+def _lengths(gram: Gram, shape: tuple[int, ...], sides: list) -> list[tuple[list, int]]:
+    """For rows (and columns): the blocks of a part and the number of examples."""
     lengths = (shape[0], shape[2 if gram.contraction == "full" else 1])
-    of = lambda k: [([block[k] for block in side], n) for side, n in zip(sides, lengths, strict=False)]
-    return [of(k) for k in range(len(sides[0][0]))]
+    return list(zip(sides, lengths, strict=False))
 
 
 def _precision_context(dot: Precision) -> Any:

@@ -30,6 +30,7 @@ class Dense:
     ndims: ClassVar = {"j": 3}
     cut: ClassVar = "j"
     outputs_axis: ClassVar = -2
+    blocks: ClassVar = {}
 
     @property
     def jacobian_shape(self) -> tuple[int, ...]:
@@ -64,6 +65,7 @@ class Outer:
     ndims: ClassVar = {"a": 4, "c": 5}
     cut: ClassVar = "c"
     outputs_axis: ClassVar = -4
+    blocks: ClassVar = {"a": -3, "c": -3}
 
     @property
     def jacobian_shape(self) -> tuple[int, int]:
@@ -100,6 +102,11 @@ class Outer:
 
         return jax.lax.map(row, (a1, c1))
 
+    def apart(self) -> "tuple[Outer, Dense]":
+        """The weight, and the bias that rides with it formed: both in products of round sizes."""
+        bias = self.c.sum(-2)  # [n o b d]
+        return Outer(self.a, self.c), Dense(bias.reshape(*bias.shape[:-2], -1))
+
     def dense(self) -> Dense:
         """Form J, in the order [b d i]: one batched matrix product; a bias is one more input, the constant 1."""
         a = self.a
@@ -124,6 +131,7 @@ class Rows:
     ndims: ClassVar = {"index": 2, "c": 4}
     cut: ClassVar = "c"
     outputs_axis: ClassVar = -3
+    blocks: ClassVar = {}
 
     @property
     def jacobian_shape(self) -> tuple[int, int]:

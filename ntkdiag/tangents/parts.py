@@ -57,32 +57,32 @@ class Part:
         rows, outer = (dataclasses.replace(self, sites=of(kind), kind=kind) for kind in ("rows", "outer"))
         return rows, outer
 
-    def factor(self, handed: dict, taps: dict, vjps: dict) -> Factor:
-        """The factor of one example, from operands, tap cotangents [o ...] and leaf VJPs [o ...]."""
+    def factor(self, handed: dict, cotangents: dict, vjps: dict) -> Factor:
+        """The factor of one example, from operands and cotangents c [o b t d] by site, and leaf VJPs [o ...]."""
         if self.kind == "dense":
             j = vjps[self.leaves[0]]
             return Dense(j.reshape(j.shape[0], -1))
         if self.kind == "assembled":
-            return self._assembled(handed, taps, vjps)
+            return self._assembled(handed, cotangents, vjps)
         if self.kind == "tied":
-            rows, outer = (part.factor(handed, taps, vjps) for part in self.halves())
+            rows, outer = (part.factor(handed, cotangents, vjps) for part in self.halves())
             return Tied(rows, outer)  # type: ignore[arg-type]
         a = [operand(site, handed[site.handed]) for site in self.sites]
-        c = [cotangent(site, taps[site.tap]) for site in self.sites]
+        c = [cotangents[site.handed] for site in self.sites]
         if self.kind == "rows":
             rows = self.sites[0].use.sizes()[2]
             index, c = jnp.concatenate(a), jnp.concatenate([v[:, 0] for v in c], axis=1)
             return Rows(index, jnp.where((index < rows)[:, None], c, 0), rows)
         return Outer(jnp.concatenate(a, axis=1), jnp.concatenate(c, axis=2), self.ones)
 
-    def _assembled(self, handed: dict, taps: dict, vjps: dict) -> Dense:
+    def _assembled(self, handed: dict, cotangents: dict, vjps: dict) -> Dense:
         """Every use in the order of the leaf, added up."""
-        n_outputs = next(iter([*vjps.values(), *taps.values()])).shape[0]
+        n_outputs = next(iter([*vjps.values(), *cotangents.values()])).shape[0]
         total = vjps.get(self.leaves[0])
         flat = jnp.zeros((n_outputs, self.size)) if total is None else total.reshape(n_outputs, -1)
         for site in self.sites:
             part = dataclasses.replace(self, sites=(site,), kind="rows" if site.use.kind == "rows" else "outer")
-            j = part.factor(handed, taps, vjps).dense().j
+            j = part.factor(handed, cotangents, vjps).dense().j
             flat = flat.astype(jnp.result_type(flat, j))
             flat = flat + _in_leaf_order(j, site, self.size)
         return Dense(flat)
@@ -123,11 +123,11 @@ def operand(site: Site, h: jax.Array) -> jax.Array:
 
 
 def cotangent(site: Site, c: jax.Array) -> jax.Array:
-    """C [o b t d] of a site, enclosing scans folded into b and t."""
+    """C [b t d] of a site for one output direction, enclosing scans folded into b and t."""
     fn = site.use.cotangent
     for _ in site.scans:
         fn = jax.vmap(fn)
-    return jax.vmap(lambda c: _fold(fn(c), site.scans))(c)
+    return _fold(fn(c), site.scans)
 
 
 def _fold(x: jax.Array, scans: tuple[tuple[int, str], ...]) -> jax.Array:

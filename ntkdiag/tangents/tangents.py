@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ntkdiag import _compat
 from ntkdiag.tangents.layout import Layout
-from ntkdiag.tangents.parts import Factor, Part, group
+from ntkdiag.tangents.parts import Factor, Part, cotangent, group
 from ntkdiag.tangents.recorder import Recorder, Site
 from ntkdiag.tangents.views import View
 from ntkdiag.tangents.walk import walk
@@ -94,8 +94,14 @@ class Tangents:
             return y, recorder.handed
 
         y, vjp, handed = jax.vjp(tapped, zeros, dense, has_aux=True)
-        taps, dense = jax.vmap(vjp)(basis.astype(y.dtype))
-        return [part.factor(handed, taps, dense) for part in parts], y
+        sites = [site for part in parts for site in part.sites]
+
+        def backward(direction):
+            taps, dense = vjp(direction)
+            return {site.handed: cotangent(site, taps[site.tap]) for site in sites}, dense
+
+        cotangents, dense = jax.vmap(backward)(basis.astype(y.dtype))
+        return [part.factor(handed, cotangents, dense) for part in parts], y
 
 
 def _walk(closed: Any, params: list, dense: dict | None, inputs: list, recorder: Recorder) -> jax.Array:
