@@ -90,7 +90,7 @@ class Gram:
         return results
 
     def nothing(self, shape: tuple[int, ...], dtype: Any, columns: bool) -> list[jax.Array]:
-        """What `stream` adds to at first: zeros for each strip of the triangle, or for the whole where there are columns."""
+        """What `stream` adds to at first: zeros for each strip of the triangle, or for the whole with columns."""
         axis = 2 if self.contraction == "full" else 1
         totals = []
         for start, stop in itertools.pairwise(self._strips(shape, columns)):
@@ -128,7 +128,7 @@ class Gram:
         return jax.lax.fori_loop(0, (row.cut.n_pieces - turn + turns - 1) // turns, add, totals)
 
     def _strips(self, shape: tuple[int, ...], columns: bool) -> list[int]:
-        """Where the strips of a streamed product begin and end; every strip copies the piece, so only where it saves much."""
+        """Where the strips of a streamed product end: several, each a copy of the piece, only where that saves much."""
         n = shape[0]
         size = n * (shape[1] if self.contraction == "full" else 1)
         return self._edges(shape) if size >= _LARGE and not columns else [0, n]

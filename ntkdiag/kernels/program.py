@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ntkdiag import _compat, errors
 from ntkdiag.kernels import keywords, reversible
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.cost import Cost, cost
 from ntkdiag.tangents.factors import Outer, merge
@@ -74,10 +75,13 @@ class Program:
         vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint, call)
         self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
+        if self.reduces and jax.default_backend() == "cpu":
+            _compat.known_answer_test()  # while the rest is traced
         self.verified = False
         self._parts: dict[str, list[Part]] = {}
         self._traces: dict[tuple, Trace] = {}
-        self._compiled: dict[Any, Callable] = {}
+        self.begun: set[Any] = set()
+        self._compiled: dict[Any, Compiled] = {}
 
     @staticmethod
     def of(f: Callable, params: Any, x: Any, kwargs: dict, *, joint: bool, call: str) -> "Program":
@@ -129,21 +133,24 @@ class Program:
         fixed = (jax.tree.leaves(params), basis, keywords.arrays(kwargs))
         return self.trace(ways, basis, merged)(fixed, jax.tree.map(lambda v: v[None], x) if self.joint else x)
 
-    def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Callable:
+    def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Compiled:
         """`factors` compiled, as a function of (params, basis, kwargs, x)."""
         key = (tuple(way.key for way in ways), merged)
         options = _compat.compiler_options(reduces=self.reduces)
         return self.compiled(key, functools.partial(self.factors, ways, merged=merged), options)
 
+    def compiled_outputs(self, f: Callable, kwargs: dict) -> Compiled:
+        """f compiled, as a function of (params, x, kwargs)."""
+        fixed = keywords.Fixed.of(kwargs)
+        function = lambda params, x, arrays: f(params, x, **fixed.fill(arrays))
+        return self.compiled("outputs", function, _compat.options_to_run_once())
+
     def compiled(
         self, key: Any, function: Callable, options: dict | None = None, donate: int | None = None
-    ) -> Callable:
-        """`function` under jit: the first one given under this key, so that its compilations are found again.
-
-        Its argument number `donate` is given up to the result.
-        """
+    ) -> Compiled:
+        """`function` compiled: the first one given under this key, so that its compilations are found again."""
         if key not in self._compiled:
-            self._compiled[key] = jax.jit(function, compiler_options=options, donate_argnums=donate)
+            self._compiled[key] = Compiled(function, options, donate)
         return self._compiled[key]
 
 

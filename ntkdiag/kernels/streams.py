@@ -1,8 +1,8 @@
 """Jacobians formed piece by piece while they are contracted, so that no more than a piece of one exists at a time.
 
-Where the kernel pairs equal output directions (trace, diagonal) a piece is some of them, or a single one of some blocks or
-columns of the weight; where it does not (full), some blocks or columns for all directions. Either way the kernel is a
-sum over pieces.
+Where the kernel pairs equal output directions (trace, diagonal) a piece is some of them, or a single one of some blocks
+or columns of the weight; where it does not (full), some blocks or columns for all directions. Either way the kernel is
+a sum over pieces.
 """
 
 import dataclasses

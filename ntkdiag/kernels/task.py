@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntkdiag import _compat
 from ntkdiag.kernels import interaction, keywords
 from ntkdiag.kernels import plan as planning
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.gram import Gram, mirrored
 from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
@@ -144,44 +146,69 @@ class Task:
     def whole(self, plan: planning.Plan) -> list[Any]:
         """As one tile: differentiated step by step, contracted at once."""
         sides = [self.rows] if self.columns is None else [self.rows, self.columns]
-        blocks = [self._blocks(s, _named(s.ways, plan.ways), min(plan.blocks.step, s.n)) for s in sides]
+        cuts = [(side, _named(side.ways, plan.ways), min(plan.blocks.step, side.n)) for side in sides]
+        self._begin(cuts, plan)
+        streams, finish = self._contractions([self._blocks(*cut) for cut in cuts], plan)
+        shares = self._nothing(plan) if streams else []
+        for run, part, turns in streams:
+            for turn in range(turns):
+                shares[turn] = run(shares[turn], part, turn)
+            shares = shares[turns:] + shares[:turns]  # the next part begins with those that wait
+        run, rest = finish
+        return run(rest, self.weights, shares)
+
+    def _begin(self, cuts: list[tuple[Side, tuple[Way, ...], int]], plan: planning.Plan) -> None:
+        """Have what comes after the factors compiled while the factors are, the first time."""
+        key = (plan.ways, plan.n, plan.m, plan.blocks.step, self.gram, self.columns is None)
+        program = self.rows.program
+        if key in program.begun or _compat.committed((self.params, self.kwargs, *(side.x for side, _, _ in cuts))):
+            return
+        program.begun.add(key)
+        for side, _, step in cuts:
+            if self.check and not side.program.verified and side.n > 1:
+                n = self._block_size(side, step)
+                x = jax.eval_shape(functools.partial(_examples, start=0, size=min(n, side.n), n=side.n), side.x)
+                kwargs = self._kwargs(side)
+                side.program.compiled_outputs(side.f, kwargs).begin(self.params, x, keywords.arrays(kwargs))
+        streams, (run, rest) = self._contractions([self._shapes(*cut) for cut in cuts], plan)
+        shares = jax.eval_shape(functools.partial(self._nothing, plan)) if streams else []
+        for stream, part, _ in streams:
+            stream.begin(shares[0], part, 0)
+        run.begin(rest, self.weights, shares)
+
+    def _contractions(self, blocks: list, plan: planning.Plan) -> tuple[list, tuple[Compiled, list]]:
+        """What is contracted piece by piece, as (function, part, shares of it), and the function that does the rest.
+
+        Equal parts of different layers share one function. Blocks may be shapes.
+        """
         order = [way.name for way in plan.ways]
         if self.single:  # as `factors.merge` leaves them
             others = [name for name in order if name != "dense"]
             order = ["dense"] * (len(blocks[0][0]) - len(others)) + others
         in_pieces = {"streamed", "dense"} if self.single and len(blocks[0]) > 1 else {"streamed"}
-        pick = lambda wanted: [
-            [
-                [factor for factor, name in zip(block, order, strict=True) if (name in in_pieces) == wanted]
-                for block in side
-            ]
-            for side in blocks
-        ]
-        shape, key = self.shape(sides[0].n, sides[-1].n), tuple(way.key for way in plan.ways)
-        shares = self._streamed(pick(True), shape) if in_pieces & {*order} else []
-        run = self._compiled(("whole", shape, key), functools.partial(_contract, self.gram, shape))
-        return run(pick(False), self.weights, shares)
+        machine, shape = Machine.here(), self.shape(plan.n, plan.m)
+        piece = machine.piece_of(plan.n + (plan.m if self.columns else 0))
+        streams, rest = [], [[[] for _ in side] for side in blocks]
+        for k, name in enumerate(order):
+            part = [[block[k] for block in side] for side in blocks]
+            if name in in_pieces:
+                cut = Cut.of(_lengths(self.gram, shape, part), self.gram.contraction, piece)
+                turns = min(machine.workers, cut.n_pieces)
+                share = functools.partial(_share, self.gram, shape, turns, cut)
+                streams.append((self._compiled(("stream", shape, turns, cut), share, donate=0), part, turns))
+            else:
+                for kept, side in zip(rest, part, strict=True):
+                    for own, factor in zip(kept, side, strict=True):
+                        own.append(factor)
+        key = ("whole", shape, tuple(way.key for way in plan.ways))
+        return streams, (self._compiled(key, functools.partial(_contract, self.gram, shape)), rest)
 
-    def _streamed(self, sides: list, shape: tuple[int, ...]) -> list[list[jax.Array]]:
-        """The parts that are contracted piece by piece, the pieces of each shared out over the workers.
-
-        Equal parts of different layers share one compiled function.
-        """
-        machine = Machine.here()
-        piece = machine.piece_of(sum(side.n for side in (self.rows, self.columns) if side))
+    def _nothing(self, plan: planning.Plan) -> list[list[jax.Array]]:
+        """What the shares of the pieces are added to, one for each worker."""
         dtype = self.rows.program.tangents.dtype
         dtype = jnp.float64 if self.gram.dot.name == "float64" else jnp.promote_types(dtype, "float32")
-        shares = [self.gram.nothing(shape, dtype, self.columns is not None) for _ in range(machine.workers)]
-        for k in range(len(sides[0][0])):
-            part = [[block[k] for block in side] for side in sides]
-            cut = Cut.of(_lengths(self.gram, shape, part), self.gram.contraction, piece)
-            turns = min(machine.workers, cut.n_pieces)
-            share = functools.partial(_share, self.gram, shape, turns, cut)
-            run = self._compiled(("stream", shape, turns, cut), share, donate=0)
-            for turn in range(turns):
-                shares[turn] = run(shares[turn], part, turn)
-            shares = shares[turns:] + shares[:turns]  # the next part begins with those that wait
-        return shares
+        shape = self.shape(plan.n, plan.m)
+        return [self.gram.nothing(shape, dtype, self.columns is not None) for _ in range(Machine.here().workers)]
 
     def in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
         """Tile by tile into arrays on the host; row blocks stay while the columns pass by."""
@@ -241,12 +268,28 @@ class Task:
                 whole[at(slice(c, c + m), slice(r, r + n))] = mirrored(tile, contraction)
 
     def _blocks(self, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:
-        """Factors of all examples in consecutive blocks: of a step each, or of more where that would be too many."""
-        size = step * math.ceil(side.n / step / _MOST_BLOCKS)
+        """Factors of all examples in consecutive blocks."""
+        size = self._block_size(side, step)
         return [
             self._joined(side, self._steps(side, ways, start, min(size, side.n - start), step))
             for start in range(0, side.n, size)
         ]
+
+    def _block_size(self, side: Side, step: int) -> int:
+        """Examples of a block: those of a step, or of more where that would be too many blocks."""
+        return step * math.ceil(side.n / step / _MOST_BLOCKS)
+
+    def _shapes(self, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:
+        """Shapes of what `_blocks` returns."""
+        size = self._block_size(side, step)
+        x = jax.eval_shape(functools.partial(_examples, start=0, size=step, n=side.n), side.x)
+        run = side.program.compiled_factors(ways, self.single)
+        one, _ = run.shapes(self.params, self._basis(side), keywords.arrays(self._kwargs(side)), x)
+        counts = [math.ceil(min(size, side.n - start) / step) for start in range(0, side.n, size)]
+        return [jax.eval_shape(_join, [one] * count) for count in counts]
+
+    def _kwargs(self, side: Side) -> dict:
+        return self.kwargs if side.kwargs is None else side.kwargs
 
     def _factors(self, side: Side, start: int, blocks: planning.Blocks) -> list:
         """Factors of one block of examples, as long as every other block."""
@@ -261,7 +304,7 @@ class Task:
     def _steps(self, side: Side, ways: tuple[Way, ...], start: int, size: int, step: int) -> list[list]:
         """Factors of examples start to start + size, step by step; the last ones repeat to fill the last step."""
         run = side.program.compiled_factors(ways, self.single)
-        kwargs = keywords.arrays(self.kwargs if side.kwargs is None else side.kwargs)
+        kwargs = keywords.arrays(self._kwargs(side))
         basis = self._basis(side)
         outcomes = []
         in_flight = Machine.here().in_flight
@@ -274,7 +317,8 @@ class Task:
             n = min(size, side.n - start)
             alone = np.concatenate([np.broadcast_to(y, (step, y.shape[-1])) for _, y in outcomes])[:n]
             block = _examples(side.x, start, n, side.n)
-            interaction.check_independent(side.f, self.params, block, self.kwargs, alone, self.call)
+            outputs = side.program.compiled_outputs(side.f, self._kwargs(side))
+            interaction.check_independent(outputs(self.params, block, kwargs), alone, self.call)
             side.program.verified = True
         return [factors for factors, _ in outcomes]
 
@@ -283,7 +327,7 @@ class Task:
         """Whether all parts are added up as they are."""
         return self.gram.n_groups == 1 and self.weights is None
 
-    def _compiled(self, key: tuple, function: Callable, donate: int | None = None) -> Callable:
+    def _compiled(self, key: tuple, function: Callable, donate: int | None = None) -> Compiled:
         """A contraction, compiled once per program, ways and shape."""
         return self.rows.program.compiled((*key, self.gram), function, donate=donate)
 
