@@ -118,11 +118,6 @@ def compiler_options(*, reduces: bool) -> dict[str, str]:
     return options
 
 
-def options_to_run_once() -> dict[str, str]:
-    """XLA options for a program that runs once: half the time to compile, three times that of running."""
-    return {"xla_backend_optimization_level": "0"} if jax.default_backend() == "cpu" else {}
-
-
 @functools.cache
 def _warn_untrusted(flag: str) -> None:
     warnings.warn(

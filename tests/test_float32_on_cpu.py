@@ -77,11 +77,11 @@ def test_scanned_blocks_with_rms_norm(shape):
 def test_the_chosen_options_pass_the_known_answer_test():
     options = _compat.trusted_cpu_options()
     assert options is not None, "no set of XLA options computes the known answer on this machine"
-    assert _compat._known_answer_error(options) < 1e-5
+    assert _compat._passes(options)
 
 
 def test_unknown_options_are_passed_over():
-    assert _compat._known_answer_error({"xla_cpu_no_such_option": "1"}) == np.inf
+    assert not _compat._passes({"xla_cpu_no_such_option": "1"})
 
 
 @pytest.fixture

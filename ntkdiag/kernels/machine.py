@@ -28,6 +28,13 @@ class Machine:
         """
         return max(self.piece, 2**14 * n)
 
+    def shares(self, n: int, output: int) -> int:
+        """How many sums of pieces for n examples are made side by side, each of `output` bytes.
+
+        One for each worker, but fewer where the sums outweigh the pieces: such products keep all cores busy alone.
+        """
+        return max(1, min(self.workers, self.workers * self.piece_of(n) // max(1, output)))
+
     @property
     def in_flight(self) -> int:
         """Computations under way: one waits, so that no worker does."""

@@ -54,6 +54,7 @@ class Plan:
         passes: How many times each example is differentiated, on average.
         peak_bytes: Predicted peak of memory beyond parameters and inputs.
         budget_bytes: What was allowed.
+        shares: How many sums of pieces there are, of Jacobians formed while they are contracted.
     """
 
     rows: tuple[PlanRow, ...]
@@ -67,6 +68,7 @@ class Plan:
     passes: float
     peak_bytes: int
     budget_bytes: int
+    shares: int
 
     @property
     def flops(self) -> int:
@@ -159,15 +161,18 @@ def _make(
     cut = [(n + m) * k * way.part.size * itemsize for way in ways if way.name in in_pieces]
     whole = sum(way.size for way in ways if way.name not in in_pieces)
     joined = whole + sum(machine.workers * way.operand for way in ways if way.name == "streamed")
+    output = pair * n * (m or n)
+    shares = machine.shares(n + m, output)
+    pieces = _PIECE_COPIES * machine.workers * min(machine.piece_of(n + m), max(cut, default=0))
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
         pair=pair,
-        output=pair * n * (m or n),
+        output=output,
         step=max(1, machine.step // max(1, network.peak)),
         in_flight=machine.in_flight,
         joined=joined * itemsize,
-        pieces=_PIECE_COPIES * machine.workers * min(machine.piece_of(n + m), max(cut, default=0)),
+        pieces=pieces + (shares * output if cut else 0),
         strips=reduction.contraction == "full",
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)
@@ -195,6 +200,7 @@ def _make(
         passes=blocks.passes,
         peak_bytes=blocks.peak,
         budget_bytes=budget,
+        shares=shares,
     )
 
 

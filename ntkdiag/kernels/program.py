@@ -142,8 +142,7 @@ class Program:
     def compiled_outputs(self, f: Callable, kwargs: dict) -> Compiled:
         """f compiled, as a function of (params, x, kwargs)."""
         fixed = keywords.Fixed.of(kwargs)
-        function = lambda params, x, arrays: f(params, x, **fixed.fill(arrays))
-        return self.compiled("outputs", function, _compat.options_to_run_once())
+        return self.compiled("outputs", lambda params, x, arrays: f(params, x, **fixed.fill(arrays)))
 
     def compiled(
         self, key: Any, function: Callable, options: dict | None = None, donate: int | None = None

@@ -159,7 +159,7 @@ class Task:
 
     def _begin(self, cuts: list[tuple[Side, tuple[Way, ...], int]], plan: planning.Plan) -> None:
         """Have what comes after the factors compiled while the factors are, the first time."""
-        key = (plan.ways, plan.n, plan.m, plan.blocks.step, self.gram, self.columns is None)
+        key = (tuple(way.key for way in plan.ways), plan.n, plan.m, plan.blocks.step, self.gram, self.columns is None)
         program = self.rows.program
         if key in program.begun or _compat.committed((self.params, self.kwargs, *(side.x for side, _, _ in cuts))):
             return
@@ -186,14 +186,14 @@ class Task:
             others = [name for name in order if name != "dense"]
             order = ["dense"] * (len(blocks[0][0]) - len(others)) + others
         in_pieces = {"streamed", "dense"} if self.single and len(blocks[0]) > 1 else {"streamed"}
-        machine, shape = Machine.here(), self.shape(plan.n, plan.m)
-        piece = machine.piece_of(plan.n + (plan.m if self.columns else 0))
+        shape = self.shape(plan.n, plan.m)
+        piece = Machine.here().piece_of(sum(side.n for side in (self.rows, self.columns) if side))
         streams, rest = [], [[[] for _ in side] for side in blocks]
         for k, name in enumerate(order):
             part = [[block[k] for block in side] for side in blocks]
             if name in in_pieces:
                 cut = Cut.of(_lengths(self.gram, shape, part), self.gram.contraction, piece)
-                turns = min(machine.workers, cut.n_pieces)
+                turns = min(plan.shares, cut.n_pieces)
                 share = functools.partial(_share, self.gram, shape, turns, cut)
                 streams.append((self._compiled(("stream", shape, turns, cut), share, donate=0), part, turns))
             else:
@@ -204,11 +204,11 @@ class Task:
         return streams, (self._compiled(key, functools.partial(_contract, self.gram, shape)), rest)
 
     def _nothing(self, plan: planning.Plan) -> list[list[jax.Array]]:
-        """What the shares of the pieces are added to, one for each worker."""
+        """What the shares of the pieces are added to."""
         dtype = self.rows.program.tangents.dtype
         dtype = jnp.float64 if self.gram.dot.name == "float64" else jnp.promote_types(dtype, "float32")
         shape = self.shape(plan.n, plan.m)
-        return [self.gram.nothing(shape, dtype, self.columns is not None) for _ in range(Machine.here().workers)]
+        return [self.gram.nothing(shape, dtype, self.columns is not None) for _ in range(plan.shares)]
 
     def in_blocks(self, blocks: planning.Blocks, progress: bool) -> list[np.ndarray]:
         """Tile by tile into arrays on the host; row blocks stay while the columns pass by."""

@@ -17,7 +17,7 @@ _FUSED = frozenset(
     )
 )  # fmt: skip
 # Outputs of these are the same memory under another name.
-_ALIASES = frozenset(("reshape", "squeeze", "expand_dims", "stop_gradient", "copy"))
+_ALIASES = frozenset(("reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "optimization_barrier"))
 
 
 @dataclasses.dataclass(frozen=True)

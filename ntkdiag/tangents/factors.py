@@ -112,7 +112,13 @@ class Outer:
         a = self.a
         if self.ones:
             a = jnp.concatenate([a, jnp.ones((*a.shape[:-1], 1), a.dtype)], axis=-1)
-        j = jnp.einsum("...obtd,...bti->...obdi", self.c, a, precision="highest")
+
+        def form(c, a):  # [o b t d], [b t i] -> [o b d i]; in this order nothing but c is transposed
+            product = jax.lax.dot_general(c, a, (((2,), (1,)), ((1,), (0,))), precision="highest")
+            return jnp.swapaxes(product, 0, 1)
+
+        axes = (0 if self.c.ndim == 5 else None, 0 if a.ndim == 4 else None)
+        j = (form if axes == (None, None) else jax.vmap(form, in_axes=axes))(self.c, a)
         return Dense(j.reshape(*j.shape[:-3], -1))
 
 

@@ -101,7 +101,13 @@ class Tangents:
             return {site.handed: cotangent(site, taps[site.tap]) for site in sites}, dense
 
         cotangents, dense = jax.vmap(backward)(basis.astype(y.dtype))
+        handed, cotangents = _once(handed), _once(cotangents)
         return [part.factor(handed, cotangents, dense) for part in parts], y
+
+
+def _once(arrays: dict) -> dict:
+    """The same arrays, computed once: XLA would compute them again inside every loop that reads them."""
+    return {key: jax.lax.optimization_barrier(array) for key, array in arrays.items()}
 
 
 def _walk(closed: Any, params: list, dense: dict | None, inputs: list, recorder: Recorder) -> jax.Array:
