@@ -5,30 +5,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = """
-import cases, jax, jax.numpy as jnp, numpy as np, reference
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import pytest
+
+BEGIN = """
+import cases, contextlib, jax, jax.numpy as jnp, numpy as np, reference
+from jax.sharding import NamedSharding, PartitionSpec
 from tolerance import assert_close
 import ntkdiag
+from ntkdiag import errors
 
 assert len(jax.devices()) == 4
-mesh = Mesh(np.array(jax.devices()), ("n",))
+mesh = jax.make_mesh((4,), ("n",), axis_types=(jax.sharding.AxisType.{axes},))
 over = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
 f, params, _ = cases.mlp()
 x = cases.normal(8, 5, seed=3)
 want = reference.ntk(f, params, x)
-spread, copied = jax.device_put(x, over("n")), jax.device_put(params, over())
+spread, copied, copied_x = jax.device_put(x, over("n")), jax.device_put(params, over()), jax.device_put(x, over())
 close = lambda kernel, want: assert_close(kernel, want, np.float32)
-
+parted = {{**copied, "v": jax.device_put(params["v"], over(None, "n"))}}  # a weight spread over its outputs
+small = 10_000
+assert not ntkdiag.plan(f, copied, spread, outputs="full", memory=small).blocks.whole
+"""
+AUTOMATIC = """
 kernel = ntkdiag.ntk(f, copied, spread, outputs="full")
 close(kernel, want)
 assert len(kernel.array.sharding.device_set) == 4  # computed where the examples lie
 close(ntkdiag.ntk(f, copied, spread, spread[:4], outputs="full"), want[:, :, :4])
-small = 10_000
-assert not ntkdiag.plan(f, copied, spread, outputs="full", memory=small).blocks.whole
 close(ntkdiag.ntk(f, copied, spread, outputs="full", memory=small), want)
-
-parted = {**copied, "v": jax.device_put(params["v"], over(None, "n"))}  # a weight spread over its outputs
 close(ntkdiag.ntk(f, parted, spread, outputs="full"), want)
 
 inside = jax.jit(lambda p, x: ntkdiag.ntk(f, p, x, outputs="full").array, out_shardings=over("n"))
@@ -37,15 +40,43 @@ close(inside(parted, spread), want)
 bound = lambda p, x: f({**p, "w": jax.lax.with_sharding_constraint(p["w"], over())}, x)
 close(ntkdiag.ntk(bound, copied, spread, outputs="full"), want)
 assert {row.factor for row in ntkdiag.plan(bound, copied, spread, outputs="full").rows} == {"outer"}
-print("all right")
+"""
+EXPLICIT = """
+for context in (False, True):
+    with jax.set_mesh(mesh) if context else contextlib.nullcontext():
+        kernel = ntkdiag.ntk(f, parted, spread, outputs="full")
+        close(kernel, want)
+        assert kernel.array.sharding == over(None, None, None, None)  # whole everywhere: anything may be done with it
+        close(ntkdiag.ntk(f, copied, spread, copied_x, outputs="full"), want)
+        host = ntkdiag.ntk(f, copied, spread, outputs="full", memory=small)
+        close(host, want)
+        assert isinstance(host.array, np.ndarray)
+        close(ntkdiag.ntk(f, copied, spread, examples="joint", outputs="full"), want)
+        close(jax.jit(lambda p, x: ntkdiag.ntk(f, p, x, outputs="full").array)(parted, spread), want)
+        trace = lambda p, x: ntkdiag.ntk(f, p, x, outputs="trace").array.sum()
+        there, here = (jax.jit(jax.grad(trace))(*at) for at in ((copied, spread), (params, x)))
+        jax.tree.map(close, there, here)
+        v = cases.normal(8 * want.shape[1], seed=4)
+        matrix = want.reshape(v.size, v.size)
+        assert_close(ntkdiag.NTKOperator(f, copied, spread) @ v, matrix @ v, np.float32)
+        ntkdiag.spectrum(kernel)
+        g = lambda p, x: f(p, x) * copied_x[0, 0]
+        try:
+            ntkdiag.ntk(g, copied, spread)
+        except errors.UnsupportedModelError as error:
+            assert "keyword argument" in str(error)
+        else:
+            raise AssertionError("a closure over a spread array was let through")
 """
 
 
-def test_sharded_inputs():
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_sharded_inputs(axes):
+    script = BEGIN.format(axes=axes) + (AUTOMATIC if axes == "Auto" else EXPLICIT) + 'print("all right")\n'
     here = Path(__file__).parent
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    command = [sys.executable, "-W", "error", "-c", SCRIPT]
+    command = [sys.executable, "-W", "error", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.endswith("all right\n"), done.stderr

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import _compat, errors
-from ntkdiag.kernels import keywords, reversible
+from ntkdiag.kernels import keywords, meshes, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.ways import Way
@@ -74,6 +74,7 @@ class Program:
         self.example = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape if joint else v.shape[1:], v.dtype), x)
         vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint, call)
         self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
+        meshes.check_closure(_compat.open_jaxpr(self.tangents.jaxpr)[1], call)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
             _compat.known_answer_test()  # while the rest is traced

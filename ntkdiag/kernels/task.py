@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import _compat
-from ntkdiag.kernels import interaction, keywords
+from ntkdiag.kernels import interaction, keywords, meshes
 from ntkdiag.kernels import plan as planning
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.compiled import Compiled
@@ -99,14 +99,23 @@ class Task:
 
     def run(self, budget: int, progress: bool) -> list[Any]:
         """The kernels of all groups, before the reduction is finished."""
+        arrays = (self.params, self.rows.x, self.columns and self.columns.x, keywords.arrays(self.kwargs), self.weights)
+        if mesh := meshes.explicit(arrays):
+            return meshes.automatically(lambda *arrays: self._of(*arrays).run(budget, progress), mesh, *arrays)
         if self.rows.program.joint:
             return self._jointly()
-        everything = (self.params, self.rows.x, self.columns and self.columns.x, self.kwargs, self.weights)
-        if is_traced(everything):
+        if is_traced(arrays):
             return self._inline()
         plan = self.plan(budget)
         with _precision_context(self.gram.dot):
             return self.whole(plan) if plan.blocks.whole else self.in_blocks(plan.blocks, progress)
+
+    def _of(self, params: Any, x1: Any, x2: Any, kwargs: list, weights: list | None) -> "Task":
+        """The same task for other arrays."""
+        rows = dataclasses.replace(self.rows, x=x1)
+        columns = self.columns and dataclasses.replace(self.columns, x=x2)
+        filled = keywords.Fixed.of(self.kwargs).fill(kwargs)
+        return dataclasses.replace(self, rows=rows, columns=columns, params=params, kwargs=filled, weights=weights)
 
     def _inline(self) -> list[Any]:
         """As one block, inside a caller's trace."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import _compat
-from ntkdiag.kernels import arguments
+from ntkdiag.kernels import arguments, meshes
 from ntkdiag.kernels.operands.operand import refuse
 from ntkdiag.linearize.matrix_free import microbatches
 from ntkdiag.linearize.matrix_free.program import run
@@ -64,6 +64,7 @@ class NTKOperator:
         m = self.n_examples if x2 is None else arguments.batch_size(self.x2, _CALL, "x2")
         self.microbatch = min(microbatch, max(self.n_examples, m))
         jaxpr, found = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
+        meshes.check_closure(_compat.open_jaxpr(jaxpr)[1], _CALL)
         self.output_shape, self.dtype = _outputs(found, self.n_examples)
         size = int(np.prod(self.output_shape))
         self.shape = (self.n_examples * size, m * size)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ntkdiag import _compat
-from ntkdiag.kernels import arguments
+from ntkdiag.kernels import arguments, meshes
 
 
 def run(function: Callable[..., Any], operator: Any, *args: Any, static: Any = None) -> Any:
@@ -26,6 +26,8 @@ def run(function: Callable[..., Any], operator: Any, *args: Any, static: Any = N
     Returns:
         What the function returns.
     """
+    if mesh := meshes.explicit((operator, args)):
+        return meshes.automatically(lambda *arrays: run(function, *arrays, static=static), mesh, operator, *args)
     given = (operator, *args) if static is None else (operator, *args, static)
     with jax.default_matmul_precision("highest"):
         if arguments.is_traced(operator, args):
