@@ -23,6 +23,14 @@ def scan_over_half_of_a_stack():
     return f, {"w": normal(4, 4, 4)}, H
 
 
+def scanned_and_shared_in_one_sum():
+    def f(p, x):
+        step = lambda h, w: (jnp.tanh(h @ w + jnp.sin(h) @ p["w"] + p["b"]), None)
+        return lax.scan(step, x, p["stack"])[0]
+
+    return f, {"stack": normal(3, 4, 4), "w": normal(4, 4), "b": normal(4)}, H
+
+
 def scans_over_two_halves():
     def f(p, x):
         x = lax.scan(layer, x, p["w"][:2])[0]
@@ -182,6 +190,7 @@ def sorted_and_scattered():
 
 
 CASES = table(
+    scanned_and_shared_in_one_sum,
     scan_over_half_of_a_stack, scans_over_two_halves, scanned_twice, scanned_and_indexed, scanned_along_another_axis,
     scanned_but_stopped, scanned_scalars, scanned_fused_weights, three_scans_deep, stacked_layers_each_repeated,
     checkpoint_by_name, mapped_in_batches, switched, conditional_in_a_scan, loop_beside_the_derivative,

@@ -40,6 +40,29 @@ def everything_contracted():
     return lambda p, x: jnp.tanh(jnp.einsum("nti,i->nt", x, p["w"])), {"w": normal(4)}, normal(3, 2, 4)
 
 
+def sum_of_products():
+    def f(p, x):
+        first = x @ p["u"] + 2 * x @ p["v"].T + p["b"]  # one cotangent, and
+        second = jnp.sin(x) @ p["w"]  # another that is read twice
+        return jnp.tanh(first + jnp.cos(x) @ p["u2"]) + (second + x[:, :3]) * (second + x @ p["w2"])
+
+    return f, {"u": normal(5, 3), "v": normal(3, 5), "b": normal(3), "w": normal(5, 3), "u2": normal(5, 3, seed=1),
+               "w2": normal(5, 3, seed=2)}, X  # fmt: skip
+
+
+def sum_of_products_of_other_kinds():
+    def f(p, x):
+        y = x @ p["w"] + jnp.einsum("nti,tid->ntd", x, p["each"])  # shared, and one for each position
+        turned = jnp.einsum("nti,id->ndt", x, p["v"]) + jnp.einsum("ntd,st->nds", jnp.cos(x), p["mix"])
+        return (jnp.tanh(y) + jnp.sin(jnp.swapaxes(turned, 1, 2))).reshape(x.shape[0], -1)
+
+    return (
+        f,
+        {"w": normal(4, 4), "each": normal(3, 4, 4), "v": normal(4, 4, seed=1), "mix": normal(3, 3)},
+        normal(3, 3, 4),
+    )
+
+
 def only_blocks():
     product = lambda p, x: lax.dot_general(x, p["w"], (((), ()), ((0, 1), (1, 0))))
     return lambda p, x: jnp.tanh(jax.vmap(product, (None, 0))(p, x)).sum(1), {"w": normal(4, 3)}, normal(3, 3, 4)
@@ -175,6 +198,7 @@ def pooling():
 
 CASES = table(
     bilinear, weight_times_itself, blocks_on_the_left, blocks_on_the_right, nothing_contracted, everything_contracted,
+    sum_of_products, sum_of_products_of_other_kinds,
     only_blocks, experts, tied_attention, made_by_a_network, gradient_inside, scalar_output, empty_leaf,
     conv_odd_dimension_numbers, conv_output_axes_swapped, conv_depthwise_causal, conv_with_the_weight_as_image,
     conv_transposed_flipped, conv_shared, conv_stacked, conv_3d_grouped_dilated, conv_and_dense_of_one_leaf, pooling,

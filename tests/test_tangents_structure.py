@@ -17,7 +17,8 @@ from ntkdiag.tangents.rules.ragged_dot import REWRITES
 GENERAL = {
     "used-transposed": "w", "overlapping-slices": "w", "reshaped": "w", "scaled": "s w", "output-is-parameter": "w",
     "low-rank": "a b", "weight-norm": "g w", "layer-norm": "scale shift", "conv-batch-groups": "w",
-    "scanned-layers": "layers/g", "recurrent": "b", "nested-scans": "b layers/g", "in-the-carry": "w",
+    "scanned-layers": "layers/g", "scanned-and-shared-in-one-sum": "b", "nested-scans": "b layers/g",
+    "in-the-carry": "w",
     "custom-vjp": "v", "custom-jvp-of-parameter": "b w", "conditional": "b v w", "dynamic-slice-of-stack": "w",
     "jitted-twice": "b", "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
     "weight-times-itself": "w", "tied-attention": "w", "gradient-inside": "w", "empty-leaf": "z",
@@ -67,6 +68,16 @@ def test_a_bias_shares_the_factor_of_its_weight():
     leaves = [part.leaves for part in program("mlp").parts("fused")]
     assert sorted(map(len, leaves)) == [2, 2]
     assert [len(part.leaves) for part in program("mlp").parts("by leaf")] == [1] * 4
+
+
+def test_weights_whose_products_are_added_share_a_factor():
+    one = program("sum-of-products")
+    together = {" ".join(sorted(one.paths[leaf] for leaf in part.leaves)) for part in one.parts("fused")}
+    assert together == {"b u u2 v", "w", "w2"}
+    assert {len(part.leaves) for part in one.parts("by leaf")} == {1}
+    cell = program("recurrent")
+    assert sorted(len(part.leaves) for part in cell.parts("fused")) == [1, 3]
+    assert len(cell.tangents.tap_avals) == 2  # so that the cotangents of the cell are kept once
 
 
 def test_what_does_not_depend_on_the_example_is_kept_once():

@@ -181,7 +181,7 @@ def _make(
     rows = tuple(
         PlanRow(
             paths=tuple(program.paths[leaf] for leaf in way.part.leaves),
-            primitives=tuple(dict.fromkeys(site.primitive for site in way.part.sites)) or ("vjp",),
+            primitives=tuple(dict.fromkeys(site.primitive for site in (*way.part.sites, *way.part.beside))) or ("vjp",),
             factor=way.name,
             flops=round(2 * way.form * differentiated + 2 * way.gram * pairs),
             bytes=way.size * itemsize,

@@ -65,6 +65,7 @@ def _ways(part: Part, k: int, pairs: int) -> list[Way]:
         return _tied_ways(part, k, pairs)
     sizes = [positions(site) for site in part.sites]
     (b, _, i, d), t = sizes[0], sum(size[1] for size in sizes)
+    i += sum(positions(site)[2] for site in part.beside)
     if part.kind == "rows":
         unformed = t * (1 + k * d)
         dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size, unformed, t)

@@ -1,4 +1,4 @@
-"""Which results are fresh from a tap, so that a bias added to them can share it."""
+"""Which results are fresh from a tap, so that what is added to them can share it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 from ntkdiag import _compat
 from ntkdiag.tangents.layout import Layout
-from ntkdiag.tangents.recorder import Site
+from ntkdiag.tangents.recorder import Recorder, Site
 
 REARRANGING = frozenset({"transpose", "reshape", "squeeze"})
 
@@ -18,10 +18,12 @@ class Fresh:
     Attributes:
         site: The site.
         undo: How a layout in the shape of the variable is brought to the shape of the tapped result.
+        rearranged: Whether the variable is anything but the tapped result itself, or a parameter added to it.
     """
 
     site: Site
     undo: Callable[[Layout], Layout | None]
+    rearranged: bool = False
 
 
 def follow(eqn: Any, fresh: dict[Any, Fresh], uses: dict[Any, int], site: Site | None = None) -> None:
@@ -39,4 +41,16 @@ def follow(eqn: Any, fresh: dict[Any, Fresh], uses: dict[Any, int], site: Site |
         undo = lambda layout: before.undo(layout.transpose(inverse))
     else:
         undo = lambda layout: (plain := layout.reshape(shape)) and before.undo(plain)
-    fresh[out] = Fresh(before.site, undo)
+    fresh[out] = Fresh(before.site, undo, rearranged=True)
+
+
+def share(eqn: Any, fresh: dict[Any, Fresh], uses: dict[Any, int], recorder: Recorder) -> None:
+    """Where the results of two contractions are added, as in a recurrent cell, they share the tap of the first."""
+    first, second = (None if isinstance(v, _compat.Literal) else fresh.get(v) for v in eqn.invars)
+    if first is None or second is None or first.rearranged or second.rearranged:
+        return
+    alike = len({(atom.aval.shape, atom.aval.dtype) for atom in (*eqn.invars, *eqn.outvars)}) == 1
+    if alike and first.site.use.kind == second.site.use.kind == "outer":
+        recorder.share(second.site.tap, first.site.tap)
+        if uses[eqn.outvars[0]] == 1:
+            fresh[eqn.outvars[0]] = first

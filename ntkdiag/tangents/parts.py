@@ -1,7 +1,7 @@
 """From the sites of a walk to the parts of the Jacobian that are contracted separately.
 
-The kernel is a sum over parts. One part is one leaf, or disjoint slices of a leaf, or a weight together with the bias
-that shares its cotangent.
+The kernel is a sum over parts. One part is one leaf, or disjoint slices of a leaf, or weights together with the bias
+that share one cotangent.
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ class Part:
             plus sites, in leaf order).
         size: Number of parameters.
         ones: Whether a bias rides along (its a is 1).
+        beside: Uses of further weights that share the cotangent: their inputs stand beside those of the first.
     """
 
     leaves: tuple[int, ...]
@@ -38,18 +39,20 @@ class Part:
     kind: str
     size: int
     ones: bool = False
+    beside: tuple[Site, ...] = ()
 
     @property
     def key(self) -> tuple:
         """Equal for equal parts of the same function."""
-        return self.leaves, tuple(site.handed for site in self.sites), self.kind, self.ones
+        handed = tuple(site.handed for site in (*self.sites, *self.beside))
+        return self.leaves, handed, self.kind, self.ones
 
     @property
     def coordinates(self) -> tuple:
         """Equal for parts, also of different functions, whose factors are Jacobians in the same coordinates."""
         if self.kind in ("dense", "assembled"):
             return self.leaves, "dense", self.size
-        return self.leaves, self.kind, self.ones, _signature(self.sites[0])
+        return self.leaves, self.kind, self.ones, *map(_signature, (self.sites[0], *self.beside))
 
     def halves(self) -> tuple["Part", "Part"]:
         """The look-ups and the products of a tied table."""
@@ -73,7 +76,8 @@ class Part:
             rows = self.sites[0].use.sizes()[2]
             index, c = jnp.concatenate(a), jnp.concatenate([v[:, 0] for v in c], axis=1)
             return Rows(index, jnp.where((index < rows)[:, None], c, 0), rows)
-        return Outer(jnp.concatenate(a, axis=1), jnp.concatenate(c, axis=2), self.ones)
+        inputs = [jnp.concatenate(a, axis=1), *(operand(site, handed[site.handed]) for site in self.beside)]
+        return Outer(jnp.concatenate(inputs, axis=2), jnp.concatenate(c, axis=2), self.ones)
 
     def _assembled(self, handed: dict, cotangents: dict, vjps: dict) -> Dense:
         """Every use in the order of the leaf, added up."""
@@ -147,8 +151,8 @@ def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...
         sites: Structured uses.
         dense_leaves: Leaves with a use that has no structured form.
         shapes: Shapes of all leaves.
-        form: "fused" (a bias rides with its weight), "by leaf" (no part has two leaves) or "leaf order" (one dense part
-            per leaf, in the order of the leaf: what can be compared between different functions).
+        form: "fused" (what shares a cotangent is one part), "by leaf" (no part has two leaves) or "leaf order" (one
+            dense part per leaf, in the order of the leaf: what can be compared between different functions).
     """
     parts = []
     by_leaf: dict[int, list[Site]] = {}
@@ -166,7 +170,7 @@ def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...
                 parts.append(Part((leaf,), tuple(own), kind, size))
             else:
                 parts += [Part((leaf,), tuple(c), _kind(c[0]), c[0].use.weight.array.size) for c in clusters]
-    return _merge_biases(parts) if form == "fused" else parts
+    return _merge_biases(_merge_weights(parts)) if form == "fused" else parts
 
 
 def _kind(site: Site) -> str:
@@ -206,6 +210,27 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
     layout = weight["outer"].weight.transpose((*range(b), *range(b + i, b + i + d), *range(b, b + i)))
     one_block = math.prod(layout.shape[:b]) == 1 and math.prod(layout.shape[b : b + d]) == shape[0]
     return one_block and layout.whole and weight["rows"].weight.whole and weight["rows"].weight.shape[0] == shape[0]
+
+
+def _merge_weights(parts: list[Part]) -> list[Part]:
+    """Put the inputs of weights side by side that share a cotangent, brought to [b t d] alike, in a single use each."""
+    merged: dict[Any, Part] = {}
+    for k, part in enumerate(parts):
+        key: Any = k
+        if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer":
+            [site] = part.sites
+            b, t, _, d = site.use.sizes()
+            key = site.tap, site.scans, site.use.out_shape, site.use.out_roles, (b, t, d)
+        if key in merged:
+            host = merged[key]
+            part = dataclasses.replace(
+                host,
+                leaves=host.leaves + part.leaves,
+                size=host.size + part.size,
+                beside=(*host.beside, *part.sites),
+            )
+        merged[key] = part
+    return list(merged.values())
 
 
 def _merge_biases(parts: list[Part]) -> list[Part]:

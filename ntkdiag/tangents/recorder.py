@@ -18,7 +18,7 @@ class Site:
         leaf: Number of the leaf.
         primitive: Name of the primitive, for the plan.
         use: The use in normal form, enclosing scans not counted.
-        tap: Key of the tap whose cotangent is this use's c (a bias shares the tap of its contraction).
+        tap: Key of the tap whose cotangent is this use's c; what is added up shares one.
         handed: Key of the operand handed out.
         scans: For each enclosing scan, outermost first: (length, "b" if it runs over the leaf else "t").
         scaled: Whether the operand carries the scalar factor of the view.
@@ -71,10 +71,19 @@ class Recorder:
     def tap(self, key: tuple, y: jax.Array, scale: Any = None) -> jax.Array:
         """Y plus the tap of this site, times a scalar factor where there is one."""
         if self.taps is not None:
-            return y + (self.taps[key] if scale is None else self.taps[key] * jnp.asarray(scale, y.dtype))
+            tap = self.taps.get(key)
+            if tap is None:  # it shares another
+                return y
+            return y + (tap if scale is None else tap * jnp.asarray(scale, y.dtype))
         lengths = tuple(length for _, length in self.scans)
         self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
         return y
+
+    def share(self, tap: tuple, other: tuple) -> None:
+        """Give the sites of a tap that of another: their cotangents are equal."""
+        self.sites.update(
+            {k: dataclasses.replace(site, tap=other) for k, site in self.sites.items() if site.tap == tap}
+        )
 
     def found(self, key: tuple, view: View, primitive: str, use: Contraction, tap: tuple, operand: Any) -> None:
         """Note a site and hand out its operand, times the scalar factor of the view."""

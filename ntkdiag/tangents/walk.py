@@ -16,7 +16,7 @@ from jax import lax
 
 from ntkdiag import _compat
 from ntkdiag.tangents import contraction
-from ntkdiag.tangents.fresh import REARRANGING, Fresh, follow
+from ntkdiag.tangents.fresh import REARRANGING, Fresh, follow, share
 from ntkdiag.tangents.liveness import liveness
 from ntkdiag.tangents.recorder import Recorder
 from ntkdiag.tangents.rules import RULES
@@ -45,6 +45,8 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
             outputs = _compat.bind(eqn, values)
             if eqn.primitive.name in REARRANGING and eqn.invars[0] in fresh:
                 follow(eqn, fresh, uses)
+            elif eqn.primitive.name == "add":
+                share(eqn, fresh, uses, recorder)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
