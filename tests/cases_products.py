@@ -188,6 +188,14 @@ def conv_and_dense_of_one_leaf():
     return f, {"w": normal(2, 2, 2, 4)}, normal(3, 2, 2, 2)
 
 
+def conv_without_room():
+    def f(p, x):
+        y = lax.conv_general_dilated(x, p["w"], (1, 1), "VALID", dimension_numbers=NHWC)  # no position at all
+        return jnp.tanh(y).sum((1, 2)) @ p["v"] + x.reshape(x.shape[0], -1)[:, :2] @ p["u"]
+
+    return f, {"w": normal(7, 3, 2, 3), "v": normal(3, 2), "u": normal(2, 2)}, normal(3, 4, 4, 2)
+
+
 def pooling():
     def f(p, x):
         y = lax.reduce_window(conv(x, p["w"]), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
@@ -201,5 +209,6 @@ CASES = table(
     sum_of_products, sum_of_products_of_other_kinds,
     only_blocks, experts, tied_attention, made_by_a_network, gradient_inside, scalar_output, empty_leaf,
     conv_odd_dimension_numbers, conv_output_axes_swapped, conv_depthwise_causal, conv_with_the_weight_as_image,
-    conv_transposed_flipped, conv_shared, conv_stacked, conv_3d_grouped_dilated, conv_and_dense_of_one_leaf, pooling,
+    conv_transposed_flipped, conv_shared, conv_stacked, conv_3d_grouped_dilated, conv_and_dense_of_one_leaf,
+    conv_without_room, pooling,
 )  # fmt: skip

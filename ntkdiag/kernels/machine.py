@@ -48,7 +48,7 @@ class Machine:
         core; an accelerator on as much as its memory holds.
         """
         if jax.default_backend() == "cpu":
-            return Machine(step=12 * 2**20, piece=4 * 2**20, workers=_cores())
+            return Machine(step=24 * 2**20, piece=4 * 2**20, workers=_cores())
         return Machine(step=2**62, piece=2**28, workers=1)
 
 

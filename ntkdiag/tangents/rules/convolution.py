@@ -1,19 +1,14 @@
 """`conv_general_dilated`: a = patches of the input; feature groups are blocks."""
 
-import itertools
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ntkdiag.tangents.arrange import arrange
 from ntkdiag.tangents.contraction import Contraction
 from ntkdiag.tangents.layout import Layout
-
-# Places in a window up to which slices are faster than a gather, and quick to compile.
-_MOST_SLICES = 49
 
 
 def conv_general_dilated(params: dict, position: int, layout: Layout, other: tuple[int, ...]) -> Contraction | None:
@@ -67,38 +62,29 @@ def _out_shape(other: tuple[int, ...], window: tuple[int, ...], params: dict) ->
     for k, w in enumerate(window):
         low, high = params["padding"][k]
         size = _dilated(other[spec.lhs_spec[2 + k]], params["lhs_dilation"][k]) + low + high
-        shape[spec.out_spec[2 + k]] = (size - _dilated(w, params["rhs_dilation"][k])) // params["window_strides"][k] + 1
+        last = _last(size, w, params["rhs_dilation"][k])
+        shape[spec.out_spec[2 + k]] = last // params["window_strides"][k] + 1
     return shape
 
 
-def _patches(h: jax.Array, window: tuple[int, ...], params: dict) -> jax.Array:
-    """[n space... c] -> [n space'... window... c], side by side one strided slice for each place in the window.
+def _last(size: int, window: int, dilation: int) -> int:
+    """Where the last window may begin; -1 where there is no room for one."""
+    return max(-1, size - _dilated(window, dilation))
 
-    A large window is one gather with constant indices instead. Not `lax.conv_general_dilated_patches`: that one is a
-    convolution with an identity kernel, and on CPU costs 10 to 40 times as much.
+
+def _patches(h: jax.Array, window: tuple[int, ...], params: dict) -> jax.Array:
+    """[n space... c] -> [n space'... window... c], axis by axis: side by side one strided slice for each place.
+
+    Not `lax.conv_general_dilated_patches`: that one is a convolution with an identity kernel, and on CPU costs 10 to 40
+    times as much.
     """
     edges = zip(params["padding"], params["lhs_dilation"], strict=True)
     h = lax.pad(h, jnp.zeros((), h.dtype), [(0, 0, 0), *((lo, hi, step - 1) for (lo, hi), step in edges), (0, 0, 0)])
-    rank, dilations, strides = len(window), params["rhs_dilation"], params["window_strides"]
-    axes = zip(h.shape[1:-1], window, dilations, strides, strict=True)
-    sizes = [(size - _dilated(w, d)) // s + 1 for size, w, d, s in axes]
-    if math.prod(window) > _MOST_SLICES or not math.prod((*window, *sizes)):
-        index = []
-        for k, (size, w, d, s) in enumerate(zip(sizes, window, dilations, strides, strict=True)):
-            at = np.arange(size)[:, None] * s + np.arange(w) * d  # [space'_k window_k]
-            index.append(at.reshape(_spread(at.shape, k, rank)))
-        return h[(slice(None), *index)]
-    places = []
-    for place in itertools.product(*map(range, window)):
-        first = [at * d for at, d in zip(place, dilations, strict=True)]
-        stop = [at + (size - 1) * s + 1 for at, size, s in zip(first, sizes, strides, strict=True)]
-        here = lax.slice(h, (0, *first, 0), (h.shape[0], *stop, h.shape[-1]), (1, *strides, 1))
-        places.append(here.reshape(h.shape[0], *sizes, 1, h.shape[-1]))
-    return jnp.concatenate(places, axis=-2).reshape(h.shape[0], *sizes, *window, h.shape[-1])
-
-
-def _spread(shape: tuple[int, int], k: int, rank: int) -> list[int]:
-    """Lengths of the axes [space'... window...] of which only number k of each is not 1."""
-    lengths = [1] * (2 * rank)
-    lengths[k], lengths[rank + k] = shape
-    return lengths
+    channels = h.shape[-1]
+    for k in reversed(range(len(window))):
+        dilation, stride = params["rhs_dilation"][k], params["window_strides"][k]
+        last = _last(h.shape[1 + k], window[k], dilation)
+        first = range(0, window[k] * dilation, dilation)
+        places = [h[(slice(None),) * (1 + k) + (slice(at, at + last + 1, stride),)] for at in first]
+        h = jnp.concatenate(places, axis=-1)
+    return h.reshape(*h.shape[:-1], *window, channels)
