@@ -167,13 +167,14 @@ class Task:
         return run(rest, self.weights, shares)
 
     def _begin(self, cuts: list[tuple[Side, tuple[Way, ...], int]], plan: planning.Plan) -> None:
-        """Have what comes after the factors compiled while the factors are, the first time."""
+        """Have everything compiled side by side, the first time; what takes longest begins first."""
         key = (tuple(way.key for way in plan.ways), plan.n, plan.m, plan.blocks.step, self.gram, self.columns is None)
         program = self.rows.program
         if key in program.begun or _compat.committed((self.params, self.kwargs, *(side.x for side, _, _ in cuts))):
             return
         program.begun.add(key)
-        for side, _, step in cuts:
+        for side, ways, step in cuts:
+            side.program.compiled_factors(ways, self.single).begin(*self._step(side, step))
             if self.check and not side.program.verified and side.n > 1:
                 n = self._block_size(side, step)
                 x = jax.eval_shape(functools.partial(_examples, start=0, size=min(n, side.n), n=side.n), side.x)
@@ -291,11 +292,14 @@ class Task:
     def _shapes(self, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:
         """Shapes of what `_blocks` returns."""
         size = self._block_size(side, step)
-        x = jax.eval_shape(functools.partial(_examples, start=0, size=step, n=side.n), side.x)
-        run = side.program.compiled_factors(ways, self.single)
-        one, _ = run.shapes(self.params, self._basis(side), keywords.arrays(self._kwargs(side)), x)
+        one, _ = side.program.compiled_factors(ways, self.single).shapes(*self._step(side, step))
         counts = [math.ceil(min(size, side.n - start) / step) for start in range(0, side.n, size)]
         return [jax.eval_shape(_join, [one] * count) for count in counts]
+
+    def _step(self, side: Side, step: int) -> tuple:
+        """Arguments of the compiled factors of a step, the examples as shapes."""
+        x = jax.eval_shape(functools.partial(_examples, start=0, size=step, n=side.n), side.x)
+        return self.params, self._basis(side), keywords.arrays(self._kwargs(side)), x
 
     def _kwargs(self, side: Side) -> dict:
         return self.kwargs if side.kwargs is None else side.kwargs
