@@ -1,9 +1,11 @@
 """A function made ready for kernels: traced once per set of shapes, compiled once per way of contracting."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -73,7 +75,8 @@ class Program:
         self.params = jax.tree.leaves(shapes(params))
         self.example = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape if joint else v.shape[1:], v.dtype), x)
         vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint, call)
-        self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
+        with _without_collections():
+            self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
         meshes.check_closure(_compat.open_jaxpr(self.tangents.jaxpr)[1], call)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
@@ -118,7 +121,8 @@ class Program:
                 return [_formed(factor, way) for factor, way in zip(factors, ways, strict=True)], y
 
             try:
-                closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
+                with _without_collections():
+                    closed, out = jax.make_jaxpr(one, return_shape=True)(fixed, self.example)
             except (ValueError, TypeError, NotImplementedError) as error:
                 reversible.explain(self.tangents.jaxpr, self.params, (self.dynamic, self.example), error)
             jaxpr, consts = _compat.open_jaxpr(closed)
@@ -152,6 +156,18 @@ class Program:
         if key not in self._compiled:
             self._compiled[key] = Compiled(function, options, donate)
         return self._compiled[key]
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Tracing makes a great many objects that all stay: looking for garbage among them takes a quarter of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _formed(factor: Factor, way: Way) -> Factor:

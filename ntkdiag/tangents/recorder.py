@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ntkdiag.tangents.contraction import Contraction
 from ntkdiag.tangents.views import View
@@ -74,7 +75,7 @@ class Recorder:
             tap = self.taps.get(key)
             if tap is None:  # it shares another
                 return y
-            return y + (tap if scale is None else tap * jnp.asarray(scale, y.dtype))
+            return lax.add(y, tap if scale is None else tap * jnp.asarray(scale, y.dtype))
         lengths = tuple(length for _, length in self.scans)
         self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
         return y

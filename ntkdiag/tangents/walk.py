@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ntkdiag import _compat
@@ -104,7 +105,7 @@ def _add_bias(
     if use is None:
         return None
     y = values[1 - position]
-    recorder.found(path, view, "add", use, site.tap, jnp.ones((), y.dtype))
+    recorder.found(path, view, "add", use, site.tap, np.ones((), y.dtype))
     return [_compat.bind(eqn, [view.value, y] if position == 0 else [y, view.value])[0]]
 
 
