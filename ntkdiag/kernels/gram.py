@@ -14,8 +14,8 @@ from ntkdiag.tangents.factors import Dense, Outer
 from ntkdiag.tangents.parts import Factor
 from ntkdiag.tangents.precision import Precision
 
-# Rows of a matrix product from which on more strips do not make it slower.
-_LARGE = 1024
+# Rows of a matrix product from which on strips of a triangle save time, and from which on more of them do.
+_STRIPS, _LARGE = 128, 1024
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 
@@ -129,15 +129,13 @@ class Gram:
 
     def _strips(self, shape: tuple[int, ...], columns: bool) -> list[int]:
         """Where the strips of a streamed product end: several, each a copy of the piece, only where that saves much."""
-        n = shape[0]
-        size = n * (shape[1] if self.contraction == "full" else 1)
-        return self._edges(shape) if size >= _LARGE and not columns else [0, n]
+        large = _rows(shape, self.contraction) >= _LARGE
+        return self._edges(shape) if large and not columns else [0, shape[0]]
 
     def _edges(self, shape: tuple[int, ...]) -> list[int]:
         """Where the strips of a triangle begin and end."""
-        n = shape[0]
-        size = n * (shape[1] if self.contraction == "full" else 1)
-        n_strips = min(n, 1 if size < 128 else 2 if size < _LARGE else 4)
+        n, size = shape[0], _rows(shape, self.contraction)
+        n_strips = min(n, 1 if size < _STRIPS else 2 if size < _LARGE else 4)
         return [n * k // n_strips for k in range(n_strips + 1)]
 
     def _assemble(self, strips: tuple, edges: list[int], shape: tuple[int, ...]) -> jax.Array:
@@ -153,6 +151,16 @@ class Gram:
         indices = range(len(strips))
         rows = [[tiles[r, c] if c >= r else mirror(tiles[c, r]) for c in indices] for r in indices]
         return jnp.concatenate([jnp.concatenate(row, axis) for row in rows], 0)
+
+
+def in_strips(shape: tuple[int, ...], contraction: str) -> bool:
+    """Whether a symmetric result of this shape is computed in strips, each with a copy of its factors."""
+    return _rows(shape, contraction) >= _STRIPS
+
+
+def _rows(shape: tuple[int, ...], contraction: str) -> int:
+    """Rows of the matrix product that gives a result of this shape."""
+    return shape[0] * (shape[1] if contraction == "full" else 1)
 
 
 def _accumulate(total: jax.Array, product: jax.Array, index: Any, stream: Stream, contraction: str) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.kernels.gram import in_strips
 from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.reduction import Reduction
@@ -159,11 +160,11 @@ def _make(
     machine = Machine.here()
     in_pieces = ("streamed", "dense") if streams else ()
     cut = [(n + m) * k * way.part.size * itemsize for way in ways if way.name in in_pieces]
-    whole = sum(way.size for way in ways if way.name not in in_pieces)
-    joined = whole + sum(machine.workers * way.operand for way in ways if way.name == "streamed")
+    joined = sum(way.size for way in ways if way.name not in in_pieces)
+    operand = max((way.operand for way in ways if way.name == "streamed"), default=0)
     output = pair * n * (m or n)
     shares = machine.shares(n + m, output)
-    pieces = _PIECE_COPIES * machine.workers * min(machine.piece_of(n + m), max(cut, default=0))
+    piece = _PIECE_COPIES * min(machine.piece_of(n + m), max(cut, default=0)) + (n + m) * operand * itemsize
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
@@ -172,8 +173,8 @@ def _make(
         step=max(1, machine.step // max(1, network.peak)),
         in_flight=machine.in_flight,
         joined=joined * itemsize,
-        pieces=pieces + (shares * output if cut else 0),
-        strips=reduction.contraction == "full",
+        pieces=machine.workers * piece + (shares * output if cut else 0),
+        strips=in_strips(reduction.tile_shape(n, m or n), reduction.contraction),
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)
     pairs = n * m if m else n * (n + 1) // 2
