@@ -1,5 +1,8 @@
 """Kernels computed step by step and piece by piece agree with the dense oracle, however they are cut."""
 
+import concurrent.futures
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag.kernels.machine import Machine
+from ntkdiag.kernels.side_by_side import side_by_side
 
 VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
 MACHINES = [Machine(step=20_000, piece=3_000, workers=3), Machine(step=2**40, piece=2**30, workers=1)]
@@ -67,3 +71,33 @@ def test_a_small_step_is_planned_and_a_large_machine_takes_everything_at_once(mo
         monkeypatch.setattr(Machine, "here", staticmethod(lambda machine=machine: machine))
         steps.append(ntkdiag.plan(network, params, x, outputs="full").blocks.step)
     assert steps == [1, len(x)]
+
+
+def test_chains_run_side_by_side_with_the_mode_of_the_caller():
+    both = threading.Barrier(2, timeout=30)
+
+    def chain(wait):
+        wait()
+        return jnp.asarray(np.array([0.1, 0.2])).dtype, threading.get_ident()
+
+    with jax.enable_x64(True):
+        results = side_by_side([lambda: chain(both.wait), lambda: chain(both.wait)])  # one alone would wait for ever
+    assert [str(dtype) for dtype, _ in results] == ["float64", "float64"]
+    assert results[0][1] == threading.get_ident() != results[1][1]
+
+    def fail():
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        side_by_side([lambda: 1, fail])
+
+
+def test_kernels_from_several_threads_at_once(monkeypatch):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
+    params, x, _ = problem()
+    f = lambda p, x: network(p, x)  # compiled by whoever comes first
+    want = oracle(params, x, x, "full")
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        kernels = list(threads.map(lambda _: ntkdiag.ntk(f, params, x, outputs="full").array, range(8)))
+    for kernel in kernels:
+        np.testing.assert_allclose(np.asarray(kernel), want, atol=1e-5 * np.abs(want).max())

@@ -26,7 +26,7 @@ class Compiled:
     def __call__(self, *args: Any) -> Any:
         """The function, compiled for arguments of this kind if it has not been."""
         if self._begun:  # JAX finds what they compiled; what went wrong comes up again below
-            concurrent.futures.wait(self._begun.values())
+            concurrent.futures.wait(list(self._begun.values()))  # other threads may be here too
             self._begun.clear()
         return self._run(*args)
 

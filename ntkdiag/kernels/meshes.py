@@ -41,7 +41,7 @@ def automatically(function: Callable, mesh: Any, *arguments: Any) -> Any:
     axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit_axes = tuple(name for name, kind in axes if kind == AxisType.Explicit)
     whole = NamedSharding(mesh, PartitionSpec())
-    run = jax.sharding.auto_axes(on_devices, axes=explicit_axes, out_sharding=whole)
+    run: Any = jax.sharding.auto_axes(on_devices, axes=explicit_axes, out_sharding=whole)
     on_device = iter((jax.jit(run) if is_traced(arguments) else run)(*arguments))
     structure, leaves = host
     return jax.tree.unflatten(structure, [next(on_device) if leaf is None else leaf for leaf in leaves])

@@ -21,6 +21,7 @@ from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.progress import bar
 from ntkdiag.kernels.reduction import Reduction
+from ntkdiag.kernels.side_by_side import side_by_side
 from ntkdiag.kernels.streams import Cut, Stream
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.factors import join
@@ -159,10 +160,9 @@ class Task:
         self._begin(cuts, plan)
         streams, finish = self._contractions([self._blocks(*cut) for cut in cuts], plan)
         shares = self._nothing(plan) if streams else []
-        for run, part, turns in streams:
-            for turn in range(turns):
-                shares[turn] = run(shares[turn], part, turn)
-            shares = shares[turns:] + shares[:turns]  # the next part begins with those that wait
+        chains = [functools.partial(_chain, streams, share, k, len(shares)) for k, share in enumerate(shares)]
+        placed = self._placed([side for side, _, _ in cuts])
+        shares = [chain() for chain in chains] if placed else side_by_side(chains)
         run, rest = finish
         return run(rest, self.weights, shares)
 
@@ -170,7 +170,7 @@ class Task:
         """Have everything compiled side by side, the first time; what takes longest begins first."""
         key = (tuple(way.key for way in plan.ways), plan.n, plan.m, plan.blocks.step, self.gram, self.columns is None)
         program = self.rows.program
-        if key in program.begun or _compat.committed((self.params, self.kwargs, *(side.x for side, _, _ in cuts))):
+        if key in program.begun or self._placed([side for side, _, _ in cuts]):
             return
         program.begun.add(key)
         for side, ways, step in cuts:
@@ -185,6 +185,11 @@ class Task:
         for stream, part, _ in streams:
             stream.begin(shares[0], part, 0)
         run.begin(rest, self.weights, shares)
+
+    def _placed(self, sides: list[Side]) -> bool:
+        """Whether somebody chose the devices."""
+        chosen = jax.config.jax_default_device is not None  # type: ignore[attr-defined]
+        return chosen or _compat.committed((self.params, self.kwargs, *(side.x for side in sides)))
 
     def _contractions(self, blocks: list, plan: planning.Plan) -> tuple[list, tuple[Compiled, list]]:
         """What is contracted piece by piece, as (function, part, shares of it), and the function that does the rest.
@@ -374,6 +379,15 @@ def _contract(gram: Gram, shape: tuple[int, ...], sides: list, weights: list | N
         return gram.symmetric(rows, shape, weights, shares)
     tiles = gram(rows, _join(sides[1], m), weights, [share[0] for share in shares])
     return [jnp.broadcast_to(tile, shape) for tile in tiles]
+
+
+def _chain(streams: list, share: list[jax.Array], number: int, n: int) -> list[jax.Array]:
+    """Add to one of n shares its pieces of all parts; a part of fewer pieces than shares leaves some out, in turns."""
+    for run, part, turns in streams:
+        if number < turns:
+            share = run(share, part, number)
+        number = (number - turns) % n
+    return share
 
 
 def _share(

@@ -1,0 +1,35 @@
+"""Chains of computations that run at the same time.
+
+JAX on CPU runs what one thread dispatches in the order of dispatch, one computation after the other, and small products
+do not keep all cores busy. What different threads dispatch runs side by side.
+"""
+
+import concurrent.futures
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_THREADS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="ntkdiag-chain")
+
+
+def side_by_side(chains: list[Callable[[], Any]]) -> list:
+    """The results of functions that dispatch computations: the first on this thread, each other on one of its own.
+
+    Of the settings of JAX that belong to a thread, the 64-bit mode goes along.
+    """
+    if len(chains) < 2:
+        return [chain() for chain in chains]
+    x64 = jax.config.read("jax_enable_x64")
+
+    def elsewhere(chain):
+        with jax.enable_x64(x64):
+            return jax.block_until_ready(chain())
+
+    others = [_THREADS.submit(elsewhere, chain) for chain in chains[1:]]
+    try:
+        first = chains[0]()
+    finally:
+        concurrent.futures.wait(others)
+    return [first, *(other.result() for other in others)]
