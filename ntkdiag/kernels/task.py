@@ -248,29 +248,46 @@ class Task:
         n_tiles = len(starts) * (len(starts) + 1) // 2 if symmetric else len(starts) * len(column_starts)
         with bar(n_tiles, progress) as advance:
             held: dict[int, list] = {}
+            computed: list = []  # the tile under way
+
+            def write():
+                while computed:
+                    tiles, r, c = computed.pop()
+                    self._write(out, tiles, r, c, size)
+                    advance()
+
             for sweep in range(0, len(starts), blocks.held):
                 own = starts[sweep : sweep + blocks.held]
                 columns: Any = None
+                write()
                 held.clear()  # before the next ones are made
                 held |= {start: self._factors(self.rows, start, blocks) for start in own}
                 for c in column_starts:
                     if symmetric and c < own[0]:
                         continue
-                    columns = None  # before the next ones are made
-                    columns = held[c] if symmetric and c in held else columns_of(c)
+                    if symmetric and c in held:
+                        columns = held[c]
+                    else:
+                        write()
+                        columns = None  # before the next ones are made
+                        columns = columns_of(c)
                     for r in own:
                         if symmetric and r > c:
                             continue
-                        self._tile(out, held[r], columns, r, c, size)
-                        advance()
+                        following = self._tile(held[r], columns, symmetric and r == c, size), r, c
+                        write()  # the one before, while this one is computed
+                        computed.append(following)
+            write()
         return out
 
-    def _tile(self, out: list[np.ndarray], rows: list, columns: list, r: int, c: int, size: int) -> None:
-        """Compute one tile and write it, and its mirror image, into the results."""
-        symmetric = self.columns is None
+    def _tile(self, rows: list, columns: list, diagonal: bool, size: int) -> list[jax.Array]:
+        """One tile of each kernel."""
         key = ("whole", self.shape(size, size), tuple(way.key for way in self.rows.ways))
         run = self._compiled(key, functools.partial(_contract, self.gram, self.shape(size, size)))
-        tiles = run([[rows]] if symmetric and r == c else [[rows], [columns]], self.weights, [])
+        return run([[rows]] if diagonal else [[rows], [columns]], self.weights, [])
+
+    def _write(self, out: list[np.ndarray], tiles: list[jax.Array], r: int, c: int, size: int) -> None:
+        """Write a tile, and its mirror image, into the results."""
         contraction = self.gram.contraction
         axis = 2 if contraction == "full" else 1
         for whole, tile in zip(out, tiles, strict=True):
@@ -279,7 +296,7 @@ class Task:
             tile = tile[:n, :, :m] if axis == 2 else tile[:n, :m]
             at = lambda a, b, axis=axis: (a, slice(None), b) if axis == 2 else (a, b)
             whole[at(slice(r, r + n), slice(c, c + m))] = tile
-            if symmetric and r != c:
+            if self.columns is None and r != c:
                 whole[at(slice(c, c + m), slice(r, r + n))] = mirrored(tile, contraction)
 
     def _blocks(self, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:

@@ -5,8 +5,8 @@ import math
 
 from ntkdiag import errors
 
-# Copies of a tile alive while it is computed: the running sum, the term being added, and its way to the host.
-_TILE_COPIES = 3
+# Tiles alive at once: the running sum, the term being added, and the one before on its way to the host.
+_TILE_COPIES = 4
 # Beyond this many numbers a larger tile makes no product faster.
 _LARGEST_TILE = 2**24
 
