@@ -164,6 +164,16 @@ def test_inside_jit_grad_and_vmap(full):
             assert relative_error(got, want) < 1e-9
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("options", [{}, {"memory": 5_000}, {"per_leaf": True}, {"examples": "joint"}])
+@pytest.mark.parametrize("outputs", ["mean", "full", "diagonal", "sum-of-logits", ntkdiag.RandomProjections(2)])
+def test_float64_products_stay_float64_in_the_32_bit_mode(outputs, options):
+    f, params, x = cases.mlp()
+    kernel = ntkdiag.ntk(f, params, x, outputs=outputs, precision="float64", **options)
+    assert kernel.array.dtype == np.float64
+    assert kernel.standard_error is None or kernel.standard_error.dtype == np.float64
+
+
 @pytest.mark.parametrize("precision", ["highest", "bf16x3", "bf16x6", "float64"])
 def test_precision_and_noise_floor(precision, full):
     kernel = ntkdiag.ntk(F, PARAMS, MANY, outputs="full", precision=precision)

@@ -1,5 +1,6 @@
 """The empirical neural tangent kernel."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -91,15 +92,18 @@ def ntk(
     call = "ntk(f, params, x1)" if x2 is None else "ntk(f, params, x1, x2)"
     options = {"outputs": outputs, "per_leaf": per_leaf, "precision": precision, "examples": examples, "check": check}
     job, p = _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options)
-    budget = 0 if arguments.is_traced(params, x1, x2, kwargs) else budgets.budget(memory)
+    traced = arguments.is_traced(params, x1, x2, kwargs)
+    budget = 0 if traced else budgets.budget(memory)
     convention = _convention(job, examples, precision, p)
     symmetric = job.columns is None
-    finished = [job.reduction.finish(array) for array in job.run(budget, progress)]
+    arrays = job.run(budget, progress)
+    with contextlib.nullcontext() if traced else job.gram.dot.mode():
+        finished = [job.reduction.finish(array) for array in arrays]
+        array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]
     leaves = None
     if job.keys:
         pairs = zip(job.keys, finished, strict=True)
         leaves = {key: Kernel(array, convention, symmetric, error) for key, (array, error) in pairs}
-    array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]
     return Kernel(array, convention, symmetric, finished[0][1] if len(finished) == 1 else None, leaves)
 
 

@@ -1,6 +1,5 @@
 """One kernel to compute: everything checked, the ways chosen, ready to run inline, jointly, or in blocks."""
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -25,7 +24,6 @@ from ntkdiag.kernels.side_by_side import side_by_side
 from ntkdiag.kernels.streams import Cut, Stream
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.factors import join
-from ntkdiag.tangents.precision import Precision
 
 # Blocks of factors that one compiled function takes: more make it slow to compile.
 _MOST_BLOCKS = 32
@@ -103,12 +101,13 @@ class Task:
         arrays = (self.params, self.rows.x, self.columns and self.columns.x, keywords.arrays(self.kwargs), self.weights)
         if mesh := meshes.explicit(arrays):
             return meshes.automatically(lambda *arrays: self._of(*arrays).run(budget, progress), mesh, *arrays)
-        if self.rows.program.joint:
-            return self._jointly()
+        joint = self.rows.program.joint
         if is_traced(arrays):
-            return self._inline()
-        plan = self.plan(budget)
-        with _precision_context(self.gram.dot):
+            return self._jointly() if joint else self._inline()
+        plan = None if joint else self.plan(budget)
+        with self.gram.dot.mode():
+            if plan is None:
+                return self._jointly()
             return self.whole(plan) if plan.blocks.whole else self.in_blocks(plan.blocks, progress)
 
     def _of(self, params: Any, x1: Any, x2: Any, kwargs: list, weights: list | None) -> "Task":
@@ -419,8 +418,3 @@ def _lengths(gram: Gram, shape: tuple[int, ...], sides: list) -> list[tuple[list
     """For rows (and columns): the blocks of a part and the number of examples."""
     lengths = (shape[0], shape[2 if gram.contraction == "full" else 1])
     return list(zip(sides, lengths, strict=False))
-
-
-def _precision_context(dot: Precision) -> Any:
-    """float64 products need the 64-bit mode of JAX, whatever the caller's mode is."""
-    return jax.enable_x64(True) if dot.name == "float64" else contextlib.nullcontext()

@@ -1,5 +1,6 @@
 """How the matrix products of a Gram are rounded."""
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -23,6 +24,10 @@ class Precision:
     name: str
     pieces: int = 0
     relative: float | None = None
+
+    def mode(self) -> contextlib.AbstractContextManager:
+        """The 64-bit mode of JAX where products are float64, whatever the mode of the caller is."""
+        return jax.enable_x64(True) if self.name == "float64" else contextlib.nullcontext()
 
     def prepare(self, x: jax.Array) -> jax.Array:
         """Cast a factor: to float64 where asked for, and never below float32."""

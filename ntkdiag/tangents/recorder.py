@@ -35,10 +35,15 @@ class Site:
 
 
 class Recorder:
-    """What a walk finds (first walk, `taps=None`) or is given (later walks), and the operands it hands out."""
+    """What a walk finds (first walk, `taps=None`) or is given (later walks), and the operands it hands out.
 
-    def __init__(self, taps: dict | None = None):
-        self.taps = taps
+    Args:
+        taps: The taps, by site; a site without one that is not in `sharing` is an error.
+        sharing: Sites whose cotangent is that of another tap.
+    """
+
+    def __init__(self, taps: dict | None = None, sharing: frozenset = frozenset()):
+        self.taps, self.sharing = taps, sharing
         self.sites: dict[tuple, Site] = {}
         self.tap_avals: dict[tuple, jax.ShapeDtypeStruct] = {}
         self.dense_leaves: set[int] = set()
@@ -48,7 +53,7 @@ class Recorder:
 
     def inside(self, taps: dict | None, scan: tuple[tuple, int] | None = None) -> "Recorder":
         """A recorder for the body of a control-flow primitive: own operands, shared findings."""
-        inner = Recorder(taps)
+        inner = Recorder(taps, self.sharing)
         inner.sites, inner.tap_avals = self.sites, self.tap_avals
         inner.dense_leaves, inner.stacked = self.dense_leaves, self.stacked
         inner.scans = self.scans + ((scan,) if scan else ())
@@ -72,9 +77,9 @@ class Recorder:
     def tap(self, key: tuple, y: jax.Array, scale: Any = None) -> jax.Array:
         """Y plus the tap of this site, times a scalar factor where there is one."""
         if self.taps is not None:
-            tap = self.taps.get(key)
-            if tap is None:  # it shares another
+            if key in self.sharing:
                 return y
+            tap = self.taps[key]
             return lax.add(y, tap if scale is None else tap * jnp.asarray(scale, y.dtype))
         lengths = tuple(length for _, length in self.scans)
         self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)

@@ -85,11 +85,12 @@ class Tangents:
         Returns:
             One factor per part, and f(x) [C].
         """
+        sharing = frozenset(site.handed for site in self.sites.values() if site.handed not in self.tap_avals)
         zeros = {key: jnp.zeros(aval.shape, aval.dtype) for key, aval in self.tap_avals.items()}
         dense = {leaf: params[leaf] for leaf in sorted(self.dense_leaves)}
 
         def tapped(taps, dense):
-            recorder = Recorder(taps)
+            recorder = Recorder(taps, sharing)
             y = _walk(self.jaxpr, params, dense, jax.tree.leaves((kwargs, x)), recorder)
             return y, recorder.handed
 
