@@ -23,7 +23,7 @@ want = reference.ntk(f, params, x)
 spread, copied, copied_x = jax.device_put(x, over("n")), jax.device_put(params, over()), jax.device_put(x, over())
 close = lambda kernel, want: assert_close(kernel, want, np.float32)
 parted = {{**copied, "v": jax.device_put(params["v"], over(None, "n"))}}  # a weight spread over its outputs
-small = 10_000
+small = 8_000
 assert not ntkdiag.plan(f, copied, spread, outputs="full", memory=small).blocks.whole
 """
 AUTOMATIC = """

@@ -12,6 +12,7 @@ import numpy as np
 
 from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.grouping import Grouping
+from ntkdiag.kernels import one_tile, tile_by_tile
 from ntkdiag.kernels.gram import Gram
 from ntkdiag.kernels.plan import Plan
 from ntkdiag.kernels.program import Program
@@ -130,7 +131,7 @@ class Pair:
         """
         assert self.plan is not None
         task = self._task(params, first, second, self.grouping.reduction(self.rows.n_outputs))
-        return self._finished(task.whole(self.plan)[0])
+        return self._finished(one_tile.compute(task, self.plan)[0])
 
     @functools.cached_property
     def _finished(self) -> Callable:
@@ -193,7 +194,7 @@ class Pair:
             directions = np.eye(self.rows.n_outputs, dtype=self.rows.dtype)[index].T  # [C k]
             reduction = dataclasses.replace(reduction, source=directions)
         assert self.blocks is not None
-        return self._task(params, first, second, reduction).in_blocks(self.blocks, progress=False)[0]
+        return tile_by_tile.compute(self._task(params, first, second, reduction), self.blocks, progress=False)[0]
 
     def _task(self, params: Any, first: Arrays, second: Arrays | None, reduction: Reduction) -> Task:
         columns = None if second is None else self.columns.side(second)

@@ -15,6 +15,7 @@ from ntkdiag.kernels.kernel import Kernel
 from ntkdiag.kernels.plan import Plan
 from ntkdiag.kernels.preconditioner import Preconditioner
 from ntkdiag.kernels.probe import digest
+from ntkdiag.kernels.run import run
 from ntkdiag.kernels.task import Task
 from ntkdiag.tangents import precision as precisions
 
@@ -96,7 +97,7 @@ def ntk(
     budget = 0 if traced else budgets.budget(memory)
     convention = _convention(job, examples, precision, p)
     symmetric = job.columns is None
-    arrays = job.run(budget, progress)
+    arrays = run(job, budget, progress)
     with contextlib.nullcontext() if traced else job.gram.dot.mode():
         finished = [job.reduction.finish(array) for array in arrays]
         array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]

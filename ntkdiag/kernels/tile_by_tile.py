@@ -1,0 +1,86 @@
+"""A kernel tile by tile, into arrays on the host."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ntkdiag.kernels import steps
+from ntkdiag.kernels.contract import contraction
+from ntkdiag.kernels.gram import mirrored
+from ntkdiag.kernels.progress import bar
+from ntkdiag.kernels.task import Task
+from ntkdiag.kernels.tiles import Blocks
+
+
+def compute(task: Task, blocks: Blocks, progress: bool) -> list[np.ndarray]:
+    """The kernels of all groups; row blocks stay while the columns pass by."""
+    symmetric = task.columns is None
+    shape = task.shape(task.rows.n, (task.columns or task.rows).n)
+    dtype = np.result_type(task.rows.program.tangents.dtype, *([np.float64] if task.gram.dot.name == "float64" else []))
+    out = [np.empty(shape, dtype) for _ in range(task.gram.n_groups)]
+    size, starts = blocks.size, range(0, task.rows.n, blocks.size)
+    column_starts = starts if symmetric else range(0, task.columns.n, size)  # type: ignore[union-attr]
+    kept: dict[int, list] = {}
+
+    def columns_of(start):
+        if start not in kept:
+            factors = steps.of_block(task, task.columns or task.rows, start, size, blocks.step)
+            if not (blocks.holds_columns and not symmetric):
+                return factors
+            kept[start] = factors
+        return kept[start]
+
+    n_tiles = len(starts) * (len(starts) + 1) // 2 if symmetric else len(starts) * len(column_starts)
+    with bar(n_tiles, progress) as advance:
+        held: dict[int, list] = {}
+        computed: list = []  # the tile under way
+
+        def write():
+            while computed:
+                tiles, r, c = computed.pop()
+                _write(task, out, tiles, r, c, size)
+                advance()
+
+        for sweep in range(0, len(starts), blocks.held):
+            own = starts[sweep : sweep + blocks.held]
+            columns: Any = None
+            write()
+            held.clear()  # before the next ones are made
+            held |= {start: steps.of_block(task, task.rows, start, size, blocks.step) for start in own}
+            for c in column_starts:
+                if symmetric and c < own[0]:
+                    continue
+                if symmetric and c in held:
+                    columns = held[c]
+                else:
+                    write()
+                    columns = None  # before the next ones are made
+                    columns = columns_of(c)
+                for r in own:
+                    if symmetric and r > c:
+                        continue
+                    following = _tile(task, held[r], columns, symmetric and r == c, size), r, c
+                    write()  # the one before, while this one is computed
+                    computed.append(following)
+        write()
+    return out
+
+
+def _tile(task: Task, rows: list, columns: list, diagonal: bool, size: int) -> list[jax.Array]:
+    """One tile of each kernel."""
+    run = contraction(task, task.shape(size, size), task.rows.ways)
+    return run([[rows]] if diagonal else [[rows], [columns]], task.weights, [])
+
+
+def _write(task: Task, out: list[np.ndarray], tiles: list[jax.Array], r: int, c: int, size: int) -> None:
+    """Write a tile, and its mirror image, into the results."""
+    axis = 2 if task.gram.contraction == "full" else 1
+    for whole, tile in zip(out, tiles, strict=True):
+        n, m = min(size, whole.shape[0] - r), min(size, whole.shape[axis] - c)
+        tile = np.broadcast_to(np.asarray(tile), task.shape(size, size))
+        tile = tile[:n, :, :m] if axis == 2 else tile[:n, :m]
+        at = lambda a, b, axis=axis: (a, slice(None), b) if axis == 2 else (a, b)
+        whole[at(slice(r, r + n), slice(c, c + m))] = tile
+        if task.columns is None and r != c:
+            whole[at(slice(c, c + m), slice(r, r + n))] = mirrored(tile, task.gram.contraction)
