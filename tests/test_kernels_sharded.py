@@ -42,6 +42,9 @@ close(ntkdiag.ntk(bound, copied, spread, outputs="full"), want)
 assert {row.factor for row in ntkdiag.plan(bound, copied, spread, outputs="full").rows} == {"outer"}
 """
 EXPLICIT = """
+from ntkdiag.monitor import Memory
+
+ones, labels = jax.device_put(jnp.ones(4), over()), np.arange(8) % 4
 for context in (False, True):
     with jax.set_mesh(mesh) if context else contextlib.nullcontext():
         kernel = ntkdiag.ntk(f, parted, spread, outputs="full")
@@ -60,13 +63,28 @@ for context in (False, True):
         matrix = want.reshape(v.size, v.size)
         assert_close(ntkdiag.NTKOperator(f, copied, spread) @ v, matrix @ v, np.float32)
         ntkdiag.spectrum(kernel)
+        made_inside = lambda p, x: f(p, x) + jnp.zeros(4) + jnp.arange(4.0) * x[:, :1].reshape(-1, 1)
+        for spread_or_not in (spread, copied_x, x):  # traced once for each context it runs in
+            close(ntkdiag.ntk(made_inside, copied, spread_or_not, outputs="full"), want)
         g = lambda p, x: f(p, x) * copied_x[0, 0]
         try:
             ntkdiag.ntk(g, copied, spread)
         except errors.UnsupportedModelError as error:
             assert "keyword argument" in str(error)
         else:
-            raise AssertionError("a closure over a spread array was let through")
+            raise AssertionError("a closure over an array of the mesh was let through with spread examples")
+        close(ntkdiag.ntk(lambda p, x: f(p, x) * ones, copied, copied_x, outputs="full"), want)  # nothing is spread
+        memories = [Memory(), Memory(), Memory()]
+        for memory, p, at in ((memories[0], params, x), (memories[1], copied, spread)):
+            with ntkdiag.Monitor(f, at, labels, every=1, writers=[memory]) as monitor:
+                monitor(0, p)
+        if context:  # a compiled step of spread arrays needs one anyway
+            transform = ntkdiag.watch(f, spread, labels, every=1, writers=[memories[2]])
+            jax.jit(transform.update)(copied, transform.init(copied), copied)
+            jax.effects_barrier()
+        traces = [memory.rows[0]["ntk_trace"] for memory in memories if memory.rows]
+        assert len(traces) == 2 + context
+        assert_close(np.array(traces), np.full(len(traces), traces[0]), np.float32)
 """
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import ClassVar
 
 import jax
 
@@ -14,11 +15,13 @@ class Machine:
         step: Bytes of intermediate values of the examples that are differentiated together.
         piece: Bytes of a Jacobian that is formed while it is contracted, for a few examples.
         workers: How many computations run side by side.
+        in_flight: Steps under way: one is computed, on all cores, and one waits.
     """
 
     step: int
     piece: int
     workers: int
+    in_flight: ClassVar[int] = 2
 
     def piece_of(self, n: int) -> int:
         """Bytes of a piece for n examples.
@@ -34,11 +37,6 @@ class Machine:
         One for each worker, but fewer where the sums outweigh the pieces: such products keep all cores busy alone.
         """
         return max(1, min(self.workers, self.workers * self.piece_of(n) // max(1, output)))
-
-    @property
-    def in_flight(self) -> int:
-        """Steps under way: one is computed, on all cores, and one waits."""
-        return 2
 
     @staticmethod
     def here() -> "Machine":

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ntkdiag import errors
@@ -19,47 +18,65 @@ def explicit(tree: Any) -> Any:
     """The first mesh with explicit axes among those of the arrays of a tree; None if there is none."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array):
-            place = jax.typeof(leaf).sharding if is_traced(leaf) else leaf.sharding
-            mesh = getattr(place, "mesh", None)
+            mesh = getattr(_place(leaf), "mesh", None)
             if mesh is not None and AxisType.Explicit in mesh.axis_types:
                 return mesh
     return None
 
 
-def automatically(function: Callable, mesh: Any, *arguments: Any) -> Any:
-    """`function(*arguments)` with the explicit axes of a mesh automatic inside.
+def within(arrays: Any, closes_over: bool, call: str) -> Any:
+    """The mesh within which f and its kernel are computed with automatic axes; None where that is not needed.
 
-    Arrays on devices come back whole on every device of the mesh; numpy arrays stay on the host.
+    An f that closes over arrays with explicit axes cannot be. It needs not be as long as nothing is spread.
+
+    Args:
+        arrays: What f is given.
+        closes_over: Whether f closes over an array with explicit axes.
+        call: For the message.
+
+    Raises:
+        UnsupportedModelError: It does, and something is spread.
     """
-    host: list = []
+    mesh = explicit(arrays)
+    if mesh is None or not closes_over:
+        return mesh
+    if not any(any(_place(leaf).spec) for leaf in jax.tree.leaves(arrays) if explicit(leaf)):
+        return None
+    raise errors.UnsupportedModelError(
+        errors.message(
+            call,
+            expected="f to take arrays laid out over a mesh with explicit axes as arguments",
+            got="an f that closes over one, such as frozen parameters or statistics",
+            do="Pass it as a keyword argument of f, or lay everything out over a mesh with automatic axes: "
+            "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto, ...)).",
+        )
+    )
 
-    def on_devices(*arguments):
-        leaves, structure = jax.tree.flatten(function(*arguments))
-        host[:] = structure, [leaf if isinstance(leaf, np.ndarray) else None for leaf in leaves]
-        return [leaf for leaf in leaves if not isinstance(leaf, np.ndarray)]
+
+def automatically(function: Callable, mesh: Any, *arguments: Any) -> Any:
+    """`function(*arguments)`, traced and run with the explicit axes of a mesh automatic.
+
+    Arrays on devices come back whole on every device of the mesh. Everything else is handed through as it is.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
+    given = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    found: list = []
+
+    def on_devices(*arrays):
+        rest = iter(arrays)
+        inside = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+        found[:] = jax.tree.flatten(function(*jax.tree.unflatten(structure, inside)))
+        return [leaf for leaf in found[0] if isinstance(leaf, jax.Array)]
 
     axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit_axes = tuple(name for name, kind in axes if kind == AxisType.Explicit)
     whole = NamedSharding(mesh, PartitionSpec())
     run: Any = jax.sharding.auto_axes(on_devices, axes=explicit_axes, out_sharding=whole)
-    on_device = iter((jax.jit(run) if is_traced(arguments) else run)(*arguments))
-    structure, leaves = host
-    return jax.tree.unflatten(structure, [next(on_device) if leaf is None else leaf for leaf in leaves])
+    results = iter((jax.jit(run) if is_traced(given) else run)(*given))
+    leaves, structure = found
+    return jax.tree.unflatten(structure, [next(results) if isinstance(leaf, jax.Array) else leaf for leaf in leaves])
 
 
-def check_closure(constants: list, call: str) -> None:
-    """No array that f closes over is laid out over explicit axes.
-
-    Raises:
-        UnsupportedModelError: One is.
-    """
-    if explicit(constants):
-        raise errors.UnsupportedModelError(
-            errors.message(
-                call,
-                expected="f to take arrays laid out over a mesh with explicit axes as arguments",
-                got="an f that closes over one, such as frozen parameters or statistics",
-                do="Pass it as a keyword argument of f, or lay everything out over a mesh with automatic axes: "
-                "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto, ...)).",
-            )
-        )
+def _place(leaf: jax.Array) -> Any:
+    """The sharding of an array, or of what a tracer stands for."""
+    return jax.typeof(leaf).sharding if is_traced(leaf) else leaf.sharding

@@ -1,6 +1,7 @@
 """The empirical neural tangent kernel."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels import arguments, prepare
+from ntkdiag.kernels import arguments, meshes, prepare
 from ntkdiag.kernels import memory as budgets
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.kernel import Kernel
@@ -92,20 +93,8 @@ def ntk(
     """
     call = "ntk(f, params, x1)" if x2 is None else "ntk(f, params, x1, x2)"
     options = {"outputs": outputs, "per_leaf": per_leaf, "precision": precision, "examples": examples, "check": check}
-    job, p = _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options)
-    traced = arguments.is_traced(params, x1, x2, kwargs)
-    budget = 0 if traced else budgets.budget(memory)
-    convention = _convention(job, examples, precision, p)
-    symmetric = job.columns is None
-    arrays = run(job, budget, progress)
-    with contextlib.nullcontext() if traced else job.gram.dot.mode():
-        finished = [job.reduction.finish(array) for array in arrays]
-        array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]
-    leaves = None
-    if job.keys:
-        pairs = zip(job.keys, finished, strict=True)
-        leaves = {key: Kernel(array, convention, symmetric, error) for key, (array, error) in pairs}
-    return Kernel(array, convention, symmetric, finished[0][1] if len(finished) == 1 else None, leaves)
+    options |= {"memory": memory, "progress": progress}
+    return _kernel(_Request(f, params, x1, x2, f2, preconditioner, kwargs, call, check, options))
 
 
 def plan(
@@ -159,23 +148,73 @@ def plan(
         "examples": "independent",
         "check": False,
     }
-    job, _ = _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options)
+    job, _ = _task(_Request(f, params, x1, x2, f2, preconditioner, kwargs, call, False, options))
     return job.plan(budgets.budget(memory))
 
 
-def _task(f, params, x1, x2, f2, preconditioner, kwargs, call, **options) -> tuple[Task, Preconditioner]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Request:
+    """What `ntk` or `plan` was asked; `finite`: whether parameters are checked to be."""
+
+    f: Callable
+    params: Any
+    x1: Any
+    x2: Any
+    f2: Callable | None
+    preconditioner: Any
+    kwargs: dict
+    call: str
+    finite: bool
+    options: dict
+
+    @property
+    def arrays(self) -> tuple:
+        """What may lie on devices."""
+        return self.params, self.x1, self.x2, self.preconditioner, self.kwargs
+
+    def of(self, params: Any, x1: Any, x2: Any, preconditioner: Any, kwargs: dict) -> "_Request":
+        """The same of arrays that were checked."""
+        new = {"params": params, "x1": x1, "x2": x2, "preconditioner": preconditioner, "kwargs": kwargs}
+        return dataclasses.replace(self, **new, finite=False)
+
+
+def _kernel(request: _Request) -> Kernel:
+    """The kernel, traced and computed within the mesh its arguments ask for."""
+    job, p = _task(request)
+    options = request.options
+    closes_over = any(side.program.closes_over_explicit for side in job.sides)
+    if mesh := meshes.within(request.arrays, closes_over, request.call):
+        return meshes.automatically(lambda *arrays: _kernel(request.of(*arrays)), mesh, *request.arrays)
+    traced = arguments.is_traced(request.params, request.x1, request.x2, request.kwargs)
+    budget = 0 if traced else budgets.budget(options["memory"])
+    convention = _convention(job, options["examples"], options["precision"], p)
+    symmetric = job.columns is None
+    arrays = run(job, budget, options["progress"])
+    with contextlib.nullcontext() if traced else job.gram.dot.mode():
+        finished = [job.reduction.finish(array) for array in arrays]
+        array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]
+    leaves = None
+    if job.keys:
+        pairs = zip(job.keys, finished, strict=True)
+        leaves = {key: Kernel(array, convention, symmetric, error) for key, (array, error) in pairs}
+    return Kernel(array, convention, symmetric, finished[0][1] if len(finished) == 1 else None, leaves)
+
+
+def _task(request: _Request) -> tuple[Task, Preconditioner]:
     """Check everything, then trace."""
-    arguments.check_params(params, call, finite=options["check"])
+    f, call, options = request.f, request.call, request.options
+    arguments.check_params(request.params, call, finite=request.finite)
     arguments.check_choice(options["examples"], ("independent", "joint"), f"{call[:-1]}, examples=...)")
-    params, x1, x2, kwargs = jax.tree.map(_as_array, (params, x1, x2, kwargs))
+    given = request.params, request.x1, request.x2, request.kwargs
+    params, x1, x2, kwargs = jax.tree.map(_as_array, given)
     n = arguments.batch_size(x1, call, "x1")
     m = n if x2 is None else arguments.batch_size(x2, call, "x2")
     if x2 is not None:
         arguments.check_alike(x1, x2, call)
-    p = Preconditioner.of(preconditioner, params, call)
+    p = Preconditioner.of(request.preconditioner, params, call)
     job = prepare.task(
         f,
-        f2,
+        request.f2,
         params,
         x1,
         x2,

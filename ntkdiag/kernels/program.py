@@ -77,7 +77,7 @@ class Program:
         vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint, call)
         with _without_collections():
             self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
-        meshes.check_closure(_compat.open_jaxpr(self.tangents.jaxpr)[1], call)
+        self.closes_over_explicit = meshes.explicit(_compat.open_jaxpr(self.tangents.jaxpr)[1]) is not None
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
             _compat.known_answer_test()  # while the rest is traced
@@ -190,9 +190,9 @@ def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
         leaves = jax.tree.leaves(tree)
         return jax.tree.structure(tree), tuple((tuple(v.shape), v.dtype) for v in leaves)
 
-    x64 = jax.config.read("jax_enable_x64")  # the same shapes trace differently
+    mode = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()  # the same shapes trace differently
     fixed = keywords.Fixed.of(kwargs)
-    return keywords.hashable(f), joint, x64, fixed, shapes(params), shapes(x), shapes(keywords.arrays(kwargs))
+    return keywords.hashable(f), joint, mode, fixed, shapes(params), shapes(x), shapes(keywords.arrays(kwargs))
 
 
 def _as_vector(

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ntkdiag.kernels import keywords, meshes, one_tile, tile_by_tile
+from ntkdiag.kernels import keywords, one_tile, tile_by_tile
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.task import Task
 
@@ -20,8 +20,6 @@ def run(task: Task, budget: int, progress: bool) -> list[Any]:
     """
     x2 = task.columns and task.columns.x
     arrays = (task.params, task.rows.x, x2, keywords.arrays(task.kwargs), task.weights)
-    if mesh := meshes.explicit(arrays):
-        return meshes.automatically(lambda *arrays: run(task.of(*arrays), budget, progress), mesh, *arrays)
     joint = task.rows.program.joint
     if is_traced(arrays):
         return _jointly(task) if joint else _inline(task)

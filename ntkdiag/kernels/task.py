@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import _compat
-from ntkdiag.kernels import keywords
 from ntkdiag.kernels import plan as planning
 from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.gram import Gram
@@ -99,13 +98,6 @@ class Task:
     def shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of a tile."""
         return self.reduction.tile_shape(n, m)
-
-    def of(self, params: Any, x1: Any, x2: Any, kwargs: list, weights: list | None) -> "Task":
-        """The same task for other arrays."""
-        rows = dataclasses.replace(self.rows, x=x1)
-        columns = self.columns and dataclasses.replace(self.columns, x=x2)
-        filled = keywords.Fixed.of(self.kwargs).fill(kwargs)
-        return dataclasses.replace(self, rows=rows, columns=columns, params=params, kwargs=filled, weights=weights)
 
     def compiled(self, key: tuple, function: Callable, donate: int | None = None) -> Compiled:
         """A contraction, compiled once per program, ways and shape."""

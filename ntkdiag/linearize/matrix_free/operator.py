@@ -64,7 +64,8 @@ class NTKOperator:
         m = self.n_examples if x2 is None else arguments.batch_size(self.x2, _CALL, "x2")
         self.microbatch = min(microbatch, max(self.n_examples, m))
         jaxpr, found = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
-        meshes.check_closure(_compat.open_jaxpr(jaxpr)[1], _CALL)
+        self.closes_over_explicit = meshes.explicit(_compat.open_jaxpr(jaxpr)[1]) is not None
+        meshes.within((self.params, self.x, self.x2), self.closes_over_explicit, _CALL)
         self.output_shape, self.dtype = _outputs(found, self.n_examples)
         size = int(np.prod(self.output_shape))
         self.shape = (self.n_examples * size, m * size)
@@ -160,7 +161,7 @@ class NTKOperator:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Arrays, and what is fixed when a function of the operator is compiled."""
-        fixed = ("f", "microbatch", "n_examples", "output_shape", "dtype", "shape", "reduces")
+        fixed = ("f", "microbatch", "n_examples", "output_shape", "dtype", "shape", "reduces", "closes_over_explicit")
         return (self.params, self.x, self.x2), tuple((name, getattr(self, name)) for name in fixed)
 
     @classmethod

@@ -26,7 +26,7 @@ def run(function: Callable[..., Any], operator: Any, *args: Any, static: Any = N
     Returns:
         What the function returns.
     """
-    if mesh := meshes.explicit((operator, args)):
+    if mesh := meshes.within((operator, args), operator.closes_over_explicit, "NTKOperator(f, params, x)"):
         return meshes.automatically(lambda *arrays: run(function, *arrays, static=static), mesh, operator, *args)
     given = (operator, *args) if static is None else (operator, *args, static)
     with jax.default_matmul_precision("highest"):
