@@ -42,6 +42,7 @@ close(ntkdiag.ntk(bound, copied, spread, outputs="full"), want)
 assert {row.factor for row in ntkdiag.plan(bound, copied, spread, outputs="full").rows} == {"outer"}
 """
 EXPLICIT = """
+from ntkdiag.linearize import predict
 from ntkdiag.monitor import Memory
 
 ones, labels = jax.device_put(jnp.ones(4), over()), np.arange(8) % 4
@@ -61,7 +62,15 @@ for context in (False, True):
         jax.tree.map(close, there, here)
         v = cases.normal(8 * want.shape[1], seed=4)
         matrix = want.reshape(v.size, v.size)
-        assert_close(ntkdiag.NTKOperator(f, copied, spread) @ v, matrix @ v, np.float32)
+        operator = ntkdiag.NTKOperator(f, copied, spread)
+        assert_close(operator @ v, matrix @ v, np.float32)
+        squares = lambda outputs: 0.5 * jnp.mean(outputs**2)
+        for model in (operator, matrix.astype(np.float32)):  # the second is laid out nowhere
+            descended = predict.iterate_descent(model, squares, [5], 0.1, outputs=f(params, x))
+            flowed = predict.integrate_flow(model, squares, [0.5], outputs=f(params, x))
+            trained = [np.asarray(path.train) for path in (descended, flowed)]
+            by_products = trained if model is operator else by_products
+        assert_close(np.stack(trained), np.stack(by_products), np.float32)
         ntkdiag.spectrum(kernel)
         made_inside = lambda p, x: f(p, x) + jnp.zeros(4) + jnp.arange(4.0) * x[:, :1].reshape(-1, 1)
         for spread_or_not in (spread, copied_x, x):  # traced once for each context it runs in

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -10,7 +10,21 @@ from ntkdiag import _compat
 from ntkdiag.kernels import arguments, meshes
 
 
-def run(function: Callable[..., Any], operator: Any, *args: Any, static: Any = None) -> Any:
+class Operator(Protocol):
+    """What has a network inside: an `NTKOperator`, or a model made of some."""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the network contains reductions in float32, which need options of their own."""
+        ...
+
+    @property
+    def closes_over_explicit(self) -> bool:
+        """Whether the network closes over an array of a mesh with explicit axes."""
+        ...
+
+
+def run(function: Callable[..., Any], operator: Operator, *args: Any, static: Any = None) -> Any:
     """Call `function(operator, *args)`, or with `static` last where it is given.
 
     Compiled once for each function, network and shape. Inside someone's `jax.jit` it is traced into that program.
@@ -19,7 +33,7 @@ def run(function: Callable[..., Any], operator: Any, *args: Any, static: Any = N
 
     Args:
         function: A function of module level.
-        operator: An `NTKOperator`.
+        operator: A pytree.
         *args: Arrays and trees.
         static: Something hashable that is fixed at compilation.
 

@@ -48,7 +48,12 @@ class LinearModel:
     @property
     def reduces(self) -> bool:
         """Whether the network contains reductions; see `NTKOperator`."""
-        return getattr(self.kernel, "reduces", False)
+        return any(getattr(kernel, "reduces", False) for kernel in (self.kernel, self.cross))
+
+    @property
+    def closes_over_explicit(self) -> bool:
+        """Whether the network closes over an array with explicit axes; see `NTKOperator`."""
+        return any(getattr(kernel, "closes_over_explicit", False) for kernel in (self.kernel, self.cross))
 
     def train(self, weights: jax.Array, kept: jax.Array) -> jax.Array:
         """Outputs on the training examples at weights w and a = `kept`."""
