@@ -15,9 +15,9 @@ def x64():
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def light_compilation():
-    """Programs that run once are compiled without the optimisations that take time."""
+    """Programs that run once, where it is not XLA that is tested, are compiled without optimisations that take time."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

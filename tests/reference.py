@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# It runs once: no more of the compiler than it takes.
+_PLAIN = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
+
 
 def jacobian(f, params, x, **kwargs):
     """Dense Jacobian [N, O, P] of every output with respect to every parameter, float64, leaf order of jax.tree."""
@@ -15,7 +18,7 @@ def jacobian(f, params, x, **kwargs):
             leaves = [y.reshape(y.shape[0], -1) for y in jax.tree.leaves(f(p, x, **kwargs))]
             return jnp.concatenate(leaves, axis=1)
 
-        jac = jax.jit(jax.jacrev(flat))(params)
+        jac = jax.jit(jax.jacrev(flat), compiler_options=_PLAIN)(params)
         n, o = jax.eval_shape(flat, params).shape
         return np.concatenate([np.asarray(leaf).reshape(n, o, -1) for leaf in jax.tree.leaves(jac)], axis=2)
 

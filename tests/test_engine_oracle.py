@@ -23,6 +23,13 @@ def problem(name):
     return f, params, x, reference.jacobian(getattr(f, "reference", f), params, x)
 
 
+@functools.cache
+def model(name):
+    """(f, params, x, dense kernel in float64) of a model."""
+    fn, x = models.CASES[name]()
+    return fn.apply, fn.params, x, reference.ntk(fn.apply, fn.params, x)
+
+
 COMBINATIONS = [
     ("structured", "trace"),
     ("streamed", "full"),
@@ -49,6 +56,7 @@ def prefer(way, monkeypatch):
     monkeypatch.setattr(prepare, "choose", functools.partial(prepare.choose, prefer=way))
 
 
+@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in cases.FIRST else pytest.mark.slow) for name in cases.CASES]
 )
@@ -76,6 +84,7 @@ def test_case_in_float32(name):
     assert_close(ntkdiag.ntk(f, params, x, outputs="full"), gram(jacobian), np.float32)
 
 
+@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "outputs"), [(n, *c) for n, c in zip(list(cases.CASES)[::3], itertools.cycle(COMBINATIONS))]
@@ -93,19 +102,19 @@ def test_case_against_other_columns(name, way, outputs, monkeypatch):
         assert_close(ntkdiag.ntk(f, p, x1, x2, outputs=outputs), want)
 
 
+@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.CASES)
 def test_model_in_float64(name):
-    fn, x = models.CASES[name]()
-    with double(fn.params, x) as (p, z):
-        want = reference.ntk(fn.apply, p, z)
-        got = ntkdiag.ntk(fn.apply, p, z, outputs="full")
+    f, params, x, want = model(name)
+    with double(params, x) as (p, z):
+        got = ntkdiag.ntk(f, p, z, outputs="full")
         # Running statistics stay in float32, and nnx.Embed keeps the dtype it was built with.
-        mixed = "f32[" in str(jax.make_jaxpr(fn.apply)(p, z))
-        assert_close(got, want, np.float32 if mixed else np.float64)
+        mixed = "f32[" in str(jax.make_jaxpr(f)(p, z))
+    assert_close(got, want, np.float32 if mixed else np.float64)
 
 
 @pytest.mark.parametrize("name", models.CASES)
 def test_model_in_float32(name):
-    fn, x = models.CASES[name]()
-    assert_close(ntkdiag.ntk(fn.apply, fn.params, x, outputs="full"), reference.ntk(fn.apply, fn.params, x), np.float32)
+    f, params, x, want = model(name)
+    assert_close(ntkdiag.ntk(f, params, x, outputs="full"), want, np.float32)

@@ -35,6 +35,20 @@ def test_gradient_through_the_kernel(name):
             assert relative_error(got, want) < 1e-9
 
 
+@pytest.mark.parametrize("name", ["mlp", "layer-norm"])
+def test_forward_mode_through_the_kernel(name):
+    """A directional derivative of the kernel, and one of its gradient."""
+    f, params, x = cases.CASES[name]()
+    with double(params, x) as (p, z):
+        step = jax.tree.map(jnp.cos, p)
+        ours, naive = (lambda p: ntkdiag.ntk(f, p, z, outputs="full").array), (lambda p: oracle(f, p, z))
+        along = lambda kernel: jax.jvp(kernel, (p,), (step,))[1]
+        assert relative_error(along(ours), along(naive)) < 1e-9
+        curved = lambda kernel: along(jax.grad(lambda p: jnp.sum(jnp.sin(kernel(p)))))
+        for got, want in zip(*(jax.tree.leaves(curved(kernel)) for kernel in (ours, naive)), strict=True):
+            assert relative_error(got, want) < 1e-9
+
+
 @pytest.mark.parametrize("name", NAMES[:3:2])
 def test_ensembles_of_parameters_and_of_batches(name):
     """`vmap` over members, and over batches."""

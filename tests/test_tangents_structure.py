@@ -9,7 +9,7 @@ import pytest
 from ntkdiag import _compat
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.ways import choose
-from ntkdiag.tangents import views
+from ntkdiag.tangents import positions, views
 from ntkdiag.tangents.rules import RULES
 from ntkdiag.tangents.rules.ragged_dot import REWRITES
 
@@ -78,6 +78,37 @@ def test_weights_whose_products_are_added_share_a_factor():
     cell = program("recurrent")
     assert sorted(len(part.leaves) for part in cell.parts("fused")) == [1, 3]
     assert len(cell.tangents.tap_avals) == 2  # so that the cotangents of the cell are kept once
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer-checkpointed"])
+def test_what_is_repeated_over_positions_is_summed_by_products(name):
+    """XLA on a CPU is slow to reduce any axis but the last."""
+    one = program(name)
+    reduced = []
+
+    def look(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "reduce_sum" and len(eqn.invars[0].aval.shape) > 1:
+                reduced.append(len(eqn.invars[0].aval.shape) - 1 in eqn.params["axes"])
+            for inner in _compat.sub_jaxprs(eqn):
+                look(inner)
+
+    look(one.trace(choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(one.tangents.n_outputs)).jaxpr)
+    assert all(reduced)
+
+
+@pytest.mark.parametrize(
+    ("own", "shape"),
+    [((3,), (3,)), ((1, 3), (4, 3)), ((1, 1, 3), (2, 4, 3)), ((1, 2, 3), (5, 2, 3)), ((1, 2, 1), (5, 2, 4)),
+     ((2, 1), (2, 4)), ((1, 1), (4, 3)), ((1,), (4,)), ((1, 0), (4, 0)), ((1, 3), (0, 3)), ((), ())],
+)  # fmt: skip
+def test_repeating_is_broadcasting(own, shape):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=own), jnp.float32)
+    c = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, *shape)), jnp.float32)
+    pull = lambda f: jax.vmap(jax.vmap(lambda c: jax.vjp(f, x)[1](c)[0]))(c)
+    ours, plain = (lambda x: positions.repeat(x, shape)), (lambda x: jnp.broadcast_to(x, shape))
+    np.testing.assert_array_equal(ours(x), plain(x))
+    np.testing.assert_allclose(pull(ours), pull(plain), rtol=1e-5, atol=1e-6)
 
 
 def test_what_does_not_depend_on_the_example_is_kept_once():

@@ -16,6 +16,8 @@ from ntkdiag.tangents.precision import Precision
 
 # Rows of a matrix product from which on strips of a triangle save time, and from which on more of them do.
 _STRIPS, _LARGE = 128, 1024
+# Rows of a strip of a streamed product, at least, and how many strips there are at most: each copies from the piece.
+_STREAMED, _MOST_STREAMED = 160, 6
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 
@@ -128,15 +130,13 @@ class Gram:
         return jax.lax.fori_loop(0, (row.cut.n_pieces - turn + turns - 1) // turns, add, totals)
 
     def _strips(self, shape: tuple[int, ...], columns: bool) -> list[int]:
-        """Where the strips of a streamed product end: several, each a copy of the piece, only where that saves much."""
-        large = _rows(shape, self.contraction) >= _LARGE
-        return self._edges(shape) if large and not columns else [0, shape[0]]
+        """Where the strips of a streamed product end; with columns there is no triangle."""
+        return _cut(shape[0], 1 if columns else min(_MOST_STREAMED, _rows(shape, self.contraction) // _STREAMED))
 
     def _edges(self, shape: tuple[int, ...]) -> list[int]:
         """Where the strips of a triangle begin and end."""
-        n, size = shape[0], _rows(shape, self.contraction)
-        n_strips = min(n, 1 if size < _STRIPS else 2 if size < _LARGE else 4)
-        return [n * k // n_strips for k in range(n_strips + 1)]
+        size = _rows(shape, self.contraction)
+        return _cut(shape[0], 1 if size < _STRIPS else 2 if size < _LARGE else 4)
 
     def _assemble(self, strips: tuple, edges: list[int], shape: tuple[int, ...]) -> jax.Array:
         axis = 2 if self.contraction == "full" else 1
@@ -156,6 +156,12 @@ class Gram:
 def in_strips(shape: tuple[int, ...], contraction: str) -> bool:
     """Whether a symmetric result of this shape is computed in strips, each with a copy of its factors."""
     return _rows(shape, contraction) >= _STRIPS
+
+
+def _cut(n: int, n_strips: int) -> list[int]:
+    """Where strips of n examples begin and end, about as many as wanted."""
+    n_strips = max(1, min(n, n_strips))
+    return [n * k // n_strips for k in range(n_strips + 1)]
 
 
 def _rows(shape: tuple[int, ...], contraction: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.tangents.positions import add_up
 from ntkdiag.tangents.precision import HIGHEST, Precision
 
 
@@ -104,7 +105,7 @@ class Outer:
 
     def apart(self) -> "tuple[Outer, Dense]":
         """The weight, and the bias that rides with it formed: both in products of round sizes."""
-        bias = self.c.sum(-2)  # [n o b d]
+        bias = add_up(self.c)  # [n o b d]
         return Outer(self.a, self.c), Dense(bias.reshape(*bias.shape[:-2], -1))
 
     def dense(self) -> Dense:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ntkdiag import _compat
+from ntkdiag.tangents import positions
 from ntkdiag.tangents.layout import Layout
 
 
@@ -109,11 +110,19 @@ def views_of(eqn: Any, inputs: list) -> list[View] | None:
     values = _compat.bind(eqn, replaced(view.value))
     dense = values if view.dense is view.value else [None] * len(values)
     if view.dense is not None and view.dense is not view.value:
-        dense = _compat.bind(eqn, replaced(view.dense))
+        own = name == "broadcast_in_dim"
+        dense = [_broadcast(view.dense, **eqn.params)] if own else _compat.bind(eqn, replaced(view.dense))
     return [
         dataclasses.replace(view, layout=layout, value=value, dense=copy, scale=scale)
         for layout, value, copy in zip(layouts, values, dense, strict=True)
     ]
+
+
+def _broadcast(x: Any, shape: tuple[int, ...], broadcast_dimensions: tuple[int, ...], **_: Any) -> Any:
+    own = [size if axis in broadcast_dimensions else 1 for axis, size in enumerate(shape)]
+    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
+        own[axis] = size
+    return positions.repeat(x.reshape(own), shape)
 
 
 def _scalar_factor(name: str, inputs: list) -> Any:

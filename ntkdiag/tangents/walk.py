@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ntkdiag import _compat
-from ntkdiag.tangents import contraction
+from ntkdiag.tangents import contraction, positions
 from ntkdiag.tangents.fresh import REARRANGING, Fresh, follow, share
 from ntkdiag.tangents.liveness import liveness
 from ntkdiag.tangents.recorder import Recorder
@@ -68,6 +68,10 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
             return tapped
         if name == "add" and (added := _add_bias(eqn, values, views[0], recorder, path, fresh)) is not None:
             return added
+    if name in ("add", "sub", "mul", "div"):  # they repeat axes of 1
+        shape = eqn.outvars[0].aval.shape
+        repeated = lambda view: positions.repeat(recorder.differentiable(view), shape) if view.layout.shape else view
+        values = [repeated(value) if isinstance(value, View) else value for value in values]
     return _compat.bind(eqn, [recorder.differentiable(value) for value in values])
 
 
