@@ -114,7 +114,13 @@ def test_model_in_float64(name):
     assert_close(got, want, np.float32 if mixed else np.float64)
 
 
-@pytest.mark.parametrize("name", models.CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name.startswith("linen") or k % 3 == 0 else pytest.mark.slow)
+        for k, name in enumerate(models.CASES)
+    ],
+)
 def test_model_in_float32(name):
     f, params, x, want = model(name)
     assert_close(ntkdiag.ntk(f, params, x, outputs="full"), want, np.float32)
