@@ -24,6 +24,9 @@ from ntkdiag.tangents.rules import RULES
 from ntkdiag.tangents.rules.ragged_dot import REWRITES
 from ntkdiag.tangents.views import View, views_of
 
+# Elementwise primitives that repeat axes of length 1.
+_REPEATING = frozenset(("add", "sub", "mul", "div"))
+
 
 def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple = ()) -> list:
     """Evaluate a jaxpr whose inputs may be views; only what its outputs need is evaluated."""
@@ -68,11 +71,11 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
             return tapped
         if name == "add" and (added := _add_bias(eqn, values, views[0], recorder, path, fresh)) is not None:
             return added
-    if name in ("add", "sub", "mul", "div"):  # they repeat axes of 1
+    inputs = [recorder.differentiable(value) for value in values]
+    if name in _REPEATING:
         shape = eqn.outvars[0].aval.shape
-        repeated = lambda view: positions.repeat(recorder.differentiable(view), shape) if view.layout.shape else view
-        values = [repeated(value) if isinstance(value, View) else value for value in values]
-    return _compat.bind(eqn, [recorder.differentiable(value) for value in values])
+        inputs = [positions.repeat(x, shape) if k in views and jnp.ndim(x) else x for k, x in enumerate(inputs)]
+    return _compat.bind(eqn, inputs)
 
 
 def _contract(eqn: Any, values: list, position: int, recorder: Recorder, path: tuple) -> list | None:
