@@ -94,6 +94,7 @@ def test_what_is_repeated_over_positions_is_summed_by_products(name):
                 look(inner)
 
     look(one.trace(choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(one.tangents.n_outputs)).jaxpr)
+    assert reduced
     assert all(reduced)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 from ntkdiag.kernels.arguments import is_traced
 
 
@@ -79,4 +79,4 @@ def automatically(function: Callable, mesh: Any, *arguments: Any) -> Any:
 
 def _place(leaf: jax.Array) -> Any:
     """The sharding of an array, or of what a tracer stands for."""
-    return jax.typeof(leaf).sharding if is_traced(leaf) else leaf.sharding
+    return jax.typeof(leaf).sharding if isinstance(leaf, _compat.Tracer) else leaf.sharding

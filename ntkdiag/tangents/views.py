@@ -110,19 +110,19 @@ def views_of(eqn: Any, inputs: list) -> list[View] | None:
     values = _compat.bind(eqn, replaced(view.value))
     dense = values if view.dense is view.value else [None] * len(values)
     if view.dense is not None and view.dense is not view.value:
-        own = name == "broadcast_in_dim"
-        dense = [_broadcast(view.dense, **eqn.params)] if own else _compat.bind(eqn, replaced(view.dense))
+        unplaced = name == "broadcast_in_dim" and eqn.params.get("sharding") is None
+        dense = [_broadcast(eqn.params, view)] if unplaced else _compat.bind(eqn, replaced(view.dense))
     return [
         dataclasses.replace(view, layout=layout, value=value, dense=copy, scale=scale)
         for layout, value, copy in zip(layouts, values, dense, strict=True)
     ]
 
 
-def _broadcast(x: Any, shape: tuple[int, ...], broadcast_dimensions: tuple[int, ...], **_: Any) -> Any:
-    own = [size if axis in broadcast_dimensions else 1 for axis, size in enumerate(shape)]
-    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
-        own[axis] = size
-    return positions.repeat(x.reshape(own), shape)
+def _broadcast(params: dict, view: View) -> Any:
+    """`broadcast_in_dim` of the differentiable copy."""
+    sizes = dict(zip(params["broadcast_dimensions"], view.layout.shape, strict=True))
+    shape = params["shape"]
+    return positions.repeat(view.dense.reshape([sizes.get(axis, 1) for axis in range(len(shape))]), shape)
 
 
 def _scalar_factor(name: str, inputs: list) -> Any:

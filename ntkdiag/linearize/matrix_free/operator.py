@@ -11,9 +11,7 @@ from ntkdiag import _compat
 from ntkdiag.kernels import arguments, meshes
 from ntkdiag.kernels.operands.operand import refuse
 from ntkdiag.linearize.matrix_free import microbatches
-from ntkdiag.linearize.matrix_free.program import run
-
-_CALL = "NTKOperator(f, params, x)"
+from ntkdiag.linearize.matrix_free.program import CALL, run
 
 
 @jax.tree_util.register_pytree_node_class
@@ -55,17 +53,17 @@ class NTKOperator:
             InvalidInputError: When the parameters are not finite real floating arrays, the outputs are not one
                 floating array with the example axis first, or the microbatch is no positive integer.
         """
-        arguments.check_params(params, _CALL)
+        arguments.check_params(params, CALL)
         if not isinstance(microbatch, int) or microbatch < 1:
-            refuse(_CALL, expected="a positive integer `microbatch`", got=repr(microbatch), do="256 is the default.")
+            refuse(CALL, expected="a positive integer `microbatch`", got=repr(microbatch), do="256 is the default.")
         self.f = f
         self.params, self.x, self.x2 = jax.tree.map(jnp.asarray, (params, x, x2))
-        self.n_examples = arguments.batch_size(self.x, _CALL, "x")
-        m = self.n_examples if x2 is None else arguments.batch_size(self.x2, _CALL, "x2")
+        self.n_examples = arguments.batch_size(self.x, CALL, "x")
+        m = self.n_examples if x2 is None else arguments.batch_size(self.x2, CALL, "x2")
         self.microbatch = min(microbatch, max(self.n_examples, m))
         jaxpr, found = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
         self.closes_over_explicit = meshes.explicit(_compat.open_jaxpr(jaxpr)[1]) is not None
-        meshes.within((self.params, self.x, self.x2), self.closes_over_explicit, _CALL)
+        meshes.within((self.params, self.x, self.x2), self.closes_over_explicit, CALL)
         self.output_shape, self.dtype = _outputs(found, self.n_examples)
         size = int(np.prod(self.output_shape))
         self.shape = (self.n_examples * size, m * size)
@@ -215,7 +213,7 @@ def _outputs(found: Any, n: int) -> tuple[tuple[int, ...], Any]:
     shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", np.dtype(int))
     if shape is None or not jnp.issubdtype(dtype, jnp.floating) or shape[:1] != (n,):
         refuse(
-            _CALL,
+            CALL,
             expected=f"f to return one floating array with the {n} examples first",
             got=f"{dtype}{list(shape)}" if shape is not None else type(found).__name__,
             do="Select an output: functionalize(model, ..., output=lambda y: y[0]).",

@@ -9,6 +9,8 @@ import jax
 from ntkdiag import _compat
 from ntkdiag.kernels import arguments, meshes
 
+CALL = "NTKOperator(f, params, x)"
+
 
 class Operator(Protocol):
     """What has a network inside: an `NTKOperator`, or a model made of some."""
@@ -40,7 +42,7 @@ def run(function: Callable[..., Any], operator: Operator, *args: Any, static: An
     Returns:
         What the function returns.
     """
-    if mesh := meshes.within((operator, args), operator.closes_over_explicit, "NTKOperator(f, params, x)"):
+    if mesh := meshes.within((operator, args), operator.closes_over_explicit, CALL):
         return meshes.automatically(lambda *arrays: run(function, *arrays, static=static), mesh, operator, *args)
     given = (operator, *args) if static is None else (operator, *args, static)
     with jax.default_matmul_precision("highest"):
