@@ -136,6 +136,27 @@ def conditional_in_a_scan():
     return f, {"w": normal(3, 4, 4), "c": normal(4, 4)}, H
 
 
+def experts_switched():
+    def f(p, x):
+        experts = [lambda x, k=k: jnp.tanh(x @ p["w"][k] + p["b"][k]) for k in range(3)]
+        one = lambda x: lax.switch(jnp.argmax(x @ p["gate"]), experts, x) @ p["v"]
+        return lax.map(one, x)
+
+    return f, {"w": normal(3, 5, 4), "b": normal(3, 4), "gate": normal(5, 3), "v": normal(4, 2)}, X
+
+
+def branches_alike_for_all():
+    def f(p, x, deep=True):
+        def branch(x):
+            h = jnp.tanh(x @ p["w"] + p["b"])
+            g = jax.checkpoint(lambda h: lax.cond(h.sum() > 0, lambda h: h @ p["v"], lambda h: jnp.sin(h) @ p["w"], h))
+            return lax.map(g, h)
+
+        return lax.cond(jnp.asarray(deep), branch, lambda x: jnp.take(p["e"], jnp.argmax(x, 1), axis=0), x) @ p["w"]
+
+    return f, {"w": normal(5, 5), "v": normal(5, 5), "b": normal(5), "e": normal(9, 5)}, X
+
+
 def loop_beside_the_derivative():
     def f(p, x):
         steps = lax.while_loop(lambda k: k < 3, lambda k: k + 1, jnp.int32(0))
@@ -193,7 +214,7 @@ CASES = table(
     scanned_and_shared_in_one_sum,
     scan_over_half_of_a_stack, scans_over_two_halves, scanned_twice, scanned_and_indexed, scanned_along_another_axis,
     scanned_but_stopped, scanned_scalars, scanned_fused_weights, three_scans_deep, stacked_layers_each_repeated,
-    checkpoint_by_name, mapped_in_batches, switched, conditional_in_a_scan, loop_beside_the_derivative,
-    custom_vjp_of_activation, associative_scan, linear_solve, implicit_layer, complex_intermediates,
-    sorted_and_scattered,
+    checkpoint_by_name, mapped_in_batches, switched, conditional_in_a_scan, experts_switched,
+    branches_alike_for_all, loop_beside_the_derivative, custom_vjp_of_activation, associative_scan, linear_solve,
+    implicit_layer, complex_intermediates, sorted_and_scattered,
 )  # fmt: skip

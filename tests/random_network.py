@@ -168,9 +168,12 @@ def scan(net):
 
 
 def conditional(net):
-    w = net.weight((net.d, net.d))
-    one = lambda p, h: lax.cond(h.sum() > 0, lambda h: h @ w(p), lambda h: jnp.sin(h), h)
-    return lambda p, h, x: lax.map(lambda h: one(p, h), h)
+    w, v, b = net.weight((net.d, net.d)), net.weight((net.d, net.d)), net.weight((net.d,))
+    branches = lambda p: [lambda h: h @ w(p) + b(p), lambda h: jnp.sin(h @ v(p)), lambda h: h * b(p)]
+    if net.pick(2):  # by the example
+        one = lambda p, h: lax.switch(1 * (h.sum() > 0) + (h[0, 0] > 0), branches(p), h)
+        return lambda p, h, x: lax.map(lambda h: one(p, h), h)
+    return lambda p, h, x: lax.cond(jnp.asarray(True), *branches(p)[:2], h)
 
 
 LAYERS = [dense, dense_with_bias, bias, scale, convolution, norm, attention, embedding, scan, conditional]

@@ -42,6 +42,7 @@ close(ntkdiag.ntk(bound, copied, spread, outputs="full"), want)
 assert {row.factor for row in ntkdiag.plan(bound, copied, spread, outputs="full").rows} == {"outer"}
 """
 EXPLICIT = """
+from ntkdiag.compat import empirical_ntk_fn
 from ntkdiag.linearize import predict
 from ntkdiag.monitor import Memory
 
@@ -72,6 +73,11 @@ for context in (False, True):
             by_products = trained if model is operator else by_products
         assert_close(np.stack(trained), np.stack(by_products), np.float32)
         ntkdiag.spectrum(kernel)
+        for kernel_fn in (empirical_ntk_fn(f, implementation=way, vmap_axes=0) for way in (1, 2, 3)):
+            here = kernel_fn(x, None, params)
+            for compiled in (kernel_fn, jax.jit(lambda x1, x2, p: kernel_fn(x1, x2, p))):
+                close(compiled(spread, None, parted), here)
+                close(compiled(spread, copied_x, parted), here)
         made_inside = lambda p, x: f(p, x) + jnp.zeros(4) + jnp.arange(4.0) * x[:, :1].reshape(-1, 1)
         for spread_or_not in (spread, copied_x, x):  # traced once for each context it runs in
             close(ntkdiag.ntk(made_inside, copied, spread_or_not, outputs="full"), want)

@@ -18,8 +18,8 @@ GENERAL = {
     "used-transposed": "w", "overlapping-slices": "w", "reshaped": "w", "scaled": "s w", "output-is-parameter": "w",
     "low-rank": "a b", "weight-norm": "g w", "layer-norm": "scale shift", "conv-batch-groups": "w",
     "scanned-layers": "layers/g", "scanned-and-shared-in-one-sum": "b", "nested-scans": "b layers/g",
-    "in-the-carry": "w",
-    "custom-vjp": "v", "custom-jvp-of-parameter": "b w", "conditional": "b v w", "dynamic-slice-of-stack": "w",
+    "in-the-carry": "w", "custom-vjp": "v", "custom-jvp-of-parameter": "b w", "conditional": "b",
+    "dynamic-slice-of-stack": "w",
     "jitted-twice": "b", "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
     "weight-times-itself": "w", "tied-attention": "w", "gradient-inside": "w", "empty-leaf": "z",
     "conv-with-the-weight-as-image": "w", "conv-shared": "w", "conv-and-dense-of-one-leaf": "w",
@@ -29,8 +29,8 @@ GENERAL = {
     "bias-of-heads": "c", "bias-shared-weights-stacked": "b", "biases-stacked-weight-shared": "b",
     "product-read-twice": "b", "symmetrised": "w", "masked": "w", "concatenated": "a b", "flipped-and-padded": "w",
     "straight-through": "w", "scaled-by-a-parameter": "s", "no-strides-describe-it": "w", "scanned-and-indexed": "w",
-    "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b w",
-    "conditional-in-a-scan": "c w", "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
+    "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b",
+    "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
     "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ class Cache:
 
 
 def signature(arguments: Any) -> tuple:
-    """What calls must share to share a program: structure, shapes and dtypes, and the values of what is no array.
+    """What calls must share to share a program: structure, shapes and dtypes, the values of what is no array, the mesh.
 
     Args:
         arguments: Any pytree.
@@ -38,7 +38,8 @@ def signature(arguments: Any) -> tuple:
         A key for `Cache`.
     """
     leaves, tree = jax.tree.flatten(arguments)
-    return tree, tuple(map(_of_leaf, leaves)), jax.config.read("jax_enable_x64")
+    mode = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()
+    return tree, tuple(map(_of_leaf, leaves)), mode
 
 
 class Itself:

@@ -13,6 +13,7 @@ from ntkdiag.compat.per_input import split_kwargs
 from ntkdiag.compat.prepare import prepare
 from ntkdiag.compat.prepared import Prepared
 from ntkdiag.compat.request import Request
+from ntkdiag.kernels import meshes
 from ntkdiag.kernels.arguments import is_traced
 
 
@@ -43,6 +44,8 @@ class KernelFunction:
         x1, x2, params = as_arrays((x1, x2, params))
         kwargs = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, apply_fn_kwargs)
         arguments = (x1, x2, params, kwargs)
+        if mesh := meshes.spread(arguments):
+            return meshes.automatically(lambda x1, x2, params, kwargs: self(x1, x2, params, **kwargs), mesh, *arguments)
         prepared = prepare(self.request, *arguments) if is_traced(arguments) else self._find(arguments)
         kwargs1, kwargs2 = split_kwargs(kwargs, prepared.per_input, x1, x2, self.request.call)
         return prepared(params, (x1, kwargs1), None if x2 is None else (x2, kwargs2))

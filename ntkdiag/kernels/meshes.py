@@ -24,6 +24,11 @@ def explicit(tree: Any) -> Any:
     return None
 
 
+def spread(tree: Any) -> Any:
+    """The same where an array with explicit axes is spread over its mesh, not whole on every device."""
+    return explicit([leaf for leaf in jax.tree.leaves(tree) if explicit(leaf) and any(_place(leaf).spec)])
+
+
 def within(arrays: Any, closes_over: bool, call: str) -> Any:
     """The mesh within which f and its kernel are computed with automatic axes; None where that is not needed.
 
@@ -40,7 +45,7 @@ def within(arrays: Any, closes_over: bool, call: str) -> Any:
     mesh = explicit(arrays)
     if mesh is None or not closes_over:
         return mesh
-    if not any(any(_place(leaf).spec) for leaf in jax.tree.leaves(arrays) if explicit(leaf)):
+    if not spread(arrays):
         return None
     raise errors.UnsupportedModelError(
         errors.message(

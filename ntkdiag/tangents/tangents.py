@@ -94,7 +94,7 @@ class Tangents:
             y = _walk(self.jaxpr, params, dense, jax.tree.leaves((kwargs, x)), recorder)
             return y, recorder.handed
 
-        y, vjp, handed = jax.vjp(tapped, zeros, dense, has_aux=True)
+        y, vjp, handed = _compat.vjp(tapped, zeros, dense)
         sites = [site for part in parts for site in part.sites]
 
         def backward(direction):

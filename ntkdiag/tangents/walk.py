@@ -170,6 +170,38 @@ def _scan(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     return [*final, *stacked]
 
 
+def _cond(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
+    """`cond` and `switch`: every branch gets all taps, and hands out zeros in place of the operands of the others."""
+    index, *operands = values
+    boxes, arrays = _unbox(operands)
+    taps = recorder.below(path)
+
+    def inside(number, closed):
+        jaxpr, consts = _compat.open_jaxpr(closed)
+
+        def run(arrays, taps):
+            inner = recorder.inside(taps)
+            outputs = walk(jaxpr, consts, _rebox(boxes, arrays), inner, (*path, number))
+            return [inner.differentiable(value) for value in outputs], inner.handed
+
+        return run
+
+    def completed(run):
+        def branch(arrays, taps):
+            outputs, handed = run(arrays, taps)
+            return outputs, {key: handed.get(key, jnp.zeros(a.shape, a.dtype)) for key, a in avals.items()}
+
+        return branch
+
+    branches = [inside(number, closed) for number, closed in enumerate(eqn.params["branches"])]
+    avals = {}
+    for branch in branches:
+        avals |= jax.eval_shape(branch, arrays, taps)[1]
+    outputs, handed = lax.switch(index, [completed(branch) for branch in branches], arrays, taps)
+    recorder.handed.update(handed)
+    return outputs
+
+
 def _unbox(values: list) -> tuple[list[View | None], list]:
     """Split views into their static part and their arrays, so that they can cross into another trace."""
     boxes = [value if isinstance(value, View) else None for value in values]
@@ -201,4 +233,5 @@ _CONTROL_FLOW = {
     "remat2": _checkpoint,
     "checkpoint": _checkpoint,
     "scan": _scan,
+    "cond": _cond,
 }
