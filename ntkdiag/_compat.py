@@ -40,7 +40,7 @@ def bind(eqn: Any, values: list) -> list:
 
 
 def vjp(f: Any, *primals: Any) -> tuple[Any, Any, Any]:
-    """`jax.vjp(f, *primals, has_aux=True)` as (y, transposed function, aux), inside a trace and traced in half the time.
+    """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time: (y, its transpose, aux).
 
     `jax.vjp` makes a jaxpr of every equation; here one pass of JVP rules leaves what is linear, to be transposed.
     """

@@ -27,10 +27,11 @@ GENERAL = {
     "embedding-stacked": "e", "embedding-and-one-hot": "e", "positional-embedding": "pos",
     "bias-and-scale-first": "b s", "scalar-parameters": "b s", "bias-at-positions": "b c", "bias-scaled": "b",
     "bias-of-heads": "c", "bias-shared-weights-stacked": "b", "biases-stacked-weight-shared": "b",
-    "product-read-twice": "b", "symmetrised": "w", "masked": "w", "concatenated": "a b", "flipped-and-padded": "w",
+    "product-read-twice": "b", "symmetrised": "w", "masked": "w", "flipped-and-padded": "w",
     "straight-through": "w", "scaled-by-a-parameter": "s", "no-strides-describe-it": "w", "scanned-and-indexed": "w",
     "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b",
     "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
+    "filters-side-by-side": "c d", "gates-side-by-side": "bi bo", "side-by-side-and-elsewhere": "c d",
     "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ntkdiag.tangents.arrange import arrange
 from ntkdiag.tangents.layout import Layout
@@ -22,6 +23,7 @@ class Contraction:
         out_shape: Shape the output is brought to before its axes are named (splits feature groups off).
         out_roles: One of "b", "t", "d" for each axis of `out_shape`, in any order.
         kind: "outer", "rows" (the operand is an integer index of a row) or "ones" (a = 1, a bias).
+        window: Of a weight beside others, (out_shape of all of them, axis, start of its own part); None for all of it.
     """
 
     weight: Layout
@@ -30,6 +32,7 @@ class Contraction:
     out_shape: tuple[int, ...]
     out_roles: tuple[str, ...]
     kind: str = "outer"
+    window: tuple[tuple[int, ...], int, int] | None = None
 
     def sizes(self) -> tuple[int, int, int, int]:
         """(B, T, I, D) of this use, enclosing scans not counted."""
@@ -46,6 +49,9 @@ class Contraction:
         """Cotangent of the output -> c [b t d]."""
         order = self.out_axes("b") + self.out_axes("t") + self.out_axes("d")
         b, t, _, d = self.sizes()
+        if self.window is not None:
+            shape, axis, start = self.window
+            c = lax.slice_in_dim(c.reshape(shape), start, start + self.out_shape[axis], axis=axis)
         return arrange(c.reshape(self.out_shape), order, (b, t, d))
 
 
@@ -54,7 +60,7 @@ def bias(of: Contraction, layout: Layout) -> Contraction | None:
 
     None unless the parameter is repeated exactly along the positions t of that contraction.
     """
-    view = layout.reshape(of.out_shape)
+    view = layout.reshape(of.out_shape) if of.window is None else None
     if view is None or of.kind != "outer":
         return None
     strides = view.array.strides[view.n_block :]

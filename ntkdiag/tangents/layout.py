@@ -21,10 +21,10 @@ class Layout:
     n_block: int = 0
 
     @staticmethod
-    def of(shape: tuple[int, ...]) -> "Layout":
+    def of(shape: tuple[int, ...], n_block: int = 0) -> "Layout":
         """The identity layout of a leaf."""
         array = np.empty(shape, np.int8)
-        return Layout(array, array.__array_interface__["data"][0], array.size)
+        return Layout(array, array.__array_interface__["data"][0], array.size, n_block)
 
     @property
     def shape(self) -> tuple[int, ...]:

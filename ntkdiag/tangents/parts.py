@@ -44,8 +44,8 @@ class Part:
     @property
     def key(self) -> tuple:
         """Equal for equal parts of the same function."""
-        handed = tuple(site.handed for site in (*self.sites, *self.beside))
-        return self.leaves, handed, self.kind, self.ones
+        sites = tuple(site.key for site in (*self.sites, *self.beside))
+        return self.leaves, sites, self.kind, self.ones
 
     @property
     def coordinates(self) -> tuple:
@@ -71,7 +71,7 @@ class Part:
             rows, outer = (part.factor(handed, cotangents, vjps) for part in self.halves())
             return Tied(rows, outer)  # type: ignore[arg-type]
         a = [operand(site, handed[site.handed]) for site in self.sites]
-        c = [cotangents[site.handed] for site in self.sites]
+        c = [cotangents[site.key] for site in self.sites]
         if self.kind == "rows":
             rows = self.sites[0].use.sizes()[2]
             index, c = jnp.concatenate(a), jnp.concatenate([v[:, 0] for v in c], axis=1)
@@ -170,7 +170,7 @@ def group(sites: list[Site], dense_leaves: set[int], shapes: list[tuple[int, ...
                 parts.append(Part((leaf,), tuple(own), kind, size))
             else:
                 parts += [Part((leaf,), tuple(c), _kind(c[0]), c[0].use.weight.array.size) for c in clusters]
-    return _merge_biases(_merge_weights(parts)) if form == "fused" else parts
+    return _merge_biases(_merge_weights(_merge_joined(parts))) if form == "fused" else parts
 
 
 def _kind(site: Site) -> str:
@@ -210,6 +210,24 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
     layout = weight["outer"].weight.transpose((*range(b), *range(b + i, b + i + d), *range(b, b + i)))
     one_block = math.prod(layout.shape[:b]) == 1 and math.prod(layout.shape[b : b + d]) == shape[0]
     return one_block and layout.whole and weight["rows"].weight.whole and weight["rows"].weight.shape[0] == shape[0]
+
+
+def _merge_joined(parts: list[Part]) -> list[Part]:
+    """Make one weight of weights side by side, each in a single use."""
+    found: dict[tuple, list[Part]] = {}
+    for part in parts:
+        if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].beside:
+            found.setdefault(part.sites[0].handed, []).append(part)
+    merged = []
+    for part in parts:
+        together = found.get(part.sites[0].handed, []) if part.sites else []
+        if part not in together or len(together) < part.sites[0].beside[0]:  # type: ignore[index]
+            merged.append(part)
+        elif part is together[0]:
+            site = dataclasses.replace(part.sites[0], use=part.sites[0].beside[1])  # type: ignore[index]
+            leaves = tuple(dict.fromkeys(leaf for other in together for leaf in other.leaves))
+            merged.append(Part(leaves, (site,), "outer", sum(other.size for other in together)))
+    return merged
 
 
 def _merge_weights(parts: list[Part]) -> list[Part]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ntkdiag.tangents.contraction import Contraction
+from ntkdiag.tangents.joined import Joined
 from ntkdiag.tangents.views import View
 
 
@@ -19,19 +20,23 @@ class Site:
         leaf: Number of the leaf.
         primitive: Name of the primitive, for the plan.
         use: The use in normal form, enclosing scans not counted.
+        key: Its own key.
         tap: Key of the tap whose cotangent is this use's c; what is added up shares one.
-        handed: Key of the operand handed out.
+        handed: Key of the operand handed out; weights side by side share one.
         scans: For each enclosing scan, outermost first: (length, "b" if it runs over the leaf else "t").
         scaled: Whether the operand carries the scalar factor of the view.
+        beside: Where the weight stands beside others: how many they are, and the use of all of them as one weight.
     """
 
     leaf: int
     primitive: str
     use: Contraction
+    key: tuple
     tap: tuple
     handed: tuple
     scans: tuple[tuple[int, str], ...]
     scaled: bool = False
+    beside: tuple[int, Contraction] | None = None
 
 
 class Recorder:
@@ -67,11 +72,12 @@ class Recorder:
 
     def differentiable(self, value: Any) -> Any:
         """The differentiable copy of a view; any other value as it is."""
-        if not isinstance(value, View):
+        if not isinstance(value, View | Joined):
             return value
-        self.dense_leaves.add(value.leaf)
+        leaves = [view.leaf for view in (value.views if isinstance(value, Joined) else (value,))]
+        self.dense_leaves.update(leaves)
         if value.dense is None:
-            raise RuntimeError(f"ntkdiag: a use of parameter leaf {value.leaf} was not found by the first walk")
+            raise RuntimeError(f"ntkdiag: a use of parameter leaf {leaves[0]} was not found by the first walk")
         return value.dense
 
     def tap(self, key: tuple, y: jax.Array, scale: Any = None) -> jax.Array:
@@ -93,6 +99,18 @@ class Recorder:
 
     def found(self, key: tuple, view: View, primitive: str, use: Contraction, tap: tuple, operand: Any) -> None:
         """Note a site and hand out its operand, times the scalar factor of the view."""
-        roles = tuple((length, "b" if name in view.scans else "t") for name, length in self.scans)
-        self.sites[key] = Site(view.leaf, primitive, use, tap, key, roles, view.scale is not None)
+        self.sites[key] = Site(view.leaf, primitive, use, key, tap, key, self._roles(view), view.scale is not None)
         self.handed[key] = operand if view.scale is None else operand * jnp.asarray(view.scale, operand.dtype)
+
+    def found_joined(self, path: tuple, joined: Joined, primitive: str, uses: tuple, operand: Any) -> None:
+        """Note a site for each of several weights side by side, and hand out the operand they share."""
+        whole, parts = uses
+        for k, (view, use) in enumerate(zip(joined.views, parts, strict=True)):
+            key = (*path, k) if k else path
+            beside = None if whole is None else (len(parts), whole)
+            self.sites[key] = Site(view.leaf, primitive, use, key, path, path, self._roles(view), beside=beside)
+        self.handed[path] = operand
+
+    def _roles(self, view: View) -> tuple[tuple[int, str], ...]:
+        """What the enclosing scans are to a view."""
+        return tuple((length, "b" if name in view.scans else "t") for name, length in self.scans)

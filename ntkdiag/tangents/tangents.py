@@ -99,7 +99,7 @@ class Tangents:
 
         def backward(direction):
             taps, dense = vjp(direction)
-            return {site.handed: cotangent(site, taps[site.tap]) for site in sites}, dense
+            return {site.key: cotangent(site, taps[site.tap]) for site in sites}, dense
 
         cotangents, dense = jax.vmap(backward)(basis.astype(y.dtype))
         handed, cotangents = _once(handed), _once(cotangents)

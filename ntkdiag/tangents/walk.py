@@ -18,6 +18,7 @@ from jax import lax
 from ntkdiag import _compat
 from ntkdiag.tangents import contraction, positions
 from ntkdiag.tangents.fresh import REARRANGING, Fresh, follow, share
+from ntkdiag.tangents.joined import Joined
 from ntkdiag.tangents.liveness import liveness
 from ntkdiag.tangents.recorder import Recorder
 from ntkdiag.tangents.rules import RULES
@@ -41,7 +42,7 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
         values = [read(atom) for atom in eqn.invars]
         if eqn.primitive.name in REWRITES and (rewritten := REWRITES[eqn.primitive.name](eqn)) is not None:
             outputs = walk(*rewritten, values, recorder, (*path, k))
-        elif any(isinstance(value, View) for value in values):
+        elif any(isinstance(value, View | Joined) for value in values):
             outputs = _apply(eqn, values, recorder, (*path, k), fresh)
             if (*path, k) in recorder.handed and len(outputs) == 1:
                 follow(eqn, fresh, uses, recorder.sites[(*path, k)])
@@ -56,14 +57,24 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
 
 
 def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh]) -> list:
-    """One equation with at least one view among its inputs."""
+    """One equation with at least one view, or several side by side, among its inputs."""
     name = eqn.primitive.name
+    if name in _CALLS:
+        return _call(eqn, values, recorder, path)
     if name in _CONTROL_FLOW:
+        values = [recorder.differentiable(value) if isinstance(value, Joined) else value for value in values]
         return _CONTROL_FLOW[name](eqn, values, recorder, path)
     if name == "stop_gradient":
-        return _compat.bind(eqn, [value.value if isinstance(value, View) else value for value in values])
-    views = [k for k, value in enumerate(values) if isinstance(value, View)]
-    if len(views) == 1:
+        return _compat.bind(eqn, [value.value if isinstance(value, View | Joined) else value for value in values])
+    if (joined := Joined.of(eqn, values)) is not None:
+        return [joined]
+    views = [k for k, value in enumerate(values) if isinstance(value, View | Joined)]
+    if len(views) == 1 and isinstance(values[views[0]], Joined):
+        if (seen := values[views[0]].through(eqn)) is not None:
+            return [seen]
+        if name in RULES and (tapped := _contract_joined(eqn, values, views[0], recorder, path)) is not None:
+            return tapped
+    elif len(views) == 1:
         seen = views_of(eqn, values)
         if seen is not None:
             return seen
@@ -92,6 +103,17 @@ def _contract(eqn: Any, values: list, position: int, recorder: Recorder, path: t
     recorder.found(path, found, eqn.primitive.name, use, path, other)
     constant = [view.value, other] if position == 0 else [other, view.value]
     return [recorder.tap(path, _compat.bind(eqn, constant)[0], scale)]
+
+
+def _contract_joined(eqn: Any, values: list, position: int, recorder: Recorder, path: tuple) -> list | None:
+    """Views side by side in a primitive with a rule: one product and one tap, of which each has its part."""
+    joined, other = values[position], values[1 - position]
+    uses = joined.uses(RULES[eqn.primitive.name], eqn.params, position, jnp.shape(other))
+    if uses is None:
+        return None
+    recorder.found_joined(path, joined, eqn.primitive.name, uses, other)
+    constant = [joined.value, other] if position == 0 else [other, joined.value]
+    return [recorder.tap(path, _compat.bind(eqn, constant)[0])]
 
 
 def _add_bias(
@@ -225,11 +247,8 @@ def _rebox(boxes: list[View | None], arrays: list) -> list:
     return values
 
 
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 _CONTROL_FLOW = {
-    "jit": _call,
-    "pjit": _call,
-    "closed_call": _call,
-    "core_call": _call,
     "remat2": _checkpoint,
     "checkpoint": _checkpoint,
     "scan": _scan,
