@@ -99,6 +99,22 @@ def side_by_side_and_elsewhere():
     return f, {"a": normal(5, 1), "b": normal(5, 2), "c": normal(4, 2), "d": normal(3, 2)}, X
 
 
+def side_by_side_and_added():
+    def f(p, x):
+        w, u = jnp.concatenate([p["a"], p["b"], p["s"]], 1), jnp.concatenate([p["c"], p["d"], p["s"]], 1)
+        return jnp.tanh(x @ w + jnp.sin(x) @ u) @ p["o"] + x @ p["s"]
+
+    return f, {name: normal(5, 2) for name in "abcds"} | {"o": normal(6, 2)}, X
+
+
+def side_by_side_with_a_bias():
+    def f(p, x):
+        w = jnp.concatenate([p["z"], p["s"]], 1)
+        return jnp.tanh(x @ p["w"] + p["bias"] + jnp.sin(x) @ w) @ p["o"] + x @ p["s"]
+
+    return f, {"z": normal(5, 2), "s": normal(5, 2), "w": normal(5, 4), "bias": normal(4), "o": normal(4, 2)}, X
+
+
 def filters_side_by_side():
     def f(p, x):
         w = jnp.concatenate([p["a"], p["b"]], 2)
@@ -142,7 +158,7 @@ def named_and_fenced():
 
 CASES = table(
     split_weights, unstacked_weights, fused_qkv_of_heads, indexed_layers, low_rank_update, symmetrised, masked,
-    concatenated, heads_side_by_side, gates_side_by_side, side_by_side_and_elsewhere, filters_side_by_side,
-    flipped_and_padded, straight_through, scaled_by_the_example, scaled_by_a_parameter, no_strides_describe_it,
-    named_and_fenced,
+    concatenated, heads_side_by_side, gates_side_by_side, side_by_side_and_elsewhere, side_by_side_and_added,
+    side_by_side_with_a_bias, filters_side_by_side, flipped_and_padded, straight_through, scaled_by_the_example,
+    scaled_by_a_parameter, no_strides_describe_it, named_and_fenced,
 )  # fmt: skip

@@ -39,6 +39,7 @@ def test_models_are_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
 
 
+@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in ("equinox_mlp", "equinox_gru") else pytest.mark.slow) for name in TINY],

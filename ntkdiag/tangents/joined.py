@@ -32,7 +32,8 @@ class Joined:
     @staticmethod
     def of(eqn: Any, values: list) -> "Joined | None":
         """The output of an equation as views side by side, or None if it is not."""
-        if eqn.primitive.name != "concatenate" or not all(isinstance(v, View) and v.scale is None for v in values):
+        views = len(values) > 1 and all(isinstance(value, View) and value.scale is None for value in values)
+        if eqn.primitive.name != "concatenate" or not views:
             return None
         return _applied(eqn, values, eqn.params["dimension"], values)
 

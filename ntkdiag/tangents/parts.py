@@ -213,20 +213,20 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
 
 
 def _merge_joined(parts: list[Part]) -> list[Part]:
-    """Make one weight of weights side by side, each in a single use."""
-    found: dict[tuple, list[Part]] = {}
-    for part in parts:
-        if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].beside:
-            found.setdefault(part.sites[0].handed, []).append(part)
+    """Make one weight of weights side by side, where each of them is in a single use."""
+    together: dict[Any, list[Part]] = {}
+    for k, part in enumerate(parts):
+        joined = part.kind == "outer" and len(part.sites) == 1 and part.sites[0].joined
+        together.setdefault(part.sites[0].handed if joined else k, []).append(part)
     merged = []
-    for part in parts:
-        together = found.get(part.sites[0].handed, []) if part.sites else []
-        if part not in together or len(together) < part.sites[0].beside[0]:  # type: ignore[index]
-            merged.append(part)
-        elif part is together[0]:
-            site = dataclasses.replace(part.sites[0], use=part.sites[0].beside[1])  # type: ignore[index]
-            leaves = tuple(dict.fromkeys(leaf for other in together for leaf in other.leaves))
-            merged.append(Part(leaves, (site,), "outer", sum(other.size for other in together)))
+    for own in together.values():
+        site = own[0].sites[0] if own[0].sites else None
+        if site is None or site.joined is None or len(own) < site.joined[0]:
+            merged += own
+        else:
+            leaves = tuple(dict.fromkeys(leaf for part in own for leaf in part.leaves))
+            whole = dataclasses.replace(site, use=site.joined[1])
+            merged.append(Part(leaves, (whole,), "outer", sum(part.size for part in own)))
     return merged
 
 
@@ -238,7 +238,7 @@ def _merge_weights(parts: list[Part]) -> list[Part]:
         if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer":
             [site] = part.sites
             b, t, _, d = site.use.sizes()
-            key = site.tap, site.scans, site.use.out_shape, site.use.out_roles, (b, t, d)
+            key = site.tap, site.use.window, site.scans, site.use.out_shape, site.use.out_roles, (b, t, d)
         if key in merged:
             host = merged[key]
             part = dataclasses.replace(
@@ -257,6 +257,7 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
         part.sites[0].tap: k
         for k, part in enumerate(parts)
         if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer"
+        if part.sites[0].use.window is None
     }
     merged: list[Part | None] = list(parts)
     for k, part in enumerate(parts):

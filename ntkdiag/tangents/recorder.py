@@ -25,7 +25,7 @@ class Site:
         handed: Key of the operand handed out; weights side by side share one.
         scans: For each enclosing scan, outermost first: (length, "b" if it runs over the leaf else "t").
         scaled: Whether the operand carries the scalar factor of the view.
-        beside: Where the weight stands beside others: how many they are, and the use of all of them as one weight.
+        joined: Of one of several weights side by side: how many they are, and the use of all of them as one weight.
     """
 
     leaf: int
@@ -36,7 +36,7 @@ class Site:
     handed: tuple
     scans: tuple[tuple[int, str], ...]
     scaled: bool = False
-    beside: tuple[int, Contraction] | None = None
+    joined: tuple[int, Contraction] | None = None
 
 
 class Recorder:
@@ -107,8 +107,8 @@ class Recorder:
         whole, parts = uses
         for k, (view, use) in enumerate(zip(joined.views, parts, strict=True)):
             key = (*path, k) if k else path
-            beside = None if whole is None else (len(parts), whole)
-            self.sites[key] = Site(view.leaf, primitive, use, key, path, path, self._roles(view), beside=beside)
+            all_of_them = None if whole is None else (len(parts), whole)
+            self.sites[key] = Site(view.leaf, primitive, use, key, path, path, self._roles(view), joined=all_of_them)
         self.handed[path] = operand
 
     def _roles(self, view: View) -> tuple[tuple[int, str], ...]:
