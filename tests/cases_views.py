@@ -90,6 +90,18 @@ def gates_side_by_side():
     return f, {**p, "bi": normal(4), "bo": normal(4)}, normal(3, 3, 5)
 
 
+def side_by_side_across_borders():
+    def f(p, x):
+        w, v = jnp.concatenate([p["a"], p["b"]], 1), jnp.concatenate([p["c"], p["d"]], 0).T
+        inner = lambda h: lax.cond(jnp.asarray(True), lambda h: h @ v, jnp.sin, h)
+        step = jax.checkpoint(lambda h, _: (jnp.tanh(h @ w + inner(h)), None))
+        x = lax.scan(step, x, None, length=2)[0]
+        return lax.scan(lambda h, u: (jnp.tanh(h @ u), None), x, jnp.concatenate([p["e"], p["g"]], 2))[0]
+
+    rows = {"c": normal(2, 5), "d": normal(3, 5)}
+    return f, {"a": normal(5, 2), "b": normal(5, 3), "e": normal(2, 5, 2), "g": normal(2, 5, 3), **rows}, X
+
+
 def side_by_side_and_elsewhere():
     def f(p, x):
         h = jnp.tanh(x @ jnp.concatenate([p["a"], p["b"], p["a"]], 1))
@@ -158,7 +170,7 @@ def named_and_fenced():
 
 CASES = table(
     split_weights, unstacked_weights, fused_qkv_of_heads, indexed_layers, low_rank_update, symmetrised, masked,
-    concatenated, heads_side_by_side, gates_side_by_side, side_by_side_and_elsewhere, side_by_side_and_added,
-    side_by_side_with_a_bias, filters_side_by_side, flipped_and_padded, straight_through, scaled_by_the_example,
-    scaled_by_a_parameter, no_strides_describe_it, named_and_fenced,
+    concatenated, heads_side_by_side, gates_side_by_side, side_by_side_across_borders, side_by_side_and_elsewhere,
+    side_by_side_and_added, side_by_side_with_a_bias, filters_side_by_side, flipped_and_padded, straight_through,
+    scaled_by_the_example, scaled_by_a_parameter, no_strides_describe_it, named_and_fenced,
 )  # fmt: skip

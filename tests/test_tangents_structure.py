@@ -19,8 +19,8 @@ GENERAL = {
     "low-rank": "a b", "weight-norm": "g w", "layer-norm": "scale shift", "conv-batch-groups": "w",
     "scanned-layers": "layers/g", "scanned-and-shared-in-one-sum": "b", "nested-scans": "b layers/g",
     "in-the-carry": "w", "custom-vjp": "v", "custom-jvp-of-parameter": "b w", "conditional": "b",
-    "dynamic-slice-of-stack": "w",
-    "jitted-twice": "b", "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
+    "dynamic-slice-of-stack": "w", "jitted-twice": "b",
+    "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
     "weight-times-itself": "w", "tied-attention": "w", "gradient-inside": "w", "empty-leaf": "z",
     "conv-with-the-weight-as-image": "w", "conv-shared": "w", "conv-and-dense-of-one-leaf": "w",
     "embedding-scaled": "e s", "embedding-of-columns": "e", "embedding-sliced": "e", "embedding-by-two-indices": "e",
@@ -32,6 +32,7 @@ GENERAL = {
     "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b",
     "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
     "filters-side-by-side": "c d", "gates-side-by-side": "bi bo", "side-by-side-and-elsewhere": "c d",
+    "side-by-side-across-borders": "e g",
     "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ With explicit axes JAX asks whoever writes a product of two factors that are bot
 The products of a kernel are ours, not the user's, so XLA chooses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,17 +16,12 @@ from ntkdiag.kernels.arguments import is_traced
 
 def explicit(tree: Any) -> Any:
     """The first mesh with explicit axes among those of the arrays of a tree; None if there is none."""
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.Array):
-            mesh = getattr(_place(leaf), "mesh", None)
-            if mesh is not None and AxisType.Explicit in mesh.axis_types:
-                return mesh
-    return None
+    return next((place.mesh for place in _explicit_places(tree)), None)
 
 
 def spread(tree: Any) -> Any:
-    """The same where an array with explicit axes is spread over its mesh, not whole on every device."""
-    return explicit([leaf for leaf in jax.tree.leaves(tree) if explicit(leaf) and any(_place(leaf).spec)])
+    """The first such mesh of an array that is spread over it; None where all are whole on every device."""
+    return next((place.mesh for place in _explicit_places(tree) if any(place.spec)), None)
 
 
 def within(arrays: Any, closes_over: bool, call: str) -> Any:
@@ -80,6 +75,16 @@ def automatically(function: Callable, mesh: Any, *arguments: Any) -> Any:
     results = iter((jax.jit(run) if is_traced(given) else run)(*given))
     leaves, structure = found
     return jax.tree.unflatten(structure, [next(results) if isinstance(leaf, jax.Array) else leaf for leaf in leaves])
+
+
+def _explicit_places(tree: Any) -> Iterator[Any]:
+    """Shardings of the arrays of a tree that lie on a mesh with explicit axes."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array):
+            place = _place(leaf)
+            mesh = getattr(place, "mesh", None)
+            if mesh is not None and AxisType.Explicit in mesh.axis_types:
+                yield place
 
 
 def _place(leaf: jax.Array) -> Any:

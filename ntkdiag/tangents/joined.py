@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+
 from ntkdiag import _compat
 from ntkdiag.tangents.contraction import Contraction
 from ntkdiag.tangents.layout import Layout
-from ntkdiag.tangents.views import View, views_of
+from ntkdiag.tangents.views import View
 
 # What changes neither the shape nor the order of a joined weight.
 _SAME = frozenset({"convert_element_type", "copy", "name"})
@@ -18,9 +20,9 @@ class Joined:
     """Views of parameter leaves side by side along one axis.
 
     Attributes:
-        views: The views.
+        views: The views, without their numbers.
         axis: The axis.
-        value: The numbers, as a constant of differentiation.
+        value: The numbers of all of them, as a constant of differentiation.
         dense: The same numbers as a function of the differentiable copies of the leaves; None where no use needs it.
     """
 
@@ -35,17 +37,19 @@ class Joined:
         views = len(values) > 1 and all(isinstance(value, View) and value.scale is None for value in values)
         if eqn.primitive.name != "concatenate" or not views:
             return None
-        return _applied(eqn, values, eqn.params["dimension"], values)
+        bare = tuple(dataclasses.replace(view, value=None, dense=None) for view in values)
+        return Joined(bare, eqn.params["dimension"], *_numbers(eqn, values))
 
     def through(self, eqn: Any) -> "Joined | None":
         """The output of an equation that casts or transposes this, or None if it does anything else."""
-        name, axis = eqn.primitive.name, self.axis
+        name, axis, views = eqn.primitive.name, self.axis, self.views
         if name == "transpose":
-            axis = eqn.params["permutation"].index(axis)
-        elif name not in _SAME:
+            order = eqn.params["permutation"]
+            axis = order.index(axis)
+            views = tuple(dataclasses.replace(view, layout=view.layout.transpose(order)) for view in views)
+        elif name not in _SAME or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
             return None
-        views = [found[0] for view in self.views if (found := views_of(eqn, [view]))]
-        return _applied(eqn, [self], axis, views) if len(views) == len(self.views) else None
+        return Joined(views, axis, *_numbers(eqn, [self]))
 
     def uses(
         self, rule: Callable, params: dict, position: int, other: tuple[int, ...]
@@ -85,10 +89,10 @@ class Joined:
         return whole if alike else None, parts
 
 
-def _applied(eqn: Any, values: list, axis: int, views: list[View]) -> Joined:
-    """An equation applied to the numbers and to the differentiable copies, where there are any."""
+def _numbers(eqn: Any, values: list) -> tuple[Any, Any]:
+    """An equation applied to the numbers, and to the differentiable copies where there are any."""
     [value] = _compat.bind(eqn, [v.value for v in values])
     if all(v.dense is v.value for v in values):
-        return Joined(tuple(views), axis, value, value)
+        return value, value
     missing = any(v.dense is None for v in values)
-    return Joined(tuple(views), axis, value, None if missing else _compat.bind(eqn, [v.dense for v in values])[0])
+    return value, None if missing else _compat.bind(eqn, [v.dense for v in values])[0]

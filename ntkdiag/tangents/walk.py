@@ -59,10 +59,7 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
 def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh]) -> list:
     """One equation with at least one view, or several side by side, among its inputs."""
     name = eqn.primitive.name
-    if name in _CALLS:
-        return _call(eqn, values, recorder, path)
     if name in _CONTROL_FLOW:
-        values = [recorder.differentiable(value) if isinstance(value, Joined) else value for value in values]
         return _CONTROL_FLOW[name](eqn, values, recorder, path)
     if name == "stop_gradient":
         return _compat.bind(eqn, [value.value if isinstance(value, View | Joined) else value for value in values])
@@ -168,7 +165,8 @@ def _scan(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     body, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     n_const, n_carry = _compat.scan_counts(eqn.params)
     constants, carry, scanned = values[:n_const], values[n_const : n_const + n_carry], values[n_const + n_carry :]
-    scanned = [recorder.differentiable(v) if isinstance(v, View) and not v.layout.shape else v for v in scanned]
+    followed = lambda v: isinstance(v, View) and v.layout.shape  # no scalars, nothing side by side
+    scanned = [v if followed(v) else recorder.differentiable(v) for v in scanned]
     boxes, arrays = _unbox(scanned)
     for box in boxes:
         if box and box.layout.whole and not box.layout.n_block:
@@ -224,18 +222,18 @@ def _cond(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     return outputs
 
 
-def _unbox(values: list) -> tuple[list[View | None], list]:
+def _unbox(values: list) -> tuple[list, list]:
     """Split views into their static part and their arrays, so that they can cross into another trace."""
-    boxes = [value if isinstance(value, View) else None for value in values]
+    boxes = [value if isinstance(value, View | Joined) else None for value in values]
     same = lambda v: v.dense is None or v.dense is v.value
     arrays = [
-        value if not isinstance(value, View) else (value.value,) if same(value) else (value.value, value.dense)
+        value if not isinstance(value, View | Joined) else (value.value,) if same(value) else (value.value, value.dense)
         for value in values
     ]
     return boxes, arrays
 
 
-def _rebox(boxes: list[View | None], arrays: list) -> list:
+def _rebox(boxes: list, arrays: list) -> list:
     """Inverse of `_unbox`, with the arrays of the new trace."""
     values = []
     for box, array in zip(boxes, arrays, strict=True):
@@ -247,8 +245,11 @@ def _rebox(boxes: list[View | None], arrays: list) -> list:
     return values
 
 
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 _CONTROL_FLOW = {
+    "jit": _call,
+    "pjit": _call,
+    "closed_call": _call,
+    "core_call": _call,
     "remat2": _checkpoint,
     "checkpoint": _checkpoint,
     "scan": _scan,
