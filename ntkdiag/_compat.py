@@ -108,7 +108,8 @@ def _known_answers() -> tuple[list, list]:
 def _passes(options: dict[str, str]) -> bool:
     """Whether the float32 RMSNorm backward pass is right, to 1e-4, at every known-answer shape."""
     cases, answers = _known_answers()
-    run = jax.jit(lambda cases: [_rms_norm_vjp(*case) for case in cases], compiler_options=options)  # one compilation
+    run = lambda cases: [_rms_norm_vjp(*case) for case in cases]  # one compilation
+    run = jax.jit(run, compiler_options={**_effort(once=False), **options})
     try:
         got = run(cases)
     except jax.errors.JaxRuntimeError:  # this XLA does not know the option
@@ -129,15 +130,28 @@ def trusted_cpu_options() -> dict[str, str] | None:
     return known_answer_test().result()
 
 
-def compiler_options(*, reduces: bool) -> dict[str, str]:
-    """XLA options for a program ntkdiag compiles itself. `reduces`: it contains a reduction and runs in float32."""
-    if not reduces or jax.default_backend() != "cpu":
+def _effort(*, once: bool) -> dict[str, str]:
+    """How hard XLA's code generator for CPUs tries.
+
+    Its first level compiles networks in three quarters of the time of the third, its default, and they run as fast;
+    what runs once (`once`) is not worth more than none. `jax_disable_most_optimizations` chooses by itself.
+    """
+    if jax.config.read("jax_disable_most_optimizations"):
         return {}
-    options = trusted_cpu_options()
-    if options is None:
+    return {"xla_backend_optimization_level": "0" if once else "1"}
+
+
+def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str]:
+    """XLA options for a program ntkdiag compiles itself.
+
+    `reduces`: it contains a reduction and runs in float32. `once`: it is run once.
+    """
+    if jax.default_backend() != "cpu":
+        return {}
+    trusted = trusted_cpu_options() if reduces else {}
+    if trusted is None:
         warn_if_untrusted_jit(reduces=True)
-        return {}
-    return options
+    return {**_effort(once=once), **(trusted or {})}
 
 
 @functools.cache

@@ -19,7 +19,7 @@ class Compiled:
         donate: Number of the argument that is given up to the result.
     """
 
-    def __init__(self, function: Callable, options: dict | None = None, donate: int | None = None):
+    def __init__(self, function: Callable, options: dict[str, str], donate: int | None = None):
         self._run = jax.jit(function, compiler_options=options, donate_argnums=donate)
         self._begun: dict[Any, concurrent.futures.Future] = {}
 

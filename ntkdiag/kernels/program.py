@@ -141,19 +141,22 @@ class Program:
     def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Compiled:
         """`factors` compiled, as a function of (params, basis, kwargs, x)."""
         key = (tuple(way.key for way in ways), merged)
-        options = _compat.compiler_options(reduces=self.reduces)
-        return self.compiled(key, functools.partial(self.factors, ways, merged=merged), options)
+        return self.compiled(key, functools.partial(self.factors, ways, merged=merged), reduces=self.reduces)
 
     def compiled_outputs(self, f: Callable, kwargs: dict) -> Compiled:
         """f compiled, as a function of (params, x, kwargs)."""
         fixed = keywords.Fixed.of(kwargs)
-        return self.compiled("outputs", lambda params, x, arrays: f(params, x, **fixed.fill(arrays)))
+        return self.compiled("outputs", lambda params, x, arrays: f(params, x, **fixed.fill(arrays)), once=True)
 
     def compiled(
-        self, key: Any, function: Callable, options: dict | None = None, donate: int | None = None
+        self, key: Any, function: Callable, *, reduces: bool = False, once: bool = False, donate: int | None = None
     ) -> Compiled:
-        """`function` compiled: the first one given under this key, so that its compilations are found again."""
+        """`function` compiled: the first one given under this key, so that its compilations are found again.
+
+        For `reduces` and `once` see `_compat.compiler_options`.
+        """
         if key not in self._compiled:
+            options = _compat.compiler_options(reduces=reduces, once=once)
             self._compiled[key] = Compiled(function, options, donate)
         return self._compiled[key]
 
