@@ -57,7 +57,7 @@ def test_rich_and_lazy_training_of_a_two_layer_network():
     assert 0.95 < lazy["growth"] < 1.1
     assert abs(lazy["net"] / before - 1) < 0.1  # the lazy network is its initial kernel
     assert rich["net"] < 0.7 * before  # the rich network is not,
-    assert abs(rich["after"] / rich["net"] - 1) < 0.15  # but it is its final kernel
+    assert abs(rich["after"] / rich["net"] - 1) < 0.2  # but it is its final kernel
 
 
 @pytest.mark.slow

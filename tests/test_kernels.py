@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tolerance import assert_close, double, relative_error
 
 import ntkdiag
+from ntkdiag import compat
 from ntkdiag.kernels.tiles import Blocks, Sizes
 
 F, PARAMS, X = cases.mlp()
@@ -211,6 +212,27 @@ def test_interacting_examples_are_refused_and_joint_is_right():
         assert_close(
             ntkdiag.ntk(batch_norm, p, x, outputs="full", examples="joint"), reference.ntk(batch_norm, params, X)
         )
+
+
+def test_outputs_that_are_nothing_but_rounding():
+    """A centred network begins at zero: what is left of a batch need not be what is left of one example."""
+
+    def centred(p, x):
+        start = (x / 3) @ (3 * PARAMS["w"]) if len(x) > 1 else x @ PARAMS["w"]
+        return jnp.tanh(x @ p["w"]) - jnp.tanh(start)
+
+    params = {"w": PARAMS["w"]}
+    assert 0 < jnp.abs(centred(params, X)).max() < 1e-6
+    network = lambda p, x: jnp.tanh(x @ p["w"])
+    want = reference.ntk(network, params, X)
+    assert_close(ntkdiag.ntk(centred, params, X, outputs="full"), want, np.float32)
+    compatible = compat.empirical_ntk_fn(centred, trace_axes=(), vmap_axes=0)(X, None, params)
+    np.testing.assert_allclose(compatible, want.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
+    ntkdiag.watch(centred, X).init(params)
+    assert ntkdiag.selfcheck(centred, params, X)["examples"].status == "ok"
+    normalised = lambda p, x: batch_norm(p, x) - batch_norm(params, x)
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError):
+        ntkdiag.ntk(lambda p, x: normalised({"w": p["w"] + 1e-3}, x), params, X)
 
 
 def test_linear_model_is_exact():

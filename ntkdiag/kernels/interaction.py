@@ -1,34 +1,37 @@
 """Do the examples of a batch interact? Checked on the first call, never assumed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
 
 
-def check_independent(out: Any, alone: Any, call: str) -> None:
+def check_independent(out: Any, alone: Any, call: str, outputs: Callable[[Any], Any], params: Any) -> None:
     """Compare f of the whole batch with f of each example alone (already at hand from the factors).
 
     Args:
         out: Outputs of the batch.
         alone: Outputs of each example evaluated by itself [n C].
         call: For the message.
+        outputs: The function of the parameters that `out` came from.
+        params: The parameters.
 
     Raises:
         ExamplesInteractError: They differ by more than rounding.
     """
-    together = np.concatenate([np.asarray(v, np.float64).reshape(v.shape[0], -1) for v in jax.tree.leaves(out)], axis=1)
-    alone = np.asarray(alone, np.float64)
-    dtype = jax.tree.leaves(out)[0].dtype
+    together, alone = _matrix(out), np.asarray(alone, np.float64)
+    unit = float(jnp.finfo(jax.tree.leaves(out)[0].dtype).eps) ** 0.5
     scale = np.abs(alone[np.isfinite(alone)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         error = np.abs(together - alone)
     worst = float(
         np.nan_to_num(error, nan=np.inf if np.isnan(error).any() and np.isfinite(together).all() else 0).max()
     )
-    if worst <= float(jax.numpy.finfo(dtype).eps) ** 0.5 * max(scale, 1e-30):
+    if worst <= unit * max(scale, 1e-30) or worst <= rounding(outputs, params):
         return
     raise errors.ExamplesInteractError(
         errors.message(
@@ -39,3 +42,31 @@ def check_independent(out: Any, alone: Any, call: str) -> None:
             "to differentiate the batch as a whole.",
         )
     )
+
+
+def rounding(outputs: Callable[[Any], Any], params: Any) -> float:
+    """What rounding may change in outputs that are small differences, as f(params) - f(params_0) of a centred network.
+
+    Rounding on the way moves outputs about as far as rounding the parameters does. So every parameter is moved by a
+    fraction sqrt(eps) of itself, up or down; sqrt(eps) of how far that moves the outputs, eight times, is allowed.
+
+    Args:
+        outputs: A function of the parameters.
+        params: The parameters.
+    """
+    out = outputs(params)
+    unit, rng = float(jnp.finfo(jax.tree.leaves(out)[0].dtype).eps) ** 0.5, np.random.default_rng(0)
+
+    def moved(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return (leaf * (1 + unit * rng.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
+
+    with np.errstate(invalid="ignore"):
+        moves = np.abs(_matrix(outputs(jax.tree.map(moved, params))) - _matrix(out))
+    return 8 * unit * float(moves[np.isfinite(moves)].max(initial=0.0))
+
+
+def _matrix(out: Any) -> np.ndarray:
+    """Outputs `[n C]` in float64."""
+    return np.concatenate([np.asarray(v, np.float64).reshape(v.shape[0], -1) for v in jax.tree.leaves(out)], axis=1)

@@ -88,8 +88,8 @@ def _steps(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int,
     if task.check and not side.program.verified and min(size, side.n) > 1:
         n = min(size, side.n - start)
         alone = np.concatenate([np.broadcast_to(y, (step, y.shape[-1])) for _, y in outcomes])[:n]
-        outputs = side.program.compiled_outputs(side.f, task.kwargs_of(side))
-        together = outputs(task.params, examples(side.x, start, n, side.n), kwargs)
-        interaction.check_independent(together, alone, task.call)
+        all_at_once = side.program.compiled_outputs(side.f, task.kwargs_of(side))
+        outputs = lambda params: all_at_once(params, examples(side.x, start, n, side.n), kwargs)
+        interaction.check_independent(outputs(task.params), alone, task.call, outputs, task.params)
         side.program.verified = True
     return [factors for factors, _ in outcomes]
