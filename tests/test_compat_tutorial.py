@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compat_oracle import normal
+from thin import thin
 
 from ntkdiag import compat
 
@@ -57,7 +58,7 @@ def problem(make, tree):
     return lambda p, x: f(p, x["half"] + sum(x["rest"])), params, split(x1), split(x2), full
 
 
-@pytest.mark.parametrize("make", [flax, equinox])
+@pytest.mark.parametrize("make", thin([flax, equinox]))
 @pytest.mark.parametrize("implementation", [0, 1, 2])
 @pytest.mark.parametrize("compute", AXES)
 def test_tutorial(make, implementation, compute, x64):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from thin import thin
 from tolerance import assert_close, double, relative_error
 
 import ntkdiag
@@ -22,7 +23,7 @@ def oracle(f, p, x):
     return (j @ j.T).reshape(*y.shape, *y.shape)
 
 
-@pytest.mark.parametrize("name", [*NAMES[::2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1::2])])
+@pytest.mark.parametrize("name", thin(NAMES))
 def test_gradient_through_the_kernel(name):
     """In parameters and inputs, under jit."""
     f, params, x = cases.CASES[name]()
@@ -35,7 +36,7 @@ def test_gradient_through_the_kernel(name):
             assert relative_error(got, want) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["mlp", "layer-norm"])
+@pytest.mark.parametrize("name", thin(["mlp", "layer-norm"]))
 def test_forward_mode_through_the_kernel(name):
     """A directional derivative of the kernel, and one of its gradient."""
     f, params, x = cases.CASES[name]()

@@ -68,6 +68,7 @@ def test_flow_with_decay_is_integrated_flow():
         np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_solvers_and_tolerances_of_diffrax():
     reference = predict.integrate_flow(K, cross_entropy, [1.0, 1.0, 20.0], tolerance=1e-11, **OUTPUTS)

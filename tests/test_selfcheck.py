@@ -12,6 +12,7 @@ import pytest
 from flax import linen as nn
 from models_contract import KEY, inputs
 from models_noisy import EquinoxNet
+from thin import thin
 
 import ntkdiag
 from ntkdiag import cli, selfcheck
@@ -52,7 +53,7 @@ def test_a_model_that_is_right():
         check["speed"]
 
 
-@pytest.mark.parametrize("mode", ["dropout", "train"])
+@pytest.mark.parametrize("mode", thin(["dropout", "train"]))
 def test_every_library_in_every_mode(mode):
     module, state = models_contract.equinox(jnp.float32)
     cases = (((*models_contract.nnx_model(jnp.float32), X), {}), ((module, X), {"state": state, "key": KEY}))
