@@ -61,6 +61,11 @@ def sub_jaxprs(eqn: Any) -> list:
     return [open_jaxpr(j)[0] for j in jex_core.jaxprs_in_params(eqn.params)]
 
 
+def staging() -> bool:
+    """Whether operations on constants are recorded rather than computed: the call is inside someone's jit."""
+    return isinstance(jnp.zeros(()), Tracer)
+
+
 def committed(tree: Any) -> bool:
     """Whether an array was put on devices of somebody's choice: JAX compiles for the place, not only the shape."""
     return any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(tree))

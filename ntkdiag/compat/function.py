@@ -13,7 +13,7 @@ from ntkdiag.compat.per_input import split_kwargs
 from ntkdiag.compat.prepare import prepare
 from ntkdiag.compat.prepared import Prepared
 from ntkdiag.compat.request import Request
-from ntkdiag.kernels import meshes
+from ntkdiag.kernels import constants, meshes
 from ntkdiag.kernels.arguments import is_traced
 
 
@@ -40,12 +40,15 @@ class KernelFunction:
         Returns:
             For every output of f an array of shape `zip(f(x1).shape, f(x2).shape)` with the axes tied.
         """
-        x2 = None if is_none(x2) else x2
+        f, given = self.request.f, (x1, None if is_none(x2) else x2, params, apply_fn_kwargs)
+        return constants.evaluated(self._of, given, lambda: f(params, x1, **apply_fn_kwargs))
+
+    def _of(self, x1: Any, x2: Any, params: Any, kwargs: dict) -> Any:
         x1, x2, params = as_arrays((x1, x2, params))
-        kwargs = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, apply_fn_kwargs)
+        kwargs = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, kwargs)
         arguments = (x1, x2, params, kwargs)
         if mesh := meshes.spread(arguments):
-            return meshes.automatically(lambda x1, x2, params, kwargs: self(x1, x2, params, **kwargs), mesh, *arguments)
+            return meshes.automatically(self._of, mesh, *arguments)
         prepared = prepare(self.request, *arguments) if is_traced(arguments) else self._find(arguments)
         kwargs1, kwargs2 = split_kwargs(kwargs, prepared.per_input, x1, x2, self.request.call)
         return prepared(params, (x1, kwargs1), None if x2 is None else (x2, kwargs2))

@@ -14,6 +14,10 @@ from ntkdiag.compat.cut import Cut
 from ntkdiag.kernels.arguments import is_traced
 
 
+class ClosesOverTracers(Exception):
+    """The function depends on values that are not known yet: inside someone's jit, grad or vmap."""
+
+
 def difference(
     f: Callable,
     params: Any,
@@ -43,6 +47,9 @@ def difference(
 
     Returns:
         What differs, for a message.
+
+    Raises:
+        ClosesOverTracers: f does.
     """
     if cut.n < 2:
         return None
@@ -92,6 +99,8 @@ def _experiment(
 
     plain = lambda params, arrays: together(params, *examples(arrays))
     jaxpr, outputs = jax.make_jaxpr(plain, return_shape=True)(params, arrays)
+    if is_traced(_compat.open_jaxpr(jaxpr)[1]):
+        raise ClosesOverTracers
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=y.shape).astype(y.dtype) for y in outputs]
     options = _compat.compiler_options(reduces=_compat.contains(jaxpr, "reduce_sum"))

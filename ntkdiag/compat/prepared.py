@@ -72,7 +72,8 @@ class Prepared:
             columns: x2 and its keyword arguments; None where they are the rows.
         """
         arrays = self.cuts[0].arrays(*rows), None if columns is None else self.cuts[1].arrays(*columns)
-        if is_traced(params, arrays):
+        closes_over_tracers = any(isinstance(kernel, Pair) and kernel.closes_over_tracers for kernel in self.kernels)
+        if closes_over_tracers or is_traced(params, arrays):
             return self.arrange(self._at_once(params, *arrays))
         if self.devices == 1 and all(isinstance(kernel, Pair) and kernel.plan for kernel in self.kernels):
             arguments = self._examples(params, *arrays)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels import arguments, meshes, prepare
+from ntkdiag.kernels import arguments, constants, meshes, prepare
 from ntkdiag.kernels import memory as budgets
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.kernel import Kernel
@@ -173,19 +173,30 @@ class _Request:
         return self.params, self.x1, self.x2, self.preconditioner, self.kwargs
 
     def of(self, params: Any, x1: Any, x2: Any, preconditioner: Any, kwargs: dict) -> "_Request":
-        """The same of arrays that were checked."""
+        """The same of other arrays."""
         new = {"params": params, "x1": x1, "x2": x2, "preconditioner": preconditioner, "kwargs": kwargs}
-        return dataclasses.replace(self, **new, finite=False)
+        return dataclasses.replace(self, **new)
+
+    def outputs(self) -> list:
+        """Those of both functions."""
+        calls = [(self.f, self.x1), (self.f2 or self.f, self.x1 if self.x2 is None else self.x2)]
+        return [f(self.params, x, **self.kwargs) for f, x in calls]
 
 
 def _kernel(request: _Request) -> Kernel:
+    """The kernel, computed now where nothing is traced."""
+    return constants.evaluated(lambda *arrays: _computed(request.of(*arrays)), request.arrays, request.outputs)
+
+
+def _computed(request: _Request) -> Kernel:
     """The kernel, traced and computed within the mesh its arguments ask for."""
     job, p = _task(request)
     options = request.options
     closes_over = any(side.program.closes_over_explicit for side in job.sides)
     if mesh := meshes.within(request.arrays, closes_over, request.call):
-        return meshes.automatically(lambda *arrays: _kernel(request.of(*arrays)), mesh, *request.arrays)
-    traced = arguments.is_traced(request.params, request.x1, request.x2, request.kwargs)
+        checked = dataclasses.replace(request, finite=False)
+        return meshes.automatically(lambda *arrays: _computed(checked.of(*arrays)), mesh, *request.arrays)
+    traced = job.traced
     budget = 0 if traced else budgets.budget(options["memory"])
     convention = _convention(job, options["examples"], options["precision"], p)
     symmetric = job.columns is None

@@ -77,7 +77,9 @@ class Program:
         vector = functools.partial(_as_vector, f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint, call)
         with _without_collections():
             self.tangents = Tangents.of(vector, self.params, self.dynamic, self.example)
-        self.closes_over_explicit = meshes.explicit(_compat.open_jaxpr(self.tangents.jaxpr)[1]) is not None
+        consts = _compat.open_jaxpr(self.tangents.jaxpr)[1]
+        self.closes_over_explicit = meshes.explicit(consts) is not None
+        self.closes_over_tracers = is_traced(consts)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
             _compat.known_answer_test()  # while the rest is traced
@@ -95,7 +97,10 @@ class Program:
             return Program(f, params, one, kwargs, joint=joint, call=call)
         key = _key(f, params, one, kwargs, joint)
         if key not in _CACHE:
-            _CACHE[key] = Program(f, params, one, kwargs, joint=joint, call=call)
+            program = Program(f, params, one, kwargs, joint=joint, call=call)
+            if program.closes_over_tracers:
+                return program
+            _CACHE[key] = program
         _CACHE.move_to_end(key)
         while len(_CACHE) > _CACHE_SIZE:
             _CACHE.popitem(last=False)

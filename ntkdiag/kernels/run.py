@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from ntkdiag.kernels import keywords, one_tile, tile_by_tile
-from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.task import Task
 
 
@@ -18,10 +17,8 @@ def run(task: Task, budget: int, progress: bool) -> list[Any]:
         budget: Bytes allowed.
         progress: Whether tiles show a bar.
     """
-    x2 = task.columns and task.columns.x
-    arrays = (task.params, task.rows.x, x2, keywords.arrays(task.kwargs), task.weights)
     joint = task.rows.program.joint
-    if is_traced(arrays):
+    if task.traced:
         return _jointly(task) if joint else _inline(task)
     plan = None if joint else task.plan(budget)
     with task.gram.dot.mode():
@@ -44,10 +41,10 @@ def _inline(task: Task) -> list[Any]:
 
 def _jointly(task: Task) -> list[Any]:
     """Each batch differentiated as one example with N C outputs, then reduced."""
-    traced = is_traced(task.params, task.rows.x, task.kwargs)
 
     def factors(side):
-        run = functools.partial(side.program.factors, side.ways) if traced else side.program.compiled_factors(side.ways)
+        program = side.program
+        run = functools.partial(program.factors, side.ways) if task.traced else program.compiled_factors(side.ways)
         return run(task.params, task.basis(side), keywords.arrays(task.kwargs), side.x)[0]
 
     rows = factors(task.rows)

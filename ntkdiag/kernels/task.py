@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ntkdiag import _compat
 from ntkdiag.kernels import plan as planning
+from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.gram import Gram
 from ntkdiag.kernels.program import Program
@@ -68,6 +69,12 @@ class Task:
     def single(self) -> bool:
         """Whether all parts are added up as they are."""
         return self.gram.n_groups == 1 and self.weights is None
+
+    @property
+    def traced(self) -> bool:
+        """Whether this is inside someone's trace: what is computed becomes a part of their program."""
+        given = self.params, self.kwargs, self.weights, [(side.x, side.kwargs) for side in self.sides]
+        return is_traced(given) or any(side.program.closes_over_tracers for side in self.sides)
 
     @property
     def placed(self) -> bool:
