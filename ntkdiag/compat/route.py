@@ -111,7 +111,7 @@ def _as_told(f: Callable, params: Any, sides: list[OneSide], axes: VmapAxes, cal
     side, cut = max(zip(sides, cuts, strict=True), key=lambda both: min(both[1].n, 2))
     try:
         found = difference(f, params, side.x, side.kwargs, cut, out_axes, at_most=_SAMPLE) if check else None
-    except ClosesOverTracers:
+    except ClosesOverTracers:  # nothing can be evaluated yet: `vmap_axes` are taken at their word
         found = None
     if found:
         raise interact_error(found, call)
