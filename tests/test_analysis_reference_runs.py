@@ -15,14 +15,15 @@ def _descend(loss, params, eta, steps):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("x64")  # in float32 the end of training depends on the CPU
 def test_rich_and_lazy_training_of_a_two_layer_network():
     """ReLU network with 1/width outputs on y = x_0 x_1: small output scale learns features, a large one does not."""
     d, width, n = 20, 256, 400
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2 * n, d)).astype(np.float32)
+    x = rng.normal(size=(2 * n, d))
     y = x[:, 0] * x[:, 1]
     x, x_test, y, y_test = x[:n], x[n:], y[:n], y[n:]
-    params = tuple(2 * jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((d, width), (width,)))
+    params = tuple(2 * jnp.asarray(rng.normal(size=shape)) for shape in ((d, width), (width,)))
     h = lambda p, x: jax.nn.relu(x @ p[0]) @ p[1] / width
 
     def kernel(p, a, b):
@@ -57,7 +58,7 @@ def test_rich_and_lazy_training_of_a_two_layer_network():
     assert 0.95 < lazy["growth"] < 1.1
     assert abs(lazy["net"] / before - 1) < 0.1  # the lazy network is its initial kernel
     assert rich["net"] < 0.7 * before  # the rich network is not,
-    assert abs(rich["after"] / rich["net"] - 1) < 0.2  # but it is its final kernel
+    assert abs(rich["after"] / rich["net"] - 1) < 0.15  # but it is its final kernel
 
 
 @pytest.mark.slow

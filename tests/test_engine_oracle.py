@@ -116,7 +116,11 @@ def test_model_in_float64(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for k, name in enumerate(models.CASES) if name.startswith("linen") or k % 3 == 0]
+    "name",
+    [
+        pytest.param(name, marks=() if name.startswith("linen") or k % 3 == 0 else pytest.mark.slow)
+        for k, name in enumerate(models.CASES)
+    ],
 )
 def test_model_in_float32(name):
     f, params, x, want = model(name)

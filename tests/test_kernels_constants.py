@@ -22,7 +22,8 @@ COMPUTE = {
     "compat": compatible,
     "compat, numpy": lambda f, p, x: compatible(f, jax.tree.map(np.asarray, p), np.asarray(x)),
     "compat, whole batch": lambda f, p, x: compat.empirical_ntk_fn(f)(x, None, p),
-    "compat, vector products": lambda f, p, x: compat.empirical_ntk_fn(f, implementation=3)(x, None, p),
+    "compat, vector products": lambda f, p, x: compat.empirical_ntk_fn(f, vmap_axes=0, implementation=2)(x, None, p),
+    "compat, structured": lambda f, p, x: compat.empirical_ntk_fn(f, implementation=3)(x, None, p),
 }
 SURROUNDINGS = {
     "jit": lambda run: jax.jit(run)(2.0),

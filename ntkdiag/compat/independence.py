@@ -1,7 +1,5 @@
 """Do examples interact? Found out by evaluating f, before a kernel relies on the answer."""
 
-import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 from ntkdiag import _compat, errors
 from ntkdiag.compat.cut import Cut
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.interaction import rounding
 
 
 class ClosesOverTracers(Exception):
@@ -56,9 +55,8 @@ def difference(
     with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
         params, arrays = _concrete(params, _parameter), _concrete(cut.arrays(x, kwargs), _input)
         run, weights = _experiment(f, cut, axes, params, arrays, at_most, poison)
-        judge = functools.partial(_judge, params, weights)
-        results = (run(params, variant, weights) for variant in _with_other_keys(arrays))
-        return next(filter(None, itertools.starmap(judge, results)), None)
+        found = (_judge(run, params, variant, weights) for variant in _with_other_keys(arrays))
+        return next(filter(None, found), None)
 
 
 def interact_error(found: str, call: str) -> errors.ExamplesInteractError:
@@ -133,30 +131,20 @@ def _other_key(leaf: jax.Array, k: int) -> jax.Array:
     return fold(leaf)
 
 
-def _judge(params: Any, weights: list, together: tuple, alone: tuple, poisoned: list | None) -> str | None:
+def _judge(run: Callable, params: Any, arrays: list, weights: list) -> str | None:
     """What differs in one experiment."""
-    floor = _sensitivity(params, weights, alone[1])
-    found = _compare("outputs", together[0], alone[0], floor) or _compare("gradients", together[1], alone[1])
+    together, alone, poisoned = run(params, arrays, weights)
+    found = _compare("outputs", together[0], alone[0])
+    if found:
+        rounded = rounding(lambda params: run(params, arrays, weights)[0][0], params)
+        found = _compare("outputs", together[0], alone[0], rounded)
+    found = found or _compare("gradients", together[1], alone[1])
     if found or poisoned is None:
         return found
     return _compare("outputs", [y[::2] for y in poisoned], [y[::2] for y in together[0]], strict=True)
 
 
-def _sensitivity(params: Any, weights: list, gradients: list) -> float:
-    """How far an output moves, typically, when every parameter moves by all of itself: sqrt of sum (theta df/dtheta)^2.
-
-    The gradients are those of a combination of all outputs with random `weights`. Rounding moves an output by about a
-    unit roundoff of this, however small it is itself: as those of a network that is centred, f(params) - f(params_0).
-    """
-    squares = sum(
-        float(np.nansum((_float64(leaf) * _float64(gradient)) ** 2))
-        for leaf, gradient in zip(jax.tree.leaves(params), gradients, strict=True)
-        if jnp.issubdtype(gradient.dtype, jnp.floating)
-    )
-    return (squares / max(sum(float(np.sum(_float64(w) ** 2)) for w in weights), 1e-300)) ** 0.5
-
-
-def _compare(what: str, found: list, wanted: list, sensitivity: float = 0.0, *, strict: bool = False) -> str | None:
+def _compare(what: str, found: list, wanted: list, rounded: float = 0.0, *, strict: bool = False) -> str | None:
     """A sentence about the largest difference beyond rounding; `strict`: nothing finite to compare counts as one."""
     scales = [float(np.abs(array[np.isfinite(array)]).max(initial=0.0)) for array in map(_float64, wanted)]
     comparable = False
@@ -169,7 +157,7 @@ def _compare(what: str, found: list, wanted: list, sensitivity: float = 0.0, *, 
         with np.errstate(invalid="ignore"):
             error = np.where(np.isnan(a) & np.isnan(b) | (a == b), 0.0, np.abs(a - b))
         worst = float(np.nan_to_num(error, nan=np.inf).max(initial=0.0))
-        if worst > eps**0.6 * scale + 100 * eps * max(scales) + 8 * eps * sensitivity:
+        if worst > eps**0.6 * scale + 100 * eps * max(scales) + rounded:
             return f"{what} that change by {worst:.2g} (scale {scale:.2g})"
     return None if comparable or not strict else f"{what} that are not finite"
 

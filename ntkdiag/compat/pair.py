@@ -92,11 +92,6 @@ class Pair:
         """Whether the compiler options of reductions apply, see `_compat.compiler_options`."""
         return self.rows.program.reduces or self.columns.program.reduces
 
-    @property
-    def closes_over_tracers(self) -> bool:
-        """Whether this is inside someone's trace though no argument is traced."""
-        return self.rows.program.closes_over_tracers or self.columns.program.closes_over_tracers
-
     def __call__(self, params: Any, first: Arrays, second: Arrays | None) -> jax.Array:
         """The kernel, in the layout of neural-tangents.
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag import _compat
 from ntkdiag.compat import inputs
 from ntkdiag.compat.axes import KernelAxes, read_axes
 from ntkdiag.compat.implementation import PREFERENCE, NtkImplementation
@@ -50,7 +51,8 @@ def prepare(request: Request, x1: Any, x2: Any, params: Any, kwargs: dict) -> Pr
     params, x1, x2 = inputs.widen((params, x1, x2))
     per_input = read_pairs(kwargs, lambda own: _shapes(f, params, x1, own), _mapped(request.vmap_axes), call)
     kwargs1, kwargs2 = inputs.widen(split_kwargs(kwargs, per_input, x1, x2, call))
-    sides = [OneSide("x1", x1, kwargs1, _shapes(f, params, x1, kwargs1))]
+    outputs, closes_over_tracers = _outputs(f, params, x1, kwargs1)
+    sides = [OneSide("x1", x1, kwargs1, outputs)]
     sides += [] if x2 is None else [OneSide("x2", x2, kwargs2, _shapes(f, params, x2, kwargs2))]
     for side in sides:
         inputs.check_outputs(side.outputs, call)
@@ -71,7 +73,7 @@ def prepare(request: Request, x1: Any, x2: Any, params: Any, kwargs: dict) -> Pr
     if request.cross_terms:
         n = tree.num_leaves
         arrange = lambda found: tree.unflatten([tree.unflatten(found[k * n : (k + 1) * n]) for k in range(n)])
-    return Prepared(per_input, route.cuts, kernels, arrange, request.devices, request.on_host)
+    return Prepared(per_input, route.cuts, kernels, arrange, request.devices, request.on_host, closes_over_tracers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,6 +125,12 @@ _WAYS = {("ntk", False): Pair, ("ntk", True): Products, ("nngp", False): OutputP
 def _shapes(f: Callable, params: Any, x: Any, kwargs: dict) -> Any:
     """Shapes of f."""
     return _traced(f, params, x, kwargs, lambda call: functools.partial(jax.eval_shape, call))
+
+
+def _outputs(f: Callable, params: Any, x: Any, kwargs: dict) -> tuple[Any, bool]:
+    """Shapes of f, and whether it closes over tracers."""
+    jaxpr, shapes = _traced(f, params, x, kwargs, functools.partial(jax.make_jaxpr, return_shape=True))
+    return shapes, is_traced(_compat.open_jaxpr(jaxpr)[1])
 
 
 def _traced(f: Callable, params: Any, x: Any, kwargs: dict, tracer: Callable) -> Any:

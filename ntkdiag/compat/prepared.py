@@ -54,6 +54,7 @@ class Prepared:
         arrange: From the list of kernels to the tree that is returned.
         devices: Over how many devices the rows are spread.
         on_host: Whether results are numpy arrays.
+        closes_over_tracers: Whether f does: this is inside someone's trace then, also where no argument is traced.
     """
 
     per_input: frozenset[str]
@@ -62,6 +63,7 @@ class Prepared:
     arrange: Callable[[list], Any]
     devices: int
     on_host: bool
+    closes_over_tracers: bool
 
     def __call__(self, params: Any, rows: tuple[Any, dict], columns: tuple[Any, dict] | None) -> Any:
         """The kernels.
@@ -72,8 +74,7 @@ class Prepared:
             columns: x2 and its keyword arguments; None where they are the rows.
         """
         arrays = self.cuts[0].arrays(*rows), None if columns is None else self.cuts[1].arrays(*columns)
-        closes_over_tracers = any(isinstance(kernel, Pair) and kernel.closes_over_tracers for kernel in self.kernels)
-        if closes_over_tracers or is_traced(params, arrays):
+        if self.closes_over_tracers or is_traced(params, arrays):
             return self.arrange(self._at_once(params, *arrays))
         if self.devices == 1 and all(isinstance(kernel, Pair) and kernel.plan for kernel in self.kernels):
             arguments = self._examples(params, *arrays)

@@ -10,19 +10,19 @@ import numpy as np
 from ntkdiag import errors
 
 
-def check_independent(out: Any, alone: Any, call: str, outputs: Callable[[Any], Any], params: Any) -> None:
+def check_independent(outputs: Callable[[Any], Any], params: Any, alone: Any, call: str) -> None:
     """Compare f of the whole batch with f of each example alone (already at hand from the factors).
 
     Args:
-        out: Outputs of the batch.
+        outputs: Those of the batch, as a function of the parameters.
+        params: The parameters.
         alone: Outputs of each example evaluated by itself [n C].
         call: For the message.
-        outputs: The function of the parameters that `out` came from.
-        params: The parameters.
 
     Raises:
         ExamplesInteractError: They differ by more than rounding.
     """
+    out = outputs(params)
     together, alone = _matrix(out), np.asarray(alone, np.float64)
     unit = float(jnp.finfo(jax.tree.leaves(out)[0].dtype).eps) ** 0.5
     scale = np.abs(alone[np.isfinite(alone)]).max(initial=0.0)

@@ -90,6 +90,6 @@ def _steps(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int,
         alone = np.concatenate([np.broadcast_to(y, (step, y.shape[-1])) for _, y in outcomes])[:n]
         all_at_once = side.program.compiled_outputs(side.f, task.kwargs_of(side))
         outputs = lambda params: all_at_once(params, examples(side.x, start, n, side.n), kwargs)
-        interaction.check_independent(outputs(task.params), alone, task.call, outputs, task.params)
+        interaction.check_independent(outputs, task.params, alone, task.call)
         side.program.verified = True
     return [factors for factors, _ in outcomes]

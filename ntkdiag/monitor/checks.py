@@ -101,8 +101,7 @@ def check_independent(probe: "Probe", params: Any) -> None:
         np.asarray(f(params, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], few)), np.float64).reshape(1, -1)
         for i in range(jax.tree.leaves(few)[0].shape[0])
     ]
-    together = lambda params: f(params, few)
-    interaction.check_independent(together(params), np.concatenate(alone), probe.call, together, params)
+    interaction.check_independent(lambda params: f(params, few), params, np.concatenate(alone), probe.call)
 
 
 def check_fit(probe: "Probe", layout: "Layout") -> None:
