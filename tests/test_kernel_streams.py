@@ -65,6 +65,34 @@ def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns)
     np.testing.assert_allclose(np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("outputs", ["full", "diagonal", "trace"])
+def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
+    with jax.enable_x64(True):
+        params, x, other = problem()
+        f, x2 = (lambda p, x: network(p, x)), (other if columns else None)
+        plan = ntkdiag.plan(f, params, x, x2, outputs=outputs, memory=400_000)
+        assert "dense" in {row.factor for row in plan.rows}
+        assert not plan.blocks.whole
+        kernel = ntkdiag.ntk(f, params, x, x2, outputs=outputs, memory=400_000)
+        expected = oracle(params, x, other if columns else x, outputs)
+    np.testing.assert_allclose(np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("memory", [None, 400_000])
+def test_columns_with_other_outputs(monkeypatch, machine, memory):
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: machine))
+    with jax.enable_x64(True):
+        params, x, other = problem()
+        f, g = (lambda p, x: network(p, x)), (lambda p, x: network(p, x)[:, 1:4])
+        assert ntkdiag.plan(f, params, x, other, f2=g, outputs="full", memory=memory).blocks.whole == (memory is None)
+        kernel = ntkdiag.ntk(f, params, x, other, f2=g, outputs="full", memory=memory)
+        expected = oracle(params, x, other, "full")[..., 1:4]
+    np.testing.assert_allclose(np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max())
+
+
 def test_a_small_step_is_planned_and_a_large_machine_takes_everything_at_once(monkeypatch):
     params, x, _ = problem()
     steps = []

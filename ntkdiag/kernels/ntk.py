@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from ntkdiag.kernels import arguments, constants, meshes, prepare
 from ntkdiag.kernels import memory as budgets
+from ntkdiag.kernels import spill as spilling
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.kernel import Kernel
 from ntkdiag.kernels.plan import Plan
@@ -32,6 +34,7 @@ def ntk(
     per_leaf: bool | str | list[str] = False,
     preconditioner: Any = None,
     memory: int | float | str | None = None,
+    spill: str | os.PathLike | None = None,
     precision: str = "highest",
     examples: Literal["independent", "joint"] = "independent",
     check: bool = True,
@@ -60,6 +63,8 @@ def ntk(
         preconditioner: P of K = J P^-1 J^T: a number, or a pytree like params of numbers or of arrays of their shapes
             (for Adam: (1 - beta1^t) (sqrt(v_hat) + eps)). None is P = 1.
         memory: Budget in bytes, or as "2GB"; None is half of what is free.
+        spill: A directory on a fast disk, for factors that do not fit in the budget and are needed again; without one
+            their examples are differentiated again. `plan` says how much and how often. Nothing is left there.
         precision: "highest" (full precision of the dtype on every backend), "bf16x3" or "bf16x6" (split bfloat16
             products for hardware with bfloat16 matrix units), or "float64" (Gram products in float64).
         examples: "independent", or "joint" where examples interact (BatchNorm in train mode): the batch is then
@@ -93,7 +98,7 @@ def ntk(
     """
     call = "ntk(f, params, x1)" if x2 is None else "ntk(f, params, x1, x2)"
     options = {"outputs": outputs, "per_leaf": per_leaf, "precision": precision, "examples": examples, "check": check}
-    options |= {"memory": memory, "progress": progress}
+    options |= {"memory": memory, "spill": spill, "progress": progress}
     return _kernel(_Request(f, params, x1, x2, f2, preconditioner, kwargs, call, check, options))
 
 
@@ -108,6 +113,7 @@ def plan(
     per_leaf: bool | str | list[str] = False,
     preconditioner: Any = None,
     memory: int | float | str | None = None,
+    spill: str | os.PathLike | None = None,
     **kwargs: Any,
 ) -> Plan:
     """What `ntk` would do with these arguments, and what it would cost; nothing is computed.
@@ -122,6 +128,7 @@ def plan(
         per_leaf: As for `ntk`.
         preconditioner: As for `ntk`.
         memory: As for `ntk`.
+        spill: As for `ntk`.
         **kwargs: Handed to f.
 
     Returns:
@@ -147,9 +154,10 @@ def plan(
         "precision": "highest",
         "examples": "independent",
         "check": False,
+        "spill": spill,
     }
     job, _ = _task(_Request(f, params, x1, x2, f2, preconditioner, kwargs, call, False, options))
-    return job.plan(budgets.budget(memory))
+    return job.plan(budgets.budget(memory), spill is not None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -200,7 +208,7 @@ def _computed(request: _Request) -> Kernel:
     budget = 0 if traced else budgets.budget(options["memory"])
     convention = _convention(job, options["examples"], options["precision"], p)
     symmetric = job.columns is None
-    arrays = run(job, budget, options["progress"])
+    arrays = run(job, budget, options["spill"], options["progress"])
     with contextlib.nullcontext() if traced else job.gram.dot.mode():
         finished = [job.reduction.finish(array) for array in arrays]
         array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]
@@ -216,6 +224,7 @@ def _task(request: _Request) -> tuple[Task, Preconditioner]:
     f, call, options = request.f, request.call, request.options
     arguments.check_params(request.params, call, finite=request.finite)
     arguments.check_choice(options["examples"], ("independent", "joint"), f"{call[:-1]}, examples=...)")
+    spilling.check_directory(options["spill"], call)
     given = request.params, request.x1, request.x2, request.kwargs
     params, x1, x2, kwargs = jax.tree.map(_as_array, given)
     n = arguments.batch_size(x1, call, "x1")

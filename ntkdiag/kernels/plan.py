@@ -56,6 +56,8 @@ class Plan:
         peak_bytes: Predicted peak of memory beyond parameters and inputs.
         budget_bytes: What was allowed.
         shares: How many sums of pieces there are, of Jacobians formed while they are contracted.
+        again_bytes: Factors that do not fit and are needed again: they wait in a file (`spill=`), or else their
+            examples are differentiated again.
     """
 
     rows: tuple[PlanRow, ...]
@@ -70,6 +72,7 @@ class Plan:
     peak_bytes: int
     budget_bytes: int
     shares: int
+    again_bytes: int
 
     @property
     def flops(self) -> int:
@@ -101,10 +104,18 @@ class Plan:
         return capture.get() + (
             f"network passes {self.network_flops:.3g} flops, contraction {self.contraction_flops:.3g} flops, "
             f"about {self.seconds:.2g} s\n"
-            f"each example differentiated {self.passes:.3g} times, {b.step} at a time; "
+            f"each example differentiated {self.passes:.3g} times{self._again}, {b.step} at a time; "
             f"{b.n_rows} x {b.n_columns or b.n_rows} tiles\n"
             f"peak memory {readable(self.peak_bytes)} of {readable(self.budget_bytes)} allowed\n"
         )
+
+    @property
+    def _again(self) -> str:
+        """What a file does, or would do."""
+        if not self.again_bytes:
+            return ""
+        size = readable(self.again_bytes)
+        return f" with {size} on disk" if self.blocks.spilled else f" (once with spill= and {size} on disk)"
 
 
 def make(
@@ -117,6 +128,7 @@ def make(
     budget: int,
     call: str,
     streams: bool = False,
+    spill: bool = False,
 ) -> Plan:
     """The plan for n by m examples (m = 0: the rows again).
 
@@ -130,15 +142,16 @@ def make(
         budget: Bytes allowed.
         call: For messages.
         streams: Whether Jacobians may be formed while they are contracted.
+        spill: Whether factors that do not fit wait in a file.
 
     Raises:
         MemoryBudgetError: Not even one example at a time fits.
     """
     if streams and (late := streamed(ways)) != ways:
-        plan = _make(program, late, basis, reduction, n, m, 2**62, call, streams)
+        plan = _make(program, late, basis, reduction, n, m, 2**62, call, streams, spill)
         if plan.peak_bytes <= budget:
             return dataclasses.replace(plan, budget_bytes=budget)
-    return _make(program, ways, basis, reduction, n, m, budget, call, streams)
+    return _make(program, ways, basis, reduction, n, m, budget, call, streams, spill)
 
 
 def _make(
@@ -151,6 +164,7 @@ def _make(
     budget: int,
     call: str,
     streams: bool,
+    spill: bool,
 ) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
@@ -174,9 +188,12 @@ def _make(
         in_flight=machine.in_flight,
         joined=joined * itemsize,
         pieces=machine.workers * piece + (shares * output if cut else 0),
+        piece=_PIECE_COPIES * machine.workers * machine.piece if cut else 0,
         strips=in_strips(reduction.tile_shape(n, m or n), reduction.contraction),
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)
+    again = blocks.again * blocks.size * sizes.factors
+    blocks = blocks.with_file if spill else blocks
     pairs = n * m if m else n * (n + 1) // 2
     differentiated = blocks.passes * (n + m)
     rows = tuple(
@@ -202,6 +219,7 @@ def _make(
         peak_bytes=blocks.peak,
         budget_bytes=budget,
         shares=shares,
+        again_bytes=again,
     )
 
 

@@ -1,32 +1,36 @@
 """Running a task: inline in a caller's trace, jointly, as one tile, or tile by tile."""
 
 import functools
+import os
 from typing import Any
 
 import jax.numpy as jnp
 
 from ntkdiag.kernels import keywords, one_tile, tile_by_tile
+from ntkdiag.kernels import spill as spilling
 from ntkdiag.kernels.task import Task
 
 
-def run(task: Task, budget: int, progress: bool) -> list[Any]:
+def run(task: Task, budget: int, spill: str | os.PathLike | None, progress: bool) -> list[Any]:
     """The kernels of all groups, before the reduction is finished.
 
     Args:
         task: What to compute.
         budget: Bytes allowed.
+        spill: Directory for factors that do not fit.
         progress: Whether tiles show a bar.
     """
     joint = task.rows.program.joint
     if task.traced:
         return _jointly(task) if joint else _inline(task)
-    plan = None if joint else task.plan(budget)
+    plan = None if joint else task.plan(budget, spill is not None)
     with task.gram.dot.mode():
         if plan is None:
             return _jointly(task)
         if plan.blocks.whole:
             return one_tile.compute(task, plan)
-        return tile_by_tile.compute(task, plan.blocks, progress)
+        with spilling.opened(spill if plan.blocks.spilled else None, plan.again_bytes, task.call) as file:
+            return tile_by_tile.compute(task, plan.blocks, progress, file)
 
 
 def _inline(task: Task) -> list[Any]:

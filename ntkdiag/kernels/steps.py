@@ -12,19 +12,17 @@ from ntkdiag.kernels import interaction, keywords
 from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.task import Side, Task
 from ntkdiag.kernels.ways import Way
-from ntkdiag.tangents.factors import join
+from ntkdiag.tangents.factors import join, place, room
 
 # Blocks of factors that one compiled function takes: more make it slow to compile.
 _MOST_BLOCKS = 32
 
 
 def of_all(task: Task, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:
-    """Factors of all examples in consecutive blocks."""
+    """Factors of all examples in consecutive blocks; the last example again and again to fill the last step."""
     size = block_size(side, step)
-    return [
-        _joined(side, _steps(task, side, ways, start, min(size, side.n - start), step))
-        for start in range(0, side.n, size)
-    ]
+    whole_steps = lambda start: step * math.ceil(min(size, side.n - start) / step)
+    return [_block(task, side, ways, start, whole_steps(start), step) for start in range(0, side.n, size)]
 
 
 def shapes_of_all(task: Task, side: Side, ways: tuple[Way, ...], step: int) -> list[list]:
@@ -37,7 +35,7 @@ def shapes_of_all(task: Task, side: Side, ways: tuple[Way, ...], step: int) -> l
 
 def of_block(task: Task, side: Side, start: int, size: int, step: int) -> list:
     """Factors of the block of examples from `start` on; `size` of them also where there are fewer."""
-    return _joined(side, _steps(task, side, side.ways, start, size, step), size)
+    return _block(task, side, side.ways, start, size, step)
 
 
 def block_size(side: Side, step: int) -> int:
@@ -63,33 +61,39 @@ def examples(x: Any, start: int, size: int, n: int) -> Any:
 
 
 def join_blocks(blocks: list[list], n: int | None = None) -> list:
-    """The factors of (the first n) examples of consecutive blocks."""
+    """The factors of (the first n) examples of consecutive blocks, copied into one."""
     return [join(list(part), n) for part in zip(*blocks, strict=True)]
 
 
-def _joined(side: Side, steps: list[list], n: int | None = None) -> list:
-    """The factors of (the first n examples of) consecutive steps as one."""
-    if len(steps) == 1:
-        return steps[0]
-    return side.program.compiled(("join", n), functools.partial(join_blocks, n=n))(steps)
-
-
-def _steps(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int, step: int) -> list[list]:
-    """Factors of examples start to start + size, step by step; the last ones repeat to fill the last step."""
+def _block(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int, step: int) -> list:
+    """Factors of examples start to start + size, step by step; the last step may take some of the one before again."""
     run = side.program.compiled_factors(ways, task.single)
+    write = side.program.compiled(("place",), _place, donate=0)
     kwargs = keywords.arrays(task.kwargs_of(side))
     basis = task.basis(side)
-    outcomes = []
+    firsts = [min(first, size - step) for first in range(0, size, step)]
+    outputs: list[jax.Array] = []
+    block: list = []
     in_flight = Machine.here().in_flight
-    for first in range(start, start + size, step):
-        if len(outcomes) >= in_flight:
-            jax.block_until_ready(outcomes[-in_flight])
-        outcomes.append(run(task.params, basis, kwargs, examples(side.x, first, step, side.n)))
+    for first in firsts:
+        if len(outputs) >= in_flight:
+            jax.block_until_ready(outputs[-in_flight])
+        factors, y = run(task.params, basis, kwargs, examples(side.x, start + first, step, side.n))
+        outputs.append(y)
+        block = block or (factors if size == step else [room(factor, size) for factor in factors])
+        block = factors if size == step else write(block, factors, first)
     if task.check and not side.program.verified and min(size, side.n) > 1:
         n = min(size, side.n - start)
-        alone = np.concatenate([np.broadcast_to(y, (step, y.shape[-1])) for _, y in outcomes])[:n]
+        alone = np.empty((size, outputs[0].shape[-1]), outputs[0].dtype)
+        for first, y in zip(firsts, outputs, strict=True):
+            alone[first : first + step] = y
         all_at_once = side.program.compiled_outputs(side.f, task.kwargs_of(side))
-        outputs = lambda params: all_at_once(params, examples(side.x, start, n, side.n), kwargs)
-        interaction.check_independent(outputs, task.params, alone, task.call)
+        outputs_of = lambda params: all_at_once(params, examples(side.x, start, n, side.n), kwargs)
+        interaction.check_independent(outputs_of, task.params, alone[:n], task.call)
         side.program.verified = True
-    return [factors for factors, _ in outcomes]
+    return block
+
+
+def _place(block: list, factors: list, start: Any) -> list:
+    """A block of factors with those of one step written in."""
+    return [place(whole, own, start) for whole, own in zip(block, factors, strict=True)]

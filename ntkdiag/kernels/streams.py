@@ -94,7 +94,8 @@ class Stream:
         head = dataclasses.replace(head, **{k: self._blocks(getattr(head, k), block, v) for k, v in rest.items()})
 
         def of_block(x):
-            x = lax.dynamic_slice_in_dim(x, direction, self.cut.directions[1], x.ndim + head.outputs_axis)
+            if _pieces(self.cut.directions) > 1:
+                x = lax.dynamic_slice_in_dim(x, direction, self.cut.directions[1], x.ndim + head.outputs_axis)
             x = self._blocks(x, block, axes[head.cut]) if axes else x
             return lax.dynamic_slice_in_dim(x, column, self.cut.columns[1], x.ndim - 1)
 

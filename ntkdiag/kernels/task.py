@@ -94,13 +94,12 @@ class Task:
         """Keyword arguments of f for a side."""
         return self.kwargs if side.kwargs is None else side.kwargs
 
-    def plan(self, budget: int) -> planning.Plan:
-        """The plan within a budget."""
+    def plan(self, budget: int, spill: bool) -> planning.Plan:
+        """The plan within a budget, with a file for what does not fit or without."""
         m = self.columns.n if self.columns else 0
         side = self.rows
-        return planning.make(
-            side.program, side.ways, self.basis(side), self.reduction, side.n, m, budget, self.call, self.single
-        )
+        basis, reduction, single = self.basis(side), self.reduction, self.single
+        return planning.make(side.program, side.ways, basis, reduction, side.n, m, budget, self.call, single, spill)
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of a tile."""

@@ -1,20 +1,22 @@
 """A kernel tile by tile, into arrays on the host."""
 
+import math
 from typing import Any
 
-import jax
 import numpy as np
 
 from ntkdiag.kernels import steps
-from ntkdiag.kernels.contract import contraction
+from ntkdiag.kernels.contract import Contraction
 from ntkdiag.kernels.gram import mirrored
+from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.progress import bar
+from ntkdiag.kernels.spill import Spill
 from ntkdiag.kernels.task import Task
 from ntkdiag.kernels.tiles import Blocks
 
 
-def compute(task: Task, blocks: Blocks, progress: bool) -> list[np.ndarray]:
-    """The kernels of all groups; row blocks stay while the columns pass by."""
+def compute(task: Task, blocks: Blocks, progress: bool, file: Spill | None = None) -> list[np.ndarray]:
+    """The kernels of all groups; row blocks stay while the columns pass by, which wait in the file if there is one."""
     symmetric = task.columns is None
     shape = task.shape(task.rows.n, (task.columns or task.rows).n)
     dtype = np.result_type(task.rows.program.tangents.dtype, *([np.float64] if task.gram.dot.name == "float64" else []))
@@ -22,14 +24,24 @@ def compute(task: Task, blocks: Blocks, progress: bool) -> list[np.ndarray]:
     size, starts = blocks.size, range(0, task.rows.n, blocks.size)
     column_starts = starts if symmetric else range(0, task.columns.n, size)  # type: ignore[union-attr]
     kept: dict[int, list] = {}
+    contraction = _contraction(task, blocks)
+
+    def rows_of(start):
+        if symmetric and file and start in file:
+            return file.read(start)
+        return steps.of_block(task, task.rows, start, size, blocks.step)
 
     def columns_of(start):
-        if start not in kept:
-            factors = steps.of_block(task, task.columns or task.rows, start, size, blocks.step)
-            if not (blocks.holds_columns and not symmetric):
-                return factors
+        if start in kept:
+            return kept[start]
+        if file and start in file:
+            return file.read(start)
+        factors = steps.of_block(task, task.columns or task.rows, start, size, blocks.step)
+        if file:
+            file.write(start, factors)
+        elif blocks.holds_columns and not symmetric:
             kept[start] = factors
-        return kept[start]
+        return factors
 
     n_tiles = len(starts) * (len(starts) + 1) // 2 if symmetric else len(starts) * len(column_starts)
     with bar(n_tiles, progress) as advance:
@@ -47,7 +59,7 @@ def compute(task: Task, blocks: Blocks, progress: bool) -> list[np.ndarray]:
             columns: Any = None
             write()
             held.clear()  # before the next ones are made
-            held |= {start: steps.of_block(task, task.rows, start, size, blocks.step) for start in own}
+            held |= {start: rows_of(start) for start in own}
             for c in column_starts:
                 if symmetric and c < own[0]:
                     continue
@@ -60,20 +72,21 @@ def compute(task: Task, blocks: Blocks, progress: bool) -> list[np.ndarray]:
                 for r in own:
                     if symmetric and r > c:
                         continue
-                    following = _tile(task, held[r], columns, symmetric and r == c, size), r, c
+                    following = contraction([[held[r]]] if symmetric and r == c else [[held[r]], [columns]]), r, c
                     write()  # the one before, while this one is computed
                     computed.append(following)
         write()
     return out
 
 
-def _tile(task: Task, rows: list, columns: list, diagonal: bool, size: int) -> list[jax.Array]:
-    """One tile of each kernel."""
-    run = contraction(task, task.shape(size, size), task.rows.ways)
-    return run([[rows]] if diagonal else [[rows], [columns]], task.weights, [])
+def _contraction(task: Task, blocks: Blocks) -> Contraction:
+    """That of one tile: what is formed is contracted piece by piece."""
+    shape, machine = task.shape(blocks.size, blocks.size), Machine.here()
+    shares = machine.shares(2 * blocks.size, math.prod(shape) * task.rows.program.tangents.dtype.itemsize)
+    return Contraction(task, task.rows.ways, shape, {"dense"} if task.single else (), machine.piece, shares)
 
 
-def _write(task: Task, out: list[np.ndarray], tiles: list[jax.Array], r: int, c: int, size: int) -> None:
+def _write(task: Task, out: list[np.ndarray], tiles: list, r: int, c: int, size: int) -> None:
     """Write a tile, and its mirror image, into the results."""
     axis = 2 if task.gram.contraction == "full" else 1
     for whole, tile in zip(out, tiles, strict=True):

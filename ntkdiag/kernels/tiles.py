@@ -7,6 +7,8 @@ from ntkdiag import errors
 
 # Tiles alive at once: the running sum, the term being added, and the one before on its way to the host.
 _TILE_COPIES = 4
+# Sizes of blocks that are compared.
+_CHOICES = 48
 # Beyond this many numbers a larger tile makes no product faster.
 _LARGEST_TILE = 2**24
 
@@ -23,7 +25,8 @@ class Sizes:
         step: Examples the device differentiates best at a time; 0 for as many as there are.
         in_flight: Steps that are under way at the same time.
         joined: Of the factors of one example, what is copied to join several steps of a kernel of one tile.
-        pieces: Of Jacobians that are formed while they are contracted.
+        pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
+        piece: The same in one of several tiles.
         strips: Whether triangles are cut into strips.
     """
 
@@ -35,6 +38,7 @@ class Sizes:
     in_flight: int = 1
     joined: int = 0
     pieces: int = 0
+    piece: int = 0
     strips: bool = False
 
     def passing(self, n: int) -> int:
@@ -43,9 +47,14 @@ class Sizes:
         busy = min(math.ceil(n / step), self.in_flight) * step
         return busy * max(0, self.working - self.factors)
 
-    def copies(self, n: int) -> int:
-        """How often the factors of n examples exist again while they are joined: freed steps are not all reused."""
-        return 2 if n > (self.step or n) else 1
+    def writing(self, n: int) -> int:
+        """Bytes of the factors of steps that are on their way into a block of n examples."""
+        step = min(self.step or n, n)
+        return min(math.ceil(n / step), self.in_flight) * step * self.factors if n > step else 0
+
+    def tile(self, n: int) -> int:
+        """Bytes of contracting a tile of n by n examples, beyond their factors: strips, pieces, and the tile."""
+        return n * self.joined * self.strips + min(self.piece, 2 * n * self.factors) + _TILE_COPIES * n * n * self.pair
 
     def contracting(self, n: int) -> int:
         """Bytes of contracting the factors of n examples, beyond them: steps are joined, triangles cut in strips."""
@@ -64,6 +73,7 @@ class Blocks:
         n_columns: Blocks of columns; 0 where they are the rows.
         peak: Bytes alive at once.
         step: Examples differentiated at a time.
+        spilled: Whether the factors of blocks that are needed again wait in a file.
     """
 
     size: int
@@ -72,6 +82,7 @@ class Blocks:
     n_columns: int
     peak: int
     step: int
+    spilled: bool = False
 
     @property
     def whole(self) -> bool:
@@ -81,6 +92,8 @@ class Blocks:
     @property
     def passes(self) -> float:
         """How many times an example is differentiated, on average."""
+        if self.spilled:
+            return 1.0
         sweeps = math.ceil(self.n_rows / self.held)
         if self.n_columns:
             total = self.n_rows + self.n_columns * (1 if self.holds_columns else sweeps)
@@ -92,6 +105,18 @@ class Blocks:
     def holds_columns(self) -> bool:
         """Whether the factors of all columns are kept too."""
         return self.held >= self.n_rows + self.n_columns
+
+    @property
+    def again(self) -> int:
+        """Blocks that are needed again after their factors had to go."""
+        if self.holds_columns or self.held >= self.n_rows:
+            return 0
+        return self.n_columns or self.n_rows - self.held
+
+    @property
+    def with_file(self) -> "Blocks":
+        """The same, with a file for the factors of what is needed again."""
+        return dataclasses.replace(self, spilled=self.again > 0)
 
     @staticmethod
     def largest(n: int, m: int, sizes: Sizes, budget: int, call: str) -> "Blocks":
@@ -112,10 +137,7 @@ class Blocks:
         if at_once <= budget:
             return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once, _even(max(n, m), sizes.step or max(n, m)))
         block = lambda b: (
-            sizes.output
-            + b * sizes.factors
-            + max(sizes.passing(b) + b * sizes.factors * sizes.copies(b), 2 * b * sizes.factors * sizes.strips)
-            + _TILE_COPIES * b * b * sizes.pair
+            sizes.output + b * sizes.factors + sizes.passing(b) + b * sizes.factors + sizes.writing(b) + sizes.tile(b)
         )
         if block(1) > budget:
             raise errors.MemoryBudgetError(
@@ -134,12 +156,18 @@ class Blocks:
             step = _even(size, sizes.step or size)
             return Blocks(size, n_rows + n_columns, n_rows, n_columns, block(size) + everything, step)
         room = budget - sizes.output
-        size = _bisect(lambda b: block(b) - sizes.output <= room * 0.4 and _useful(b, sizes), max(n, m))
-        size = _even(max(n, m), size)
-        n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
-        held = max(1, min(n_rows, (budget - block(size)) // max(1, size * sizes.factors)))
-        step = _even(size, sizes.step or size)
-        return Blocks(size, held, n_rows, n_columns, block(size) + held * size * sizes.factors, step)
+        largest = _bisect(lambda b: block(b) - sizes.output <= room * 0.4 and _useful(b, sizes), max(n, m))
+
+        def of(largest: int) -> Blocks:
+            size = _even(max(n, m), largest)
+            n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+            held = max(1, min(n_rows, (budget - block(size)) // max(1, size * sizes.factors)))
+            step = _even(size, sizes.step or size)
+            return Blocks(size, held, n_rows, n_columns, block(size) + held * size * sizes.factors, step)
+
+        # Somewhat smaller blocks may leave less of the budget unused.
+        choices = [of(b) for b in range(largest, max(0, largest * 3 // 4 - 1), -max(1, largest // _CHOICES))]
+        return min(choices, key=lambda blocks: (blocks.passes, -blocks.size))
 
 
 def readable(size: float) -> str:

@@ -181,10 +181,18 @@ def join(blocks: list, n: int | None) -> Any:
     first, *others = blocks
     if not others:
         return first
-    if hasattr(first, "ndims"):
-        return _each(first, lambda *arrays: jnp.concatenate(arrays)[:n], *others)
-    names = [field.name for field in dataclasses.fields(first)]  # a factor made of factors
-    return dataclasses.replace(first, **{name: join([getattr(b, name) for b in blocks], n) for name in names})
+    return _each(first, lambda *arrays: jnp.concatenate(arrays)[:n], *others)
+
+
+def room(factor: Any, n: int) -> Any:
+    """Zeros for the factor of n examples like these, and copies of what is kept once."""
+    zeros = _each(factor, lambda array: jnp.zeros((n, *array.shape[1:]), array.dtype))
+    return jax.tree.map(lambda new, old: jnp.copy(old) if new is old else new, zeros, factor)
+
+
+def place(block: Any, factor: Any, start: Any) -> Any:
+    """A block with the factor of some of its examples, from `start` on, written in."""
+    return _each(block, lambda whole, own: jax.lax.dynamic_update_slice_in_dim(whole, own, start, 0), factor)
 
 
 def merge(factors: list, multiple: int = 1) -> list:
@@ -214,6 +222,10 @@ def _weighted(weight: jax.Array, c1: jax.Array, c2: jax.Array, reduction: str, d
 
 def _each(factor: Any, function: Callable, *others: Any) -> Any:
     """`function` of every array that has an example axis, and of the same arrays of other factors."""
+    if not hasattr(factor, "ndims"):  # a factor made of factors
+        names = [field.name for field in dataclasses.fields(factor)]
+        parts = {name: [getattr(f, name) for f in (factor, *others)] for name in names}
+        return dataclasses.replace(factor, **{name: _each(f[0], function, *f[1:]) for name, f in parts.items()})
     arrays = {
         name: function(*(getattr(f, name) for f in (factor, *others)))
         for name, ndim in factor.ndims.items()
