@@ -188,7 +188,7 @@ def _make(
         in_flight=machine.in_flight,
         joined=joined * itemsize,
         pieces=machine.workers * piece + (shares * output if cut else 0),
-        piece=_PIECE_COPIES * machine.workers * machine.piece if cut else 0,
+        piece=_PIECE_COPIES * machine.workers * machine.piece if cut and reduction.contraction != "full" else 0,
         strips=in_strips(reduction.tile_shape(n, m or n), reduction.contraction),
     )
     blocks = Blocks.largest(n, m, sizes, budget, call)

@@ -97,4 +97,4 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

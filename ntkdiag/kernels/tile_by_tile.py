@@ -12,7 +12,7 @@ from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.progress import bar
 from ntkdiag.kernels.spill import Spill
 from ntkdiag.kernels.task import Task
-from ntkdiag.kernels.tiles import Blocks
+from ntkdiag.kernels.tiles import Blocks, in_pieces
 
 
 def compute(task: Task, blocks: Blocks, progress: bool, file: Spill | None = None) -> list[np.ndarray]:
@@ -80,10 +80,11 @@ def compute(task: Task, blocks: Blocks, progress: bool, file: Spill | None = Non
 
 
 def _contraction(task: Task, blocks: Blocks) -> Contraction:
-    """That of one tile: what is formed is contracted piece by piece."""
+    """That of one tile."""
     shape, machine = task.shape(blocks.size, blocks.size), Machine.here()
     shares = machine.shares(2 * blocks.size, math.prod(shape) * task.rows.program.tangents.dtype.itemsize)
-    return Contraction(task, task.rows.ways, shape, {"dense"} if task.single else (), machine.piece, shares)
+    pieces = {"dense"} if task.single and in_pieces(blocks.size, task.gram.contraction) else ()
+    return Contraction(task, task.rows.ways, shape, pieces, machine.piece, shares)
 
 
 def _write(task: Task, out: list[np.ndarray], tiles: list, r: int, c: int, size: int) -> None:

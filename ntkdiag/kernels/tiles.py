@@ -7,6 +7,8 @@ from ntkdiag import errors
 
 # Tiles alive at once: the running sum, the term being added, and the one before on its way to the host.
 _TILE_COPIES = 4
+# Examples of a tile from which on its pieces are contracted faster than the whole.
+_IN_PIECES = 16
 # Sizes of blocks that are compared.
 _CHOICES = 48
 # Beyond this many numbers a larger tile makes no product faster.
@@ -26,7 +28,7 @@ class Sizes:
         in_flight: Steps that are under way at the same time.
         joined: Of the factors of one example, what is copied to join several steps of a kernel of one tile.
         pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
-        piece: The same in one of several tiles.
+        piece: The same in one of several tiles; see `in_pieces`.
         strips: Whether triangles are cut into strips.
     """
 
@@ -54,7 +56,8 @@ class Sizes:
 
     def tile(self, n: int) -> int:
         """Bytes of contracting a tile of n by n examples, beyond their factors: strips, pieces, and the tile."""
-        return n * self.joined * self.strips + min(self.piece, 2 * n * self.factors) + _TILE_COPIES * n * n * self.pair
+        pieces = min(self.piece, 2 * n * self.factors) if n >= _IN_PIECES else 0
+        return n * self.joined * self.strips + pieces + _TILE_COPIES * n * n * self.pair
 
     def contracting(self, n: int) -> int:
         """Bytes of contracting the factors of n examples, beyond them: steps are joined, triangles cut in strips."""
@@ -165,9 +168,18 @@ class Blocks:
             step = _even(size, sizes.step or size)
             return Blocks(size, held, n_rows, n_columns, block(size) + held * size * sizes.factors, step)
 
-        # Somewhat smaller blocks may leave less of the budget unused.
+        # Somewhat smaller blocks may leave less of the budget unused, but are contracted more slowly; both cost alike.
         choices = [of(b) for b in range(largest, max(0, largest * 3 // 4 - 1), -max(1, largest // _CHOICES))]
-        return min(choices, key=lambda blocks: (blocks.passes, -blocks.size))
+        return min(choices, key=lambda blocks: blocks.passes * (1 + largest / blocks.size))
+
+
+def in_pieces(n: int, contraction: str) -> bool:
+    """Whether Jacobians of a tile of n by n examples are contracted piece by piece.
+
+    Products of a few dozen rows and a million columns are far slower than their pieces; "full" has more rows, and fewer
+    columns.
+    """
+    return n >= _IN_PIECES and contraction != "full"
 
 
 def readable(size: float) -> str:
