@@ -17,7 +17,7 @@ from ntkdiag.tangents.precision import Precision
 # Rows of a matrix product from which on strips of a triangle save time, and from which on more of them do.
 _STRIPS, _LARGE = 128, 1024
 # Rows of a strip of a streamed product, at least, and how many strips there are at most: each copies from the piece.
-_STREAMED, _MOST_STREAMED = 160, 6
+_STREAMED, _MOST_STREAMED = 80, 6
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 

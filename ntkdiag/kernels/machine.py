@@ -46,7 +46,7 @@ class Machine:
         much as its memory holds.
         """
         if jax.default_backend() == "cpu":
-            return Machine(step=24 * 2**20, piece=4 * 2**20, workers=_cores())
+            return Machine(step=24 * 2**20, piece=2**20, workers=_cores())
         return Machine(step=2**62, piece=2**28, workers=1)
 
 

@@ -101,13 +101,13 @@ class Reduction:
             )
         return dataclasses.replace(self, columns=Reduction.of(self.name, n_outputs))
 
-    def basis(self, dtype: Any) -> jax.Array:
+    def basis(self, dtype: Any) -> jax.Array | np.ndarray:
         """Output directions [k C]."""
         if self.name == "sum-of-logits":
-            return jnp.full((1, self.n_outputs), 1 / math.sqrt(self.n_outputs), dtype)
+            return np.full((1, self.n_outputs), 1 / math.sqrt(self.n_outputs), dtype)
         if isinstance(self.source, RandomProjections):
             return self.source.directions(self.n_outputs, dtype)
-        return jnp.asarray(np.eye(self.n_outputs), dtype) if self.source is None else jnp.asarray(self.source, dtype).T
+        return np.eye(self.n_outputs, dtype=dtype) if self.source is None else jnp.asarray(self.source, dtype).T
 
     def tile_shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of the contracted kernel of n by m examples, before `finish`."""

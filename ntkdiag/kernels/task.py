@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from ntkdiag import _compat
 from ntkdiag.kernels import plan as planning
@@ -82,11 +82,11 @@ class Task:
         chosen = jax.config.jax_default_device is not None  # type: ignore[attr-defined]
         return chosen or _compat.committed((self.params, self.kwargs, *(side.x for side in self.sides)))
 
-    def basis(self, side: Side) -> jax.Array:
+    def basis(self, side: Side) -> jax.Array | np.ndarray:
         """Output directions of a side."""
         tangents = side.program.tangents
         if side.program.joint:
-            return jnp.eye(tangents.n_outputs, dtype=tangents.dtype)
+            return np.eye(tangents.n_outputs, dtype=tangents.dtype)
         reduction = self.reduction if side is self.rows else self.reduction.columns or self.reduction
         return reduction.basis(tangents.dtype)
 
