@@ -1,11 +1,14 @@
 """Every test runs on the CPU backend; float64 is asked for where a test needs it."""
 
+import gc
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
+
+gc.set_threshold(100_000, 20, 100)  # thousands of traces stay alive: looking through them often takes time
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.pair import Arrays
 from ntkdiag.compat.planning import Source
-from ntkdiag.compat.vector_product import kernel_by_products
+from ntkdiag.compat.vector_product import gradients_of, kernel_by_products
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,8 +45,20 @@ class Products:
             if None not in batch and self.axes.labels1[batch[0]] == self.axes.labels2[batch[1]]:  # type: ignore[index]
                 return self._one_by_one(params, first, second)
             rows = lambda p: _output(self.f, self.rows, first, self.axes.shape1, p)
-            columns = lambda p: _output(self.f, self.columns, second, self.axes.shape2, p)
-            return self._finish(*kernel_by_products(rows, columns, params, self.axes))
+            return self._finish(*kernel_by_products(rows, self._gradients(params, second), params, self.axes))
+
+    def _gradients(self, params: Any, arrays: Arrays) -> Callable[[tuple], Any]:
+        """Index of an output of the columns -> its gradient; where examples do not interact, from its example alone."""
+        source, axis = self.columns, self.columns.axis
+        if axis is None:
+            return gradients_of(lambda p: _output(self.f, source, arrays, self.axes.shape2, p), params)
+
+        def gradient(index):
+            example = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[axis], 1), arrays[0])
+            of_one = lambda p: source.cut.output(self.f, source.leaf, axis)(p, example, arrays[1])[0]
+            return gradients_of(of_one, params)((*index[:axis], *index[axis + 1 :]))
+
+        return gradient
 
     def _one_by_one(self, params: Any, first: Arrays, second: Arrays) -> jax.Array:
         """Every example with its partner only."""
@@ -55,13 +67,14 @@ class Products:
 
         def one(mapped):
             row, column = jax.tree.map(lambda leaf: leaf[None], mapped)
-            functions = [
+            rows, columns = (
                 lambda p, source=source, arrays=arrays: source.cut.output(self.f, source.leaf, source.axis)(p, *arrays)[
                     0
                 ]
                 for source, arrays in ((self.rows, (row, first[1])), (self.columns, (column, second[1])))
-            ]
-            result, own = kernel_by_products(*functions, params, self.axes, without)  # type: ignore[arg-type]
+            )
+            gradient = gradients_of(columns, params)
+            result, own = kernel_by_products(rows, gradient, params, self.axes, without)  # type: ignore[arg-type]
             labels[:] = own
             return result
 

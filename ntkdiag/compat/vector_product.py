@@ -12,8 +12,10 @@ from ntkdiag.compat.inputs import as_arrays, check_outputs, check_parameters, is
 from ntkdiag.compat.per_input import read_pairs, split_kwargs
 from ntkdiag.kernels.operands.operand import refuse
 
-# Gradients held at a time while a kernel is built from products, in numbers.
-_HELD = 2**22
+# Of a kernel that is built from products, in numbers: gradients pushed through the rows together, and gradients that
+# are computed all at once. XLA on CPU runs weight gradients of convolutions fifteen times slower inside a loop than
+# outside; forward derivatives run as fast in it.
+_PUSHED, _HELD = 2**22, 2**26
 
 
 def empirical_ntk_vp_fn(f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any) -> Callable[[Any], Any]:
@@ -66,7 +68,7 @@ def empirical_ntk_vp_fn(f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_k
 
 
 def kernel_by_products(
-    first: Callable, second: Callable, params: Any, axes: KernelAxes, without: tuple[int, int] | None = None
+    first: Callable, gradient: Callable, params: Any, axes: KernelAxes, without: tuple[int, int] | None = None
 ) -> tuple[jax.Array, list[int]]:
     """A kernel column by column: J1 (J2^T e) for every output e of the columns.
 
@@ -75,7 +77,7 @@ def kernel_by_products(
 
     Args:
         first: Parameters -> output of the rows.
-        second: Parameters -> output of the columns.
+        gradient: Index of an output of the columns -> its gradient, J2^T e.
         params: Parameters.
         axes: Axes of the kernel.
         without: Axes of rows and columns that both outputs lack; None where they have all.
@@ -89,18 +91,30 @@ def kernel_by_products(
     shape = tuple(axes.sizes[label] for label in columns)
     free = [label for label in rows if label not in columns]
     _, push = jax.linearize(first, params)
-    output, pull = jax.vjp(second, params)
+    index_of = lambda number: jnp.unravel_index(number, shape) if shape else ()
 
-    def column(number):
-        basis = jnp.zeros(output.size, output.dtype).at[number].set(1).reshape(output.shape)
-        product = push(*pull(basis))
-        index = dict(zip(columns, jnp.unravel_index(number, shape) if shape else (), strict=True))
-        return product[tuple(index.get(label, slice(None)) for label in rows)]
+    def column(number, tangents):
+        index = dict(zip(columns, index_of(number), strict=True))
+        return push(tangents)[tuple(index.get(label, slice(None)) for label in rows)]
 
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    at_once = max(1, min(output.size, _HELD // max(1, n_params)))
-    result = jax.lax.map(column, jnp.arange(math.prod(shape)), batch_size=at_once)
+    numbers = jnp.arange(math.prod(shape))
+    n_params = max(1, sum(leaf.size for leaf in jax.tree.leaves(params)))
+    most = max(1, min(numbers.size, _PUSHED // n_params))
+    divisors = (k for k in range(most, most // 2, -1) if numbers.size % k == 0)  # a remainder is compiled once more
+    at_once = next(divisors, most)
+    of_number = lambda number: gradient(index_of(number))
+    if numbers.size * n_params <= _HELD:
+        gradients = jax.vmap(of_number)(numbers)
+        result = jax.lax.map(lambda both: column(*both), (numbers, gradients), batch_size=at_once)
+    else:
+        result = jax.lax.map(lambda number: column(number, of_number(number)), numbers, batch_size=at_once)
     return result.reshape(*shape, *result.shape[1:]), columns + free
+
+
+def gradients_of(f: Callable, params: Any) -> Callable[[tuple], Any]:
+    """The function index of an output of f(params) -> its gradient."""
+    output, pull = jax.vjp(f, params)
+    return lambda index: pull(jnp.zeros(output.shape, output.dtype).at[index].set(1))[0]
 
 
 def _check_cotangents(cotangents: Any, outputs: Any) -> None:
