@@ -61,6 +61,20 @@ def sub_jaxprs(eqn: Any) -> list:
     return [open_jaxpr(j)[0] for j in jex_core.jaxprs_in_params(eqn.params)]
 
 
+def with_bodies(eqn: Any, rebuilt: Any) -> Any:
+    """The same equation with the closed jaxpr `rebuilt(jaxpr, consts)` for every jaxpr nested in it."""
+
+    def new(value):
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(new, value)) if all(hasattr(v, "eqns") for v in value) else value
+        if not hasattr(value, "eqns"):
+            return value
+        closed = rebuilt(*open_jaxpr(value))
+        return closed if hasattr(value, "consts") else open_jaxpr(closed)[0]
+
+    return eqn.replace(params={name: new(value) for name, value in eqn.params.items()})
+
+
 def staging() -> bool:
     """Whether operations on constants are recorded rather than computed: the call is inside someone's jit."""
     return isinstance(jnp.zeros(()), Tracer)

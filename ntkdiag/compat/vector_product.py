@@ -11,11 +11,10 @@ from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.inputs import as_arrays, check_outputs, check_parameters, is_none
 from ntkdiag.compat.per_input import read_pairs, split_kwargs
 from ntkdiag.kernels.operands.operand import refuse
+from ntkdiag.tangents.channels_last import channels_last
 
-# Of a kernel that is built from products, in numbers: gradients pushed through the rows together, and gradients that
-# are computed all at once. XLA on CPU runs weight gradients of convolutions fifteen times slower inside a loop than
-# outside; forward derivatives run as fast in it.
-_PUSHED, _HELD = 2**22, 2**26
+# Gradients pushed through the rows at a time while a kernel is built from products, in numbers.
+_PUSHED = 2**22
 
 
 def empirical_ntk_vp_fn(f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any) -> Callable[[Any], Any]:
@@ -91,23 +90,16 @@ def kernel_by_products(
     shape = tuple(axes.sizes[label] for label in columns)
     free = [label for label in rows if label not in columns]
     _, push = jax.linearize(first, params)
-    index_of = lambda number: jnp.unravel_index(number, shape) if shape else ()
 
-    def column(number, tangents):
-        index = dict(zip(columns, index_of(number), strict=True))
-        return push(tangents)[tuple(index.get(label, slice(None)) for label in rows)]
+    def column(number):
+        index = jnp.unravel_index(number, shape) if shape else ()
+        own = dict(zip(columns, index, strict=True))
+        return push(gradient(index))[tuple(own.get(label, slice(None)) for label in rows)]
 
     numbers = jnp.arange(math.prod(shape))
-    n_params = max(1, sum(leaf.size for leaf in jax.tree.leaves(params)))
-    most = max(1, min(numbers.size, _PUSHED // n_params))
+    most = max(1, min(numbers.size, _PUSHED // max(1, sum(leaf.size for leaf in jax.tree.leaves(params)))))
     divisors = (k for k in range(most, most // 2, -1) if numbers.size % k == 0)  # a remainder is compiled once more
-    at_once = next(divisors, most)
-    of_number = lambda number: gradient(index_of(number))
-    if numbers.size * n_params <= _HELD:
-        gradients = jax.vmap(of_number)(numbers)
-        result = jax.lax.map(lambda both: column(*both), (numbers, gradients), batch_size=at_once)
-    else:
-        result = jax.lax.map(lambda number: column(number, of_number(number)), numbers, batch_size=at_once)
+    result = jax.lax.map(channels_last(column), numbers, batch_size=next(divisors, most))
     return result.reshape(*shape, *result.shape[1:]), columns + free
 
 

@@ -16,6 +16,7 @@ from ntkdiag.kernels import keywords, meshes, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.ways import Way
+from ntkdiag.tangents import channels_last
 from ntkdiag.tangents.cost import Cost, cost
 from ntkdiag.tangents.factors import Outer, merge
 from ntkdiag.tangents.parts import Factor, Part
@@ -54,7 +55,7 @@ class Trace:
         """Factors [n ...] and outputs [n C] of a batch."""
         flat = jax.tree.leaves(x)
         run = jax.vmap(
-            lambda *flat: _compat.eval_jaxpr(self.jaxpr, self.consts, *flat),
+            lambda *flat: channels_last.evaluate(self.jaxpr, self.consts, *flat),
             in_axes=(None,) * self.n_fixed + (0,) * len(flat),
             out_axes=[0 if v else None for v in self.varying],
         )

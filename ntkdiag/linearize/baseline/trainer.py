@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ntkdiag._compat import compiler_options
 from ntkdiag.linearize.baseline.data import Data
+from ntkdiag.tangents.channels_last import channels_last
 
 
 def train(
@@ -42,7 +43,7 @@ def train(
         params, state = carry
         rows = order[index % order.shape[0]]
         batch, labels = jax.tree.map(lambda leaf: leaf[rows], (x, y))
-        gradient = jax.grad(lambda p: data.loss(f(p, batch), labels))(params)
+        gradient = channels_last(jax.grad(lambda p: data.loss(f(p, batch), labels)))(params)
         updates, state = optimizer.update(gradient, state, params)
         return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates), state
 

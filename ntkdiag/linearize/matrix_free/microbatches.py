@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.tangents.channels_last import channels_last
+
 Function = Callable[[Any, Any], jax.Array]
 
 
@@ -48,7 +50,8 @@ def tangents(f: Function, params: Any, batches: Any, step: Any, n: int) -> tuple
     Returns:
         Two arrays `[n ...]`.
     """
-    both = jax.lax.map(lambda x: jax.jvp(lambda p: f(p, x), (params,), (step,)), batches)
+    push = channels_last(lambda params, step, x: jax.jvp(lambda p: f(p, x), (params,), (step,)))
+    both = jax.lax.map(lambda x: push(params, step, x), batches)
     return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:n], both)
 
 
@@ -66,7 +69,7 @@ def outputs(f: Function, params: Any, batches: Any, n: int) -> jax.Array:
     Returns:
         `[n ...]`.
     """
-    y = jax.lax.map(lambda x: f(params, x), batches)
+    y = jax.lax.map(lambda x: channels_last(f)(params, x), batches)
     return y.reshape(-1, *y.shape[2:])[:n]
 
 
@@ -126,5 +129,5 @@ def _summed(part: Callable[[Any, Any], Any], params: Any, batches: Any, rows: An
         return padded.reshape(count, size, *leaf.shape[1:])
 
     zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params)
-    add = lambda total, xs: (jax.tree.map(jnp.add, total, part(*xs)), None)
+    add = lambda total, xs: (jax.tree.map(jnp.add, total, channels_last(part)(*xs)), None)
     return jax.lax.scan(add, zero, (batches, jax.tree.map(cut, rows)))[0]
