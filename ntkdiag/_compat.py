@@ -65,8 +65,8 @@ def with_bodies(eqn: Any, rebuilt: Any) -> Any:
     """The same equation with the closed jaxpr `rebuilt(jaxpr, consts)` for every jaxpr nested in it."""
 
     def new(value):
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(new, value)) if all(hasattr(v, "eqns") for v in value) else value
+        if isinstance(value, tuple) and value and all(hasattr(v, "eqns") for v in value):  # branches
+            return tuple(map(new, value))
         if not hasattr(value, "eqns"):
             return value
         closed = rebuilt(*open_jaxpr(value))

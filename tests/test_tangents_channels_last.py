@@ -5,11 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
 import ntkdiag
 from ntkdiag import _compat
+from ntkdiag.linearize.baseline import trainer
+from ntkdiag.linearize.baseline.data import Data
 from ntkdiag.tangents.channels_last import channels_last
 
 pytestmark = pytest.mark.usefixtures("x64", "light_compilation")
@@ -107,18 +110,39 @@ def test_inside_while():
     check(in_a_while, normal(2, 4, 6, 5), normal(4, 4, 3, 3))
 
 
-def test_what_kernels_run():
-    """Of a network whose convolutions are in a scan: all that is compiled has them channels-last."""
-    params = {"w": normal(3, 4, 4, 3, 3), "v": normal(4, 2)}
+def scanned(params, x):
+    """A network whose convolutions are in a scan, channels-first."""
+    body = lambda h, w: (h + jnp.tanh(conv(h, w, ("NCHW", "OIHW", "NCHW"), window_strides=(1, 1))), None)
+    return lax.scan(jax.checkpoint(body), x, params["w"])[0].mean((2, 3)) @ params["v"]
 
-    def f(params, x):
-        body = lambda h, w: (h + jnp.tanh(conv(h, w, ("NCHW", "OIHW", "NCHW"), window_strides=(1, 1))), None)
-        return lax.scan(jax.checkpoint(body), x, params["w"])[0].mean((2, 3)) @ params["v"]
 
-    x = normal(3, 4, 6, 5)
-    kernel = lambda params, x: ntkdiag.ntk(f, params, x, outputs="full").array
-    for numbers, _ in convolutions(jax.make_jaxpr(kernel)(params, x)):
-        assert numbers.lhs_spec == numbers.out_spec == (0, 3, 1, 2)
-    jacobian = [v.reshape(3, 2, -1) for v in jax.tree.leaves(jax.jacrev(f)(params, x))]
+def trained(params, x):
+    y = jnp.zeros((3, 2))
+    data = Data(x, y, x, y, lambda outputs, y: ((outputs - y) ** 2).sum(), "squares", classes=False)
+    return list(trainer.train(scanned, params, optax.sgd(0.1), data, np.arange(3)[None], [1]))[-1]
+
+
+KERNEL = functools.partial(ntkdiag.empirical_ntk_fn, scanned, vmap_axes=0, implementation=2)
+IN_LOOPS = {
+    "ntk": lambda params, x: ntkdiag.ntk(scanned, params, x, outputs="full").array,
+    "vector products": lambda params, x: KERNEL(())(x, None, params),
+    "vector products, one by one": lambda params, x: KERNEL((), (0,))(x, None, params),
+    "operator": lambda params, x: ntkdiag.NTKOperator(scanned, params, x, microbatch=2).mv(jnp.ones((3, 2))),
+    "training": trained,
+}
+
+
+@pytest.mark.parametrize("name", IN_LOOPS)
+def test_what_runs_in_loops(name, monkeypatch):
+    monkeypatch.setattr(trainer, "compiler_options", lambda **_: {})  # they are for the outermost jit only
+    params, x = {"w": normal(3, 4, 4, 3, 3), "v": normal(4, 2)}, normal(3, 4, 6, 5)
+    found = list(convolutions(jax.make_jaxpr(IN_LOOPS[name])(params, x)))
+    assert found
+    assert {numbers.lhs_spec for numbers, _ in found} == {numbers.out_spec for numbers, _ in found} == {(0, 3, 1, 2)}
+
+
+def test_a_kernel_is_what_it_was():
+    params, x = {"w": normal(3, 4, 4, 3, 3), "v": normal(4, 2)}, normal(3, 4, 6, 5)
+    jacobian = [v.reshape(3, 2, -1) for v in jax.tree.leaves(jax.jacrev(scanned)(params, x))]
     wanted = sum(jnp.einsum("noP,mpP->nomp", j, j) for j in jacobian)
-    np.testing.assert_allclose(kernel(params, x), wanted, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(IN_LOOPS["ntk"](params, x), wanted, rtol=1e-10, atol=1e-10)

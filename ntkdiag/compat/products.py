@@ -11,6 +11,7 @@ from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.pair import Arrays
 from ntkdiag.compat.planning import Source
 from ntkdiag.compat.vector_product import gradients_of, kernel_by_products
+from ntkdiag.tangents.channels_last import channels_last
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +41,9 @@ class Products:
             second: Column examples likewise; None where they are the rows.
         """
         second = first if second is None else second
+        return channels_last(self._kernel)(params, first, second)
+
+    def _kernel(self, params: Any, first: Arrays, second: Arrays) -> jax.Array:
         batch = self.rows.axis, self.columns.axis
         with jax.default_matmul_precision("highest"):
             if None not in batch and self.axes.labels1[batch[0]] == self.axes.labels2[batch[1]]:  # type: ignore[index]

@@ -11,7 +11,6 @@ from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.inputs import as_arrays, check_outputs, check_parameters, is_none
 from ntkdiag.compat.per_input import read_pairs, split_kwargs
 from ntkdiag.kernels.operands.operand import refuse
-from ntkdiag.tangents.channels_last import channels_last
 
 # Gradients pushed through the rows at a time while a kernel is built from products, in numbers.
 _PUSHED = 2**22
@@ -99,7 +98,7 @@ def kernel_by_products(
     numbers = jnp.arange(math.prod(shape))
     most = max(1, min(numbers.size, _PUSHED // max(1, sum(leaf.size for leaf in jax.tree.leaves(params)))))
     divisors = (k for k in range(most, most // 2, -1) if numbers.size % k == 0)  # a remainder is compiled once more
-    result = jax.lax.map(channels_last(column), numbers, batch_size=next(divisors, most))
+    result = jax.lax.map(column, numbers, batch_size=next(divisors, most))
     return result.reshape(*shape, *result.shape[1:]), columns + free
 
 
