@@ -39,11 +39,9 @@ def test_models_are_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light_compilation")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ("equinox_mlp", "equinox_gru") else pytest.mark.slow) for name in TINY],
-)
+@pytest.mark.parametrize("name", TINY)
 def test_models_are_right_by_the_selfcheck(name, capsys):
     arguments, printed = TINY[name]
     example(name).main(*arguments)
@@ -56,6 +54,7 @@ def count(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree) if jnp.issubdtype(getattr(leaf, "dtype", int), jnp.floating))
 
 
+@pytest.mark.slow
 def test_models_have_the_published_numbers_of_parameters():
     resnet = jax.eval_shape(lambda: example("resnet18_linen").case(64, 32)["variables"]["params"])
     assert count(resnet) == 11_173_962  # ResNet-18 for CIFAR-10

@@ -157,6 +157,7 @@ def test_outputs_that_are_structures():
     assert "got float32[3, 2], which has no parts." in refused(lambda: fn(weight, X))
 
 
+@pytest.mark.slow
 def test_inputs_labels_and_losses():
     batch = {"images": X, "labels": LABELS}
     variables, net = linen_variables(), LinenNet()
@@ -218,6 +219,7 @@ class SowingNNX(nnx.Module):
         return self.heads[0](self.again(self.again(x)))
 
 
+@pytest.mark.slow
 def test_activations_of_layers_and_of_what_is_sown():
     variables, net = Sowing().init(KEY, X), SowingNNX()
     kernel, bias = variables["params"]["body"].values()

@@ -22,6 +22,7 @@ def test_sound_kernel():
     )
 
 
+@pytest.mark.slow
 def test_mean_mode_share_of_a_full_kernel_sums_equal_outputs():
     assert health(np.ones((4, 4))).mean_mode_share == pytest.approx(1.0)
     assert health(np.kron(np.ones((4, 4)), np.eye(3)).reshape(4, 3, 4, 3)).mean_mode_share == pytest.approx(1.0)
@@ -48,6 +49,7 @@ def test_dead_kernel():
     assert (dead.zero_rows, dead.unresolved, dead.smallest) == (1.0, 3, np.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_agrees():
     rows = np.random.default_rng(0).normal(size=(5, 3))

@@ -28,6 +28,7 @@ def test_eigenvalues_instead_of_a_kernel():
     np.testing.assert_allclose(effective_dimension(gamma=1.0, eigenvalues=np.array([2.0, 1.0])), 7 / 6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_zero_eigenvalues_count_nothing_and_stay_differentiable():
     np.testing.assert_allclose(entropy_rank(np.diag([1.0, 1.0, 0.0])), 2.0, rtol=1e-12)
     slope = jax.grad(lambda v: entropy_rank(eigenvalues=v))(jnp.array([1.0, 1.0, 0.0]))
@@ -63,6 +64,7 @@ def test_renyi_order(values, exponent, seed):
     assert found.entropy_rank <= found.rank * slack
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_functions_agree_with_the_spectrum_eagerly_and_under_jit():
     rows = np.random.default_rng(0).normal(size=(6, 9))

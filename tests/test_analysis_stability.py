@@ -34,6 +34,7 @@ def _losses(name):
     return lambda f, y: jnp.sum(jax.nn.softplus(f)) - f[y]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("loss", ["cross_entropy", "sigmoid_cross_entropy"])
 def test_curvature_is_the_gauss_newton_matrix(loss):

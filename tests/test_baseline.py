@@ -58,6 +58,7 @@ def baseline():
     return linear_baseline(MODEL, CLASSES, optax.adam(0.02), variables=VARIABLES, steps=40, checkpoint=10)
 
 
+@pytest.mark.slow
 def test_every_line_is_what_it_says(baseline):
     f, params = functionalize(MODEL, VARIABLES)
     tx = optax.adam(0.02)
@@ -89,6 +90,7 @@ def test_kernel_ridge_by_hand(baseline):
         assert baseline[name].test_loss is None  # regressions have no cross-entropy
 
 
+@pytest.mark.slow
 def test_gap_histories(baseline):
     gap, later = baseline.gap, baseline.gap_later
     assert gap.steps[0] == later.steps[0] == 0
@@ -123,7 +125,8 @@ def test_table_and_methods(baseline):
     assert "steps of full batches on the loss softmax cross-entropy" in sentences
 
 
-@pytest.mark.parametrize("library", [pytest.param("nnx", marks=pytest.mark.slow), "equinox"])
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["nnx", "equinox"])
 def test_other_libraries_and_minibatches(library):
     if library == "nnx":
         model = NNX(nnx.Rngs(0))
@@ -135,6 +138,7 @@ def test_other_libraries_and_minibatches(library):
     assert found["network"].train_loss < float(np.log(3)) + 0.5
 
 
+@pytest.mark.slow
 def test_regression():
     f = lambda p, x: (jnp.tanh(x @ p["a"]) @ p["b"])[:, 0]
     params = {"a": jnp.asarray(RNG.normal(size=(4, 8)), "float32"), "b": jnp.ones((8, 1)) / 4}
@@ -148,6 +152,7 @@ def test_regression():
     assert found.gap.agreement is None
 
 
+@pytest.mark.slow
 def test_the_time_scale_grows_towards_the_end_of_training():
     f, params = functionalize(MODEL, VARIABLES)
     tx = optax.sgd(0.3)
@@ -161,6 +166,7 @@ def test_the_time_scale_grows_towards_the_end_of_training():
         assert early.first_beyond(0.1, of) < (later.first_beyond(0.1, of) or 61)
 
 
+@pytest.mark.slow
 def test_going_on_from_an_optimizer_state():
     f, params = functionalize(MODEL, VARIABLES)
     tx = optax.sgd(0.05, momentum=0.9)

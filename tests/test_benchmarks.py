@@ -13,6 +13,7 @@ from benchmarks.results import Result, best
 from benchmarks.table import table
 
 
+@pytest.mark.slow
 def test_runner_measures_and_compares(tmp_path, capsys):
     path = tmp_path / "results.json"
     options = ["--tiny", "--workloads", "W1", "--outputs", "full", "--rounds", "2", "--json", str(path)]
@@ -30,6 +31,7 @@ def test_runner_measures_and_compares(tmp_path, capsys):
     assert "/ ntkdiag" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "outputs"), [("W2", "trace"), ("W7", "full")])
 def test_kernels_agree(name, outputs):
     workload = workloads.get(name, tiny=True)
@@ -54,6 +56,7 @@ def test_every_workload_has_a_tiny_version():
         assert (tiny.chunk is None) == (workload.chunk is None)
 
 
+@pytest.mark.slow
 def test_scan_and_loop_are_the_same_network():
     loop, scan = (workloads.get(name, tiny=True) for name in ("W5", "W6"))
     y = [np.asarray(w.in_jax()(w.params(), w.inputs())) for w in (loop, scan)]
@@ -77,6 +80,7 @@ def test_slope_is_the_exponent():
     assert math.isclose(scaling.slope(rows, "seconds"), 2.0)
 
 
+@pytest.mark.slow
 def test_compatible_call_beside_the_engine(capsys):
     assert compat.main(["--tiny", "--workloads", "W1", "--seconds", "0.2"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "W1" in line]

@@ -259,6 +259,7 @@ def shifted(tree, by):
     return jax.tree.map(lambda leaf: leaf + by, tree)
 
 
+@pytest.mark.slow
 def test_linen_checkpoints_bring_their_own_statistics(tmp_path):
     x, module = probe(np.float32), LinenNet()
     a = module.init(jax.random.key(0), x)
@@ -304,6 +305,7 @@ def test_nnx_checkpoints_bring_their_own_statistics(tmp_path, form):
     assert comparison.b.fixed_state == "as saved (norm/mean, norm/var)"
 
 
+@pytest.mark.slow
 def test_equinox_checkpoints(tmp_path):
     x = probe(np.float32)
     a, b = (eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in (0, 1))
@@ -419,6 +421,7 @@ def dead(params, x):
     return 0 * (x @ params["w"])
 
 
+@pytest.mark.slow
 def test_bfloat16(tmp_path):
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), mlp_params(0))
     v1.save(tmp_path / "a", tree)

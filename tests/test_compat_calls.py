@@ -89,7 +89,7 @@ def test_vector_product(name, both, x64):
 
 
 @pytest.mark.parametrize("vmap_axes", [None, 0])
-@pytest.mark.parametrize("axes", [((), ()), ((-1,), ()), ((), (1,))])
+@pytest.mark.parametrize("axes", thin([((-1,), ()), ((), ()), ((), (1,))], keep=3))
 def test_products_with_little_room(vmap_axes, axes, x64, monkeypatch):
     """All columns at once, and five at a time with some left over."""
     x1, x2, p = normal(2, 3), normal(3, 3), parameters()

@@ -122,6 +122,7 @@ def test_mse_compiled_in_everything(x64):
         np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traced", [False, True])
 def test_any_loss_on_squared_error(traced, x64):
     kernel, cross, axes = kernels(traced)
@@ -154,6 +155,7 @@ def descend(matrix, f):
     return -matrix @ (soft * weights.sum(1, keepdims=True) - weights).reshape(-1)
 
 
+@pytest.mark.slow
 def test_cross_entropy(x64):
     matrix, cross = blocks(False)
     slope = lambda state: np.concatenate([descend(matrix, state[:12]), descend(cross, state[:12])])
@@ -175,6 +177,7 @@ def test_momentum(x64):
     assert state.fx_test is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [None, 0.9])
 def test_resumed(momentum, x64):
     predict_fn = predict.gradient_descent(cross_entropy, FULL, Y, 0.5, momentum, trace_axes=())

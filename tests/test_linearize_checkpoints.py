@@ -178,6 +178,7 @@ def test_one_jvp_and_the_cost_of_a_step():
     assert jaxpr.count("dot_general") == 3 + 2 * 3 - 1  # each layer once, its tangent twice, the first without dx W
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_a_step_runs(capsys, monkeypatch):
     monkeypatch.delitem(linearized.NETWORKS, "ConvNet")
     found = linearized.main(["--tiny", "--rounds", "2"])

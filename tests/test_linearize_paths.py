@@ -41,6 +41,7 @@ def cross_entropy(f):
     return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(N), jnp.arange(N) % C])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("kind", "center"), [("heavy-ball", False), ("nesterov", False), ("ema", True)])
 def test_decay_with_momentum_is_iterated(kind, center):
@@ -59,6 +60,7 @@ def test_decay_with_momentum_is_iterated(kind, center):
     np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_flow_with_decay_is_integrated_flow():
     for origin in (None, ORIGIN):
@@ -167,11 +169,13 @@ class TestOperators:
         np.testing.assert_allclose(found.train, expected.train, atol=atol)
         np.testing.assert_allclose(found.test, expected.test, atol=atol)
 
+    @pytest.mark.slow
     def test_flow(self):
         times = [3.0, 0.0, 1.0]
         expected = predict.gradient_flow(K, Y, times, ridge=0.4, **OUTPUTS)
         self.check(predict.gradient_flow(self.operator, self.y, times, ridge=0.4, kernel_test=self.test), expected)
 
+    @pytest.mark.slow
     def test_descent_and_infinity(self):
         options = {"ridge": 0.4, "momentum": 0.5, "momentum_kind": "nesterov"}
         steps, origin = [np.inf, 20, 3], self.float32(ORIGIN)
@@ -179,6 +183,7 @@ class TestOperators:
         options |= {"origin": origin, "kernel_test": self.test}
         self.check(predict.gradient_descent(self.operator, self.y, steps, 0.05, **options), expected)
 
+    @pytest.mark.slow
     def test_infinity_with_labels_out_of_reach(self):
         x = np.concatenate([self.float32(X)] * 2)  # every example twice, with two labels: no model fits both
         params, y = self.float32(PARAMS), np.concatenate([self.y, -self.y])

@@ -234,6 +234,7 @@ def test_cross_entropy_in_function_space_is_parameter_space():
         np.testing.assert_allclose(found.test, test, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_cross_entropy_flow():
     options = {"outputs": F0, "kernel_test": K_TEST, "outputs_test": F0_TEST}
@@ -245,6 +246,7 @@ def test_cross_entropy_flow():
     np.testing.assert_allclose(fine.test, descent.test, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_iterating_and_integrating_squared_error_give_the_closed_forms():
     closed = predict.gradient_descent(K, Y, [0, 5, 80], 0.05, **OUTPUTS)

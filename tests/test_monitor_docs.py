@@ -9,6 +9,7 @@ import pytest
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "monitor.md"
 
 
+@pytest.mark.slow
 def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)

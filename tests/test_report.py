@@ -71,6 +71,7 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing(page):
     assert "http://" not in page
     assert "https://" not in page
@@ -165,6 +166,7 @@ def test_other_endings_are_refused(comparison, tmp_path):
         comparison.save(tmp_path / "report.pdf")
 
 
+@pytest.mark.slow
 def test_history_from_a_log_file(comparison, tmp_path):
     log = JsonLines(tmp_path / "ntk.jsonl")
     for row in rows((0, 5)):

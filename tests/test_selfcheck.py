@@ -12,7 +12,6 @@ import pytest
 from flax import linen as nn
 from models_contract import KEY, inputs
 from models_noisy import EquinoxNet
-from thin import thin
 
 import ntkdiag
 from ntkdiag import cli, selfcheck
@@ -53,7 +52,8 @@ def test_a_model_that_is_right():
         check["speed"]
 
 
-@pytest.mark.parametrize("mode", thin(["dropout", "train"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["dropout", "train"])
 def test_every_library_in_every_mode(mode):
     module, state = models_contract.equinox(jnp.float32)
     cases = (((*models_contract.nnx_model(jnp.float32), X), {}), ((module, X), {"state": state, "key": KEY}))
@@ -79,6 +79,7 @@ def test_statistics_that_were_never_filled_in():
     assert check["gradients"].text == "no parameter has a gradient: the outputs do not depend on them"
 
 
+@pytest.mark.slow
 def test_masks_that_are_drawn_by_position():
     drop = nn.Sequential([nn.Dense(4), nn.Dropout(0.5, deterministic=False), nn.Dense(2)])
     variables = drop.init({"params": KEY, "dropout": KEY}, X)
@@ -143,6 +144,7 @@ def test_what_can_be_wrong(f, params, x, question, status, text):
     assert ("something" in str(check)) == (status == "wrong")
 
 
+@pytest.mark.slow
 def test_what_depends_on_tracing_and_on_wide_parameters(x64):
     eager = lambda p, x: x @ p * (1 if isinstance(x @ p, jax.core.Tracer) else 2)
     wide = jnp.asarray(WEIGHT, jnp.float64)
@@ -195,6 +197,7 @@ def test_errors_of_the_model_come_with_the_remedy():
     assert 'ntkdiag: A random layer is active: use mode="eval", or pass rngs={"dropout": key}' in check["runs"].text
 
 
+@pytest.mark.slow
 def test_many_leaves_are_summed_by_their_paths():
     params = {f"block_{i:02}": {"dense": {name: WEIGHT for name in "abc"}} for i in range(30)}
     check = selfcheck(lambda p, x: sum(x @ leaf for leaf in jax.tree.leaves(p)), params, X)

@@ -1,6 +1,7 @@
 """The kernel of two examples by plain `jax.vjp`, one row of the Jacobian after the other, beside that of the engine."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -55,18 +56,17 @@ def wide_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows | None:
     y = jax.jit(f)(params, x)
     with jax.enable_x64(True):
         try:
-            found, again = _rows(f, *jax.tree.map(_as_float64, (params, x)), compiled=True)
+            params, x = jax.tree.map(_as_float64, (params, x))
+            again, pull = jax.jit(functools.partial(_linearized, f))(params, x)
+            return _rows(again, jax.jit(_pulled), pull, "in float64") if _alike(again, y) else None
         except Exception:  # whatever it is that the model cannot do in float64, it need not
             return None
-    gaps = [np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in _pairs(again, y)]
-    scale = max(float(np.abs(np.asarray(leaf, np.float64)).max()) for leaf in jax.tree.leaves(y))
-    rounding = max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(y)) ** 0.5
-    return Rows(*found, "in float64") if max(gaps) <= rounding * scale else None
 
 
 def plain_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows:
     """Rows in the dtype of the model, operation by operation, so that no fusion of the compiler can go wrong."""
-    return Rows(*_rows(f, params, x, compiled=False)[0], "not compiled")
+    y, pull = _linearized(f, params, x)
+    return _rows(y, _pulled, pull, "not compiled")
 
 
 def compared(f: Callable[..., Any], fn: Any, x: Any, rows: Rows, keywords: dict, joint: bool) -> Finding:
@@ -88,32 +88,40 @@ def compared(f: Callable[..., Any], fn: Any, x: Any, rows: Rows, keywords: dict,
     return Finding("engine", "wrong", f"{text}, more than {allowed:.1g}: please report it")
 
 
-def _rows(f: Callable[..., Any], params: Any, x: Any, *, compiled: bool) -> tuple[tuple[list, np.ndarray], Any]:
-    """Rows and directions, and the outputs."""
+def _linearized(f: Callable[..., Any], params: Any, x: Any) -> tuple[Any, Any]:
+    return jax.vjp(lambda params: f(params, x), params)
 
-    def one(params: Any, x: Any, cotangent: Any) -> tuple[Any, Any]:
-        y, pull = jax.vjp(lambda params: f(params, x), params)
-        return y, pull(cotangent)[0]
 
-    leaves, treedef = jax.tree.flatten(jax.eval_shape(f, params, x))
+def _pulled(pull: Any, cotangents: Any) -> Any:
+    return pull(cotangents)[0]
+
+
+def _rows(y: Any, pulled: Callable[..., Any], pull: Any, how: str) -> Rows:
+    """Every row by itself, from the outputs and what pulls cotangents back."""
+    leaves, treedef = jax.tree.flatten(y)
     sizes = [int(np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
     directions = np.random.default_rng(0).normal(size=(sum(sizes), min(DIRECTIONS, sum(sizes))))
     directions = directions.astype(np.float16).astype(np.float64)  # the same numbers in every dtype
     parts = np.split(directions, np.cumsum(sizes)[:-1])
-    run, found, y = jax.jit(one) if compiled else one, [], None
+    rows = []
     for example in range(leaves[0].shape[0]):
         for k in range(directions.shape[1]):
             cotangents = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
             for cotangent, part in zip(cotangents, parts, strict=True):
                 cotangent[example] = part[:, k].reshape(cotangent.shape[1:])
-            y, gradient = run(params, x, jax.tree.unflatten(treedef, list(map(jnp.asarray, cotangents))))
-            found.append({path: np.asarray(leaf) for path, leaf in leaves_by_path(gradient).items()})
-    return (found, directions), y
+            gradient = pulled(pull, jax.tree.unflatten(treedef, list(map(jnp.asarray, cotangents))))
+            rows.append({path: np.asarray(leaf) for path, leaf in leaves_by_path(gradient).items()})
+    return Rows(rows, directions, how)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether outputs differ by rounding only."""
+    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    gaps = [np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in pairs]
+    scale = max(float(np.abs(np.asarray(b, np.float64)).max()) for _, b in pairs)
+    rounding = max(float(jnp.finfo(b.dtype).eps) for _, b in pairs) ** 0.5
+    return max(gaps) <= rounding * scale
 
 
 def _as_float64(leaf: Any) -> Any:
     return jnp.asarray(leaf, jnp.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-
-def _pairs(a: Any, b: Any) -> Any:
-    return zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
