@@ -69,7 +69,6 @@ def test_perfect_alignment_is_one():
     np.testing.assert_allclose(alignment(stacked, y), 1.0, rtol=1e-12)
 
 
-@pytest.mark.slow
 def test_label_power_against_eigenvectors():
     vectors = np.linalg.eigh(MEAN.array)[1]
     power = np.sum((vectors.T @ ONE_HOT)[::-1] ** 2, axis=1) / np.sum(ONE_HOT**2)
@@ -85,7 +84,6 @@ def test_label_power_of_an_eigenvector_is_all_in_its_mode():
     np.testing.assert_allclose(mode_power(MEAN, vectors[:, 2]), np.eye(N)[2], atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap():
     kernel = Kernel(jnp.asarray(FULL.array), FULL.convention)

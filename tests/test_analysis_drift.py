@@ -34,7 +34,6 @@ def test_hand_oracles():
     np.testing.assert_allclose(velocity(K1, K2, 4, centred=True), 0.0, atol=1e-15)
 
 
-@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=40)
 @hypothesis.given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.floats(0.01, 100.0))
 def test_identities(seed, n, scale):

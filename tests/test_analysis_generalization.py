@@ -55,7 +55,6 @@ def test_full_kernel_leaves_out_whole_examples(ridge):
     np.testing.assert_allclose(found.residuals, expected, rtol=1e-8)
 
 
-@pytest.mark.slow
 def test_full_kernel_of_independent_outputs_is_the_reduced_one():
     rng = np.random.default_rng(2)
     rows, y = rng.normal(size=(6, 9)), rng.normal(size=(6, 2))
@@ -85,7 +84,6 @@ def test_singular_kernels_are_not_resolved():
     assert np.isfinite(leave_one_out(singular, np.arange(3.0), 0.1).mse)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap():
     rows = np.random.default_rng(4).normal(size=(5, 8))

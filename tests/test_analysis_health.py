@@ -22,7 +22,6 @@ def test_sound_kernel():
     )
 
 
-@pytest.mark.slow
 def test_mean_mode_share_of_a_full_kernel_sums_equal_outputs():
     assert health(np.ones((4, 4))).mean_mode_share == pytest.approx(1.0)
     assert health(np.kron(np.ones((4, 4)), np.eye(3)).reshape(4, 3, 4, 3)).mean_mode_share == pytest.approx(1.0)

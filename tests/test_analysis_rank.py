@@ -28,7 +28,6 @@ def test_eigenvalues_instead_of_a_kernel():
     np.testing.assert_allclose(effective_dimension(gamma=1.0, eigenvalues=np.array([2.0, 1.0])), 7 / 6, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_zero_eigenvalues_count_nothing_and_stay_differentiable():
     np.testing.assert_allclose(entropy_rank(np.diag([1.0, 1.0, 0.0])), 2.0, rtol=1e-12)
     slope = jax.grad(lambda v: entropy_rank(eigenvalues=v))(jnp.array([1.0, 1.0, 0.0]))

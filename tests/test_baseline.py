@@ -90,7 +90,6 @@ def test_kernel_ridge_by_hand(baseline):
         assert baseline[name].test_loss is None  # regressions have no cross-entropy
 
 
-@pytest.mark.slow
 def test_gap_histories(baseline):
     gap, later = baseline.gap, baseline.gap_later
     assert gap.steps[0] == later.steps[0] == 0

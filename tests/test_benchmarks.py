@@ -56,7 +56,6 @@ def test_every_workload_has_a_tiny_version():
         assert (tiny.chunk is None) == (workload.chunk is None)
 
 
-@pytest.mark.slow
 def test_scan_and_loop_are_the_same_network():
     loop, scan = (workloads.get(name, tiny=True) for name in ("W5", "W6"))
     y = [np.asarray(w.in_jax()(w.params(), w.inputs())) for w in (loop, scan)]

@@ -421,7 +421,6 @@ def dead(params, x):
     return 0 * (x @ params["w"])
 
 
-@pytest.mark.slow
 def test_bfloat16(tmp_path):
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), mlp_params(0))
     v1.save(tmp_path / "a", tree)

@@ -122,7 +122,6 @@ def test_mse_compiled_in_everything(x64):
         np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("traced", [False, True])
 def test_any_loss_on_squared_error(traced, x64):
     kernel, cross, axes = kernels(traced)
@@ -177,7 +176,6 @@ def test_momentum(x64):
     assert state.fx_test is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [None, 0.9])
 def test_resumed(momentum, x64):
     predict_fn = predict.gradient_descent(cross_entropy, FULL, Y, 0.5, momentum, trace_axes=())

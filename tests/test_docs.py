@@ -44,7 +44,6 @@ def pages_to_run():
             yield pytest.param(path, id=path.name)
 
 
-@pytest.mark.usefixtures("light_compilation")
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(pages_to_run()))
 def test_python_blocks_run(page, tmp_path, monkeypatch):

@@ -41,7 +41,6 @@ def test_every_example_is_listed():
 def test_example_runs(name, tmp_path):
     expected, files = SCRIPTS[name]
     environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONWARNINGS": "error"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # as in `light_compilation`
     script = EXAMPLES / f"{name}.py"
     assert len(script.read_text().splitlines()) <= 60
     run = subprocess.run(

@@ -67,18 +67,18 @@ for context in (False, True):
         operator = ntkdiag.NTKOperator(f, copied, spread)
         assert_close(operator @ v, matrix @ v, np.float32)
         squares = lambda outputs: 0.5 * jnp.mean(outputs**2)
-        by_matrix = [] if context else [matrix.astype(np.float32)]  # laid out nowhere
-        for model in (operator, *by_matrix):
+        for model in (operator, matrix.astype(np.float32)):  # the second is laid out nowhere
             descended = predict.iterate_descent(model, squares, [5], 0.1, outputs=f(params, x))
             flowed = predict.integrate_flow(model, squares, [0.5], outputs=f(params, x))
             trained = [np.asarray(path.train) for path in (descended, flowed)]
-            by_products = by_products if context or model is not operator else trained
+            by_products = trained if model is operator else by_products
         assert_close(np.stack(trained), np.stack(by_products), np.float32)
         ntkdiag.spectrum(kernel)
         for kernel_fn in (empirical_ntk_fn(f, implementation=way, vmap_axes=0) for way in (1, 2, 3)):
             here = kernel_fn(x, None, params)
-            close(kernel_fn(spread, None, parted), here)
-            close(jax.jit(lambda x1, x2, p: kernel_fn(x1, x2, p))(spread, copied_x, parted), here)
+            for compiled in (kernel_fn, jax.jit(lambda x1, x2, p: kernel_fn(x1, x2, p))):
+                close(compiled(spread, None, parted), here)
+                close(compiled(spread, copied_x, parted), here)
         made_inside = lambda p, x: f(p, x) + jnp.zeros(4) + jnp.arange(4.0) * x[:, :1].reshape(-1, 1)
         for spread_or_not in (spread, copied_x, x):  # traced once for each context it runs in
             close(ntkdiag.ntk(made_inside, copied, spread_or_not, outputs="full"), want)

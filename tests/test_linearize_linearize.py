@@ -71,7 +71,6 @@ def test_degree_one_is_linearize_and_degree_zero_the_value():
     np.testing.assert_allclose(taylor_expand(net, PARAMS, 1)(MOVED, X), linearize(net, PARAMS)(MOVED, X), atol=1e-14)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_quadratic_model_against_the_hessian():
     flat, unravel = ravel_pytree(PARAMS)

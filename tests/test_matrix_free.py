@@ -100,7 +100,6 @@ def test_ridge_regression(method):
         np.testing.assert_allclose(predicted.ravel(), J_TEST @ (J.T @ alpha), **CLOSE)
 
 
-@pytest.mark.slow
 def test_the_preconditioner_saves_iterations():
     spread = jax.tree.map(lambda p: p * np.float32(3.0), PARAMS)
     operator = NTKOperator(net, spread, X)
@@ -109,7 +108,6 @@ def test_the_preconditioner_saves_iterations():
     assert nystrom.iterations < 0.7 * plain.iterations
 
 
-@pytest.mark.slow
 def test_without_ridge_it_is_the_least_norm_interpolation():
     x, y = X[:3], Y[:3]
     jacobian = J[: 3 * C]
@@ -120,7 +118,6 @@ def test_without_ridge_it_is_the_least_norm_interpolation():
         np.testing.assert_allclose(solution.outputs, y, atol=1e-2)
 
 
-@pytest.mark.slow
 def test_a_solve_that_stops_early_says_so():
     solution = least_squares(OPERATOR, Y, ridge=0.5, method=CG(max_steps=2))
     assert not solution.converged
@@ -164,7 +161,6 @@ def test_squared_error_needs_one_gauss_newton_step():
     np.testing.assert_allclose(a.outputs, b.outputs, **CLOSE)
 
 
-@pytest.mark.slow
 def test_minimum_of_a_convex_loss():
     solution = minimize(OPERATOR, cross_entropy, 0.01)
     assert solution.converged

@@ -71,7 +71,6 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
-@pytest.mark.slow
 def test_the_page_loads_nothing(page):
     assert "http://" not in page
     assert "https://" not in page

@@ -16,11 +16,11 @@ from ntkdiag.selfcheck.result import Finding
 def deterministic(f: Callable[..., Any], compiled: Callable[..., Any], params: Any, x: Any, y: Any) -> Finding:
     """Does the same call give the same outputs, also when it is compiled?"""
     again, other = f(params, x), compiled(params, x)
-    if _difference(again, y):
-        text = f"two calls differ by {_difference(again, y):.2g}: something draws random numbers outside of JAX's keys"
+    if difference(again, y):
+        text = f"two calls differ by {difference(again, y):.2g}: something draws random numbers outside of JAX's keys"
         return Finding("deterministic", "wrong", text)
-    if _difference(other, y) > _tolerance(y):
-        text = f"compiled, the outputs differ by {_difference(other, y):.2g}: something is read while tracing"
+    if difference(other, y) > tolerance(y):
+        text = f"compiled, the outputs differ by {difference(other, y):.2g}: something is read while tracing"
         return Finding("deterministic", "wrong", text)
     return Finding("deterministic", "ok", "two calls give the same outputs, and so does the compiled function")
 
@@ -33,10 +33,10 @@ def interaction(f: Callable[..., Any], params: Any, x: Any, joint: bool) -> Find
     y = f(params, x)
     moved = f(params, jax.tree.map(_with_another_first, x))
     others = jax.tree.map(lambda leaf: leaf[1:], (moved, y))
-    by_others = _difference(*others)
+    by_others = difference(*others)
     last = lambda tree: jax.tree.map(lambda leaf: leaf[n - 1 :], tree)
-    by_itself = _difference(f(params, last(x)), last(y))
-    allowed = _tolerance(y)
+    by_itself = difference(f(params, last(x)), last(y))
+    allowed = tolerance(y)
     if max(by_others, by_itself) > allowed:
         allowed = max(allowed, rounding(lambda params: f(params, x), params))
     if max(by_others, by_itself) <= allowed:
@@ -61,7 +61,7 @@ def inputs(f: Callable[..., Any], params: Any, x: Any) -> Finding:
         moves = []
         for changed in _changed(leaf):
             leaves = [changed if other == path else value for other, value in named.items()]
-            moves.append(_difference(f(params, jax.tree.unflatten(jax.tree.structure(x), leaves)), y) > 0)
+            moves.append(difference(f(params, jax.tree.unflatten(jax.tree.structure(x), leaves)), y) > 0)
         (reached if any(moves) else lost if moves else untested).append(path)
     names = lambda paths: listed([f'"{path}"' if path else "x" for path in paths])
     if not reached and lost:
@@ -94,13 +94,14 @@ def _length(x: Any) -> int:
     return jax.tree.leaves(x)[0].shape[0]
 
 
-def _difference(a: Any, b: Any) -> float:
+def difference(a: Any, b: Any) -> float:
+    """How far outputs are apart, at most."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     gaps = [np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)).max(initial=0.0) for x, y in pairs]
     return float(np.max(gaps))
 
 
-def _tolerance(y: Any) -> float:
+def tolerance(y: Any) -> float:
     """What rounding may change: sqrt(eps) of the largest output."""
     leaves = jax.tree.leaves(y)
     scale = max(float(jnp.abs(leaf).max(initial=0.0)) for leaf in leaves)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ntkdiag.adapters import leaves_by_path
 from ntkdiag.kernels import ntk
+from ntkdiag.selfcheck.behaviour import difference, tolerance
 from ntkdiag.selfcheck.result import Finding
 
 DIRECTIONS = 2
@@ -58,7 +59,8 @@ def wide_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows | None:
         try:
             params, x = jax.tree.map(_as_float64, (params, x))
             again, pull = jax.jit(functools.partial(_linearized, f))(params, x)
-            return _rows(again, jax.jit(_pulled), pull, "in float64") if _alike(again, y) else None
+            alike = difference(again, y) <= tolerance(y)
+            return _rows(again, jax.jit(_pulled), pull, "in float64") if alike else None
         except Exception:  # whatever it is that the model cannot do in float64, it need not
             return None
 
@@ -112,15 +114,6 @@ def _rows(y: Any, pulled: Callable[..., Any], pull: Any, how: str) -> Rows:
             gradient = pulled(pull, jax.tree.unflatten(treedef, list(map(jnp.asarray, cotangents))))
             rows.append({path: np.asarray(leaf) for path, leaf in leaves_by_path(gradient).items()})
     return Rows(rows, directions, how)
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether outputs differ by rounding only."""
-    pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    gaps = [np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in pairs]
-    scale = max(float(np.abs(np.asarray(b, np.float64)).max()) for _, b in pairs)
-    rounding = max(float(jnp.finfo(b.dtype).eps) for _, b in pairs) ** 0.5
-    return max(gaps) <= rounding * scale
 
 
 def _as_float64(leaf: Any) -> Any:
