@@ -3,6 +3,7 @@
 Each stands for one way a parameter can be used; a new case enters every test of the engine.
 """
 
+import cases_custom
 import cases_flow
 import cases_lookups
 import cases_products
@@ -384,6 +385,6 @@ CASES = table(
 CASES["transformer"] = lambda: transformer(False)
 CASES["transformer-checkpointed"] = lambda: transformer(True)
 FIRST = tuple(CASES)  # one of every kind
-for more in (cases_products, cases_lookups, cases_views, cases_flow):
+for more in (cases_products, cases_lookups, cases_views, cases_flow, cases_custom):
     assert not CASES.keys() & more.CASES.keys()
     CASES |= more.CASES

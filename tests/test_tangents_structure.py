@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ntkdiag
 from ntkdiag import _compat
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.ways import choose
@@ -18,7 +19,7 @@ GENERAL = {
     "used-transposed": "w", "overlapping-slices": "w", "reshaped": "w", "scaled": "s w", "output-is-parameter": "w",
     "low-rank": "a b", "weight-norm": "g w", "layer-norm": "scale shift", "conv-batch-groups": "w",
     "scanned-layers": "layers/g", "scanned-and-shared-in-one-sum": "b", "nested-scans": "b layers/g",
-    "in-the-carry": "w", "custom-vjp": "v", "custom-jvp-of-parameter": "b w", "conditional": "b",
+    "in-the-carry": "w", "custom-jvp-of-parameter": "b w", "conditional": "b",
     "dynamic-slice-of-stack": "w", "jitted-twice": "b",
     "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
     "weight-times-itself": "w", "tied-attention": "w", "gradient-inside": "w", "empty-leaf": "z",
@@ -28,11 +29,13 @@ GENERAL = {
     "bias-and-scale-first": "b s", "scalar-parameters": "b s", "bias-at-positions": "b c", "bias-scaled": "b",
     "bias-of-heads": "c", "bias-shared-weights-stacked": "b", "biases-stacked-weight-shared": "b",
     "product-read-twice": "b", "symmetrised": "w", "masked": "w", "flipped-and-padded": "w",
-    "straight-through": "w", "scaled-by-a-parameter": "s", "no-strides-describe-it": "w", "scanned-and-indexed": "w",
+    "scaled-by-a-parameter": "s", "no-strides-describe-it": "w", "scanned-and-indexed": "w",
     "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b",
     "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
     "filters-side-by-side": "c d", "gates-side-by-side": "bi bo", "side-by-side-and-elsewhere": "c d",
     "side-by-side-across-borders": "e g",
+    "rule-of-a-view": "w", "rule-not-linear": "w", "rule-that-adds": "w",
+    "rounded-in-steps-of-a-parameter": "s",
     "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
 }  # fmt: skip
 
@@ -58,7 +61,7 @@ def test_general_leaves_are_the_ones_known(programs):
 
 def test_every_rule_has_a_case(programs):
     used = {site.primitive for one in programs.values() for site in one.tangents.sites.values()}
-    assert used == {*RULES, "add"}
+    assert used == {*RULES, "add", "custom_jvp_call", "custom_vjp_call"}
     jaxprs = [one.tangents.jaxpr for one in programs.values()]
     assert any(_compat.contains(jaxpr, name) for jaxpr in jaxprs for name in REWRITES)
     sharding = {"sharding_constraint", "reshard"}  # they need a mesh: see test_kernels_sharded
@@ -140,3 +143,40 @@ def test_a_use_the_first_walk_did_not_find_cannot_run():
     object.__setattr__(one.tangents, "dense_leaves", frozenset())
     with pytest.raises(RuntimeError, match="a use of parameter leaf 0 was not found by the first walk"):
         one.trace(choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(4))
+
+
+@pytest.mark.parametrize("name", ["mlp", "custom-vjp", "rule-of-tangents", "rule-over-tokens", "rule-in-a-scan"])
+def test_every_product_is_of_full_precision_also_those_of_derivative_rules(name):
+    f, params, x = cases.CASES[name]()
+    kernel = jax.make_jaxpr(lambda p: ntkdiag.ntk(f, p, x, outputs="trace").array)(params)
+    products = [eqn for eqn in _equations(_compat.open_jaxpr(kernel)[0]) if eqn.primitive.name == "dot_general"]
+    assert len(products) > 2
+    assert all(set(eqn.params["precision"] or ()) == {jax.lax.Precision.HIGHEST} for eqn in products)
+
+
+def _equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in _compat.sub_jaxprs(eqn):
+            yield from _equations(inner)
+
+
+def test_a_layer_with_a_rule_of_its_own_is_planned_like_any_other():
+    @jax.custom_vjp
+    def layer(x, w, b):
+        return jax.nn.relu(x @ w.T + b)
+
+    backward = lambda x, w, g: (g @ w, (x.T @ g).T, g.sum(0))
+    layer.defvjp(lambda x, w, b: ((y := layer(x, w, b)), (x, w, y > 0)), lambda r, g: backward(*r[:2], g * r[2]))
+    plain = lambda x, w, b: jax.nn.relu(x @ w + b)
+    w, b, x = jnp.ones((900, 900)), jnp.ones(900), jnp.ones((64, 900))
+    plans = [
+        ntkdiag.plan(lambda p, x, one=one: one(one(x, *p[0]), *p[1])[:, :10], [(w, b)] * 2, x, outputs="full")
+        for one in (layer, plain)
+    ]
+    custom, usual = plans
+    assert [row.paths for row in custom.rows] == [row.paths for row in usual.rows]
+    assert [row.factor for row in custom.rows] == [row.factor for row in usual.rows] == ["outer"] * 2
+    assert custom.network_flops == usual.network_flops  # the rule's own product of the weight's cotangent is not made
+    assert custom.blocks.step == usual.blocks.step > 1  # transposing the weights takes no memory per example
+    assert usual.peak_bytes <= custom.peak_bytes < usual.peak_bytes + 2 * 4 * w.size * 3

@@ -182,6 +182,7 @@ def _make(
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
+        shared=network.shared,
         pair=pair,
         output=output,
         step=max(1, machine.step // max(1, network.peak)),

@@ -19,6 +19,7 @@ from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents import channels_last
 from ntkdiag.tangents.cost import Cost, cost
 from ntkdiag.tangents.factors import Outer, merge
+from ntkdiag.tangents.liveness import without_dead
 from ntkdiag.tangents.parts import Factor, Part
 from ntkdiag.tangents.tangents import Tangents, depends_on
 
@@ -49,7 +50,7 @@ class Trace:
     @functools.cached_property
     def cost(self) -> Cost:
         """What one example costs."""
-        return cost(self.jaxpr)
+        return cost(self.jaxpr, [k >= self.n_fixed for k in range(len(self.jaxpr.invars))])
 
     def __call__(self, fixed: Any, x: Any) -> Any:
         """Factors [n ...] and outputs [n C] of a batch."""
@@ -132,6 +133,7 @@ class Program:
             except (ValueError, TypeError, NotImplementedError) as error:
                 reversible.explain(self.tangents.jaxpr, self.params, (self.dynamic, self.example), error)
             jaxpr, consts = _compat.open_jaxpr(closed)
+            jaxpr = without_dead(jaxpr)
             n_fixed = len(jax.tree.leaves(fixed))
             varying = depends_on(jaxpr, n_fixed)
             self._traces[key] = Trace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)

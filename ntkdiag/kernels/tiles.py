@@ -30,6 +30,7 @@ class Sizes:
         pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
         piece: The same in one of several tiles; see `in_pieces`.
         strips: Whether triangles are cut into strips.
+        shared: What the network passes need at their peak that does not depend on the example.
     """
 
     factors: int
@@ -42,12 +43,13 @@ class Sizes:
     pieces: int = 0
     piece: int = 0
     strips: bool = False
+    shared: int = 0
 
     def passing(self, n: int) -> int:
         """Bytes of the network passes of n examples, beyond their factors."""
         step = min(self.step or n, n)
-        busy = min(math.ceil(n / step), self.in_flight) * step
-        return busy * max(0, self.working - self.factors)
+        steps = min(math.ceil(n / step), self.in_flight)
+        return steps * (step * max(0, self.working - self.factors) + self.shared)
 
     def writing(self, n: int) -> int:
         """Bytes of the factors of steps that are on their way into a block of n examples."""

@@ -1,10 +1,12 @@
 """Floating-point operations and live memory of a jaxpr, counted from shapes."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 from ntkdiag import _compat
+from ntkdiag.tangents.liveness import downstream, without_dead
 
 # Outputs of these are computed inside the loop that reads them when one equation reads them.
 _FUSED = frozenset(
@@ -27,28 +29,35 @@ class Cost:
     Attributes:
         flops: Floating-point operations of matrix products and convolutions (2 per multiply-add).
         peak: Bytes of intermediate values alive at once; inputs do not count, outputs do.
+        shared: The same of values that no varying input goes into: many evaluations at once have them once.
     """
 
     flops: int
     peak: int
+    shared: int
 
 
-def cost(jaxpr: Any) -> Cost:
+def cost(jaxpr: Any, varying: list[bool]) -> Cost:
     """Cost of a jaxpr: products counted exactly (loops included), memory by walking it in order.
 
     Elementwise chains count as fused: a value that only one elementwise equation reads takes no memory.
+
+    Args:
+        jaxpr: The jaxpr.
+        varying: Which of its inputs differ between the evaluations that are made at once.
     """
-    jaxpr = _compat.open_jaxpr(jaxpr)[0]
+    jaxpr = without_dead(_compat.open_jaxpr(jaxpr)[0])
     last_use, n_uses = _uses(jaxpr)
+    depends = downstream(jaxpr, itertools.compress(jaxpr.invars, varying))
     alive: dict[Any, int] = {}
     owner: dict[Any, Any] = {}
     ending: dict[int, list] = {}  # equation -> values that may die there
-    total = peak = flops = 0
+    flops, total, peak = 0, {True: 0, False: 0}, {True: 0, False: 0}  # by whether they vary
     outputs = {v for v in jaxpr.outvars if not isinstance(v, _compat.Literal)}
     inputs = {*jaxpr.invars, *jaxpr.constvars}
     for k, eqn in enumerate(jaxpr.eqns):
         name = eqn.primitive.name
-        inner = _inner_cost(eqn)
+        inner = _inner_cost(eqn, [not isinstance(v, _compat.Literal) and v in depends for v in eqn.invars])
         flops += inner.flops + _product_flops(eqn)
         for var in eqn.outvars:
             source = _root(owner, eqn.invars[0]) if name in _ALIASES and eqn.invars else None
@@ -60,13 +69,14 @@ def cost(jaxpr: Any) -> Cost:
                 continue
             else:
                 alive[var] = _bytes(var)
-                total += alive[var]
+                total[var in depends] += alive[var]
                 ending.setdefault(max(k, last_use.get(var, -1)), []).append(var)
-        peak = max(peak, total + inner.peak)
+        for varies, own in ((True, inner.peak), (False, inner.shared)):
+            peak[varies] = max(peak[varies], total[varies] + own)
         for var in ending.pop(k, ()):
             if var in alive and last_use.get(var, -1) <= k and var not in outputs:
-                total -= alive.pop(var)
-    return Cost(flops, peak)
+                total[var in depends] -= alive.pop(var)
+    return Cost(flops, peak[True], peak[False])
 
 
 def _uses(jaxpr: Any) -> tuple[dict[Any, int], dict[Any, int]]:
@@ -97,13 +107,18 @@ def _bytes(var: Any) -> int:
     return math.prod(shape) * getattr(getattr(var.aval, "dtype", None), "itemsize", 0)
 
 
-def _inner_cost(eqn: Any) -> Cost:
+def _inner_cost(eqn: Any, varying: list[bool]) -> Cost:
     """Cost of the jaxprs nested in an equation: a scan runs its body `length` times, of branches the dearest counts."""
-    inner = [cost(j) for j in _compat.sub_jaxprs(eqn)]
+    loop = eqn.primitive.name == "scan"
+    if loop and any(varying):  # a carry may vary from the second step on
+        n_const, n_carry = _compat.scan_counts(eqn.params)
+        varying = [*varying[:n_const], *[True] * n_carry, *varying[n_const + n_carry :]]
+    alike = lambda jaxpr: varying if len(jaxpr.invars) == len(varying) else [any(varying)] * len(jaxpr.invars)
+    inner = [cost(jaxpr, alike(jaxpr)) for jaxpr in _compat.sub_jaxprs(eqn)]
     if not inner:
-        return Cost(0, 0)
-    repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-    return Cost(repeats * max(c.flops for c in inner), max(c.peak for c in inner))
+        return Cost(0, 0, 0)
+    flops, peak, shared = (max(sizes) for sizes in zip(*map(dataclasses.astuple, inner), strict=True))
+    return Cost(flops * (eqn.params.get("length", 1) if loop else 1), peak, shared)
 
 
 def _product_flops(eqn: Any) -> int:

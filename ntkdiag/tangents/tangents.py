@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ntkdiag import _compat
 from ntkdiag.tangents.layout import Layout
+from ntkdiag.tangents.liveness import downstream
 from ntkdiag.tangents.parts import Factor, Part, cotangent, group
 from ntkdiag.tangents.recorder import Recorder, Site
 from ntkdiag.tangents.views import View
@@ -51,9 +52,9 @@ class Tangents:
         """
         with jax.default_matmul_precision("highest"):
             closed, out = jax.make_jaxpr(f, return_shape=True)(params, kwargs, x)
-        recorder = Recorder()
-        inputs = jax.tree.leaves((kwargs, x))
-        jax.eval_shape(lambda p, inputs: _walk(closed, p, None, inputs, recorder), params, inputs)
+            recorder = Recorder()
+            inputs = jax.tree.leaves((kwargs, x))
+            jax.eval_shape(lambda p, inputs: _walk(closed, p, None, inputs, recorder), params, inputs)
         taps = {site.tap: recorder.tap_avals[site.tap] for site in recorder.sites.values()}
         return Tangents(
             jaxpr=closed,
@@ -94,14 +95,15 @@ class Tangents:
             y = _walk(self.jaxpr, params, dense, jax.tree.leaves((kwargs, x)), recorder)
             return y, recorder.handed
 
-        y, vjp, handed = _compat.vjp(tapped, zeros, dense)
         sites = [site for part in parts for site in part.sites]
 
         def backward(direction):
             taps, dense = vjp(direction)
             return {site.key: cotangent(site, taps[site.tap]) for site in sites}, dense
 
-        cotangents, dense = jax.vmap(backward)(basis.astype(y.dtype))
+        with jax.default_matmul_precision("highest"):  # derivative rules of the user's are traced only here
+            y, vjp, handed = _compat.vjp(tapped, zeros, dense)
+            cotangents, dense = jax.vmap(backward)(basis.astype(y.dtype))
         handed, cotangents = _once(handed), _once(cotangents)
         return [part.factor(handed, cotangents, dense) for part in parts], y
 
@@ -124,9 +126,5 @@ def _walk(closed: Any, params: list, dense: dict | None, inputs: list, recorder:
 
 def depends_on(jaxpr: Any, n_fixed: int) -> list[bool]:
     """Which outputs of a jaxpr depend on its inputs from number `n_fixed` on."""
-    varying = set(jaxpr.invars[n_fixed:])
-    is_varying = lambda atom: not isinstance(atom, _compat.Literal) and atom in varying
-    for eqn in jaxpr.eqns:
-        if any(is_varying(atom) for atom in eqn.invars):
-            varying.update(eqn.outvars)
-    return [is_varying(atom) for atom in jaxpr.outvars]
+    varying = downstream(jaxpr, jaxpr.invars[n_fixed:])
+    return [not isinstance(atom, _compat.Literal) and atom in varying for atom in jaxpr.outvars]

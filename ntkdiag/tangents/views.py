@@ -33,6 +33,19 @@ class View:
     scale: Any = None
     scans: tuple = ()
 
+    def put(self, apply: Callable[[Any], Any], layout: Layout, scale: Any = None) -> "View":
+        """A view with other numbers, whose derivative is that of this one, rearranged and times a scalar.
+
+        Args:
+            apply: A copy of this view -> one of the new view.
+            layout: Of the new view.
+            scale: The scalar; None for 1.
+        """
+        value = apply(self.value)
+        dense = value if self.dense is self.value else None if self.dense is None else apply(self.dense)
+        scale = self.scale if scale is None else _times(self.scale, scale)
+        return dataclasses.replace(self, layout=layout, value=value, dense=dense, scale=scale)
+
 
 def _reshape(params: dict, layout: Layout) -> list[Layout | None]:
     return [None if params.get("dimensions") is not None else layout.reshape(params["new_sizes"])]

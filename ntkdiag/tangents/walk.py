@@ -17,6 +17,7 @@ from jax import lax
 
 from ntkdiag import _compat
 from ntkdiag.tangents import contraction, positions
+from ntkdiag.tangents.custom import custom
 from ntkdiag.tangents.fresh import REARRANGING, Fresh, follow, share
 from ntkdiag.tangents.joined import Joined
 from ntkdiag.tangents.liveness import liveness
@@ -34,35 +35,38 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
     read = lambda atom: atom.val if isinstance(atom, _compat.Literal) else env[atom]
-    needed, uses = liveness(jaxpr)
+    live = liveness(jaxpr)
     fresh: dict[Any, Fresh] = {}
+    still = set(jaxpr.constvars)  # what has no derivative, as far as it is seen here
     for k, eqn in enumerate(jaxpr.eqns):
-        if not needed[k]:
+        if not live.needed[k]:
             continue
         values = [read(atom) for atom in eqn.invars]
+        if not live.derived[k]:
+            values = [value.value if isinstance(value, View | Joined) else value for value in values]
         if eqn.primitive.name in REWRITES and (rewritten := REWRITES[eqn.primitive.name](eqn)) is not None:
             outputs = walk(*rewritten, values, recorder, (*path, k))
         elif any(isinstance(value, View | Joined) for value in values):
-            outputs = _apply(eqn, values, recorder, (*path, k), fresh)
+            outputs = _apply(eqn, values, recorder, (*path, k), fresh, still)
             if (*path, k) in recorder.handed and len(outputs) == 1:
-                follow(eqn, fresh, uses, recorder.sites[(*path, k)])
+                follow(eqn, fresh, live.uses, recorder.sites[(*path, k)])
         else:
             outputs = _compat.bind(eqn, values)
             if eqn.primitive.name in REARRANGING and eqn.invars[0] in fresh:
-                follow(eqn, fresh, uses)
+                follow(eqn, fresh, live.uses)
             elif eqn.primitive.name == "add":
-                share(eqn, fresh, uses, recorder)
+                share(eqn, fresh, live.uses, recorder)
         env.update(zip(eqn.outvars, outputs, strict=True))
+        if eqn.primitive.name == "stop_gradient" or all(_is_still(atom, still) for atom in eqn.invars):
+            still.update(eqn.outvars)
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh]) -> list:
+def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[Any, Fresh], still: set[Any]) -> list:
     """One equation with at least one view, or several side by side, among its inputs."""
     name = eqn.primitive.name
     if name in _CONTROL_FLOW:
         return _CONTROL_FLOW[name](eqn, values, recorder, path)
-    if name == "stop_gradient":
-        return _compat.bind(eqn, [value.value if isinstance(value, View | Joined) else value for value in values])
     if (joined := Joined.of(eqn, values)) is not None:
         return [joined]
     views = [k for k, value in enumerate(values) if isinstance(value, View | Joined)]
@@ -77,6 +81,8 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
             return seen
         if name in RULES and (tapped := _contract(eqn, values, views[0], recorder, path)) is not None:
             return tapped
+        if name in ("add", "sub") and (shifted := _shift(eqn, values, views[0], still)) is not None:
+            return [shifted]
         if name == "add" and (added := _add_bias(eqn, values, views[0], recorder, path, fresh)) is not None:
             return added
     inputs = [recorder.differentiable(value) for value in values]
@@ -111,6 +117,19 @@ def _contract_joined(eqn: Any, values: list, position: int, recorder: Recorder, 
     recorder.found_joined(path, joined, eqn.primitive.name, uses, other)
     constant = [joined.value, other] if position == 0 else [other, joined.value]
     return [recorder.tap(path, _compat.bind(eqn, constant)[0])]
+
+
+def _is_still(atom: Any, still: set[Any]) -> bool:
+    return isinstance(atom, _compat.Literal) or atom in still
+
+
+def _shift(eqn: Any, values: list, position: int, still: set[Any]) -> View | None:
+    """A parameter plus or minus what has no derivative is the parameter, with other numbers."""
+    view, other = values[position], eqn.invars[1 - position]
+    if not _is_still(other, still) or view.layout.shape != eqn.outvars[0].aval.shape:
+        return None
+    put = lambda copy: _compat.bind(eqn, [copy, values[1]] if position == 0 else [values[0], copy])[0]
+    return view.put(put, view.layout, -1.0 if position == 1 and eqn.primitive.name == "sub" else None)
 
 
 def _add_bias(
@@ -209,7 +228,8 @@ def _cond(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     def completed(run):
         def branch(arrays, taps):
             outputs, handed = run(arrays, taps)
-            return outputs, {key: handed.get(key, jnp.zeros(a.shape, a.dtype)) for key, a in avals.items()}
+            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), avals)
+            return outputs, zeros | handed
 
         return branch
 
@@ -254,4 +274,6 @@ _CONTROL_FLOW = {
     "checkpoint": _checkpoint,
     "scan": _scan,
     "cond": _cond,
+    "custom_jvp_call": custom,
+    "custom_vjp_call": custom,
 }
