@@ -321,6 +321,30 @@ def test_kernel_prints_its_convention_and_acts_as_an_array():
     assert kernel.convention.probe == ntkdiag.ntk(F, PARAMS, X, outputs="full").convention.probe
 
 
+def mixed(params, x):
+    """The network in bfloat16, parameters and outputs in float32."""
+    half = lambda tree: jax.tree.map(lambda a: a.astype(jnp.bfloat16), tree)
+    return F(half(params), half(x)).astype(jnp.float32)
+
+
+def test_mixed_precision_is_not_taken_for_interaction_and_has_its_own_noise_floor():
+    x = cases.normal(64, 5, seed=4)
+    kernel = ntkdiag.ntk(mixed, PARAMS, x, outputs="full")
+    assert kernel.dtype == jnp.float32
+    oracle = reference.ntk(F, PARAMS, x)
+    assert relative_error(kernel, oracle) < 0.05
+    assert kernel.noise_floor == pytest.approx(float(jnp.finfo(jnp.bfloat16).eps) * 64 * C)
+    successor = compat.empirical_ntk_fn(mixed, vmap_axes=0)(x, None, PARAMS)
+    assert relative_error(successor, REDUCTIONS["mean"](oracle)) < 0.05
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError):
+        ntkdiag.ntk(lambda p, x: mixed(p, x - x.mean(0)), PARAMS, x)
+
+
+def test_coarse_values_without_a_derivative_leave_the_noise_floor_alone():
+    f = lambda p, x: F(p, x) * (x.sum(1, keepdims=True).astype(jnp.bfloat16) > 0)
+    assert ntkdiag.ntk(f, PARAMS, X).noise_floor == ntkdiag.ntk(F, PARAMS, X).noise_floor
+
+
 def test_half_precision_accumulates_in_float32():
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), PARAMS)
     kernel = ntkdiag.ntk(F, half, X.astype(jnp.bfloat16), outputs="full")

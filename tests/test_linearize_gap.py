@@ -99,6 +99,9 @@ def test_resolution_says_what_float32_can_see():
     b = jax.tree.map(lambda leaf: leaf * np.float32(1 + 1e-6), a)
     gap = linearization_gap(net, a, b, np.asarray(X, np.float32))
     assert gap.resolution > 0.01
+    coarse = lambda p, x: net(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), p), x).astype(jnp.float32)
+    ratio = linearization_gap(coarse, a, b, np.asarray(X, np.float32)).resolution / gap.resolution
+    assert not ratio < 1000  # bfloat16; NaN or infinity where the outputs did not move at all
     still = linearization_gap(net, a, a, np.asarray(X, np.float32))
     assert np.isnan(still.e1)
     assert still.rms == 0.0

@@ -96,6 +96,10 @@ def batch_mean(p, x):
     return (x - x.mean(axis=0)) @ p
 
 
+def mixed(p, x):
+    return jnp.tanh((x @ p).astype(jnp.bfloat16) @ p.T.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
 def rounded(p, x):
     return (x @ p).astype(jnp.bfloat16)
 
@@ -131,6 +135,8 @@ def rounded(p, x):
         (lambda p, x: jnp.argmax(x @ p, -1), WEIGHT, X, "runs", "wrong", "outputs int32[4]: select the floating ones"),
         (lambda p, x: x @ p.T, WEIGHT, X, "runs", "wrong", "TypeError: dot_general requires contracting dimensions"),
         (rounded, WEIGHT, X, "dtypes", "note", "outputs bfloat16: half precision gives kernels with a coarse"),
+        (mixed, WEIGHT, X, "dtypes", "note", "a unit roundoff of 0.008: half precision gives kernels with a coarse"),
+        (mixed, WEIGHT, X, "examples", "ok", "independent"),
         (lambda p, x: x @ p, WEIGHT, X[:1], "examples", "not checked", "there is one example only"),
         (lambda p, x: x @ p, WEIGHT, X, "mode", "note", "a plain function: whether it trains or evaluates is its own"),
         (lambda p, x: x @ p, WEIGHT, X, "engine", "ok", "kernel of 2 examples, 2 output directions: relative error"),

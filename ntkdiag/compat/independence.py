@@ -11,6 +11,7 @@ from ntkdiag import _compat, errors
 from ntkdiag.compat.cut import Cut
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.interaction import rounding
+from ntkdiag.tangents.roundoff import unit_roundoff
 
 
 class ClosesOverTracers(Exception):
@@ -54,8 +55,8 @@ def difference(
         return None
     with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
         params, arrays = _concrete(params, _parameter), _concrete(cut.arrays(x, kwargs), _input)
-        run, weights = _experiment(f, cut, axes, params, arrays, at_most, poison)
-        found = (_judge(run, params, variant, weights) for variant in _with_other_keys(arrays))
+        run, weights, roundoff = _experiment(f, cut, axes, params, arrays, at_most, poison)
+        found = (_judge(run, params, variant, weights, roundoff) for variant in _with_other_keys(arrays))
         return next(filter(None, found), None)
 
 
@@ -75,8 +76,8 @@ def interact_error(found: str, call: str) -> errors.ExamplesInteractError:
 
 def _experiment(
     f: Callable, cut: Cut, axes: list[int], params: Any, arrays: list, at_most: int | None, poison: bool
-) -> tuple[Callable, list]:
-    """A compiled function -> (outputs, gradient) together, the same alone, poisoned outputs; and weights for it."""
+) -> tuple[Callable, list, float]:
+    """A compiled function -> (outputs, gradient) together, the same alone, poisoned outputs; weights; unit roundoff."""
 
     def together(params, mapped, shared):
         x, kwargs = cut.arguments(mapped, shared)
@@ -102,7 +103,7 @@ def _experiment(
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=y.shape).astype(y.dtype) for y in outputs]
     options = _compat.compiler_options(reduces=_compat.contains(jaxpr, "reduce_sum"))
-    return jax.jit(run, compiler_options=options), weights
+    return jax.jit(run, compiler_options=options), weights, unit_roundoff(jaxpr)
 
 
 def _probe(function: Callable, params: Any, mapped: list, shared: list, weights: list) -> tuple[list, list]:
@@ -131,27 +132,29 @@ def _other_key(leaf: jax.Array, k: int) -> jax.Array:
     return fold(leaf)
 
 
-def _judge(run: Callable, params: Any, arrays: list, weights: list) -> str | None:
+def _judge(run: Callable, params: Any, arrays: list, weights: list, roundoff: float) -> str | None:
     """What differs in one experiment."""
     together, alone, poisoned = run(params, arrays, weights)
-    found = _compare("outputs", together[0], alone[0])
+    found = _compare("outputs", together[0], alone[0], roundoff)
     if found:
-        rounded = rounding(lambda params: run(params, arrays, weights)[0][0], params)
-        found = _compare("outputs", together[0], alone[0], rounded)
-    found = found or _compare("gradients", together[1], alone[1])
+        rounded = rounding(lambda params: run(params, arrays, weights)[0][0], params, roundoff)
+        found = _compare("outputs", together[0], alone[0], roundoff, rounded)
+    found = found or _compare("gradients", together[1], alone[1], roundoff)
     if found or poisoned is None:
         return found
-    return _compare("outputs", [y[::2] for y in poisoned], [y[::2] for y in together[0]], strict=True)
+    return _compare("outputs", [y[::2] for y in poisoned], [y[::2] for y in together[0]], roundoff, strict=True)
 
 
-def _compare(what: str, found: list, wanted: list, rounded: float = 0.0, *, strict: bool = False) -> str | None:
+def _compare(
+    what: str, found: list, wanted: list, roundoff: float, rounded: float = 0.0, *, strict: bool = False
+) -> str | None:
     """A sentence about the largest difference beyond rounding; `strict`: nothing finite to compare counts as one."""
     scales = [float(np.abs(array[np.isfinite(array)]).max(initial=0.0)) for array in map(_float64, wanted)]
     comparable = False
     for a, b, scale in zip(found, wanted, scales, strict=True):
         if a.shape != b.shape:
             return f"{what} of shape {a.shape} in place of {b.shape}"
-        eps = float(jnp.finfo(b.dtype).eps)
+        eps = max(roundoff, float(jnp.finfo(b.dtype).eps))
         a, b = _float64(a), _float64(b)
         comparable |= bool(np.isfinite(b).any())
         with np.errstate(invalid="ignore"):

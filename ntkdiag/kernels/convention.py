@@ -23,7 +23,8 @@ class Convention:
         examples: "independent", or "joint" when a batch was differentiated as a whole.
         mode: The mode of the model ("eval", "dropout", "train", "train, fixed statistics", "unspecified").
         precision: Rounding policy of the Gram products.
-        unit_roundoff: Of that policy or of the model's dtype, whichever is coarser; None where it is not known.
+        unit_roundoff: Of that policy or of the coarsest dtype on the model's way from parameters to outputs, whichever
+            is coarser; None where it is not known.
         preconditioner: "none", "scalar", "per leaf" or "elementwise": K is then J P^-1 J^T.
         probe: SHA-256 of the row examples; None inside a jit, where they are not known.
     """

@@ -252,8 +252,7 @@ def _task(request: _Request) -> tuple[Task, Preconditioner]:
 
 
 def _convention(job: Task, examples: str, precision: str, p: Preconditioner) -> Convention:
-    floating = [leaf.dtype for leaf in job.rows.program.params] + [job.rows.program.tangents.dtype]
-    coarsest = max(float(jnp.finfo(dtype).eps) for dtype in floating)
+    coarsest = max(side.program.tangents.roundoff for side in job.sides)
     return Convention(
         outputs=job.reduction.name,
         n_outputs=job.reduction.n_outputs,

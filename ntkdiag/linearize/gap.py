@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ntkdiag.adapters import structure
+from ntkdiag.kernels.interaction import roundoff_of
 from ntkdiag.linearize.tangent import as_arrays, tangent
 from ntkdiag.linearize.taylor import ray_derivatives
 
@@ -82,10 +83,11 @@ def linearization_gap(
     # The residual is a small difference: products rounded to TF32 or bfloat16 would drown it.
     with jax.default_matmul_precision("highest"):
         series = ray_derivatives(lambda q: f(q, x, **kwargs), base, step, 2 if second_order else 1)
-        return _compare(f(target, x, **kwargs), series, base, step)
+        unit = roundoff_of(lambda q: f(q, x, **kwargs), base)
+        return _compare(f(target, x, **kwargs), series, base, step, unit)
 
 
-def _compare(output: Any, series: tuple[Any, ...], base: Any, step: Any) -> LinearizationGap:
+def _compare(output: Any, series: tuple[Any, ...], base: Any, step: Any, unit: float) -> LinearizationGap:
     keep = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(output)]
     target, start, *orders = (
         [leaf for leaf, k in zip(jax.tree.leaves(t), keep, strict=True) if k] for t in (output, *series)
@@ -106,7 +108,7 @@ def _compare(output: Any, series: tuple[Any, ...], base: Any, step: Any) -> Line
         e2=second,
         agreement=_agreement(target, first),
         parameter_change=_norm(steps) / _norm(moving),
-        resolution=max(float(jnp.finfo(leaf.dtype).eps) for leaf in target) * _norm(target) / moved,
+        resolution=unit * _norm(target) / moved,
     )
 
 

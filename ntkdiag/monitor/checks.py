@@ -10,6 +10,7 @@ from jax.core import Tracer
 from ntkdiag import errors
 from ntkdiag.analysis.curvature import Loss
 from ntkdiag.kernels import interaction
+from ntkdiag.kernels.interaction import roundoff_of
 
 if TYPE_CHECKING:
     from ntkdiag.monitor.probe import Layout, Probe
@@ -101,7 +102,8 @@ def check_independent(probe: "Probe", params: Any) -> None:
         np.asarray(f(params, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], few)), np.float64).reshape(1, -1)
         for i in range(jax.tree.leaves(few)[0].shape[0])
     ]
-    interaction.check_independent(lambda params: f(params, few), params, np.concatenate(alone), probe.call)
+    roundoff = roundoff_of(f, params, few)
+    interaction.check_independent(lambda params: f(params, few), params, np.concatenate(alone), roundoff, probe.call)
 
 
 def check_fit(probe: "Probe", layout: "Layout") -> None:

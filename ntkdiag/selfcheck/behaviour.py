@@ -13,19 +13,21 @@ from ntkdiag.selfcheck.numbers import listed
 from ntkdiag.selfcheck.result import Finding
 
 
-def deterministic(f: Callable[..., Any], compiled: Callable[..., Any], params: Any, x: Any, y: Any) -> Finding:
+def deterministic(
+    f: Callable[..., Any], compiled: Callable[..., Any], params: Any, x: Any, y: Any, unit: float
+) -> Finding:
     """Does the same call give the same outputs, also when it is compiled?"""
     again, other = f(params, x), compiled(params, x)
     if difference(again, y):
         text = f"two calls differ by {difference(again, y):.2g}: something draws random numbers outside of JAX's keys"
         return Finding("deterministic", "wrong", text)
-    if difference(other, y) > tolerance(y):
+    if difference(other, y) > tolerance(y, unit):
         text = f"compiled, the outputs differ by {difference(other, y):.2g}: something is read while tracing"
         return Finding("deterministic", "wrong", text)
     return Finding("deterministic", "ok", "two calls give the same outputs, and so does the compiled function")
 
 
-def interaction(f: Callable[..., Any], params: Any, x: Any, joint: bool) -> Finding:
+def interaction(f: Callable[..., Any], params: Any, x: Any, joint: bool, unit: float) -> Finding:
     """Do the outputs of an example change when another one does, or when it is evaluated by itself?"""
     n = _length(x)
     if n < 2:
@@ -36,9 +38,9 @@ def interaction(f: Callable[..., Any], params: Any, x: Any, joint: bool) -> Find
     by_others = difference(*others)
     last = lambda tree: jax.tree.map(lambda leaf: leaf[n - 1 :], tree)
     by_itself = difference(f(params, last(x)), last(y))
-    allowed = tolerance(y)
+    allowed = tolerance(y, unit)
     if max(by_others, by_itself) > allowed:
-        allowed = max(allowed, rounding(lambda params: f(params, x), params))
+        allowed = max(allowed, rounding(lambda params: f(params, x), params, unit))
     if max(by_others, by_itself) <= allowed:
         status = "note" if joint else "ok"
         extra = '; examples="joint" is not needed' if joint else ""
@@ -101,8 +103,6 @@ def difference(a: Any, b: Any) -> float:
     return float(np.max(gaps))
 
 
-def tolerance(y: Any) -> float:
-    """What rounding may change: sqrt(eps) of the largest output."""
-    leaves = jax.tree.leaves(y)
-    scale = max(float(jnp.abs(leaf).max(initial=0.0)) for leaf in leaves)
-    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves) ** 0.5 * scale
+def tolerance(y: Any, unit: float) -> float:
+    """What rounding may change: the square root of the unit roundoff, of the largest output."""
+    return unit**0.5 * max(float(jnp.abs(leaf).max(initial=0.0)) for leaf in jax.tree.leaves(y))

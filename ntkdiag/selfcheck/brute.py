@@ -43,13 +43,14 @@ class Rows:
         return float(gap / max(np.abs(self.kernel).max(), 1e-300))
 
 
-def wide_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows | None:
+def wide_rows(f: Callable[..., Any], params: Any, x: Any, unit: float) -> Rows | None:
     """Rows in float64, where compilers and rounding do no harm.
 
     Args:
         f: `f(params, x)`.
         params: Its parameters.
         x: One or two examples.
+        unit: Unit roundoff of the model as it is.
 
     Returns:
         The rows; None where the model is another one in float64: it fixes a dtype, or draws other random numbers.
@@ -59,7 +60,7 @@ def wide_rows(f: Callable[..., Any], params: Any, x: Any) -> Rows | None:
         try:
             params, x = jax.tree.map(_as_float64, (params, x))
             again, pull = jax.jit(functools.partial(_linearized, f))(params, x)
-            alike = difference(again, y) <= tolerance(y)
+            alike = difference(again, y) <= tolerance(y, unit)
             return _rows(again, jax.jit(_pulled), pull, "in float64") if alike else None
         except Exception:  # whatever it is that the model cannot do in float64, it need not
             return None

@@ -47,15 +47,17 @@ def gradients(rows: list[dict[str, np.ndarray]], params: Any) -> Finding:
     return Finding("gradients", "ok", f"every one of {len(paths)} parameter arrays has one")
 
 
-def dtypes(params: Any, x: Any, y: Any) -> Finding:
-    """Do parameters, inputs and outputs agree in precision?"""
+def dtypes(params: Any, x: Any, y: Any, unit: float) -> Finding:
+    """Do parameters, inputs and outputs agree in precision, and what is between them?"""
     floating = lambda tree: {leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
     of = {"parameters": floating(params), "inputs": floating(x), "outputs": floating(y)}
     text = ", ".join(f"{name} {' and '.join(sorted(map(str, found))) or 'integer'}" for name, found in of.items())
     coarsest = {name: max(float(jnp.finfo(dtype).eps) for dtype in found) for name, found in of.items() if found}
-    if coarsest["outputs"] > coarsest["parameters"] and coarsest["parameters"] < 1e-9:
+    if unit > max(coarsest.values()):
+        text += f", values between them with a unit roundoff of {unit:.1g}"
+    if max(coarsest["outputs"], unit) > coarsest["parameters"] and coarsest["parameters"] < 1e-9:
         return Finding("dtypes", "note", f"{text}: the model rounds to a coarser dtype than that of its parameters")
-    if max(coarsest.values()) > 1e-4:
+    if max(unit, *coarsest.values()) > 1e-4:
         return Finding("dtypes", "note", f"{text}: half precision gives kernels with a coarse noise floor")
     if len(set.union(*of.values())) > 1:
         return Finding("dtypes", "note", f"{text}: they differ")

@@ -10,6 +10,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.adapters import functionalize
+from ntkdiag.kernels.interaction import roundoff_of
 from ntkdiag.selfcheck import behaviour, brute, numbers
 from ntkdiag.selfcheck.result import Finding, Leaf, SelfCheck
 
@@ -84,15 +85,15 @@ def _answers(f: Callable[..., Any], fn: Any, x: Any, keywords: dict[str, Any], j
     findings = [numbers.runs(y, x)]
     if findings[0].status == "wrong":
         return findings
-    compiled = jax.jit(f)
-    findings.append(behaviour.deterministic(f, compiled, fn.params, x, y))
+    compiled, unit = jax.jit(f), roundoff_of(f, fn.params, x)
+    findings.append(behaviour.deterministic(f, compiled, fn.params, x, y, unit))
     if findings[-1].status != "ok":
         return [*findings, Finding("the rest", "not checked", "it means something for a deterministic function only")]
-    findings.append(behaviour.interaction(compiled, fn.params, x, joint))
+    findings.append(behaviour.interaction(compiled, fn.params, x, joint, unit))
     findings.append(behaviour.inputs(compiled, fn.params, x))
-    findings.append(numbers.dtypes(fn.params, x, y))
+    findings.append(numbers.dtypes(fn.params, x, y, unit))
     two = jax.tree.map(lambda leaf: leaf[:2], x)
-    rows = brute.wide_rows(f, fn.params, two) or brute.plain_rows(f, fn.params, two)
+    rows = brute.wide_rows(f, fn.params, two, unit) or brute.plain_rows(f, fn.params, two)
     findings.append(numbers.gradients(rows.rows, fn.params))
     if findings[2].status != "wrong":
         return [*findings, brute.compared(f, fn, two, rows, keywords, joint)]

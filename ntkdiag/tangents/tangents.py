@@ -1,6 +1,7 @@
 """A function of parameters and one example, ready to give the tangent factors of many."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from ntkdiag.tangents.layout import Layout
 from ntkdiag.tangents.liveness import downstream
 from ntkdiag.tangents.parts import Factor, Part, cotangent, group
 from ntkdiag.tangents.recorder import Recorder, Site
+from ntkdiag.tangents.roundoff import eps_of, unit_roundoff
 from ntkdiag.tangents.views import View
 from ntkdiag.tangents.walk import walk
 
@@ -66,6 +68,12 @@ class Tangents:
             n_outputs=out.shape[0],
             dtype=out.dtype,
         )
+
+    @functools.cached_property
+    def roundoff(self) -> float:
+        """The largest unit roundoff of parameters and outputs, and of the values between them."""
+        dtypes = [aval.dtype for aval in (*self.jaxpr.in_avals[: len(self.shapes)], *self.jaxpr.out_avals)]
+        return max(unit_roundoff(self.jaxpr), *map(eps_of, dtypes))
 
     def parts(self, form: str = "fused") -> list[Part]:
         """What the kernel is a sum over; for `form` see `parts.group`."""
