@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 from orbax.checkpoint import v1
-from thin import thin
 
 import ntkdiag
 from ntkdiag import cli, demo
@@ -123,7 +122,8 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.setattr("ntkdiag.demo.models.WIDTHS", (2, 3))
 
 
-@pytest.mark.parametrize("library", thin(["linen", "equinox", "nnx"], keep=3))
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["linen", "equinox", "nnx"])
 def test_demo(run, tiny, tmp_path, library):
     status, out, err = run("demo", "--model", library, "--steps", 3, "--every", 2)
     root = tmp_path / "runs" / f"digits-{library}"

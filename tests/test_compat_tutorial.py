@@ -60,7 +60,7 @@ def problem(make, tree):
 
 @pytest.mark.parametrize("make", thin([flax, equinox]))
 @pytest.mark.parametrize("implementation", [0, 1, 2])
-@pytest.mark.parametrize("compute", AXES)
+@pytest.mark.parametrize("compute", thin(AXES))
 def test_tutorial(make, implementation, compute, x64):
     f, params, x1, x2, full = problem(make, False)
     assert jax.tree.structure(params).num_leaves > 1
@@ -69,7 +69,7 @@ def test_tutorial(make, implementation, compute, x64):
     compat_oracle.assert_equal(found, wanted / 4 if compute == "trace" else wanted)  # a mean here, a sum there
 
 
-@pytest.mark.parametrize("make", [flax, equinox])
+@pytest.mark.parametrize("make", thin([flax, equinox]))
 @pytest.mark.parametrize("implementation", [1, 2])
 def test_inputs_that_are_a_tree(make, implementation, x64):
     f, params, x1, x2, full = problem(make, True)

@@ -50,7 +50,7 @@ def oracle(params, x1, x2, outputs):
     }[outputs]
 
 
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("columns", thin([False, True]))
 @pytest.mark.parametrize("outputs", thin(["full", "diagonal", "trace", "sum-of-logits"]))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns):

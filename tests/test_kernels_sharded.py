@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from thin import thin
 
 BEGIN = """
 import cases, contextlib, jax, jax.numpy as jnp, numpy as np, reference
@@ -104,7 +103,8 @@ for context in (False, True):
 """
 
 
-@pytest.mark.parametrize("axes", thin(["Explicit", "Auto"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", ["Explicit", "Auto"])
 def test_sharded_inputs(axes):
     script = BEGIN.format(axes=axes) + (AUTOMATIC if axes == "Auto" else EXPLICIT) + 'print("all right")\n'
     here = Path(__file__).parent

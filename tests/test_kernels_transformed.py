@@ -36,7 +36,8 @@ def test_gradient_through_the_kernel(name):
             assert relative_error(got, want) < 1e-9
 
 
-@pytest.mark.parametrize("name", thin(["mlp", "layer-norm"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "layer-norm"])
 def test_forward_mode_through_the_kernel(name):
     """A directional derivative of the kernel, and one of its gradient."""
     f, params, x = cases.CASES[name]()

@@ -48,7 +48,7 @@ def run(examples):
 
 
 def test_random_networks():
-    run(15)
+    run(8)
 
 
 @pytest.mark.slow
