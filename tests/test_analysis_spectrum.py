@@ -69,6 +69,8 @@ def test_floor_follows_the_dtype_the_kernel_came_in():
 def test_floor_follows_what_the_kernel_was_computed_in():
     rounded = Convention(unit_roundoff=2.0**-8)
     assert spectrum(Kernel(np.diag([1.0, 1e-3]), rounded)).rank == 1
+    coarse_model = Convention(model_roundoff=2.0**-8)
+    assert spectrum(Kernel(np.diag([1.0, 5e-3, 3e-3]), coarse_model)).rank == 2
     assert spectrum(Kernel(np.diag([1.0, 1e-3]))).rank == 2
 
 

@@ -54,7 +54,7 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
         InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is negative.
     """
     operand, labels = _read(kernel, y, ridge, "leave_one_out(kernel, y, ridge)")
-    return _press(operand.symmetric_matrix, operand.eps, labels, ridge)
+    return _press(operand.symmetric_matrix, operand.noise_floor, labels, ridge)
 
 
 @keeps_float64
@@ -78,7 +78,7 @@ def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ri
         InvalidInputError: As `leave_one_out`.
     """
     operand, labels = _read(kernel, y, ridge, "generalized_cross_validation(kernel, y, ridge)")
-    values, vectors, _ = _inverse_spectrum(operand.symmetric_matrix, operand.eps, ridge)
+    values, vectors, _ = _inverse_spectrum(operand.symmetric_matrix, operand.noise_floor, ridge)
     columns = labels.reshape(values.shape[0], -1)
     solved = values[:, None] * (vectors.T @ columns)
     return jnp.sum(solved**2) / operand.n_examples / jnp.mean(values) ** 2
@@ -90,8 +90,8 @@ def _read(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number, call: str)
 
 
 @jax.jit
-def _press(matrix: jax.Array, eps: float, labels: jax.Array, ridge: Number) -> LeaveOneOut:
-    values, vectors, resolved = _inverse_spectrum(matrix, eps, ridge)
+def _press(matrix: jax.Array, noise_floor: float, labels: jax.Array, ridge: Number) -> LeaveOneOut:
+    values, vectors, resolved = _inverse_spectrum(matrix, noise_floor, ridge)
     n = labels.shape[0]
     c = matrix.shape[0] // n
     rows = vectors.reshape(n, c, -1)
@@ -103,8 +103,8 @@ def _press(matrix: jax.Array, eps: float, labels: jax.Array, ridge: Number) -> L
 
 
 @jax.jit
-def _inverse_spectrum(matrix: jax.Array, eps: float, ridge: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _inverse_spectrum(matrix: jax.Array, noise_floor: float, ridge: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
     values, vectors = jnp.linalg.eigh(matrix)
-    floor = eps * values.shape[0] * jnp.max(jnp.abs(values))
+    floor = noise_floor * jnp.max(jnp.abs(values))
     resolved = values[0] + ridge > floor
     return jnp.where(resolved, 1.0 / jnp.where(resolved, values + ridge, 1.0), jnp.nan), vectors, resolved

@@ -82,7 +82,7 @@ def health(kernel: KernelLike) -> Health:
     scaled = matrix / jnp.where(size > 0, size, 1.0)
     norm = jnp.linalg.norm(scaled)
     found = spectrum(operand.symmetric_matrix.astype(matrix.dtype))
-    floor = operand.eps * matrix.shape[0] * abs(found.eigenvalues).max()
+    floor = operand.noise_floor * abs(found.eigenvalues).max()
     negative = (found.eigenvalues < -floor).sum()
     resolved = found.eigenvalues > floor
     blocks = jnp.einsum("nomo->nm", scaled.reshape(n, c, n, c))

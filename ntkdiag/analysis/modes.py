@@ -138,5 +138,5 @@ def _rates(kernel: KernelLike, learning_rate: Number, loss_denominator: Number |
         )
     denominator = denominator_of(operand, loss_denominator, call)
     values = jnp.linalg.eigvalsh(operand.symmetric_matrix)[::-1]
-    floor = operand.eps * values.shape[0] * jnp.max(jnp.abs(values))
+    floor = operand.noise_floor * jnp.max(jnp.abs(values))
     return learning_rate * jnp.where(values > floor, values, 0.0) / denominator

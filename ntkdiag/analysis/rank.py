@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag.analysis import renyi
 from ntkdiag.kernels.operands.number import Number, require_positive
-from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square, refuse
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, noise_floor, read_square, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
@@ -124,10 +124,10 @@ def eigenvalues_of(
         refuse(call, expected="a kernel or `eigenvalues=`", got=got, do="Pass exactly one of the two.")
     if kernel is not None:
         operand = read_square(kernel, call)
-        values, eps = jnp.linalg.eigvalsh(operand.symmetric_matrix), operand.eps
+        values, resolution = jnp.linalg.eigvalsh(operand.symmetric_matrix), operand.noise_floor
     else:
-        values, eps = _read_eigenvalues(eigenvalues, call)
-    floor = eps * values.shape[0] * jnp.max(jnp.abs(values))
+        values, resolution = _read_eigenvalues(eigenvalues, call)
+    floor = resolution * jnp.max(jnp.abs(values))
     negative = jnp.sum(values < -floor)
     if is_concrete(negative) and negative > 0:
         refuse(
@@ -148,4 +148,4 @@ def _read_eigenvalues(eigenvalues: jax.typing.ArrayLike | None, call: str) -> tu
         )
     if is_concrete(values) and not jnp.isfinite(values).all():
         refuse(call, expected="finite `eigenvalues`", got="NaN or Inf", do="See `spectrum(kernel).status`.")
-    return values, float(jnp.finfo(values.dtype).eps)
+    return values, noise_floor(values, None, values.shape[0])

@@ -10,7 +10,7 @@ import numpy as np
 
 from ntkdiag.analysis import renyi
 from ntkdiag.kernels.convention import Convention
-from ntkdiag.kernels.operands.operand import KernelLike, eps_of, is_concrete, refuse, unpack
+from ntkdiag.kernels.operands.operand import KernelLike, coarsest, is_concrete, noise_floor, refuse, unpack
 
 _STATUS = ("ok", "indefinite", "nonfinite")
 
@@ -27,8 +27,8 @@ class Spectrum:
     Attributes:
         eigenvalues: `[k]`, descending; NaN throughout when the kernel was not finite.
         vectors: `[k k]`, column j belongs to eigenvalue j; None unless asked for.
-        noise_floor: eps * k * lambda_max, in units of the eigenvalues; eps is the unit roundoff the kernel was
-            computed in.
+        noise_floor: In units of the eigenvalues: lambda_max times `Convention.noise_floor`, which is eps k for a model
+            in the dtype of its kernel.
         asymmetry: ||K - K^T||_F / ||K||_F of the kernel as it came.
         convention: The kernel's convention; None for a bare array.
     """
@@ -142,13 +142,12 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     call = "spectrum(kernel)"
     array, convention, symmetric = unpack(kernel, call, "kernel")
     matrix = _square(array, symmetric, call)
-    eps = eps_of(array, convention)
     if is_concrete(matrix):
         values, columns, asymmetry = _on_host(np.asarray(matrix, np.float64), vectors)
-        _require_symmetric(asymmetry, eps, call)
+        _require_symmetric(asymmetry, coarsest(array, convention), call)
     else:
         values, columns, asymmetry = _traced(matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32)), vectors)
-    floor = eps * matrix.shape[0] * abs(values).max()
+    floor = noise_floor(array, convention, matrix.shape[0]) * abs(values).max()
     return Spectrum(values, columns, floor, asymmetry, convention)
 
 

@@ -78,13 +78,9 @@ class Kernel:
 
     @property
     def noise_floor(self) -> float:
-        """Resolution of eigenvalues, relative to the largest: unit roundoff times matrix size.
-
-        The unit roundoff is that of the precision the kernel was computed in, not of the dtype it is kept in.
-        """
+        """Resolution of eigenvalues, relative to the largest: see `Convention.noise_floor`."""
         size = self.array.shape[0] * (self.array.shape[1] if self.ndim == 4 else 1)
-        eps = self.convention.unit_roundoff or float(jnp.finfo(self.dtype).eps)
-        return max(eps, float(jnp.finfo(self.dtype).eps)) * size
+        return self.convention.noise_floor(self.dtype, size)
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.array)

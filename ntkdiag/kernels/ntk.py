@@ -252,14 +252,14 @@ def _task(request: _Request) -> tuple[Task, Preconditioner]:
 
 
 def _convention(job: Task, examples: str, precision: str, p: Preconditioner) -> Convention:
-    coarsest = max(side.program.tangents.roundoff for side in job.sides)
     return Convention(
         outputs=job.reduction.name,
         n_outputs=job.reduction.n_outputs,
         examples=examples,
         mode=getattr(job.rows.f, "mode", "unspecified"),
         precision=precision,
-        unit_roundoff=max(coarsest, job.gram.dot.relative or 0.0),
+        unit_roundoff=job.gram.dot.relative,
+        model_roundoff=max(side.program.tangents.roundoff for side in job.sides),
         preconditioner=p.kind,
         probe=None if arguments.is_traced(job.rows.x) else digest(job.rows.x),
     )

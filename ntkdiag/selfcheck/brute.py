@@ -77,7 +77,7 @@ def compared(f: Callable[..., Any], fn: Any, x: Any, rows: Rows, keywords: dict,
     examples, dtype = "joint" if joint else "independent", jax.tree.leaves(fn.params)[0].dtype
     directions = jnp.asarray(rows.directions, dtype)
     kernel = ntk(fn.apply, fn.params, x, outputs=directions, examples=examples, **keywords)
-    allowed = float(kernel.convention.unit_roundoff or jnp.finfo(dtype).eps) ** 0.5
+    allowed = kernel.convention.coarsest(dtype) ** 0.5
     n, k = len(jax.tree.leaves(x)[0]), directions.shape[1]
     what = f"kernel of {n} {'example' if n == 1 else 'examples'}, {k} output {'direction' if k == 1 else 'directions'}"
     error = rows.error(kernel.array)

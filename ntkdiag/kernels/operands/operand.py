@@ -21,13 +21,13 @@ class Operand:
 
     Attributes:
         array: `[n m]`, `[n o m p]`, or `[n m o]` for the diagonal kernel; at least float32.
-        eps: Unit roundoff the kernel was computed in, which bounds what it can resolve.
+        noise_floor: Resolution of eigenvalues, relative to the largest: see `Convention.noise_floor`.
         convention: The kernel's convention; None for a bare array.
         symmetric: False for a `Kernel` between two different sets of examples.
     """
 
     array: jax.Array
-    eps: float
+    noise_floor: float
     convention: Convention | None
     symmetric: bool
 
@@ -99,7 +99,8 @@ def read(
                 do="Look for NaN parameters or inputs, or overflow in a half-precision model.",
             )
     wide = jnp.promote_types(array.dtype, jnp.float32)
-    return Operand(jnp.asarray(array, wide), eps_of(array, convention), convention, symmetric)
+    rows = array.shape[0] * (array.shape[1] if array.ndim == 4 else 1)
+    return Operand(jnp.asarray(array, wide), noise_floor(array, convention, rows), convention, symmetric)
 
 
 def read_square(
@@ -135,20 +136,29 @@ def read_square(
     return operand
 
 
-def eps_of(array: Any, convention: Convention | None) -> float:
-    """The unit roundoff a kernel was computed in: its convention's, but not below that of the dtype it is kept in.
+def noise_floor(array: Any, convention: Convention | None, rows: int) -> float:
+    """Resolution of the eigenvalues of a kernel, relative to the largest: see `Convention.noise_floor`.
 
     Cost: none.
 
     Args:
         array: The kernel's array; integers count as float32.
         convention: The kernel's convention, or None.
+        rows: Rows of the kernel as a matrix.
 
     Returns:
-        The unit roundoff.
+        The resolution.
     """
-    eps = float(jnp.finfo(array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32).eps)
-    return max(eps, (convention.unit_roundoff if convention else None) or 0.0)
+    return (convention or Convention()).noise_floor(_floating(array), rows)
+
+
+def coarsest(array: Any, convention: Convention | None) -> float:
+    """The largest unit roundoff of all that a kernel went through; arguments as of `noise_floor`."""
+    return (convention or Convention()).coarsest(_floating(array))
+
+
+def _floating(array: Any) -> Any:
+    return array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32
 
 
 def unpack(kernel: KernelLike, call: str, name: str) -> tuple[Any, Convention | None, bool]:

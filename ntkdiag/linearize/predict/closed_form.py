@@ -54,7 +54,7 @@ def modes_of(problem: Problem, call: str) -> Modes:
     Raises:
         InvalidInputError: When eigenvalues are below minus the noise floor.
     """
-    modes, negative = _decompose(problem.kernel, problem.eps)
+    modes, negative = _decompose(problem.kernel, problem.noise_floor)
     if is_concrete(negative) and negative > 0:
         refuse(
             call,
@@ -101,9 +101,9 @@ def assemble(problem: Problem, modes: Modes, response: Response, axes: tuple[int
 
 
 @jax.jit
-def _decompose(kernel: jax.Array, eps: float) -> tuple[Modes, jax.Array]:
+def _decompose(kernel: jax.Array, noise_floor: float) -> tuple[Modes, jax.Array]:
     values, vectors = jnp.linalg.eigh(kernel)
-    floor = eps * values.shape[0] * jnp.max(jnp.abs(values))
+    floor = noise_floor * jnp.max(jnp.abs(values))
     negative = jnp.sum(values < -floor)
     kept = jnp.where(negative > 0, jnp.nan, jnp.where(values > floor, values, 0.0))
     return Modes(kept, vectors, floor), negative

@@ -18,7 +18,17 @@ from ntkdiag.linearize.predict.origin import Origin
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["kernel", "eps", "residual", "start", "cross", "start_test", "pull", "pull_test", "denominator"],
+    data_fields=[
+        "kernel",
+        "noise_floor",
+        "residual",
+        "start",
+        "cross",
+        "start_test",
+        "pull",
+        "pull_test",
+        "denominator",
+    ],
     meta_fields=["shape", "shape_test"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Problem:
 
     Attributes:
         kernel: `[k k]`, symmetrised; k = n o for a full kernel, n for a reduced one.
-        eps: Machine epsilon of the kernel as it came.
+        noise_floor: Resolution of its eigenvalues, relative to the largest.
         residual: `[k c]`, f_0 - y; c = 1 for a full kernel, the number of columns for a reduced one.
         start: `[k c]`, f_0.
         cross: `[l k]` test by train, or None.
@@ -40,7 +50,7 @@ class Problem:
     """
 
     kernel: jax.Array
-    eps: float
+    noise_floor: float
     residual: jax.Array
     start: jax.Array
     cross: jax.Array | None
@@ -110,7 +120,7 @@ def read_problem(
         )
     return Problem(
         kernel=operand.symmetric_matrix,
-        eps=operand.eps,
+        noise_floor=operand.noise_floor,
         residual=start - labels.reshape(rows, -1),
         start=start,
         cross=cross,
@@ -129,7 +139,7 @@ def _refuse_asymmetry(operand: Operand, call: str) -> None:
         return
     matrix = np.asarray(operand.matrix)
     apart, size = np.max(np.abs(matrix - matrix.T)), np.max(np.abs(matrix))
-    if apart > max(10.0 * operand.eps * matrix.shape[0], 1e-5) * size:
+    if apart > max(10.0 * operand.noise_floor, 1e-5) * size:
         refuse(
             call,
             expected="a symmetric `kernel`",
