@@ -18,6 +18,7 @@ from models_noisy import EquinoxNet, X, linen_variables
 from models_noisy import LinenNet as NoisyLinen
 from models_noisy import NNXNet as NoisyNNX
 from reference import ntk
+from thin import thin
 
 from ntkdiag.adapters import Functional, functionalize, leaves_by_path
 
@@ -226,7 +227,7 @@ def test_repr_says_what_is_differentiated(library):
     assert (fn.library, fn.mode, fn.apply.mode) == (library, mode, mode)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thin(CASES))
 def test_every_model_of_the_table_comes_and_goes(name):
     fn, x = CASES[name]()
     y = jax.eval_shape(fn.apply, fn.params, x)
@@ -298,6 +299,7 @@ def test_adapting_an_equinox_module_does_not_import_flax():
     assert json.loads(done.stdout) == []
 
 
+@pytest.mark.slow
 def test_donating_the_state_does_not_pull_the_statistics_away():
     variables = jax.tree.map(jnp.array, linen_variables())
     module, state = eqx.nn.make_with_state(EquinoxNet)(KEY)

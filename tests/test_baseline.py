@@ -79,6 +79,7 @@ def test_every_line_is_what_it_says(baseline):
     np.testing.assert_allclose(f(baseline.params, X_TEST), outputs["network"], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_kernel_ridge_by_hand(baseline):
     f, params = functionalize(MODEL, VARIABLES)
     targets = np.eye(3)[LABELS]

@@ -60,6 +60,7 @@ def outputs(params):
     return np.asarray(np.tanh(probe() @ params["in"]["w"] + params["in"]["b"]) @ params["out"]["w"])
 
 
+@pytest.mark.slow
 def test_kernels_and_spectra(dense):
     comparison, *jacobians = dense
     for side, jacobian in zip((comparison.a, comparison.b), jacobians, strict=True):
@@ -421,6 +422,7 @@ def dead(params, x):
     return 0 * (x @ params["w"])
 
 
+@pytest.mark.slow
 def test_bfloat16(tmp_path):
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), mlp_params(0))
     v1.save(tmp_path / "a", tree)

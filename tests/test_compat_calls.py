@@ -44,20 +44,14 @@ def full(f, x1, x2=None):
 
 
 NNGP_RUNS = [
-    (name, axes, both)
-    for name, axes in [
-        *[
-            (name, ((-1,), ()))
-            for name in ("mlp", "grid", "batch_norm", "dropout", "outputs", "nothing", "examples_last")
-        ],
-        *[(name, ((), ())) for name in ("vector", "scalar", "more_columns", "pattern", "shared_keywords", "one_row")],
-        *[("grid", axes) for axes in (((1,), (0,)), ((0, 2), (1,)), ((), (-1,)))],
-    ]
-    for both in (False, True)
+    *[(name, ((-1,), ())) for name in ("mlp", "grid", "batch_norm", "dropout", "outputs", "nothing", "examples_last")],
+    *[(name, ((), ())) for name in ("vector", "scalar", "more_columns", "pattern", "shared_keywords", "one_row")],
+    *[("grid", axes) for axes in (((1,), (0,)), ((0, 2), (1,)), ((), (-1,)))],
 ]
 
 
-@pytest.mark.parametrize(("name", "axes", "both"), NNGP_RUNS)
+@pytest.mark.parametrize("both", thin([True, False]))
+@pytest.mark.parametrize(("name", "axes"), NNGP_RUNS)
 def test_nngp(name, axes, both, x64):
     case = CASES[name]()
     if not all(fits(*pair, axes) for pair in zip(shapes(name, 0), shapes(name, int(both)), strict=True)):
@@ -71,7 +65,7 @@ def test_nngp(name, axes, both, x64):
 @pytest.mark.parametrize(
     "name", ["more_columns", "scalar", "batch_norm", "dropout", "pattern", "nested_outputs", "inputs"]
 )
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("both", thin([True, False]))
 def test_vector_product(name, both, x64):
     case = CASES[name]()
     x2 = case.x2 if both else None
@@ -147,7 +141,7 @@ def test_kernel_fn_of_a_dict_of_outputs(x64):
 
 
 @pytest.mark.parametrize("way", thin(range(4)))
-@pytest.mark.parametrize("vmap_axes", [None, 0])
+@pytest.mark.parametrize("vmap_axes", thin([None, 0]))
 def test_cross_terms(way, vmap_axes, x64):
     x1, x2, p = normal(2, 3), normal(3, 3, seed=1), parameters()
     for other in (None, x2):
@@ -261,7 +255,7 @@ def test_check_can_be_left_out(x64):
 @pytest.mark.parametrize(
     "axes", [((-1,), ()), ((), ()), ((), (1,)), ((1,), ()), ((2,), (1,)), ((), (0,)), ((0,), (1,))]
 )
-@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("host", thin([False, True]))
 def test_tiles(axes, host, x64):
     x1, x2 = normal(5, 3), normal(5, 3, seed=1) if host else None
     ntk_fn = compat.empirical_ntk_fn(image, *axes)
@@ -311,6 +305,7 @@ assert len(compat.batch(ntk_fn, device_count=0)(x1, x2, p).sharding.device_set) 
 """
 
 
+@pytest.mark.slow
 def test_two_devices():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

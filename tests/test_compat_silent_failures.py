@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compat_oracle import normal
+from thin import thin
 
 from ntkdiag import compat, errors
 from ntkdiag.compat import predict
@@ -200,7 +201,7 @@ def test_row_15_parameter_reshaped_column_first(way, x64):
     )
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", thin([jnp.bfloat16, jnp.float16]))
 @pytest.mark.parametrize("inside", [False, True])
 def test_row_16_half_precision(dtype, inside):
     def f(p, x):
@@ -240,6 +241,7 @@ def test_row_19_batch_of_batch_norm(x64):
     compat_oracle.assert_equal(found, reference(batch_norm, params(), x))
 
 
+@pytest.mark.slow
 def test_row_20_batch_with_random_keys(x64):
     x1, x2, key = normal(6, 3), normal(4, 3, seed=1), jax.random.key(3)
     for f in (dropout, lambda p, x, rng: mlp(p, x * jax.random.bernoulli(rng, 0.6, x.shape[1:]))):

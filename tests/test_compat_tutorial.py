@@ -59,7 +59,7 @@ def problem(make, tree):
 
 
 @pytest.mark.parametrize("make", thin([flax, equinox]))
-@pytest.mark.parametrize("implementation", [0, 1, 2])
+@pytest.mark.parametrize("implementation", thin([0, 1, 2]))
 @pytest.mark.parametrize("compute", thin(AXES))
 def test_tutorial(make, implementation, compute, x64):
     f, params, x1, x2, full = problem(make, False)
@@ -69,6 +69,7 @@ def test_tutorial(make, implementation, compute, x64):
     compat_oracle.assert_equal(found, wanted / 4 if compute == "trace" else wanted)  # a mean here, a sum there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", thin([flax, equinox]))
 @pytest.mark.parametrize("implementation", [1, 2])
 def test_inputs_that_are_a_tree(make, implementation, x64):

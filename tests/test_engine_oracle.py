@@ -116,10 +116,13 @@ def test_model_in_float64(name):
     assert_close(got, want, np.float32 if mixed else np.float64)
 
 
+NORMALISED = ("linen-resnet", "linen-transformer")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name.startswith("linen") or k % 3 == 0 else pytest.mark.slow)
+        pytest.param(name, marks=() if name.startswith(NORMALISED) or k % 3 == 0 else pytest.mark.slow)
         for k, name in enumerate(models.CASES)
     ],
 )

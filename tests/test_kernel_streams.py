@@ -66,7 +66,7 @@ def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns)
 
 
 @pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("outputs", ["full", "diagonal", "trace"])
+@pytest.mark.parametrize("outputs", thin(["full", "diagonal", "trace"]))
 def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
     with jax.enable_x64(True):
@@ -80,7 +80,7 @@ def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):
     np.testing.assert_allclose(np.asarray(kernel.array), expected, atol=1e-12 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", thin(MACHINES))
 @pytest.mark.parametrize("memory", [None, 400_000])
 def test_columns_with_other_outputs(monkeypatch, machine, memory):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: machine))
@@ -121,6 +121,7 @@ def test_chains_run_side_by_side_with_the_mode_of_the_caller():
         side_by_side([lambda: 1, fail])
 
 
+@pytest.mark.slow
 def test_kernels_from_several_threads_at_once(monkeypatch):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
     params, x, _ = problem()

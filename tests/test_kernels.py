@@ -8,6 +8,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thin import thin
 from tolerance import assert_close, double, relative_error
 
 import ntkdiag
@@ -146,6 +147,7 @@ def test_symmetric_to_the_bit():
     assert np.array_equal(kernel.matrix, kernel.matrix.T)
 
 
+@pytest.mark.slow
 def test_inside_jit_grad_and_vmap(full):
     with double(PARAMS, MANY) as (p, x):
         kernel = lambda p, x: ntkdiag.ntk(F, p, x, outputs="full").array
@@ -166,7 +168,7 @@ def test_inside_jit_grad_and_vmap(full):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("options", [{}, {"memory": 5_000}, {"per_leaf": True}, {"examples": "joint"}])
+@pytest.mark.parametrize("options", thin([{}, {"memory": 5_000}, {"per_leaf": True}, {"examples": "joint"}]))
 @pytest.mark.parametrize("outputs", ["mean", "full", "diagonal", "sum-of-logits", ntkdiag.RandomProjections(2)])
 def test_float64_products_stay_float64_in_the_32_bit_mode(outputs, options):
     f, params, x = cases.mlp()
@@ -215,6 +217,7 @@ def test_interacting_examples_are_refused_and_joint_is_right():
         )
 
 
+@pytest.mark.slow
 def test_outputs_that_are_nothing_but_rounding():
     """A centred network begins at zero: what is left of a batch need not be what is left of one example."""
 
@@ -254,6 +257,7 @@ def test_one_hidden_relu_layer_matches_its_formula():
         assert_close(ntkdiag.ntk(lambda p, x: jax.nn.relu(x @ p["u"]) @ p["v"], p, z), want)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(st.permutations(range(6)), st.floats(0.1, 10), st.integers(1, 5))
 def test_identities(order, scale, cut):

@@ -49,6 +49,7 @@ def test_constants_are_computed_as_outside(case):
             np.testing.assert_allclose(inside, 2 * outside, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", thin([case for case in CASES if case[0] != "tiles"], keep=9))
 def test_functions_that_close_over_what_is_traced(case):
     compute, f = case

@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from orbax.checkpoint import v1 as orbax
+from thin import thin
 
 from benchmarks import linearized
 from ntkdiag import functionalize, load_params
@@ -70,7 +71,7 @@ class Library:
         return jax.vmap(lin), lin.network
 
 
-@pytest.fixture(scope="module", params=["linen", "nnx", "equinox"])
+@pytest.fixture(scope="module", params=thin(["linen", "nnx", "equinox"]))
 def library(request):
     return Library(request.param)
 

@@ -8,6 +8,7 @@ import lineax as lx
 import numpy as np
 import pytest
 import reference
+from thin import thin
 
 from ntkdiag import linearize
 from ntkdiag.errors import InvalidInputError
@@ -84,7 +85,10 @@ def test_memory_is_that_of_a_microbatch():
     assert temporary(16) < 0.5 * temporary(512)
 
 
-@pytest.mark.parametrize("method", [CG(), CG(rank=8), CG("parameters"), CG("parameters", rank=8), LSMR()], ids=repr)
+METHODS = [CG(), CG(rank=8), CG("parameters"), CG("parameters", rank=8), LSMR()]
+
+
+@pytest.mark.parametrize("method", thin(METHODS), ids=repr)
 def test_ridge_regression(method):
     alpha = np.linalg.solve(J @ J.T + 0.5 * np.eye(N * C), (Y - F0).ravel())
     solution = least_squares(OPERATOR, Y, ridge=0.5, method=method)
@@ -100,6 +104,7 @@ def test_ridge_regression(method):
         np.testing.assert_allclose(predicted.ravel(), J_TEST @ (J.T @ alpha), **CLOSE)
 
 
+@pytest.mark.slow
 def test_the_preconditioner_saves_iterations():
     spread = jax.tree.map(lambda p: p * np.float32(3.0), PARAMS)
     operator = NTKOperator(net, spread, X)
@@ -108,6 +113,7 @@ def test_the_preconditioner_saves_iterations():
     assert nystrom.iterations < 0.7 * plain.iterations
 
 
+@pytest.mark.slow
 def test_without_ridge_it_is_the_least_norm_interpolation():
     x, y = X[:3], Y[:3]
     jacobian = J[: 3 * C]
@@ -161,6 +167,7 @@ def test_squared_error_needs_one_gauss_newton_step():
     np.testing.assert_allclose(a.outputs, b.outputs, **CLOSE)
 
 
+@pytest.mark.slow
 def test_minimum_of_a_convex_loss():
     solution = minimize(OPERATOR, cross_entropy, 0.01)
     assert solution.converged

@@ -72,6 +72,7 @@ def test_every_library_in_every_mode(mode):
             assert statuses(wrong)["engine"] == "not checked"
 
 
+@pytest.mark.slow
 def test_statistics_that_were_never_filled_in():
     # Untrained running variances of zero saturate the activations: no gradient is left.
     module, state = eqx.nn.make_with_state(EquinoxNet)(KEY)

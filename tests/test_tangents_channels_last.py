@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from thin import thin
 
 import ntkdiag
 from ntkdiag import _compat
@@ -94,7 +95,7 @@ def derivatives(f):
     return everything
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", thin(PLAIN))
 def test_every_layout(name):
     numbers, x, w, options = PLAIN[name]
     options = {"window_strides": (1,) * (len(x) - 2), **options}
