@@ -171,8 +171,8 @@ ARGUMENTS = {
     ),
     "complex parameters": (
         lambda: ntk(lambda p, x: jnp.abs(x @ p), params=W.astype(np.complex64)),
-        "parameters that are real floating-point arrays; got complex64 at the only leaf. Hold it fixed: close over it "
-        "in f, or use ntkdiag.functionalize, which splits it off.",
+        "parameters that are real floating-point arrays; got complex64 at the only leaf. Keep real and imaginary "
+        "parts as two parameters, and join them in f with jax.lax.complex.",
     ),
     "no parameters": (
         lambda: ntk(lambda p, x: x, params={}),

@@ -1,10 +1,13 @@
 """What `ntk` says to bad input."""
 
 import cases
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.training.train_state import TrainState
 from jax import lax
 
 import ntkdiag
@@ -24,11 +27,42 @@ def test_integer_parameters():
 
 
 def test_complex_parameters():
-    refuse(r"got complex64 at \['b'\]", F, {**PARAMS, "b": PARAMS["b"].astype(jnp.complex64)}, X)
+    refuse(
+        r"got complex64 at \['b'\]. Keep real and imaginary parts",
+        F,
+        {**PARAMS, "b": PARAMS["b"].astype(jnp.complex64)},
+        X,
+    )
 
 
 def test_parameters_that_are_no_arrays():
     refuse(r"got str at \['b'\]", F, {**PARAMS, "b": "seven"}, X)
+
+
+def test_numbers_that_are_no_arrays():
+    refuse(r"got float at \['a'\]. Make numbers arrays", lambda p, x: p["a"] * x, {"a": 1.0}, X)
+    refuse(r"got x1\[0\]\[0\]: a float.*Make lists of numbers an array", F, PARAMS, np.asarray(X).tolist())
+
+
+def test_a_train_state_in_place_of_parameters():
+    state = TrainState.create(apply_fn=None, params=PARAMS, tx=optax.sgd(0.1))
+    refuse("got int at .step. Pass its `params` alone", F, state, X)
+
+
+def test_what_f_raises_says_what_f_was_given():
+    def notes(*args):
+        with pytest.raises(Exception, match=r".") as caught:
+            ntkdiag.ntk(*args)
+        return "\n".join(caught.value.__notes__)
+
+    assert "with one example, on an axis of length 1: params/b float32[7], " in notes(F, PARAMS, X[:, :2])
+    assert ", x float32[1, 2]." in notes(F, PARAMS, X[:, :2])
+    many = {f"w{k}": jnp.ones(k + 1) for k in range(20)}
+    found = notes(lambda p, x: x @ p["w0"], many, X)
+    assert found.count("params/") == 6
+    assert "..., x float32[1, 5]" in found
+    module = nn.Dense(3)
+    assert "ntkdiag.functionalize(module, variables)" in notes(module, module.init(jax.random.key(0), X), X)
 
 
 def test_no_parameters():

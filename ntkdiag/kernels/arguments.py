@@ -33,7 +33,7 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
                     call,
                     expected="parameters that are real floating-point arrays",
                     got=f"{dtype or type(leaf).__name__} at {_name(path)}",
-                    do="Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off.",
+                    do=_instead(params, leaf),
                 )
             )
     check_alive(params, call, "params")
@@ -48,6 +48,17 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
                     do="The run has diverged, or the checkpoint is damaged; pass check=False to compute anyway.",
                 )
             )
+
+
+def _instead(params: Any, leaf: Any) -> str:
+    """What to do with a leaf that is no real floating array."""
+    if hasattr(params, "params"):
+        return "Pass its `params` alone."
+    if isinstance(leaf, float):
+        return "Make numbers arrays: jnp.asarray(1.0)."
+    if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.complexfloating):
+        return "Keep real and imaginary parts as two parameters, and join them in f with jax.lax.complex."
+    return "Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off."
 
 
 def check_alive(tree: Any, call: str, name: str) -> None:
@@ -114,13 +125,16 @@ def batch_size(x: Any, call: str, name: str) -> int:
         return int(size)
     what = lambda leaf: np.shape(leaf) if hasattr(leaf, "shape") else f"a {type(leaf).__name__}"
     shapes = ", ".join(f"{name}{jax.tree_util.keystr(path)}: {what(leaf)}" for path, leaf in leaves[:5]) or "no arrays"
+    numbers = any(isinstance(leaf, int | float) for _, leaf in leaves)
     raise errors.InvalidInputError(
         errors.message(
             call,
             expected=f"{name} as arrays whose first axis is the examples, the same for all, at least one",
             got=shapes,
-            do="Add an example axis in front, or drop the empty batch. A dataclass of arrays has to be registered with "
-            "jax.tree_util.register_dataclass.",
+            do="Make lists of numbers an array: jnp.asarray(...)."
+            if numbers
+            else "Add an example axis in front, or drop the empty batch. A dataclass of arrays has to be registered "
+            "with jax.tree_util.register_dataclass.",
         )
     )
 

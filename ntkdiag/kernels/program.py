@@ -211,12 +211,27 @@ def _as_vector(
 ) -> Any:
     """f of one example, or of a whole batch that counts as one, as a vector of all outputs."""
     x = x if joint else jax.tree.map(lambda v: v[None], x)
-    out = f(jax.tree.unflatten(structure, params), x, **fixed.fill(dynamic))
+    try:
+        out = f(jax.tree.unflatten(structure, params), x, **fixed.fill(dynamic))
+    except Exception as error:
+        _say_what_was_called(error, f, jax.tree.unflatten(structure, params), x, joint, call)
+        raise
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(out)]
     _check_outputs(leaves, jax.tree.leaves(x)[0].shape[0], joint, call)
     if joint:  # [N ...] each -> [N C] -> examples first
         return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1).reshape(-1)
     return jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) if len(leaves) > 1 else leaves[0].reshape(-1)
+
+
+def _say_what_was_called(error: Exception, f: Any, params: Any, x: Any, joint: bool, call: str) -> None:
+    """Add to an error that f itself raised what f was given, which is not what the user wrote."""
+    leaves = jax.tree_util.tree_leaves_with_path({"params": params, "x": x})
+    shapes = [f"{jax.tree_util.keystr(p, simple=True, separator='/')} {v.dtype}{list(v.shape)}" for p, v in leaves]
+    given = ", ".join(shapes if len(shapes) <= 8 else [*shapes[:6], "...", shapes[-1]])
+    many = "all examples as one batch" if joint else "one example, on an axis of length 1"
+    error.add_note(f"{call} called f(params, x) with {many}: {given}.")
+    if hasattr(f, "init") and hasattr(f, "apply"):
+        error.add_note("To use a Flax module: fn = ntkdiag.functionalize(module, variables); ntkdiag.ntk(*fn, x).")
 
 
 def _check_outputs(leaves: list, n: int, joint: bool, call: str) -> None:
