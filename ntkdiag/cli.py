@@ -61,7 +61,10 @@ def compare(
     from rich.console import Console
 
     from ntkdiag import checkpoints
+    from ntkdiag.checkpoints.comparison import check_report
 
+    if out is not None:
+        check_report(out, history=history)
     arrays = _read_arrays(data)
     comparison = checkpoints.compare(
         a,

@@ -92,7 +92,8 @@ def test_compare_says_that_the_model_is_imported(run, monkeypatch):
         ({"--data": "nothing.npz"}, ("expected an array named x in the file; got none",)),
         ({"--data": "objects.npz"}, ("an .npz file written by numpy.savez", "Object arrays cannot be loaded")),
         ({"--step-a": 3}, ("load_params: expected an Orbax checkpoint", "and step=3")),
-        ({"--out": "r.pdf"}, ("expected a file name that ends in .html or .json",)),
+        ({"--out": "r.pdf", "--data": "nowhere.npz"}, ("expected a file name that ends in .html or .json",)),
+        ({"--out": "r.html", "--history": "none.jsonl", "--data": "nowhere.npz"}, ("got no file at 'none.jsonl'",)),
     ],
 )
 def test_errors_are_one_message_without_a_traceback(run, workspace, options, parts):

@@ -36,6 +36,12 @@ CALL = "watch(f, x, y, ...): "
             "Correct this argument.",
         ),
         ({"momentum": 1.0}, "expected momentum in [0, 1); got momentum=1.0. Correct this argument."),
+        ({"momentum": "0.9"}, "expected momentum in [0, 1); got momentum='0.9'. Correct this argument."),
+        (
+            {"learning_rate": "0.1"},
+            "expected learning_rate to be a number from 0, a schedule of the step, or None; got learning_rate='0.1'. "
+            "Correct this argument.",
+        ),
         (
             {"loss": "hinge"},
             "expected loss to be one of ('mse', 'cross_entropy', 'sigmoid_cross_entropy'); got loss='hinge'. "

@@ -153,9 +153,9 @@ def test_a_page_without_labels_learning_rate_and_history(tmp_path, comparison):
 
 
 def test_json(comparison, tmp_path):
-    path = comparison.save(tmp_path / "comparison.json")
+    path = comparison.save(tmp_path / "new" / "comparison.json")
     assert json.loads(path.read_text(encoding="utf-8")) == comparison.to_dict()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["comparison.json"]  # nothing temporary is left
+    assert [entry.name for entry in path.parent.iterdir()] == ["comparison.json"]  # nothing temporary is left
 
 
 def test_other_endings_are_refused(comparison, tmp_path):

@@ -4,8 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +14,9 @@ from ntkdiag.checkpoints.measured import Measured
 from ntkdiag.checkpoints.movement import LeafMovement
 from ntkdiag.checkpoints.prediction import Prediction
 from ntkdiag.checkpoints.verdict import Verdict, regime
+
+if TYPE_CHECKING:
+    from ntkdiag.report.history import History
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,39 +74,55 @@ class Comparison:
         self,
         path: str | os.PathLike[str],
         *,
-        history: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | None = None,
+        history: "History | None" = None,
     ) -> pathlib.Path:
         """Write the comparison as one self-contained HTML page, or as JSON.
 
         Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists.
+            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made if need be.
             history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its rows. HTML only.
 
         Returns:
             The path written.
 
         Raises:
-            InvalidInputError: The path has another ending.
+            InvalidInputError: As `check_report` does.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
         """
         path = pathlib.Path(path)
+        check_report(path, history=history)
         if path.suffix == ".json":
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
-        elif path.suffix == ".html":
+        else:
             from ntkdiag.report import comparison_html
 
             text = comparison_html(self, history=history)
-        else:
-            raise errors.InvalidInputError(
-                errors.message(
-                    f"Comparison.save({os.fspath(path)!r})",
-                    expected="a file name that ends in .html or .json",
-                    got=f"the ending {path.suffix!r}",
-                    do='Write comparison.save("report.html").',
-                )
-            )
         _replace(path, text)
         return path
+
+
+def check_report(path: pathlib.Path, *, history: "History | None" = None) -> None:
+    """Refuse what `Comparison.save` cannot do, before there is a comparison.
+
+    Raises:
+        InvalidInputError: The path has another ending than ``.html`` or ``.json``, or `history` holds no measurement.
+        MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
+    """
+    if path.suffix not in (".html", ".json"):
+        raise errors.InvalidInputError(
+            errors.message(
+                f"Comparison.save({os.fspath(path)!r})",
+                expected="a file name that ends in .html or .json",
+                got=f"the ending {path.suffix!r}",
+                do='Write comparison.save("report.html").',
+            )
+        )
+    if path.suffix == ".html":
+        from ntkdiag.report.dependencies import require_report
+        from ntkdiag.report.history import read_history
+
+        require_report()
+        read_history(history)
 
 
 def compare_measured(
@@ -140,6 +158,10 @@ def compare_measured(
 
 def _replace(path: pathlib.Path, text: str) -> None:
     # A reader never sees half a report.
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -37,17 +37,21 @@ def check_settings(probe: "Probe") -> None:
         ),
         (isinstance(top_k, int) and top_k >= 1, "top_k of at least 1", f"top_k={top_k!r}"),
         (
-            rate is None or callable(rate) or isinstance(rate, Tracer) or (np.ndim(rate) == 0 and 0 <= rate < np.inf),
+            rate is None or callable(rate) or isinstance(rate, Tracer) or (_is_number(rate) and 0 <= rate < np.inf),
             "learning_rate to be a number from 0, a schedule of the step, or None",
             f"learning_rate={rate!r}",
         ),
-        (0 <= probe.momentum < 1, "momentum in [0, 1)", f"momentum={probe.momentum!r}"),
+        (_is_number(probe.momentum) and 0 <= probe.momentum < 1, "momentum in [0, 1)", f"momentum={probe.momentum!r}"),
         (probe.loss in get_args(Loss), f"loss to be one of {get_args(Loss)}", f"loss={probe.loss!r}"),
         (probe.outputs in choices, f"outputs to be one of {choices}", f"outputs={probe.outputs!r}"),
     )
     for right, expected, got in checks:
         if not right:
             raise _error(probe, expected=expected, got=got, do="Correct this argument.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) or (isinstance(value, jax.Array | np.ndarray) and value.ndim == 0)
 
 
 def output_shape(probe: "Probe", params: Any) -> Any:
