@@ -179,6 +179,16 @@ def test_apply_if_finite():
     assert int(get(state, "ntk_status")) == Status.MEASURED
 
 
+def test_sam_chooses_between_states_by_arithmetic():
+    params, x, y = problem()
+    memory = Memory()
+    inside = optax.chain(optax.sgd(0.1), watch(f, x, y, every=1, writers=memory))
+    _, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 4, params)
+    assert np.isfinite([row["ntk_trace"] for row in memory.rows]).all()
+    assert memory.rows[-1]["ntk_drift"] > 0
+    assert np.isfinite(get(state, "ntk_kernel0")).all()
+
+
 def test_multi_transform_from_outside():
     params, x, y = problem()
     memory = Memory()

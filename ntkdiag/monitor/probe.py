@@ -138,8 +138,11 @@ class Probe:
         return self.y.ndim == 1 and layout.n_outputs > 1 and np.issubdtype(self.y.dtype, np.integer)
 
     def blank(self, layout: Layout) -> tuple[Measurement, jax.Array]:
-        """The measurement and the reference kernel `[K K]` before the first measurement, all NaN."""
-        return unmeasured(self.top_k, layout.dtype), jnp.full((layout.size, layout.size), jnp.nan, layout.dtype)
+        """The measurement, all NaN, and the reference kernel `[K K]` before the first measurement.
+
+        The kernel is 0, for wrappers that choose between states by arithmetic, as `optax.contrib.sam`: 0 * NaN is NaN.
+        """
+        return unmeasured(self.top_k, layout.dtype), jnp.zeros((layout.size, layout.size), layout.dtype)
 
     def measure(
         self, params: Any, layout: Layout, kernel0: jax.Array, *, step: Any, first: Any, unmoved: Any, rate: Any = None

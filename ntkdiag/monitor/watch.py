@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class WatchState(NamedTuple):
     """State of `watch` inside the optimizer state; the last measurement, with the fields of `Measurement`.
 
-    Every array has its final size from `init` on, and NaN until it is measured. Read a field from any optimizer state
-    with `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
+    Every array has its final size from `init` on; numbers are NaN until they are measured, the kernel is 0. Read a
+    field from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
 
     Attributes:
         ntk_count: Number of updates seen.
