@@ -220,6 +220,7 @@ def test_reduced_kernel_has_no_margin_and_says_so():
         "critical learning rate and the margin would be unsafe and are NaN.",
         "Trace, eigenvalues, drift and alignment are those of the reduced kernel.",
         "No labels were given: the alignment is NaN.",
+        "Eigenvalues below the noise floor of the kernel are NaN.",
     ]
 
 
@@ -276,12 +277,26 @@ def test_record():
             "Stability numbers use 5 probe examples; few examples read the largest eigenvalue per example too high, "
             "which errs on the safe side.",
             "They hold for SGD with the recorded momentum, not for Adam.",
+            "Eigenvalues below the noise floor of the kernel are NaN.",
         ],
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
     other = Memory()
     train(small(f, x + 1, y, writers=other), params, 1)
     assert other.record["probe"] != digest
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+def test_eigenvalues_below_the_noise_floor_are_nan(compiled):
+    memory = Memory()
+    x = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)  # a linear model of rank 2
+    tx = watch(lambda p, x: x @ p, x, x[:, :1], top_k=4, writers=memory)
+    params = jnp.ones((2, 1))
+    (jax.jit(tx.update) if compiled else tx.update)(params, tx.init(params), params)
+    jax.effects_barrier()
+    found = np.array(memory.rows[0]["ntk_eigenvalues"])
+    np.testing.assert_allclose(found[:2], np.linalg.eigvalsh(x.T @ x)[::-1], rtol=1e-5)
+    assert np.isnan(found[2:]).all()
 
 
 def test_the_probe_is_copied():

@@ -76,11 +76,12 @@ def measure(
     logits = None if logits is None else jnp.where(finite, logits, 0.0)
     reference = jnp.where(first, kernel.matrix, kernel0)
 
-    eigenvalues = jnp.asarray(spectrum(kernel).eigenvalues, kernel0.dtype)
+    found = spectrum(kernel)
+    eigenvalues = jnp.asarray(found.eigenvalues, kernel0.dtype)
     moved = drift(_with(raw, reference.reshape(raw.shape)), kernel)
     critical = _critical(kernel, eigenvalues[0], loss, logits, momentum, "nesterov" if nesterov else "heavy-ball")
     numbers = {
-        "eigenvalues": eigenvalues[:top_k],
+        "eigenvalues": jnp.where(eigenvalues < found.noise_floor, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
         "participation_ratio": participation_ratio(kernel),
         "drift": moved.relative,

@@ -41,7 +41,7 @@ class Measurement:
     Attributes:
         step: The step the parameters belong to.
         status: A `Status`.
-        eigenvalues: The largest eigenvalues, descending, `[top_k]`.
+        eigenvalues: The largest eigenvalues, descending, `[top_k]`; NaN below the noise floor of the kernel.
         trace: Sum of all eigenvalues.
         participation_ratio: (sum lambda)^2 / sum lambda^2, the effective number of modes.
         drift: ||K_t - K_0||_F / ||K_0||_F, with K_0 the kernel of the first measurement.

@@ -76,4 +76,5 @@ def _notes(probe: Probe, layout: Layout) -> list[str]:
         notes.append("No learning rate was given: the margin is NaN.")
     if probe.y is None:
         notes.append("No labels were given: the alignment is NaN.")
+    notes.append("Eigenvalues below the noise floor of the kernel are NaN.")
     return notes
