@@ -49,7 +49,7 @@ class Network:
     def weight(self, shape):
         """A function params -> array of this shape."""
         size = int(jnp.prod(jnp.array(shape))) if shape else 1
-        way = self.pick(9)
+        way = self.pick(10)
         if way == 1:  # shared with an earlier use, in whatever shape that has
             fits = [name for name, value in self.params.items() if value.size == size]
             if fits:
@@ -77,7 +77,16 @@ class Network:
             name = self.fresh((size,))
             return lambda p: p[name].reshape(shape) + lax.stop_gradient(p[name].reshape(shape))
         name = self.fresh(shape)
-        return lambda p: p[name]
+        return (lambda p: straight_through(p[name])) if way == 9 else (lambda p: p[name])
+
+
+@jax.custom_vjp
+def straight_through(w):
+    """Rounded to eighths, with the derivative of w."""
+    return jnp.round(8 * w) / 8
+
+
+straight_through.defvjp(lambda w: (straight_through(w), None), lambda _, g: (g,))
 
 
 def dense(net):
@@ -176,4 +185,26 @@ def conditional(net):
     return lambda p, h, x: lax.cond(jnp.asarray(True), *branches(p)[:2], h)
 
 
-LAYERS = [dense, dense_with_bias, bias, scale, convolution, norm, attention, embedding, scan, conditional]
+def with_rule(net):
+    """A product and a bias with a derivative rule of their own."""
+    new, tanh, form = 1 + net.pick(4), net.pick(2), net.pick(3)
+    w, b = net.weight((net.d, new) if form else (new, net.d)), net.weight((new,))
+    net.d = new
+    pattern = "nti,id->ntd" if form else "nti,di->ntd"
+    product = lambda h, w, b: jnp.einsum(pattern, h, w) + b
+
+    @jax.custom_vjp
+    def f(h, w, b):
+        return jnp.tanh(product(h, w, b)) if tanh else product(h, w, b)
+
+    def backward(inputs, g):
+        h, w, b = inputs
+        g = g * (1 - f(h, w, b) ** 2) if tanh else g
+        dw = jnp.einsum("nti,ntd->id", h, g) if form < 2 else (jnp.swapaxes(h, 1, 2) @ g).sum(0)
+        return jnp.einsum("ntd,id->nti" if form else "ntd,di->nti", g, w), dw if form else dw.T, g.sum((0, 1))
+
+    f.defvjp(lambda *inputs: (f(*inputs), inputs), backward)
+    return lambda p, h, x: f(h, w(p), b(p))
+
+
+LAYERS = [dense, dense_with_bias, bias, scale, convolution, norm, attention, embedding, scan, conditional, with_rule]

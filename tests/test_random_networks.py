@@ -16,7 +16,7 @@ from ntkdiag.kernels import prepare
 from ntkdiag.kernels.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
-DECISIONS = st.lists(st.integers(0, 9), min_size=12, max_size=60)
+DECISIONS = st.lists(st.integers(0, 10), min_size=12, max_size=60)
 OPTIONS = st.tuples(
     st.sampled_from(["full", "trace", "diagonal"]),
     st.sampled_from([None, "structured", "dense", "streamed"]),
