@@ -3,9 +3,12 @@
 import importlib
 import importlib.util
 import inspect
+import io
 import logging
 import pathlib
 import sys
+import zipfile
+import zlib
 from typing import Annotated, Any
 
 import typer
@@ -62,9 +65,12 @@ def compare(
 
     from ntkdiag import checkpoints
     from ntkdiag.checkpoints.comparison import check_report
+    from ntkdiag.report.table import WIDTH
 
     if out is not None:
         check_report(out, history=history)
+    elif history is not None:
+        raise _usage("ntkdiag compare --history", "--out with the report to draw it in", "no --out")
     arrays = _read_arrays(data)
     comparison = checkpoints.compare(
         a,
@@ -79,10 +85,11 @@ def compare(
         learning_rate=learning_rate,
         momentum=momentum,
     )
-    console = Console()
+    report = None if out is None else comparison.save(out, history=history)  # first: printing may fail
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(comparison)
-    if out is not None:
-        console.print(f"report: {comparison.save(out, history=history)}", markup=False, highlight=False, soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -129,6 +136,9 @@ def main() -> None:
     """Run the command line: errors are one message on standard error, exit status 1, or 2 for wrong usage."""
     # On damaged data Orbax abandons asyncio tasks, which asyncio reports long after our own message.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    for stream in (sys.stdout, sys.stderr):  # what the terminal's encoding lacks is replaced
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except errors.NtkdiagError as error:
@@ -200,11 +210,14 @@ def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
     call = f"ntkdiag compare --data {path}"
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("x", "y") if name in file}
-    except (OSError, ValueError, AttributeError, EOFError) as error:
-        raise _usage(call, "an .npz file written by numpy.savez(path, x=..., y=...)", f"{error}") from error
+            names = list(file)
+            arrays = {name: file[name] for name in ("x", "y") if name in names}
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        expected = "an .npz file written by numpy.savez(path, x=..., y=...)"
+        got = "an array without a name (.npy)" if isinstance(error, TypeError) else f"{error}"
+        raise _usage(call, expected, got) from error
     if "x" not in arrays:
-        raise _usage(call, "an array named x in the file", "none")
+        raise _usage(call, "an array named x in the file", ", ".join(names) or "nothing")
     return arrays
 
 

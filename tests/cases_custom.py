@@ -142,7 +142,20 @@ def divided_by_a_fixed_norm():
     return lambda p, x: jnp.tanh(x @ (p["u"] / norm(p["u"]))) @ p["w"], {"u": normal(5, 4), "w": normal(4, 3)}, X
 
 
+def rule_that_closes_over_constants():
+    shift = jnp.arange(3.0) / 7
+
+    def backward(r, g):
+        x, w = r
+        d = g * (1 - jnp.tanh(x @ w + shift) ** 2)
+        return d @ w.T, x.T @ d
+
+    shifted = with_rule(backward)(lambda x, w: jnp.tanh(x @ w + shift))
+    return lambda p, x: shifted(x, p["w"]), {"w": normal(4, 3)}, H
+
+
 CASES = table(
+    rule_that_closes_over_constants,
     rule_over_tokens, rule_under_vmap, rule_in_jit_and_checkpoint, rule_in_a_scan, rule_in_a_branch, rule_of_a_view,
     rule_by_heads, rule_of_a_gate, rule_not_linear, rule_that_adds, rule_with_integers, rule_of_tangents,
     rounded_weights, rounded_in_steps_of_a_parameter, from_a_starting_point, divided_by_a_fixed_norm,

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from draws import NHWC, X, normal, table
+from draws import NHWC, X, normal, table, tokens
 from jax import lax
 
 
@@ -38,6 +38,21 @@ def nothing_contracted():
 
 def everything_contracted():
     return lambda p, x: jnp.tanh(jnp.einsum("nti,i->nt", x, p["w"])), {"w": normal(4)}, normal(3, 2, 4)
+
+
+def whole_numbers():
+    neighbours = jnp.array([[0, 1, 0, 0, 0], [1, 0, 2, 0, 0], [0, 2, 0, 1, 0], [0, 0, 1, 0, 1], [0, 0, 0, 1, 0]])
+
+    def f(p, x):
+        y = jnp.tanh(x @ (p["w"] / 2) + (x > 0) @ (0.5 * p["v"]) + p["b"])
+        return (neighbours @ (p["w"] / 3) * y[:, :5]).sum(1)
+
+    return f, {"w": normal(5, 4), "v": normal(5, 4), "b": normal(4)}, tokens(3, 30, 4).reshape(3, 6, 5) - 1
+
+
+def many_blocks():
+    f = lambda p, x: jnp.tanh(jnp.einsum("ngi,gio->ngo", x, p["w"]) + p["b"]).sum(1)
+    return f, {"w": normal(20, 3, 2), "b": normal(20, 2)}, normal(3, 20, 3)
 
 
 def sum_of_products():
@@ -206,7 +221,7 @@ def pooling():
 
 CASES = table(
     bilinear, weight_times_itself, blocks_on_the_left, blocks_on_the_right, nothing_contracted, everything_contracted,
-    sum_of_products, sum_of_products_of_other_kinds,
+    whole_numbers, many_blocks, sum_of_products, sum_of_products_of_other_kinds,
     only_blocks, experts, tied_attention, made_by_a_network, gradient_inside, scalar_output, empty_leaf,
     conv_odd_dimension_numbers, conv_output_axes_swapped, conv_depthwise_causal, conv_with_the_weight_as_image,
     conv_transposed_flipped, conv_shared, conv_stacked, conv_3d_grouped_dilated, conv_and_dense_of_one_leaf,

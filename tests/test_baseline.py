@@ -200,7 +200,10 @@ def _run(data=CLASSES, **options):
         (lambda: _run((X, LABELS[:5], *CLASSES[2:])), "expected as many labels y as examples x; got (5,) and [24]."),
         (lambda: _run(loss="mse"), "got loss='mse' and labels int"),
         (lambda: _run(TARGETS), "or as many outputs as targets; got outputs (24, 3) and labels (24, 1). Select an"),
-        (lambda: _run(steps=5, checkpoint=5), "expected 0 < `checkpoint` < `steps`, a positive `ridge`, and `outputs`"),
+        (
+            lambda: _run(steps=5, checkpoint=5),
+            "expected 0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `outputs`",
+        ),
         (
             lambda: gap_over_training(*functionalize(MODEL, VARIABLES), CLASSES, optax.sgd(0.1), steps=3, marks=[2, 1]),
             "gap_over_training(f, params, data, optimizer): expected ascending `marks` between 0 and `steps`; got "

@@ -484,3 +484,8 @@ def test_repr_is_one_line(dense):
     assert isinstance(comparison, Comparison)
     assert repr(comparison).startswith("Comparison('A' -> 'B': MIXED, e1 = ")
     assert "\n" not in repr(comparison)
+
+
+def test_probe_has_the_name_the_kernels_give_it(dense):
+    comparison = dense[0]
+    assert comparison.facts["probe_sha256"] == comparison.a.kernel.convention.probe

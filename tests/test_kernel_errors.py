@@ -1,5 +1,7 @@
 """What `ntk` says to bad input."""
 
+import re
+
 import cases
 import flax.linen as nn
 import jax
@@ -142,7 +144,45 @@ def test_budget_too_small_names_the_smallest_that_works():
 
 
 def test_preconditioner_of_another_tree():
-    refuse("one per leaf, or one per parameter; got shapes", F, PARAMS, X, preconditioner={"w": 1.0})
+    match = "one per leaf, or one per parameter; got a tree with w. Give it the tree of params: b, c, v, w"
+    refuse(match, F, PARAMS, X, preconditioner={"w": 1.0})
+    names = dict.fromkeys(map(str.upper, PARAMS), 1.0)
+    refuse("one per parameter; got a tree with", F, PARAMS, X, preconditioner=names)
+    wrong = {name: jnp.ones(3) for name in PARAMS}
+    refuse("one per parameter; got shapes", F, PARAMS, X, preconditioner=wrong)
+
+
+def test_preconditioner_from_the_optimizer_of_an_nnx_model():
+    from flax import nnx
+
+    net = nnx.Linear(5, 2, rngs=nnx.Rngs(0))
+    fn = ntkdiag.functionalize(net)
+    squares = jax.tree.map(lambda p: p**2 + 1, nnx.state(net, nnx.Param))
+    kernel = ntkdiag.ntk(fn, fn.params, X, preconditioner=squares)
+    plain = {name: value**2 + 1 for name, value in fn.params.items()}
+    assert jnp.array_equal(kernel.array, ntkdiag.ntk(fn, fn.params, X, preconditioner=plain).array)
+
+
+def test_the_budget_named_is_enough():
+    for options in ({}, {"outputs": "full"}, {"per_leaf": True}, {"outputs": ntkdiag.RandomProjections(3)}):
+        with pytest.raises(MemoryBudgetError) as error:
+            ntkdiag.ntk(F, PARAMS, X, memory=10, **options)
+        least = re.search(r"at least ([0-9.]+ \w+)", str(error.value))[1]
+        assert ntkdiag.ntk(F, PARAMS, X, memory=least, **options).n_examples == len(X)
+
+
+def test_float64_products_in_a_trace_of_32_bits():
+    with pytest.raises(InvalidInputError, match="outside of jit, grad and vmap, or with jax_enable_x64"):
+        jax.jit(lambda p: ntkdiag.ntk(F, p, X, precision="float64").array)(PARAMS)
+
+
+def test_outputs_without_a_derivative():
+    refuse("Return only what can be differentiated", lambda p, x: F(p, x).astype(int), PARAMS, X)
+    refuse("real and imaginary parts as two outputs", lambda p, x: F(p, x) + 1j, PARAMS, X)
+
+
+def test_globs_that_find_nothing_left():
+    refuse("which matches none that is left", F, PARAMS, X, per_leaf=["**", next(iter(PARAMS))])
 
 
 def test_preconditioner_must_be_positive():

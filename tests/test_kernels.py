@@ -8,6 +8,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.ode import odeint
 from thin import thin
 from tolerance import assert_close, double, relative_error
 
@@ -217,6 +218,58 @@ def test_interacting_examples_are_refused_and_joint_is_right():
         )
 
 
+def _hidden_by_a_head(p, x):
+    return jnp.tanh(batch_norm(p, x)) @ p["head"]
+
+
+def _hidden_by_a_gate(p, x):
+    return x @ p["w"] + p["gate"] * jnp.tanh(batch_norm(p, x))
+
+
+def _hidden_among_tokens(p, ids):
+    h = p["w"][ids].mean(1)
+    return (h - h.mean(0)) @ p["head"]
+
+
+@pytest.mark.parametrize(
+    ("f", "x"),
+    [(_hidden_by_a_head, X), (_hidden_by_a_gate, X), (_hidden_among_tokens, jnp.arange(12).reshape(4, 3) % 5)],
+)
+def test_interaction_that_is_multiplied_by_zero_for_now(f, x):
+    params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2)), "gate": jnp.zeros(())}
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError):
+        ntkdiag.ntk(f, params, x)
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError):
+        ntkdiag.NTKOperator(f, params, x, microbatch=2)
+
+
+def test_interaction_while_the_inputs_are_all_the_same():
+    params = {"w": PARAMS["w"], "head": jnp.ones((7, 2))}
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError):
+        ntkdiag.ntk(lambda p, x: _hidden_by_a_head(p, x), params, jnp.zeros_like(X))
+
+
+def test_layers_that_begin_as_zero_and_sums_over_the_batch_with_weight_zero_are_let_through():
+    params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2))}
+    network = lambda p, x: jnp.tanh(x @ p["w"]) @ p["head"]
+    assert ntkdiag.ntk(network, params, X).n_examples == len(X)
+    assert ntkdiag.ntk(lambda p, ids: network(p, jax.nn.one_hot(ids, 5)), params, jnp.arange(4)).n_examples == 4
+    dispatched = lambda p, x: jnp.einsum("nm,md->nd", jnp.eye(len(x)), x @ p["w"])  # NaN goes everywhere, values do not
+    got = ntkdiag.ntk(dispatched, params, X, outputs="full")
+    assert_close(got, reference.ntk(lambda p, x: x @ p["w"], params, X), np.float32)
+
+
+def test_adjoint_of_a_differential_equation():
+    """Its rule indexes constants, and closes over some."""
+
+    def f(w, x):
+        rate = lambda y, t, w: jnp.tanh(y @ w) * t
+        return jax.vmap(lambda y: odeint(rate, y, jnp.array([0.0, 1.0]), w)[-1])(x)
+
+    w, x = PARAMS["w"][:, :5], X
+    assert_close(ntkdiag.ntk(f, w, x, outputs="full"), reference.ntk(f, w, x), np.float32)
+
+
 @pytest.mark.slow
 def test_outputs_that_are_nothing_but_rounding():
     """A centred network begins at zero: what is left of a batch need not be what is left of one example."""
@@ -351,6 +404,50 @@ def test_mixed_precision_is_not_taken_for_interaction_and_has_its_own_noise_floo
 def test_coarse_values_without_a_derivative_leave_the_noise_floor_alone():
     f = lambda p, x: F(p, x) * (x.sum(1, keepdims=True).astype(jnp.bfloat16) > 0)
     assert ntkdiag.ntk(f, PARAMS, X).noise_floor == ntkdiag.ntk(F, PARAMS, X).noise_floor
+
+
+@pytest.mark.parametrize("memory", [None, "6kB"])
+def test_half_precision_kernels_are_float32_in_tiles_too(memory):
+    params, x = jax.tree.map(lambda v: v.astype(jnp.bfloat16), (PARAMS, X))
+    x = jnp.concatenate([x] * 8)
+    kernel = ntkdiag.ntk(F, params, x, memory=memory)
+    assert ntkdiag.plan(F, params, x, memory=memory).blocks.whole == (memory is None)
+    assert kernel.dtype == jnp.float32
+    np.testing.assert_allclose(kernel, ntkdiag.ntk(F, params, x), rtol=1e-6)
+
+
+def test_leaves_have_the_dtype_of_the_kernel_with_x64_on():
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(lambda v: v.astype(jnp.float32), (PARAMS, X))
+        other = lambda p, x: jnp.sin(F(p, x))
+        for options in ({"f2": other}, {"per_leaf": True}, {"preconditioner": jax.tree.map(jnp.ones_like, params)}):
+            assert ntkdiag.ntk(F, params, x, **options).dtype == jnp.float32
+
+
+def test_random_projections_by_leaf_know_the_error_of_the_sum():
+    outputs = ntkdiag.RandomProjections(4)
+    whole = ntkdiag.ntk(F, PARAMS, X, outputs=outputs)
+    split = ntkdiag.ntk(F, PARAMS, X, outputs=outputs, per_leaf=True)
+    np.testing.assert_allclose(split.standard_error, whole.standard_error, rtol=1e-4)
+    np.testing.assert_allclose(split, whole, rtol=1e-4)
+
+
+def test_probe_of_random_keys_and_numbers():
+    def f(p, batch):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (5,)))(batch["key"])
+        return jnp.tanh((batch["x"] + noise) @ p["w"])
+
+    keys = lambda seed: jax.random.split(jax.random.key(seed), len(X))
+    probes = {ntkdiag.ntk(f, {"w": PARAMS["w"]}, {"x": X, "key": keys(seed)}).convention.probe for seed in (0, 0, 1)}
+    assert len(probes) == 2
+
+
+def test_plan_takes_the_arguments_of_ntk():
+    usual = ntkdiag.plan(F, PARAMS, X)
+    assert ntkdiag.plan(F, PARAMS, X, precision="float64", check=False, progress=True).peak_bytes > usual.peak_bytes
+    assert ntkdiag.plan(F, PARAMS, X, per_leaf=True).peak_bytes > usual.peak_bytes
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="A joint batch is differentiated as a whole"):
+        ntkdiag.plan(F, PARAMS, X, examples="joint")
 
 
 def test_half_precision_accumulates_in_float32():

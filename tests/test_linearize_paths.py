@@ -279,12 +279,12 @@ def test_the_warning_names_the_critical_value():
         ),
         (
             lambda: predict.over_initializations(K, Y, prior=predict.Prior(np.eye(3))),
-            "over_initializations(kernel, y, time): expected `prior.train` with 12 x 12 finite entries, laid out like "
-            "the kernel; got shape (3, 3). Compute it for the same examples and outputs;",
+            "over_initializations(kernel, y, time): expected `prior.train` of shape (6, 2, 6, 2) or (12, 12), "
+            "finite; got shape (3, 3). Compute it for the same examples and outputs;",
         ),
         (
             lambda: predict.over_initializations(K, Y, prior=predict.Prior(K.array), kernel_test=K_TEST),
-            "expected `prior.test_train` with 8 x 12 finite entries, laid out like the kernel; got None.",
+            "expected `prior.test_train` of shape (4, 2, 6, 2) or (8, 12), finite; got None.",
         ),
         (
             lambda: predict.over_initializations(K, Y, 1.5, prior=predict.Prior(K.array), learning_rate=0.1),

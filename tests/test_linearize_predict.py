@@ -400,3 +400,54 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"outputs_test": None}, "`outputs` and `outputs_test`, or neither"),
+        ({"origin": predict.Origin(ORIGIN.train), "ridge": 0.1}, r"origin\(f, params, x, x_test\)"),
+    ],
+)
+def test_test_examples_with_half_of_what_they_need(change, match):
+    with pytest.raises(InvalidInputError, match=match):
+        predict.gradient_flow(K, Y, 1.0, **{**OUTPUTS, **change})
+
+
+def test_kernel_of_train_by_test_is_refused():
+    turned = Kernel(reference.ntk(jax.jit(net), PARAMS, X, X_TEST), Convention("full", C, probe="x"), symmetric=False)
+    square = Kernel(turned.array[:M], turned.convention, symmetric=False)
+    train = Kernel(K.array[:M, :, :M], Convention("full", C, probe="x"))
+    with pytest.raises(InvalidInputError, match="got one with the training examples as rows"):
+        predict.gradient_flow(train, Y[:M], 1.0, kernel_test=square)
+
+
+@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+def test_momentum_in_float32_over_a_million_steps(kind):
+    values = np.array([1.0, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5])
+    eta, steps = 0.03, 1_000_000
+
+    def run(dtype):
+        kernel = np.diag(values).astype(dtype)
+        return predict.gradient_descent(
+            kernel, np.ones(6, dtype), steps, eta, momentum=0.9, momentum_kind=kind, loss_denominator=1
+        ).train
+
+    with jax.enable_x64(True):
+        exact = np.asarray(run(np.float64))
+    assert 0.2 < exact[-1] < 0.999
+    np.testing.assert_allclose(run(np.float32), exact, rtol=2e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("time", [2.0, np.inf])
+def test_derivative_by_the_ridge(time):
+    f = lambda ridge: predict.gradient_flow(K, Y, time, ridge=ridge, **OUTPUTS).test.sum()
+    step = 1e-5
+    np.testing.assert_allclose(jax.grad(f)(0.1), (f(0.1 + step) - f(0.1 - step)) / (2 * step), rtol=1e-6)
+
+
+def test_inside_a_jit_that_closes_over_the_kernel():
+    kernel = jnp.asarray(K.array)
+    f = lambda ridge: predict.gradient_flow(kernel, Y, 1.0, ridge=ridge, loss_denominator=N).train
+    np.testing.assert_allclose(jax.jit(f)(0.1), f(0.1), rtol=1e-5)

@@ -11,7 +11,8 @@ import reference
 from thin import thin
 
 from ntkdiag import linearize
-from ntkdiag.errors import InvalidInputError
+from ntkdiag.errors import ExamplesInteractError, InvalidInputError
+from ntkdiag.linearize import predict
 from ntkdiag.linearize.matrix_free import CG, LSMR, NTKOperator, gauss_newton_step, least_squares, minimize
 
 N, M, D, C, W = 11, 4, 3, 2, 5
@@ -263,3 +264,38 @@ def test_ten_thousand_examples_with_ten_outputs():
     gradient = jax.tree.map(lambda g, d: g + 10.0 * d, gradient, found[0].step)
     scale = operator.cotangent(operator.outputs() - targets)
     assert np.linalg.norm(_flat(gradient)) < 1e-4 * np.linalg.norm(_flat(scale))
+
+
+def test_microbatches_of_examples_that_interact_are_refused():
+    normalised = lambda p, x: net(p, (x - x.mean(0)) / x.std(0))
+    with pytest.raises(ExamplesInteractError, match="or a microbatch of at least as many examples"):
+        NTKOperator(normalised, PARAMS, X, microbatch=2)
+    assert NTKOperator(normalised, PARAMS, X, microbatch=len(X)).n_examples == len(X)
+    assert NTKOperator(normalised, PARAMS, X, microbatch=2, check=False).n_examples == len(X)
+
+
+def test_flat_cotangents():
+    operator = NTKOperator(net, PARAMS, X)
+    v = operator.outputs()
+    flat, shaped = operator.cotangent(v.reshape(-1)), operator.cotangent(v)
+    assert all(jnp.array_equal(a, b) for a, b in zip(jax.tree.leaves(flat), jax.tree.leaves(shaped), strict=True))
+    with pytest.raises(InvalidInputError, match="cotangent"):
+        operator.cotangent(v[:1])
+
+
+def test_newton_steps_are_in_function_space():
+    with pytest.raises(InvalidInputError, match='expected `method` to be CG\\(space="function"'):
+        minimize(NTKOperator(net, PARAMS, X), lambda f: jnp.sum(f**2), damping=0.1, method=CG("parameters"))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_descent_without_end_needs_a_stable_learning_rate(ratio):
+    eta = ratio * 2 * N / np.linalg.eigvalsh(J @ J.T)[-1]
+    run = lambda: predict.gradient_descent(OPERATOR, Y, [3, np.inf], eta, ridge=0.1).train
+    if ratio < 1:
+        assert np.isfinite(run()).all()
+        return
+    with pytest.warns(RuntimeWarning, match="is above the critical"):
+        train = run()
+    assert np.isfinite(train[0]).all()
+    assert np.isnan(train[1]).all()

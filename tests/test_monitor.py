@@ -216,8 +216,8 @@ def test_reduced_kernel_has_no_margin_and_says_so():
     assert np.isnan(memory.rows[0]["ntk_critical_learning_rate"])
     assert memory.record["outputs"] == "mean"
     assert memory.record["notes"] == [
-        "The kernel is reduced over outputs (mean): its largest eigenvalue is below that of the full kernel, so the "
-        "critical learning rate and the margin would be unsafe and are NaN.",
+        "The kernel is reduced over outputs (mean): its largest eigenvalue is not that of the full kernel, so the "
+        "critical learning rate and the margin would be wrong and are NaN.",
         "Trace, eigenvalues, drift and alignment are those of the reduced kernel.",
         "No labels were given: the alignment is NaN.",
         "Eigenvalues below the noise floor of the kernel are NaN.",
@@ -269,6 +269,7 @@ def test_record():
         "mode": "unspecified",
         "loss": "mse",
         "loss_denominator": "examples",
+        "weight_decay": 0.0,
         "labels": True,
         "learning_rate": 0.1,
         "momentum": 0.5,
@@ -413,3 +414,41 @@ def test_asks_whether_the_compiler_can_be_trusted(normalised, reduces, monkeypat
     assert asked == []  # not compiled by the user: ntkdiag compiles it itself
     jax.jit(tx.update)(params, tx.init(params), params)
     assert asked == [reduces]
+
+
+def test_inside_inject_hyperparams():
+    params, x, y = problem()
+    memory = Memory()
+
+    @optax.inject_hyperparams
+    def optimizer(learning_rate):
+        return optax.chain(
+            optax.sgd(learning_rate), small(f, x, y, every=1, learning_rate=learning_rate, writers=memory)
+        )
+
+    train(optimizer(learning_rate=0.1), params, 3)
+    assert memory.steps == [0, 1, 2]
+    np.testing.assert_allclose(
+        memory.series("ntk_margin"), 0.1 / np.array(memory.series("ntk_critical_learning_rate")), rtol=1e-6
+    )
+
+
+def test_without_writers_the_step_has_no_callback():
+    params, x, y = problem()
+    state = watch(f, x, y).init(params)
+    for writers, expected in (((), False), ([Memory()], True)):
+        tx = watch(f, x, y, writers=writers)
+        assert ("debug_callback" in str(jax.make_jaxpr(tx.update)(params, state, params))) == expected
+
+
+def test_a_state_restored_with_another_probe_begins_anew():
+    params, x, y = problem()
+    one, other = (small(f, examples, y, every=1) for examples in (x, 2 * x))
+    _, state = one.update(params, one.init(params), params)
+    moved = jax.tree.map(lambda p: 1.1 * p, params)
+    _, same = one.update(params, state, moved)
+    assert float(same.ntk_drift) > 0
+    assert int(same.ntk_reference_step) == 0
+    _, fresh = other.update(params, state, moved)
+    assert float(fresh.ntk_drift) == 0
+    assert int(fresh.ntk_reference_step) == 1

@@ -238,3 +238,70 @@ def test_message_of_the_budget(budget):
         f"Monitor(f, x, y, ...): expected a positive budget, as a share of the wall time; got budget={budget!r}. "
         "0.02 is two percent; None sets no limit."
     )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("own", "rate", "said"), [(0.5, 0.5, 0.5), (None, 0.2, "opt_state")])
+def test_a_learning_rate_that_was_given_holds(own, rate, said):
+    params, x, y = problem()
+    memory = Memory()
+    state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.2).init(params)
+    found = Monitor(f, x, y, every=1, learning_rate=own, writers=[memory])(0, params, state)
+    np.testing.assert_allclose(found.margin, rate / found.critical_learning_rate, rtol=1e-9)
+    assert memory.record["learning_rate"] == said
+    assert not any("No learning rate" in note for note in memory.record["notes"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "objection"),
+    [
+        (optax.sgd(0.1), 0.0, None),
+        (optax.sgd(0.1, momentum=0.9), 0.9, None),
+        (
+            optax.chain(optax.clip_by_global_norm(1.0), optax.zero_nans(), optax.sgd(optax.constant_schedule(0.1))),
+            0,
+            None,
+        ),
+        (optax.MultiSteps(optax.sgd(0.1), 2), 0.0, None),
+        (optax.sgd(0.1), 0.9, "A momentum was stated and the optimizer has none"),
+        (optax.contrib.prodigy(0.1), 0.0, "keeps a ProdigyState"),
+        (optax.lbfgs(0.1), 0.0, "keeps a ScaleByLBFGSState"),
+        (optax.chain(optax.ema(0.9), optax.sgd(0.1)), 0.0, "keeps a EmaState"),
+    ],
+)
+def test_margin_only_for_what_is_sgd(optimizer, momentum, objection):
+    params, x, y = problem()
+    memory = Memory()
+    monitor = Monitor(f, x, y, every=1, learning_rate=0.1, momentum=momentum, writers=[memory])
+    found = monitor(0, params, optimizer.init(params))
+    assert np.isnan(found.margin) == (objection is not None)
+    assert any(objection in note for note in memory.record["notes"]) if objection else np.isfinite(found.margin)
+
+
+def test_among_the_switches_that_find_faults():
+    params, x, y = problem()
+    with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):
+        found = Monitor(f, x, y, every=1, loss="cross_entropy")(0, params)
+    assert found.status == Status.MEASURED
+    with jax.checking_leaks():
+        train(optax.chain(optax.sgd(0.1), watch(f, x, y, every=1)), params, 1)
+
+
+def test_what_fails_is_within_the_budget(clock):
+    params, x, y = problem()
+    attempts = []
+
+    def broken(params, x):
+        clock.seconds += 1.0
+        attempts.append(clock.seconds)
+        raise ValueError("broken")
+
+    monitor = Monitor(broken, x, y, every=1, budget=0.1)
+    with pytest.warns(RuntimeWarning, match="could not be measured"):
+        monitor(0, params)
+    for step in range(30):
+        monitor(step, params)
+        clock.seconds += 1.0
+    assert len(attempts) < 10
+    assert monitor.cost.measurements == 0
+    assert monitor.cost.skipped > 20

@@ -232,7 +232,7 @@ def test_other_parameters_are_refused():
         "watch(f, x, y, ...): expected the optimizer to hold the parameters of the measured function; got "
         "b/bias: missing, expected float32[2]; c/bias: unexpected float32[2]; c/kernel: unexpected float32[4, 2]; "
         "b/kernel: expected float32[4, 2], got float32[4, 1]. "
-        "Build f with ntkdiag.functionalize from the model that is trained."
+        "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part of it)."
     )
     state = tx.init(params)
     with pytest.raises(errors.StructureError, match="b/kernel: expected float32"):

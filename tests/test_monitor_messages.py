@@ -29,7 +29,7 @@ CALL = "watch(f, x, y, ...): "
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
             "got shapes [(2, 3), (3, 3)]. Correct this argument.",
         ),
-        ({"top_k": 0}, "expected top_k of at least 1; got top_k=0. Correct this argument."),
+        ({"top_k": 0}, "expected an integer top_k of at least 1; got top_k=0. Correct this argument."),
         (
             {"learning_rate": -0.1},
             "expected learning_rate to be a number from 0, a schedule of the step, or None; got learning_rate=-0.1. "

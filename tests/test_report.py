@@ -222,3 +222,25 @@ def test_ratios_and_shares():
     assert ratio(1.0, 0.0) == ratio(1.0, -1.0) == ratio(None, 1.0) == MISSING
     assert percent(0.1234) == "12.3 %"
     assert percent(None) == percent(float("nan")) == MISSING
+
+
+def test_history_of_a_monitor_with_a_name_and_of_sessions_with_other_numbers_of_eigenvalues(comparison, tmp_path):
+    renamed = [{key.replace("ntk_", "mine_"): value for key, value in row.items()} for row in rows()]
+    for row in renamed[1:]:
+        row["mine_eigenvalues"] = row["mine_eigenvalues"][:1]
+    text = comparison.save(tmp_path / "r.html", history=renamed).read_text(encoding="utf-8")
+    assert "history-" in text
+    both = [*renamed, *({key.replace("mine_", "yours_"): value for key, value in row.items()} for row in renamed)]
+    with pytest.raises(InvalidInputError, match="those of several monitors: mine, yours"):
+        comparison.save(tmp_path / "r.html", history=both)
+
+
+def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInputError, match="got a folder"):
+        comparison.save(tmp_path / "folder.html")
+    with pytest.raises(InvalidInputError, match="which cannot"):
+        comparison.save(tmp_path / "file" / "r.html")
+    with pytest.raises(InvalidInputError, match="file beside a history"):
+        comparison.save(tmp_path / "r.json", history=rows())

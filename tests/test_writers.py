@@ -167,3 +167,19 @@ def test_not_a_writer(writers, got):
         f"watch(writers=...): expected objects with a method write(step, values); got {got}. "
         "ntkdiag.monitor has JsonLines(path), Terminal() and Memory()."
     )
+
+
+def test_json_lines_stay_where_they_were_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    writers = JsonLines("~/home.jsonl"), JsonLines("here.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for writer in writers:
+        writer.write(0, {"a": 1.0, "b": float("nan"), "c": [1.0, float("nan")]})
+    for name in ("home", "here"):
+        _, [row] = read_json_lines(tmp_path / f"{name}.jsonl")
+        assert row["a"] == 1.0
+        assert np.isnan([row["b"], row["c"][1]]).all()
+    with pytest.raises(errors.InvalidInputError, match="expected a file; got a folder"):
+        JsonLines(tmp_path)

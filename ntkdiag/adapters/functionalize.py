@@ -158,8 +158,8 @@ def _check(model: Any, request: Request) -> None:
             f"inputs={request.inputs!r}",
             'Pass inputs="0" for the first of a tuple, say.',
         )
-    elif isinstance(model, Functional) and (_given(request) != {}):
-        given = ", ".join(f"{name}=" for name in _given(request))
+    elif isinstance(model, Functional) and _given(request).keys() - {"check_finite"}:
+        given = ", ".join(f"{name}=" for name in _given(request) if name != "check_finite")
         wrong = ("a model, where options are given", f"a Functional and {given}", "Pass the model it was made from.")
     if wrong is not None:
         raise errors.InvalidInputError(errors.message(_CALL, expected=wrong[0], got=wrong[1], do=wrong[2]))

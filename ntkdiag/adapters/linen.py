@@ -166,7 +166,7 @@ def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[
     from flax import traverse_util
 
     called = request.bound(module, call=_CALL)
-    options = {"method": request.method, "rngs": _keys(request.options.get("rngs"))}
+    options = {"method": request.method, "rngs": request.options.get("rngs")}
     options["mutable"] = _written(request, rest) or False
     if isinstance(request.output, Activations):
         options["capture_intermediates"] = True
@@ -177,6 +177,7 @@ def _runner(module: Any, request: Request, rest: Mapping[str, Any]) -> Callable[
         flags = request.mode.flags
         keywords = {n: v for n, v in keywords.items() if n not in flags or getattr(module, n, None) is None}
         keywords = {**options, **keywords}
+        keywords["rngs"] = _keys(keywords["rngs"])
         try:
             y = module.apply(variables, *args, **keywords)
         except flax_errors.FlaxError as error:

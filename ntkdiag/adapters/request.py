@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.adapters.mode import Mode
@@ -176,7 +177,7 @@ class Request:
 
 def as_key(key: Any) -> Any:
     """Make a key of a seed; keys and None stay."""
-    return jax.random.key(key) if isinstance(key, int) else key
+    return jax.random.key(key) if isinstance(key, int | np.integer) else key
 
 
 def _names(function: Callable[..., Any]) -> Mapping[str, Any]:

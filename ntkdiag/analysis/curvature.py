@@ -87,9 +87,9 @@ def _softmax_factor(logits: jax.Array, call: str) -> jax.Array:
         )
     root = jnp.sqrt(jax.nn.softmax(logits, axis=1))  # [n o]
     identity = jnp.eye(logits.shape[1], dtype=logits.dtype)
-    return root[:, :, None] * (identity - root[:, :, None] * root[:, None, :])  # [n o q]
+    return root[:, :, None] * (identity[None] - root[:, :, None] * root[:, None, :])  # [n o q]
 
 
 def _sigmoid_factor(logits: jax.Array) -> jax.Array:
     root = jnp.sqrt(jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits))
-    return root[:, :, None] * jnp.eye(logits.shape[1], dtype=logits.dtype)
+    return root[:, :, None] * jnp.eye(logits.shape[1], dtype=logits.dtype)[None]

@@ -8,7 +8,7 @@ from ntkdiag.analysis.alignment import mode_power
 from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number, require_positive
-from ntkdiag.kernels.operands.operand import KernelLike, read_square, refuse
+from ntkdiag.kernels.operands.operand import KernelLike, read_square, refuse_trace
 from ntkdiag.kernels.operands.precision import keeps_float64
 
 
@@ -102,7 +102,7 @@ def reachable_power(
 
 @keeps_float64
 def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Float[Array, ""]:
-    """Rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
+    """rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
 
     For squared error it is D^2 ||grad L||^2 / ||r||^2, so one backward pass gives it too. Falling rho means that
     learning has moved into the tail of the spectrum. Source: arXiv 2605.31244, whose normalisation may differ.
@@ -128,14 +128,7 @@ def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Flo
 def _rates(kernel: KernelLike, learning_rate: Number, loss_denominator: Number | None, call: str) -> jax.Array:
     require_positive(learning_rate, call, "learning_rate")
     operand = read_square(kernel, call)
-    convention = operand.convention
-    if convention is not None and convention.outputs in ("trace", "random-projections") and convention.n_outputs > 1:
-        refuse(
-            call,
-            expected='the full kernel, or a reduction on the scale of one output such as outputs="mean"',
-            got=f'outputs="{convention.outputs}", which sums {convention.n_outputs} outputs',
-            do='Use outputs="mean", which is the trace divided by C.',
-        )
+    refuse_trace(operand, call)
     denominator = denominator_of(operand, loss_denominator, call)
     values = jnp.linalg.eigvalsh(operand.symmetric_matrix)[::-1]
     floor = operand.noise_floor * jnp.max(jnp.abs(values))

@@ -14,8 +14,10 @@ from ntkdiag.checkpoints.movement import parameter_movement
 from ntkdiag.checkpoints.placing import as_model
 from ntkdiag.checkpoints.prediction import predict
 from ntkdiag.checkpoints.settings import Loss, Settings, read_settings
-from ntkdiag.checkpoints.sides import Side, read_side, require_comparable
-from ntkdiag.checkpoints.targets import read_targets
+from ntkdiag.checkpoints.sides import Side, is_model, read_side, require_comparable
+from ntkdiag.checkpoints.targets import read_targets, require_probabilities
+
+_FIT = "Check that x has the shape the model takes, and wrap the model to return the outputs to compare."
 
 
 def compare(
@@ -73,12 +75,15 @@ def compare(
     """
     settings = read_settings(x, y, outputs, loss, learning_rate, momentum, memory)
     names = labels or (None, None)
-    model = as_model(model) if model is not None else _model_of(a, b)
-    side_a = read_side(a, name="a", label=names[0], step=step_a, model=model, variables=variables)
-    side_b = read_side(b, name="b", label=names[1], step=step_b, model=model, variables=variables)
+    given = {"model": as_model(model) if model is not None else _model_of(a, b), "variables": variables}
+    given["like"] = model if isinstance(model, Functional) else None
+    side_a = read_side(a, name="a", label=names[0], step=step_a, **given)
+    side_b = read_side(b, name="b", label=names[1], step=step_b, **given)
     side_a, side_b = require_comparable(side_a, side_b)
-    shape = _output_shape(side_a, settings)
+    shape, _ = (_output_shape(side, settings) for side in (side_a, side_b))
     targets, classes = (None, None) if settings.y is None else read_targets(settings.y, shape[1])
+    if targets is not None and settings.loss == "cross_entropy":
+        require_probabilities(targets)
     return _measure(side_a, side_b, settings, targets, classes)
 
 
@@ -102,7 +107,7 @@ def _measure(
 
 
 def _model_of(a: Any, b: Any) -> Any:
-    return next((side for side in (a, b) if isinstance(side, Functional)), None)
+    return next((side for side in (a, b) if is_model(side)), None)
 
 
 def _output_shape(side: Side, settings: Settings) -> tuple[int, int]:
@@ -111,22 +116,30 @@ def _output_shape(side: Side, settings: Settings) -> tuple[int, int]:
         output = jax.eval_shape(f, params, settings.x)
     except Exception as error:
         first = (str(error).strip() or "no message").splitlines()[0]
-        raise _fit_error(f"{type(error).__name__}: {first[:200]}") from error
+        missing = type(error).__name__ == "ScopeCollectionNotFound"
+        do = "Pass variables=, as init returns them, for collections that were not saved." if missing else _FIT
+        raise _fit_error(f"{side.label}: {type(error).__name__}: {first[:200]}", do) from error
     leaves = jax.tree.leaves(output)
     if len(leaves) != 1 or leaves[0].shape[:1] != (settings.n_examples,):
         raise _fit_error(f"outputs of shape {', '.join(str(leaf.shape) for leaf in leaves)}")
     n_outputs = int(np.prod(leaves[0].shape[1:]))
+    if leaves[0].ndim > 2 and (settings.loss == "cross_entropy" or (settings.y is not None and settings.y.ndim == 1)):
+        raise _fit_error(
+            f"outputs of shape {leaves[0].shape}",
+            "Classes are told apart by the last of two axes: compare f(params, x)[:, -1], or flatten the positions of "
+            "the probe into examples.",
+        )
     if settings.loss == "cross_entropy" and n_outputs < 2:
         raise _fit_error('a single output with loss="cross_entropy"')
     return settings.n_examples, n_outputs
 
 
-def _fit_error(got: str) -> errors.InvalidInputError:
+def _fit_error(got: str, do: str = _FIT) -> errors.InvalidInputError:
     return errors.InvalidInputError(
         errors.message(
             "compare(a, b, model=..., x=...)",
-            expected="a model that gives one array [N ...] for x [N ...], with two or more logits for cross-entropy",
+            expected="a model that gives one array [N ...] for x [N ...]; for cross-entropy [N C] with C of 2 or more",
             got=got,
-            do="Check that x has the shape the model takes, and wrap the model to return the outputs to compare.",
+            do=do,
         )
     )

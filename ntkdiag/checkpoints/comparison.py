@@ -89,7 +89,7 @@ class Comparison:
             InvalidInputError: As `check_report` does.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
         """
-        path = pathlib.Path(path)
+        path = pathlib.Path(path).expanduser()
         check_report(path, history=history)
         if path.suffix == ".json":
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
@@ -105,7 +105,8 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
     """Refuse what `Comparison.save` cannot do, before there is a comparison.
 
     Raises:
-        InvalidInputError: The path has another ending than ``.html`` or ``.json``, or `history` holds no measurement.
+        InvalidInputError: The path has another ending than ``.html`` or ``.json`` or cannot be written, or `history`
+            holds no measurement or is not for an ``.html`` file.
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
     if path.suffix not in (".html", ".json"):
@@ -123,6 +124,25 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
 
         require_report()
         read_history(history)
+    elif history is not None:
+        raise errors.InvalidInputError(
+            errors.message(
+                f"Comparison.save({os.fspath(path)!r}, history=...)",
+                expected="an .html file beside a history, which is drawn",
+                got="a .json file",
+                do="Leave history out.",
+            )
+        )
+    folder = next(parent for parent in path.expanduser().absolute().parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise errors.InvalidInputError(
+            errors.message(
+                f"Comparison.save({os.fspath(path)!r})",
+                expected="a file in a folder that can be written to",
+                got="a folder" if path.is_dir() else f"{folder}, which cannot",
+                do="Choose another path.",
+            )
+        )
 
 
 def compare_measured(

@@ -9,7 +9,7 @@ from ntkdiag.checkpoints.location import Location, checkpoint_error, locate
 from ntkdiag.checkpoints.manifest import Keys
 from ntkdiag.checkpoints.orbax import Tree, describe, keyed_leaves, load
 
-NOT_COLLECTIONS = ("opt_state",)
+NOT_COLLECTIONS = ("opt_state", "optimizer", "optimizer_state", "optim", "ema", "ema_params", "grads")
 
 
 @dataclasses.dataclass(frozen=True)

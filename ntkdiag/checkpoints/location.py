@@ -10,7 +10,7 @@ from ntkdiag import errors
 ITEM_FILE = "_METADATA"
 STEP_FILE = "_CHECKPOINT_METADATA"
 UNFINISHED = ".orbax-checkpoint-tmp"
-PREFERRED_ITEMS = ("state", "default", "params")
+PREFERRED_ITEMS = ("params", "state", "default")
 _STEP = re.compile(r"^(?:.*_)?(\d+)$")
 
 

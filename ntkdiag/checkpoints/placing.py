@@ -120,12 +120,12 @@ def _into_functional(
     model: Functional, params: Any, collections: Mapping[str, Any], call: str
 ) -> tuple[Functional, str]:
     trainable, saved = leaves_by_path(model.params), leaves_by_path(params)
-    own = {**{path: leaf for path, leaf in model.fixed.items()}, **trainable}
-    _require_fit(own, saved, set(trainable), call)
+    fixed = {path.removeprefix("params/"): leaf for path, leaf in model.fixed.items()}  # linen names collections
+    _require_fit({**fixed, **trainable}, saved, set(trainable), call)
     chosen = {path: leaf for path, leaf in saved.items() if path in trainable}
     functional = model.with_params(_replaced(model.params, chosen), check_finite=False)
     beside = {**saved, **leaves_by_path(collections)}
-    differing = [path for path, leaf in model.fixed.items() if path in beside and not _equal(leaf, beside[path])]
+    differing = [path for path, leaf in fixed.items() if path in beside and not _equal(leaf, beside[path])]
     if not model.fixed:
         return functional, "none"
     said = f"those of the Functional given as model= ({_some(list(model.fixed))})"

@@ -8,7 +8,11 @@ import jax
 import numpy as np
 
 from ntkdiag._compat import compiler_options
+from ntkdiag.kernels.interaction import roundoff_of
 from ntkdiag.linearize import linearize, taylor_expand
+
+# Rounding over the change of the outputs up to which it does not decide on which side of 0.1 e1 lies.
+_RESOLVED = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Prediction:
         outputs: `[n o]` outputs of the linearised model at theta_B.
         rms: Root mean square of its difference to the outputs at B over examples and outputs, in units of f.
         max: Largest absolute difference.
-        e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if nothing changed.
+        e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if nothing changed, or too
+            little to tell it from rounding.
         e2: The same for the quadratic model; e2 << e1 says that the quadratic model suffices.
         agreement: Share of examples whose largest output is the same; None for a single output.
     """
@@ -58,14 +63,16 @@ def predict(
         for model in (linearize(f, params_a), taylor_expand(f, params_a, 2))
     )
     difference = linear - actual
-    change = float(np.linalg.norm(actual - start))
+    change, error = float(np.linalg.norm(actual - start)), float(np.linalg.norm(difference))
+    rounding = roundoff_of(f, params_a, x) * float(np.linalg.norm(actual))
+    resolved = change > 0 and (rounding < _RESOLVED * change or error > 3 * rounding)
     agree = actual.shape[1] > 1
     return Prediction(
         outputs=linear,
         rms=float(np.sqrt(np.mean(difference**2))),
         max=float(np.abs(difference).max()),
-        e1=float(np.linalg.norm(difference)) / change if change > 0 else None,
-        e2=float(np.linalg.norm(quadratic - actual)) / change if change > 0 else None,
+        e1=error / change if resolved else None,
+        e2=float(np.linalg.norm(quadratic - actual)) / change if resolved else None,
         agreement=float(np.mean(linear.argmax(axis=1) == actual.argmax(axis=1))) if agree else None,
     )
 

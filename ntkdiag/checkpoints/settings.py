@@ -1,13 +1,14 @@
 """What a comparison is asked to measure, checked before anything is computed."""
 
 import dataclasses
-import hashlib
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.kernels.probe import digest
 
 Loss = Literal["mse", "cross_entropy"]
 LOSSES = ("mse", "cross_entropy")
@@ -43,13 +44,8 @@ class Settings:
 
     @property
     def probe(self) -> str:
-        """SHA-256 of the probe examples: dtype, shape and bytes of every leaf."""
-        digest = hashlib.sha256()
-        for leaf in jax.tree.leaves(self.x):
-            array = np.asarray(leaf)
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        """SHA-256 of the probe examples, as the kernels name it."""
+        return digest(jax.tree.map(jnp.asarray, self.x))
 
 
 def read_settings(
@@ -69,17 +65,18 @@ def read_settings(
     if not same or shapes[0][0] < 2:
         got, do = f"shapes {shapes}", "Pass a probe batch [N ...]; what is centred needs two examples or more."
         raise _error("x=...", "two or more examples on the leading axis of every leaf of x", got, do)
-    if not all(np.isfinite(leaf).all() for leaf in leaves if leaf.dtype.kind == "f"):
+    floating = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    if not all(np.isfinite(leaf.astype(np.float64)).all() for leaf in floating):
         raise _error("x=...", "a finite probe", "NaN or infinity in x", "Drop the examples that hold them.")
     if outputs not in OUTPUTS:
         raise _error(f"outputs={outputs!r}", f"one of {OUTPUTS}", repr(outputs), 'The default is "full".')
     if loss not in LOSSES:
         do = "It sets the loss and the stability numbers; kernels do not depend on it."
         raise _error(f"loss={loss!r}", '"mse" or "cross_entropy"', repr(loss), do)
-    if learning_rate is not None and not learning_rate > 0:
+    if learning_rate is not None and not (_is_number(learning_rate) and 0 < learning_rate < np.inf):
         do = "Leave it out to skip the stability margin."
         raise _error(f"learning_rate={learning_rate!r}", "a positive number", repr(learning_rate), do)
-    if not 0 <= momentum < 1:
+    if not (_is_number(momentum) and 0 <= momentum < 1):
         raise _error(f"momentum={momentum!r}", "a number in [0, 1)", repr(momentum), "Pass the momentum of optax.sgd.")
     labels = None if y is None else np.asarray(y)
     n = shapes[0][0]
@@ -87,6 +84,10 @@ def read_settings(
         do = "x and y are the same examples in the same order."
         raise _error("y=...", f"one label for each of the {n} examples of x", f"shape {labels.shape}", do)
     return Settings(x, labels, outputs, loss, learning_rate, float(momentum), memory)
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
 def _error(argument: str, expected: str, got: str, do: str) -> errors.InvalidInputError:

@@ -38,7 +38,9 @@ class Side:
     shares_model: bool
 
 
-def read_side(source: Any, *, name: str, label: str | None, step: int | None, model: Any, variables: Any) -> Side:
+def read_side(
+    source: Any, *, name: str, label: str | None, step: int | None, model: Any, variables: Any, like: Any
+) -> Side:
     """Bring one argument of `compare` to a Functional.
 
     Args:
@@ -48,6 +50,7 @@ def read_side(source: Any, *, name: str, label: str | None, step: int | None, mo
         step: Step of a manager root.
         model: What gives the parameters their meaning; see `compare`.
         variables: Variables of a linen module.
+        like: A Functional whose options hold for models, too; None for none.
 
     Returns:
         The side; its parameters are known to be finite.
@@ -65,10 +68,11 @@ def read_side(source: Any, *, name: str, label: str | None, step: int | None, mo
     else:
         _require_no_step(source, step, call)
         path = None
-        values, collections = (None, {}) if _is_model(source) else _split(source, model)
+        whole = is_model(source) and not _is_part(source, model)
+        values, collections = (None, {}) if whole else _split(source, model)
     shares_model = values is not None
     if values is None:
-        functional = source if isinstance(source, Functional) else functionalize(source, check_finite=False)
+        functional = _functional(source, like, call)
         fixed_state = "its own" if functional.fixed else "none"
         values = functional.params
     else:
@@ -134,10 +138,36 @@ def _split(tree: Any, model: Any) -> tuple[Any, dict[str, Any]]:
     return strip_value_level(tree), {}
 
 
-def _is_model(source: Any) -> bool:
+def is_model(source: Any) -> bool:
+    """Whether an argument of `compare` knows its own function."""
     modules = (("flax.nnx", "Module"), ("equinox", "Module"))
     loaded = [getattr(sys.modules[library], name) for library, name in modules if library in sys.modules]
     return isinstance(source, (Functional, *loaded))
+
+
+def _is_part(source: Any, model: Any) -> bool:
+    """Whether an Equinox module holds parameters only, as `equinox.filter` and `partition` leave it."""
+    module = getattr(sys.modules.get("equinox"), "Module", ())
+    if isinstance(source, Functional) or not isinstance(source, module):
+        return False
+    fewer = isinstance(model, module) and len(jax.tree.leaves(source)) < len(jax.tree.leaves(model))
+    return fewer or is_plain_callable(model)
+
+
+def _functional(source: Any, like: Functional | None, call: str) -> Functional:
+    """A model as a Functional, with the options of another one where there is one."""
+    if isinstance(source, Functional) or like is None:
+        return source if isinstance(source, Functional) else functionalize(source, check_finite=False)
+    if like.extract is None or like.fixed:
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="parameters, beside a Functional as model= that holds arrays fixed",
+                got=f"a {type(source).__name__}, which has such arrays of its own",
+                do="Pass a Functional for each side, made with the same options.",
+            )
+        )
+    return like.with_params(like.extract(source), check_finite=False)
 
 
 def _require_model(model: Any, call: str) -> Any:

@@ -18,6 +18,8 @@ def read_targets(y: np.ndarray, n_outputs: int) -> tuple[np.ndarray, np.ndarray 
     Raises:
         InvalidInputError: The labels do not fit the outputs.
     """
+    if y.dtype.kind not in "biuf" and not np.issubdtype(y.dtype, np.number):
+        raise _error("numbers", f"{y.dtype}")
     integers = np.issubdtype(y.dtype, np.integer) or y.dtype == bool
     if y.ndim == 1 and integers and n_outputs > 1:
         if y.min() < 0 or y.max() >= n_outputs:
@@ -32,6 +34,21 @@ def read_targets(y: np.ndarray, n_outputs: int) -> tuple[np.ndarray, np.ndarray 
         raise _error("labels that differ between examples", "the same label for every example")
     one_hot = n_outputs > 1 and np.isin(targets, (0, 1)).all() and (targets.sum(1) == 1).all()
     return targets, targets.argmax(axis=1) if one_hot else None
+
+
+def require_probabilities(targets: np.ndarray) -> None:
+    """Refuse targets that a softmax cannot be compared with.
+
+    Args:
+        targets: `[n o]`.
+
+    Raises:
+        InvalidInputError: A row is negative somewhere, or does not sum to 1.
+    """
+    sums = targets.sum(axis=1)
+    if targets.min() < 0 or np.abs(sums - 1).max() > 1e-3:
+        got = f"entries from {targets.min():.3g}, sums of rows from {sums.min():.3g} to {sums.max():.3g}"
+        raise _error('class numbers, or probabilities in every row, for loss="cross_entropy"', got)
 
 
 def mean_loss(outputs: np.ndarray, targets: np.ndarray, loss: str) -> float:

@@ -48,11 +48,6 @@ class KernelAxes:
         return {a for a, _ in self.traced}
 
     @property
-    def tied_labels(self) -> set[int]:
-        """Labels shared by rows and columns."""
-        return {a for a, _ in self.traced + self.diagonal}
-
-    @property
     def sizes(self) -> dict[int, int]:
         """Length of every label."""
         columns = dict(zip(self.labels2, self.shape2, strict=True))

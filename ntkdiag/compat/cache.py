@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from ntkdiag.kernels.keywords import hashable
+
 _KEPT = 64
 
 
@@ -42,24 +44,7 @@ def signature(arguments: Any) -> tuple:
     return tree, tuple(map(_of_leaf, leaves)), mode
 
 
-class Itself:
-    """Anything as a key, equal to itself only."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and self.value is other.value
-
-
 def _of_leaf(leaf: Any) -> Any:
     if hasattr(leaf, "dtype"):
         return leaf.shape, leaf.dtype
-    try:
-        hash(leaf)
-    except TypeError:
-        return Itself(leaf)
-    return type(leaf), leaf
+    return type(leaf), hashable(leaf)

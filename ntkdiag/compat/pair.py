@@ -161,10 +161,10 @@ class Pair:
 
     def _block(self, params: Any, first: Arrays, second: Arrays | None, index1: Any, index2: Any) -> jax.Array:
         """All examples with all: [n k m l], [n m] or [n m o]."""
-        rows, n = self._factors(self.rows, 0, params, first, index1)
+        rows, n = self._factors(self.rows, params, first, index1)
         if second is None:
             return self.gram.symmetric(rows, self._shape(n, n))[0]
-        columns, m = self._factors(self.columns, 1, params, second, index2)
+        columns, m = self._factors(self.columns, params, second, index2)
         return jnp.broadcast_to(self.gram(rows, columns)[0], self._shape(n, m))
 
     def _one_by_one(self, params: Any, first: Arrays, second: Arrays | None, index1: Any, index2: Any) -> jax.Array:
@@ -177,7 +177,7 @@ class Pair:
 
         return jax.lax.map(one, (first[0], second and second[0]), batch_size=self.chunk)
 
-    def _factors(self, half: Half, side: int, params: Any, arrays: Arrays, index: Any) -> tuple[list, int]:
+    def _factors(self, half: Half, params: Any, arrays: Arrays, index: Any) -> tuple[list, int]:
         mapped, shared = arrays
         basis = self.grouping.basis(index, half.n_outputs, half.dtype)
         return half.program.factors(half.ways, params, basis, {"shared": shared}, mapped)[0], mapped[0].shape[0]

@@ -94,9 +94,9 @@ def plan_pair(
         for fn, program, own, source, label in zip(functions, programs, parts, sources, examples, strict=False)
     ]
     plan, blocks, chunk = None, None, rows.cut.n if one_by_one else None
+    dtype = HIGHEST.dtype(jnp.result_type(*(half.dtype for half in halves)))
     if limits.budget is not None:
-        plan, blocks, chunk = _fit(halves, grouping, (n, m), one_by_one, limits, call)
-    dtype = jnp.promote_types(jnp.result_type(*(half.dtype for half in halves)), jnp.float32)
+        plan, blocks, chunk = _fit(halves, grouping, dtype, (n, m), one_by_one, limits, call)
     second = halves[1] if columns else dataclasses.replace(halves[0], labels=examples[1])
     gram = Gram(grouping.contraction, HIGHEST, ((0,),) * len(ways), 1)
     return Pair(axes, halves[0], second, columns is None, grouping, gram, dtype, chunk, blocks, plan, call)
@@ -133,7 +133,13 @@ def _ways_of(ways: tuple[Way, ...], parts: list[Part]) -> tuple[Way, ...]:
 
 
 def _fit(
-    halves: list[Half], grouping: Grouping, sizes: tuple[int, int], one_by_one: bool, limits: Limits, call: str
+    halves: list[Half],
+    grouping: Grouping,
+    dtype: Any,
+    sizes: tuple[int, int],
+    one_by_one: bool,
+    limits: Limits,
+    call: str,
 ) -> tuple[Plan | None, Blocks | None, int | None]:
     """The engine's plan where it can run step by step, or blocks of examples, or how many at a time one by one."""
     rows, budget = halves[0], limits.budget
@@ -141,7 +147,8 @@ def _fit(
     k = grouping.directions(0, rows.n_outputs)
     basis = jax.ShapeDtypeStruct((k, rows.n_outputs), rows.dtype)
     reduction = grouping.reduction(rows.n_outputs)
-    plan = make_plan(rows.program, rows.ways, basis, reduction, *sizes, budget, call, streams=True)  # type: ignore[arg-type]
+    given = rows.program, rows.ways, basis, reduction, dtype, 1, *sizes
+    plan = make_plan(*given, budget, call, streams=True)  # type: ignore[arg-type]
     if one_by_one:
         return None, None, max(1, min(limits.tile or rows.n, rows.n, budget // max(1, plan.peak_bytes)))
     different = len(halves) == 2 and halves[0].n_outputs != halves[1].n_outputs

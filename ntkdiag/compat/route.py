@@ -7,11 +7,12 @@ from typing import Any
 import jax
 
 from ntkdiag import errors
-from ntkdiag.compat.cache import Cache, Itself, signature
+from ntkdiag.compat.cache import Cache, signature
 from ntkdiag.compat.cut import Cut, cut_examples, cut_whole, is_array
 from ntkdiag.compat.independence import ClosesOverTracers, difference, interact_error
 from ntkdiag.compat.vmap_axes import VmapAxes, axes_of_leaves
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.keywords import Same
 from ntkdiag.kernels.operands.operand import refuse
 
 # Functions already looked at, so that the kernels of one function share the answer.
@@ -76,7 +77,7 @@ def find_route(
     arguments = params, [(side.x, side.kwargs) for side in sides]
     if is_traced(arguments):  # f may close over tracers of the same trace
         return _find(f, params, sides, axes, call, check=check)
-    key = Itself(f), repr(axes), check, signature(arguments)
+    key = Same(f), repr(axes), check, signature(arguments)
     route = _FOUND.get(key)
     if route is None:
         route = _find(f, params, sides, axes, call, check=check)

@@ -88,9 +88,7 @@ class Contraction:
 
     def _nothing(self, columns: bool) -> Compiled:
         """The compiled function of () -> what the shares of the pieces are added to."""
-        gram, shares = self.task.gram, self.shares
-        dtype = self.task.rows.program.tangents.dtype
-        dtype = jnp.float64 if gram.dot.name == "float64" else jnp.promote_types(dtype, "float32")
+        gram, shares, dtype = self.task.gram, self.shares, self.task.dtype
         zeros = lambda: [gram.nothing(self.shape, dtype, columns) for _ in range(shares)]
         return self.task.compiled(("nothing", self.shape, shares, columns), zeros)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ntkdiag.kernels.streams import Stream
 from ntkdiag.tangents.factors import Dense, Outer
@@ -59,11 +60,10 @@ class Gram:
                 product = r.gram(c, self.contraction, self.dot)
                 product = product if weight is None else product * weight
                 totals[group] = product if totals[group] is None else totals[group] + product
-        zero = jnp.zeros(
-            (1, 1, 1, 1) if self.contraction == "full" else (1, 1, 1) if self.contraction == "diagonal" else (1, 1)
-        )
-        totals = [zero if total is None else total for total in totals]
-        return [sum(streamed, start=totals[0])] if streamed else totals
+        if streamed:
+            totals = [functools.reduce(jnp.add, [*streamed, *(total for total in totals if total is not None)])]
+        zero = np.zeros([1] * {"full": 4, "diagonal": 3, "trace": 2}[self.contraction], np.float32)
+        return [zero if total is None else total for total in totals]
 
     def symmetric(
         self,

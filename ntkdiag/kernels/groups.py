@@ -19,6 +19,11 @@ def leaf_names(ways: tuple[Way, ...], paths: list[str], stacked: dict[int, int])
     return names
 
 
+def _matches(name: str, glob: str) -> bool:
+    """Whether a name is, or is matched: ``*`` and ``**`` alike match any part of a path, ``**/`` nothing, too."""
+    return name == glob or any(fnmatch.fnmatchcase(name, one) for one in (glob, glob.removeprefix("**/")))
+
+
 def group(
     names: list[list[str]], wanted: bool | str | list[str], call: str
 ) -> tuple[tuple[tuple[int, ...], ...], list[str]]:
@@ -49,16 +54,17 @@ def group(
                 do="per_leaf=True gives the kernel of every parameter.",
             )
         )
+    first = lambda name: next((glob for glob in globs if _matches(name, glob)), "(rest)")
+    taken = {first(name) for name in flat}
     for glob in globs:
-        if not any(fnmatch.fnmatchcase(name, glob) for name in flat):
+        if glob not in taken:
             raise errors.InvalidInputError(
                 errors.message(
                     call,
                     expected="path globs that match parameters",
-                    got=f"per_leaf={glob!r}, which matches none",
+                    got=f"per_leaf={glob!r}, which matches none" + (" that is left" if len(globs) > 1 else ""),
                     do=f"The parameters are: {', '.join(dict.fromkeys(flat))}.",
                 )
             )
-    first = lambda name: next((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), "(rest)")
     keys = list(dict.fromkeys([*globs, *(first(name) for name in flat)]))
     return tuple(tuple(keys.index(first(name)) for name in part) for part in names), keys

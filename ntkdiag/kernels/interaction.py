@@ -10,39 +10,132 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.tangents.roundoff import eps_of, unit_roundoff
 
+_FEW = 4
 
-def check_independent(outputs: Callable[[Any], Any], params: Any, alone: Any, roundoff: float, call: str) -> None:
-    """Compare f of the whole batch with f of each example alone (already at hand from the factors).
+_JOINTLY = ', or examples="joint" to differentiate the batch as a whole'
+
+
+def check_few(f: Callable[..., Any], params: Any, x: Any, call: str, otherwise: str = _JOINTLY) -> None:
+    """Compare f of the first examples together and one by one, where nothing has been computed yet.
 
     Args:
-        outputs: Those of the batch, as a function of the parameters.
+        f: `f(params, x)`, compiled once for each function.
         params: The parameters.
-        alone: Outputs of each example evaluated by itself [n C].
-        roundoff: How coarsely f rounds.
+        x: Examples.
         call: For the message.
+        otherwise: For the message: what else can be done.
 
     Raises:
         ExamplesInteractError: They differ by more than rounding.
     """
-    together, alone = _matrix(outputs(params)), np.asarray(alone, np.float64)
-    unit = roundoff**0.5
+    few, run = _first(x), jax.jit(f)
+    if jax.tree.leaves(few)[0].shape[0] > 1:
+        check_independent(run, params, few, _alone(run, params, few), roundoff_of(f, params, few), call, otherwise)
+
+
+def check_independent(
+    f: Callable[[Any, Any], Any],
+    params: Any,
+    x: Any,
+    alone: np.ndarray,
+    roundoff: float,
+    call: str,
+    otherwise: str = _JOINTLY,
+) -> None:
+    """Compare f of the whole batch with f of each example alone (already at hand from the factors).
+
+    What the other examples change may be multiplied by zero for now: in a network whose last layer begins as zero, or a
+    branch of it. So NaN is put into all examples but one. Where it comes out of that one, too, or cannot be put in, a
+    few examples are compared again at other parameters and inputs.
+    Cost: two forward passes; then a few more, of one and of four examples.
+
+    Args:
+        f: `f(params, x)`.
+        params: The parameters.
+        x: Examples.
+        alone: Outputs of each example evaluated by itself [n C].
+        roundoff: How coarsely f rounds.
+        call: For the message.
+        otherwise: For the message: what else can be done.
+
+    Raises:
+        ExamplesInteractError: They differ by more than rounding.
+    """
+    with jax.debug_nans(False):
+        together = _compare(f, params, x, np.asarray(alone, np.float64), roundoff, call, otherwise)
+        if _suspicious(f, params, x, together):
+            params, few = _elsewhere((params, _first(x)))
+            _compare(f, params, few, _alone(f, params, few), roundoff, call, otherwise)
+
+
+def _compare(
+    f: Callable[[Any, Any], Any], params: Any, x: Any, alone: np.ndarray, roundoff: float, call: str, otherwise: str
+) -> np.ndarray:
+    """The outputs of the batch, if they are those of each example alone."""
+    together, unit = _matrix(f(params, x)), roundoff**0.5
     scale = np.abs(alone[np.isfinite(alone)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         error = np.abs(together - alone)
     worst = float(
         np.nan_to_num(error, nan=np.inf if np.isnan(error).any() and np.isfinite(together).all() else 0).max()
     )
-    if worst <= unit * max(scale, 1e-30) or worst <= rounding(outputs, params, roundoff):
-        return
+    if worst <= unit * max(scale, 1e-30) or worst <= rounding(lambda params: f(params, x), params, roundoff):
+        return together
     raise errors.ExamplesInteractError(
         errors.message(
             call,
             expected="outputs of one example that do not depend on the other examples of the batch",
             got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is evaluated by itself",
-            do='Use eval mode (running statistics) or mode="dropout" (one mask for all examples), or examples="joint" '
-            "to differentiate the batch as a whole.",
+            do=f'Use eval mode (running statistics) or mode="dropout" (one mask for all examples){otherwise}.',
         )
     )
+
+
+def _suspicious(f: Callable[[Any, Any], Any], params: Any, x: Any, together: np.ndarray) -> bool:
+    """Whether values alone do not show that the first example is independent of the others."""
+    leaves = jax.tree.leaves(x)
+    if not any(map(_is_floating, leaves)):  # no NaN can be put in: is there a layer or a gate that is zero?
+        weights = [leaf for leaf in jax.tree.leaves(params) if _is_floating(leaf) and jnp.ndim(leaf) != 1]
+        return not all(np.any(np.asarray(leaf)) for leaf in weights)
+
+    def poisoned(leaf: Any) -> Any:
+        if not _is_floating(leaf):
+            return leaf
+        host = np.array(leaf)
+        host[1:] = np.nan
+        return jax.device_put(host, leaf.sharding)
+
+    return bool(np.isnan(_matrix(f(params, jax.tree.map(poisoned, x)))[0]).any() and not np.isnan(together[0]).any())
+
+
+def _elsewhere(tree: Any) -> Any:
+    """Other numbers of the same size; where all are zero, of size 0.1."""
+    rng = np.random.default_rng(0)
+
+    def moved(leaf: Any) -> Any:
+        if not _is_floating(leaf):
+            return leaf
+        host = np.asarray(leaf, np.float64)
+        size = np.sqrt(np.mean(host**2)) if host.size and np.any(host) else 1.0
+        host = (host + 0.1 * size * rng.normal(size=host.shape)).astype(leaf.dtype)
+        return jax.device_put(host, getattr(leaf, "sharding", None))
+
+    return jax.tree.map(moved, tree)
+
+
+def _alone(f: Callable[[Any, Any], Any], params: Any, x: Any) -> np.ndarray:
+    """Outputs of each example evaluated by itself [n C]."""
+    n = jax.tree.leaves(x)[0].shape[0]
+    return np.concatenate([_matrix(f(params, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], x))) for i in range(n)])
+
+
+def _first(x: Any) -> Any:
+    """The first few examples."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[:_FEW]), x)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def rounding(outputs: Callable[[Any], Any], params: Any, roundoff: float) -> float:
@@ -59,7 +152,7 @@ def rounding(outputs: Callable[[Any], Any], params: Any, roundoff: float) -> flo
     unit, rng = roundoff**0.5, np.random.default_rng(0)
 
     def moved(leaf: Any) -> Any:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        if not _is_floating(leaf):
             return leaf
         return (leaf * (1 + unit * rng.choice([-1.0, 1.0], leaf.shape))).astype(leaf.dtype)
 

@@ -19,7 +19,7 @@ def budget(memory: int | float | str | None) -> int:
     """
     if memory is None:
         return free_memory() // 2
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", str(memory))
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", str(memory))
     unit = _UNITS.get(match[2].upper()) if match else None
     try:
         value = float(match[1]) if match and unit else 0.0
@@ -42,16 +42,21 @@ def free_memory() -> int:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    free = [_meminfo("MemAvailable")]
+    free = [_available()]
     group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no limit, or no control groups
-        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        used = int((group / "memory.current").read_text()) - _field(group / "memory.stat", "inactive_file")
+        free.append(int((group / "memory.max").read_text()) - used)
     return min(value for value in free if value)
 
 
-def _meminfo(field: str) -> int:
+def _available() -> int:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * _field(Path("/proc/meminfo"), "MemAvailable:")
     except OSError:  # not Linux: assume a small machine
         return 4 * 10**9
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def _field(path: Path, name: str) -> int:
+    """The number behind a name, in a file of one per line."""
+    return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)

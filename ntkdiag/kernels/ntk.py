@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import operator
 import os
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntkdiag import errors
 from ntkdiag.kernels import arguments, constants, meshes, prepare
 from ntkdiag.kernels import memory as budgets
 from ntkdiag.kernels import spill as spilling
@@ -59,10 +62,12 @@ def ntk(
         outputs: "mean" (default), "trace", "full", "diagonal", "sum-of-logits", a projection of shape [C k], or
             `RandomProjections(k)` for an unbiased estimate of the trace; see `Convention`.
         per_leaf: True for the kernel of every leaf as well (`Kernel.leaves`, layers of a scanned stack one by one), or
-            path globs for groups of leaves, such as ``["**/attention/*", "**/mlp/*"]``. They sum to the whole.
+            path globs for groups of leaves, such as ``["**/attention/*", "**/mlp/*"]``. They sum to the whole; leaves
+            that f does not use are left out.
         preconditioner: P of K = J P^-1 J^T: a number, or a pytree like params of numbers or of arrays of their shapes
             (for Adam: (1 - beta1^t) (sqrt(v_hat) + eps)). None is P = 1.
-        memory: Budget in bytes, or as "2GB"; None is half of what is free.
+        memory: Budget in bytes, or as "2GB"; None is half of what is free. A joint batch, and a kernel inside a
+            transformation, are one block whatever it is.
         spill: A directory on a fast disk, for factors that do not fit in the budget and are needed again; without one
             their examples are differentiated again. `plan` says how much and how often. Nothing is left there.
         precision: "highest" (full precision of the dtype on every backend), "bf16x3" or "bf16x6" (split bfloat16
@@ -114,6 +119,10 @@ def plan(
     preconditioner: Any = None,
     memory: int | float | str | None = None,
     spill: str | os.PathLike | None = None,
+    precision: str = "highest",
+    examples: Literal["independent", "joint"] = "independent",
+    check: bool = True,
+    progress: bool = False,
     **kwargs: Any,
 ) -> Plan:
     """What `ntk` would do with these arguments, and what it would cost; nothing is computed.
@@ -129,6 +138,10 @@ def plan(
         preconditioner: As for `ntk`.
         memory: As for `ntk`.
         spill: As for `ntk`.
+        precision: As for `ntk`.
+        examples: "independent"; a joint batch is differentiated as a whole, in one block, and has no plan.
+        check: Of no consequence here.
+        progress: Of no consequence here.
         **kwargs: Handed to f.
 
     Returns:
@@ -148,14 +161,18 @@ def plan(
         'outer'
     """
     call = "plan(f, params, x1)" if x2 is None else "plan(f, params, x1, x2)"
-    options = {
-        "outputs": outputs,
-        "per_leaf": per_leaf,
-        "precision": "highest",
-        "examples": "independent",
-        "check": False,
-        "spill": spill,
-    }
+    del check, progress
+    if examples == "joint":
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected='examples="independent"',
+                got='examples="joint"',
+                do="A joint batch is differentiated as a whole, in one block, whatever the budget: there is no choice.",
+            )
+        )
+    options = {"outputs": outputs, "per_leaf": per_leaf, "precision": precision, "examples": examples}
+    options |= {"check": False, "spill": spill}
     job, _ = _task(_Request(f, params, x1, x2, f2, preconditioner, kwargs, call, False, options))
     return job.plan(budgets.budget(memory), spill is not None)
 
@@ -205,18 +222,23 @@ def _computed(request: _Request) -> Kernel:
         checked = dataclasses.replace(request, finite=False)
         return meshes.automatically(lambda *arrays: _computed(checked.of(*arrays)), mesh, *request.arrays)
     traced = job.traced
+    if traced and options["precision"] == "float64" and not jax.config.read("jax_enable_x64"):
+        raise errors.InvalidInputError(
+            errors.message(
+                request.call,
+                expected='precision="float64" outside of jit, grad and vmap, or with jax_enable_x64',
+                got="traced arguments and 32-bit JAX",
+                do='Call ntk outside, or jax.config.update("jax_enable_x64", True).',
+            )
+        )
     budget = 0 if traced else budgets.budget(options["memory"])
     convention = _convention(job, options["examples"], options["precision"], p)
     symmetric = job.columns is None
     arrays = run(job, budget, options["spill"], options["progress"])
     with contextlib.nullcontext() if traced else job.gram.dot.mode():
-        finished = [job.reduction.finish(array) for array in arrays]
-        array = sum(array for array, _ in finished[1:]) + finished[0][0] if len(finished) > 1 else finished[0][0]
-    leaves = None
-    if job.keys:
-        pairs = zip(job.keys, finished, strict=True)
-        leaves = {key: Kernel(array, convention, symmetric, error) for key, (array, error) in pairs}
-    return Kernel(array, convention, symmetric, finished[0][1] if len(finished) == 1 else None, leaves)
+        finished = [job.reduction.finish(array) for array in [functools.reduce(operator.add, arrays), *arrays]]
+    whole, *parts = (Kernel(array, convention, symmetric, error) for array, error in finished)
+    return dataclasses.replace(whole, leaves=dict(zip(job.keys, parts, strict=True))) if job.keys else whole
 
 
 def _task(request: _Request) -> tuple[Task, Preconditioner]:

@@ -123,6 +123,8 @@ def make(
     ways: tuple[Way, ...],
     basis: Any,
     reduction: Reduction,
+    dtype: Any,
+    n_groups: int,
     n: int,
     m: int,
     budget: int,
@@ -137,6 +139,8 @@ def make(
         ways: How its parts are contracted.
         basis: Output directions.
         reduction: Over outputs.
+        dtype: Of the kernel.
+        n_groups: Number of kernels; with several there is their sum, too.
         n: Row examples.
         m: Column examples.
         budget: Bytes allowed.
@@ -148,10 +152,10 @@ def make(
         MemoryBudgetError: Not even one example at a time fits.
     """
     if streams and (late := streamed(ways)) != ways:
-        plan = _make(program, late, basis, reduction, n, m, 2**62, call, streams, spill)
+        plan = _make(program, late, basis, reduction, dtype, n_groups, n, m, 2**62, call, streams, spill)
         if plan.peak_bytes <= budget:
             return dataclasses.replace(plan, budget_bytes=budget)
-    return _make(program, ways, basis, reduction, n, m, budget, call, streams, spill)
+    return _make(program, ways, basis, reduction, dtype, n_groups, n, m, budget, call, streams, spill)
 
 
 def _make(
@@ -159,6 +163,8 @@ def _make(
     ways: tuple[Way, ...],
     basis: Any,
     reduction: Reduction,
+    dtype: Any,
+    n_groups: int,
     n: int,
     m: int,
     budget: int,
@@ -168,7 +174,7 @@ def _make(
 ) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
-    pair = itemsize * math.prod(reduction.tile_shape(1, 1))
+    pair = n_groups * jnp.dtype(dtype).itemsize * math.prod(reduction.tile_shape(1, 1))
     network = program.trace(ways, basis, merged=streams).cost
     forming = sum(2 * way.form for way in ways if way.name == "dense")
     machine = Machine.here()
@@ -176,7 +182,7 @@ def _make(
     cut = [(n + m) * k * way.part.size * itemsize for way in ways if way.name in in_pieces]
     joined = sum(way.size for way in ways if way.name not in in_pieces)
     operand = max((way.operand for way in ways if way.name == "streamed"), default=0)
-    output = pair * n * (m or n)
+    output = pair * n * (m or n) * (n_groups + (n_groups > 1)) // n_groups
     shares = machine.shares(n + m, output)
     piece = _PIECE_COPIES * min(machine.piece_of(n + m), max(cut, default=0)) + (n + m) * operand * itemsize
     sizes = Sizes(

@@ -245,11 +245,16 @@ def _check_outputs(leaves: list, n: int, joint: bool, call: str) -> None:
         return
     got = ", ".join(f"{v.dtype}{list(v.shape)}" for v in leaves) or "nothing"
     count = "all examples" if joint else "1 example"
+    do = "Return one row of outputs per example; reduce over examples outside f."
+    if any(jnp.issubdtype(v.dtype, jnp.complexfloating) for v in leaves):
+        do = "Return real and imaginary parts as two outputs."
+    elif not all(map(floating, leaves)):
+        do = "Return only what can be differentiated."
     raise errors.InvalidInputError(
         errors.message(
             call,
             expected=f"f(params, x) of {count} to return real floating arrays with the example axis first, length {n}",
             got=got,
-            do="Return one row of outputs per example; reduce over examples outside f.",
+            do=do,
         )
     )

@@ -88,8 +88,8 @@ def _block(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int,
         for first, y in zip(firsts, outputs, strict=True):
             alone[first : first + step] = y
         all_at_once = side.program.compiled_outputs(side.f, task.kwargs_of(side))
-        outputs_of = lambda params: all_at_once(params, examples(side.x, start, n, side.n), kwargs)
-        interaction.check_independent(outputs_of, task.params, alone[:n], side.program.tangents.roundoff, task.call)
+        f, x = lambda params, x: all_at_once(params, x, kwargs), examples(side.x, start, n, side.n)
+        interaction.check_independent(f, task.params, x, alone[:n], side.program.tangents.roundoff, task.call)
         side.program.verified = True
     return block
 

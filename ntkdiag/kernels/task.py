@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import _compat
@@ -82,6 +83,11 @@ class Task:
         chosen = jax.config.jax_default_device is not None  # type: ignore[attr-defined]
         return chosen or _compat.committed((self.params, self.kwargs, *(side.x for side in self.sides)))
 
+    @property
+    def dtype(self) -> Any:
+        """That of the kernel."""
+        return self.gram.dot.dtype(jnp.result_type(*(side.program.tangents.dtype for side in self.sides)))
+
     def basis(self, side: Side) -> jax.Array | np.ndarray:
         """Output directions of a side."""
         tangents = side.program.tangents
@@ -98,8 +104,8 @@ class Task:
         """The plan within a budget, with a file for what does not fit or without."""
         m = self.columns.n if self.columns else 0
         side = self.rows
-        basis, reduction, single = self.basis(side), self.reduction, self.single
-        return planning.make(side.program, side.ways, basis, reduction, side.n, m, budget, self.call, single, spill)
+        given = side.program, side.ways, self.basis(side), self.reduction, self.dtype, self.gram.n_groups, side.n, m
+        return planning.make(*given, budget, self.call, self.single, spill)
 
     def shape(self, n: int, m: int) -> tuple[int, ...]:
         """Shape of a tile."""

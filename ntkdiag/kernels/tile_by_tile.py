@@ -19,8 +19,7 @@ def compute(task: Task, blocks: Blocks, progress: bool, file: Spill | None = Non
     """The kernels of all groups; row blocks stay while the columns pass by, which wait in the file if there is one."""
     symmetric = task.columns is None
     shape = task.shape(task.rows.n, (task.columns or task.rows).n)
-    dtype = np.result_type(task.rows.program.tangents.dtype, *([np.float64] if task.gram.dot.name == "float64" else []))
-    out = [np.empty(shape, dtype) for _ in range(task.gram.n_groups)]
+    out = [np.empty(shape, task.dtype) for _ in range(task.gram.n_groups)]
     size, starts = blocks.size, range(0, task.rows.n, blocks.size)
     column_starts = starts if symmetric else range(0, task.columns.n, size)  # type: ignore[union-attr]
     kept: dict[int, list] = {}
@@ -82,7 +81,7 @@ def compute(task: Task, blocks: Blocks, progress: bool, file: Spill | None = Non
 def _contraction(task: Task, blocks: Blocks) -> Contraction:
     """That of one tile."""
     shape, machine = task.shape(blocks.size, blocks.size), Machine.here()
-    shares = machine.shares(2 * blocks.size, math.prod(shape) * task.rows.program.tangents.dtype.itemsize)
+    shares = machine.shares(2 * blocks.size, math.prod(shape) * task.dtype.itemsize)
     pieces = {"dense"} if task.single and in_pieces(blocks.size, task.gram.contraction) else ()
     return Contraction(task, task.rows.ways, shape, pieces, machine.piece, shares)
 

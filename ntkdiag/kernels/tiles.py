@@ -148,7 +148,7 @@ class Blocks:
             raise errors.MemoryBudgetError(
                 errors.message(
                     call,
-                    expected=f"a budget of at least {readable(block(1))}",
+                    expected=f"a budget of at least {readable(1.005 * block(1))}",  # not less when it is rounded
                     got=readable(budget),
                     do=f"The kernel takes {readable(sizes.output)}: raise memory=, or reduce outputs= or the batch.",
                 )

@@ -20,6 +20,7 @@ class Way:
         size: Numbers kept per example.
         unformed: Numbers in the two factors of one example, where the Jacobian can be formed later; else 0.
         operand: How many of them are those of the first factor.
+        slowness: How many times longer a multiply-add per pair takes than in a large product: in choosing only.
     """
 
     part: Part
@@ -29,6 +30,7 @@ class Way:
     size: int
     unformed: int = 0
     operand: int = 0
+    slowness: int = 1
 
     @property
     def key(self) -> tuple:
@@ -48,7 +50,7 @@ def choose(parts: list[Part], n: int, m: int, k: int, contraction: str, prefer: 
         prefer: "dense" or "structured" to take that wherever a part can be contracted so, whatever it costs.
     """
     pairs = k * k if contraction == "full" else k
-    cost = lambda way: way.form * (n + m) + way.gram * n * (m or n)
+    cost = lambda way: way.form * (n + m) + way.slowness * way.gram * n * (m or n)
     chosen = []
     for part in parts:
         ways = _ways(part, k, pairs)
@@ -70,12 +72,12 @@ def _ways(part: Part, k: int, pairs: int) -> list[Way]:
         unformed = t * (1 + k * d)
         dense = Way(part, "dense", k * t * d, pairs * part.size, k * part.size, unformed, t)
         direct = t * t * k * d + (pairs * t * d if pairs > k else 0)
-        return [dense, Way(part, "rows", 0, direct, unformed)]
+        return [dense, Way(part, "rows", 0, direct, unformed, slowness=4 if pairs > k else 2)]
     unformed = b * t * (i + k * d)
     dense = Way(part, "dense", k * b * t * i * d, pairs * part.size, k * part.size, unformed, b * t * i)
     outer = b * t * t * (i + pairs * d + pairs)
     # With several positions the Grams are [t s] blocks: small products that run far below the rate of a large one.
-    return [dense, Way(part, "outer", 0, outer if t == 1 else 4 * outer, unformed)]
+    return [dense, Way(part, "outer", 0, outer, unformed, slowness=1 if t == 1 else 4)]
 
 
 def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
@@ -93,9 +95,11 @@ def _tied_ways(part: Part, k: int, pairs: int) -> list[Way]:
     t, s = (sum(positions(site)[1] for site in half.sites) for half in part.halves())
     d = positions(part.halves()[1].sites[0])[2]
     across = 2 * t * s * (k * d + pairs)
+    gram = rows.gram + outer.gram + across
+    slow = rows.slowness * rows.gram + outer.slowness * outer.gram + across
     return [
         Way(part, "dense", dense.form + dense2.form, pairs * part.size, k * part.size),
-        Way(part, "tied", 0, rows.gram + outer.gram + across, rows.size + outer.size),
+        Way(part, "tied", 0, gram, rows.size + outer.size, slowness=-(-slow // gram)),
     ]
 
 

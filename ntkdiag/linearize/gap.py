@@ -70,7 +70,8 @@ def linearization_gap(
         **kwargs: Handed to f.
 
     Returns:
-        The gap; e1, e2 and the resolution are NaN when the outputs did not move.
+        The gap. When the outputs did not move, e1 and e2 are NaN, or infinite where the Taylor models moved, and the
+        resolution is infinite.
 
     Raises:
         StructureError: When the two parameter trees differ in a path, shape or dtype.

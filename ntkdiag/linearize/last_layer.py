@@ -16,7 +16,8 @@ _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "cu
 def last_layer(f: Callable[..., Any], params: Any, x: Any, **kwargs: Any) -> list[str]:
     """Paths of the parameters from the last contraction on: usually the kernel and the bias of the output layer.
 
-    In these alone the network is linear, so its linearisation is the network with frozen features.
+    Where nothing follows that contraction and no other use shares its parameters, the network is linear in them: its
+    linearisation is the network with frozen features.
     Cost: tracing f once.
 
     Args:

@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from ntkdiag import errors
+from ntkdiag.adapters.functional import Functional
 from ntkdiag.analysis.curvature import Loss
-from ntkdiag.kernels import interaction
-from ntkdiag.kernels.interaction import roundoff_of
+from ntkdiag.kernels.interaction import check_few
+from ntkdiag.kernels.memory import budget
 
 if TYPE_CHECKING:
     from ntkdiag.monitor.probe import Layout, Probe
@@ -26,7 +26,7 @@ def check_settings(probe: "Probe") -> None:
     """
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(probe.x)]
     leading = {shape[:1] for shape in shapes}
-    rate = probe.learning_rate
+    rate, denominator = probe.learning_rate, probe.loss_denominator
     top_k, choices = probe.top_k, ("auto", *REDUCTIONS)
     checks = (
         (callable(probe.f), "f to be a Functional or a callable f(params, x)", f"a {type(probe.f).__name__}"),
@@ -35,19 +35,36 @@ def check_settings(probe: "Probe") -> None:
             "x with the same number of examples, at least one, on the leading axis of every leaf",
             f"shapes {shapes}",
         ),
-        (isinstance(top_k, int) and top_k >= 1, "top_k of at least 1", f"top_k={top_k!r}"),
+        (
+            isinstance(top_k, int | np.integer) and not isinstance(top_k, bool) and top_k >= 1,
+            "an integer top_k of at least 1",
+            f"top_k={top_k!r}",
+        ),
         (
             rate is None or callable(rate) or isinstance(rate, Tracer) or (_is_number(rate) and 0 <= rate < np.inf),
             "learning_rate to be a number from 0, a schedule of the step, or None",
             f"learning_rate={rate!r}",
         ),
         (_is_number(probe.momentum) and 0 <= probe.momentum < 1, "momentum in [0, 1)", f"momentum={probe.momentum!r}"),
+        (
+            probe.loss_denominator is None
+            or (_is_number(probe.loss_denominator) and 0 < probe.loss_denominator < np.inf),
+            "a positive loss_denominator, or None",
+            f"loss_denominator={denominator!r}",
+        ),
+        (
+            _is_number(probe.weight_decay) and 0 <= probe.weight_decay < np.inf,
+            "a weight_decay from 0",
+            f"weight_decay={probe.weight_decay!r}",
+        ),
         (probe.loss in get_args(Loss), f"loss to be one of {get_args(Loss)}", f"loss={probe.loss!r}"),
         (probe.outputs in choices, f"outputs to be one of {choices}", f"outputs={probe.outputs!r}"),
     )
     for right, expected, got in checks:
         if not right:
             raise _error(probe, expected=expected, got=got, do="Correct this argument.")
+    if probe.memory is not None:
+        budget(probe.memory)
 
 
 def _is_number(value: Any) -> bool:
@@ -100,14 +117,8 @@ def check_independent(probe: "Probe", params: Any) -> None:
     Raises:
         ExamplesInteractError: When they do.
     """
-    few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:4]), probe.x)
-    f = jax.jit(lambda params, x: probe.f(params, x))
-    alone = [
-        np.asarray(f(params, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], few)), np.float64).reshape(1, -1)
-        for i in range(jax.tree.leaves(few)[0].shape[0])
-    ]
-    roundoff = roundoff_of(f, params, few)
-    interaction.check_independent(lambda params: f(params, few), params, np.concatenate(alone), roundoff, probe.call)
+    f = probe.f.apply if isinstance(probe.f, Functional) else probe.f
+    check_few(f, params, probe.x, probe.call, otherwise="")
 
 
 def check_fit(probe: "Probe", layout: "Layout") -> None:
@@ -123,11 +134,11 @@ def check_fit(probe: "Probe", layout: "Layout") -> None:
             got=f"top_k={probe.top_k}",
             do="Lower top_k or use a larger probe.",
         )
-    if probe.loss == "cross_entropy" and layout.n_outputs == 1:
+    if probe.loss == "cross_entropy" and layout.n_classes == 1:
         raise _error(
             probe,
             expected='two or more logits for loss="cross_entropy"',
-            got="one output per example",
+            got="one output per example" + (" and position" if layout.n_outputs > 1 else ""),
             do='Use loss="sigmoid_cross_entropy" for a single logit.',
         )
     if probe.y is not None:
@@ -136,17 +147,18 @@ def check_fit(probe: "Probe", layout: "Layout") -> None:
 
 def _check_labels(probe: "Probe", layout: "Layout") -> None:
     y, n, c = probe.y, layout.n_examples, layout.n_outputs
+    positions = f", {c // layout.n_classes} each" if c > layout.n_classes else ""
     if y.shape[:1] != (n,) or not (probe.are_classes(layout) or y.size == n * c):
         raise _error(
             probe,
-            expected=f"y of shape ({n}, {c}), or ({n},) integer classes",
+            expected=f"y of shape ({n}, {c}), or ({n},) integer classes{positions}",
             got=f"{y.dtype} of shape {y.shape}",
             do="x and y hold the same examples in the same order.",
         )
-    if probe.are_classes(layout) and (y.min() < 0 or y.max() >= c):
+    if probe.are_classes(layout) and (y.min() < 0 or y.max() >= layout.n_classes):
         raise _error(
             probe,
-            expected=f"classes from 0 to {c - 1}, the outputs of f",
+            expected=f"classes from 0 to {layout.n_classes - 1}, the outputs of f",
             got=f"classes from {y.min()} to {y.max()}",
             do="Number the classes from 0.",
         )

@@ -7,16 +7,17 @@ import dataclasses
 class Cost:
     """Wall time of a monitor.
 
-    The first measurement compiles and happens once, so it is kept apart: the budget is for what comes after.
+    The first measurement compiles and happens once, so it is kept apart: the budget is for what comes after, and for
+    measurements that fail.
 
     Attributes:
         budget: Largest share of the wall time that measuring may take; None for no limit.
         setup_seconds: The first measurement, compilation included.
-        seconds: All later measurements together.
-        elapsed: Wall time since the end of the first measurement.
+        seconds: All later measurements together, and those that failed.
+        elapsed: Wall time since the end of the first.
         measurements: Measurements made.
         skipped: Scheduled measurements left out to stay within the budget.
-        last: Seconds of the last measurement after the first.
+        last: Seconds of the last of them.
     """
 
     budget: float | None
@@ -29,7 +30,7 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """Part of the wall time since the first measurement that went into measuring."""
+        """Part of the wall time since the first that went into measuring."""
         return self.seconds / self.elapsed if self.elapsed > 0 else 0.0
 
     def allows(self, now: float, started: float | None) -> bool:

@@ -1,7 +1,8 @@
 """A hook for training loops in Python: the measurements of `watch`, outside the compiled step."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +46,8 @@ class Monitor:
         momentum: As for `watch`.
         nesterov: As for `watch`.
         loss: As for `watch`.
+        loss_denominator: As for `watch`.
+        weight_decay: As for `watch`.
         outputs: As for `watch`.
         writers: As for `watch`; they also get `<name>_seconds`, the time of the measurement.
         name: As for `watch`.
@@ -73,6 +76,8 @@ class Monitor:
         momentum: float = 0.0,
         nesterov: bool = False,
         loss: Loss = "mse",
+        loss_denominator: float | None = None,
+        weight_decay: float = 0.0,
         outputs: str = "auto",
         writers: Sequence[Writer] = (),
         name: str = "ntk",
@@ -80,7 +85,7 @@ class Monitor:
         budget: float | None = 0.02,
     ) -> None:
         call = "Monitor(f, x, y, ...)"
-        if budget is not None and not budget > 0:
+        if not (budget is None or (isinstance(budget, int | float | np.number) and budget > 0)):
             raise errors.InvalidInputError(
                 errors.message(
                     call,
@@ -89,7 +94,9 @@ class Monitor:
                     do="0.02 is two percent; None sets no limit.",
                 )
             )
-        self._probe = Probe(call, f, x, y, top_k, learning_rate, momentum, nesterov, loss, outputs, memory)
+        losses = loss, loss_denominator, weight_decay
+        with _undisturbed():
+            self._probe = Probe(call, f, x, y, top_k, learning_rate, momentum, nesterov, *losses, outputs, memory)
         self._due = as_schedule(every, call="Monitor")
         self._outbox = Outbox(writers, call="Monitor")
         self._name = name
@@ -120,8 +127,10 @@ class Monitor:
             if not self.cost.allows(begun, self._started):
                 self.cost.skipped += 1
                 return None
-            return self._measured(int(step), params, opt_state, begun)
+            with _undisturbed():
+                return self._measured(int(step), params, opt_state, begun)
         except Exception as error:
+            self._spend(begun)
             if not self._warned:
                 self._warned = True
                 warn(
@@ -149,6 +158,7 @@ class Monitor:
         layout = self._probe.layout(params)
         self._probe.verify(params)
         objection = objection_to_margin(opt_state, self._probe.momentum)
+        injected = learning_rate_in(opt_state) if self._probe.learning_rate is None else None
         measurement, kernel0 = self._probe.measure(
             params,
             layout,
@@ -156,13 +166,14 @@ class Monitor:
             step=step,
             first=self._kernel0 is None,
             unmoved=unmoved,
-            rate=jnp.nan if objection else learning_rate_in(opt_state),
+            rate=jnp.nan if objection else injected,
         )
         measurement = jax.tree.map(np.asarray, measurement)
         if int(measurement.status) == Status.MEASURED:
             self._kernel0 = kernel0
-        seconds = self._count(begun)
-        record = convention_record(self._probe, layout, name=self._name, every=self._due, source="Monitor")
+        seconds = self._spend(begun, measured=True)
+        settings = {"name": self._name, "every": self._due, "source": "Monitor", "injected": injected is not None}
+        record = convention_record(self._probe, layout, **settings)
         if objection:
             record["notes"].append(objection)
         values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
@@ -181,14 +192,23 @@ class Monitor:
                 )
             )
 
-    def _count(self, begun: float) -> float:
+    def _spend(self, begun: float, *, measured: bool = False) -> float:
+        """Count the time since `begun`; what failed is within the budget, too."""
         now = time.perf_counter()
         seconds = now - begun
-        self.cost.measurements += 1
-        if self._started is None:
-            self._started, self.cost.setup_seconds = now, seconds
+        self._started = now if self._started is None else self._started
+        if measured and not self.cost.measurements:
+            self.cost.setup_seconds = seconds
         else:
             self.cost.last = seconds
             self.cost.seconds += seconds
-            self.cost.elapsed = now - self._started
+        self.cost.elapsed = now - self._started
+        self.cost.measurements += measured
         return seconds
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without what users switch on to find faults in their own code: what is unmeasured is NaN, and moved by itself."""
+    with jax.debug_nans(False), jax.transfer_guard("allow"), jax.numpy_rank_promotion("allow"):
+        yield

@@ -30,6 +30,9 @@ def measure(
     top_k: int,
     outputs: str,
     loss: Loss,
+    loss_denominator: float,
+    n_classes: int,
+    weight_decay: float,
     learning_rate: Any,
     momentum: float,
     nesterov: bool,
@@ -40,9 +43,10 @@ def measure(
     With K the kernel, lambda its eigenvalues and Theta the full kernel,
 
         PR = (sum lambda)^2 / sum lambda^2,     drift = ||K - K_0||_F / ||K_0||_F,
-        eta_crit = tau N / lambda_max(Sigma^1/2 Theta Sigma^1/2),     margin = eta / eta_crit,
+        eta_crit = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + wd / 2),     margin = eta / eta_crit,
 
-    Sigma the Hessian of the loss in the outputs, tau the `stability_threshold` of the momentum.
+    Sigma the Hessian of the summed loss in the outputs, D what the sum is divided by, tau the `stability_threshold` of
+    the momentum, wd the weight decay.
 
     Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for the cross-entropies.
 
@@ -58,6 +62,9 @@ def measure(
         top_k: Number of eigenvalues.
         outputs: Reduction of the kernel, as `ntk` takes it.
         loss: Loss the stability numbers are for.
+        loss_denominator: D.
+        n_classes: Length of the last axis of the outputs, which a softmax is over.
+        weight_decay: wd, decoupled, per unit of learning rate.
         learning_rate: Learning rate at this step, or None.
         momentum: Coefficient of momentum.
         nesterov: Whether the momentum is Nesterov's.
@@ -68,7 +75,7 @@ def measure(
     """
     params = jax.lax.stop_gradient(params)
     raw = ntk(f, params, x, outputs=outputs, memory=memory, check=False)
-    logits = None if loss == "mse" else f(params, x).reshape(raw.n_examples, -1)
+    logits = None if loss == "mse" else f(params, x).reshape(-1, n_classes)
     finite = jnp.isfinite(raw.array).all() & (True if logits is None else jnp.isfinite(logits).all())
     # The diagnostics are never shown NaN: an eigensolver need not return from it.
     safe = jnp.eye(kernel0.shape[0]).reshape(raw.shape)
@@ -79,7 +86,9 @@ def measure(
     found = spectrum(kernel)
     eigenvalues = jnp.asarray(found.eigenvalues, kernel0.dtype)
     moved = drift(_with(raw, reference.reshape(raw.shape)), kernel)
-    critical = _critical(kernel, eigenvalues[0], loss, logits, momentum, "nesterov" if nesterov else "heavy-ball")
+    kind: MomentumKind = "nesterov" if nesterov else "heavy-ball"
+    numbers = {"momentum": momentum, "weight_decay": weight_decay, "loss_denominator": loss_denominator}
+    critical = _critical(kernel, eigenvalues[0], loss, logits, kind, **numbers)
     numbers = {
         "eigenvalues": jnp.where(eigenvalues < found.noise_floor, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
@@ -102,10 +111,12 @@ def _with(kernel: Kernel, array: jax.Array) -> Kernel:
 
 
 def _critical(
-    kernel: Kernel, largest: jax.Array, loss: Loss, logits: Any, momentum: float, kind: MomentumKind
+    kernel: Kernel, largest: jax.Array, loss: Loss, logits: Any, kind: MomentumKind, **numbers: float
 ) -> jax.Array | float:
     if kernel.ndim != 4 and kernel.convention.n_outputs > 1:
-        return jnp.nan  # a reduced kernel reads lambda_max too low, a learning rate that is too high
+        return jnp.nan  # a reduced kernel has another lambda_max
     if loss == "mse":  # the eigenvalues are known
-        return stability_threshold(momentum, kind) * kernel.n_examples / largest
-    return critical_learning_rate(kernel, loss=loss, logits=logits, momentum=momentum, momentum_kind=kind)
+        threshold = numbers["loss_denominator"] * stability_threshold(numbers["momentum"], kind)
+        return 1.0 / (largest / threshold + 0.5 * numbers["weight_decay"])
+    # As a bare matrix, the kernel of all positions: a softmax is over the last axis of the outputs only.
+    return critical_learning_rate(kernel.matrix, loss=loss, logits=logits, momentum_kind=kind, **numbers)

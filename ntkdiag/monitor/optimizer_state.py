@@ -7,6 +7,31 @@ import numpy as np
 
 # Where Optax keeps second moments, or the first moment of optimizers that take its sign; SGD has none of these fields.
 _ADAPTIVE_FIELDS = ("mu", "nu", "sum_of_squares", "v", "v_row", "e_g")
+# States of Optax that (momentum) SGD can have around it: they choose, count, delay, clip or average gradients.
+_OF_SGD = frozenset(
+    (
+        "AddNoiseState",
+        "ApplyIfFiniteState",
+        "ConditionallyMaskState",
+        "ConditionallyTransformState",
+        "EmptyState",
+        "InjectHyperparamsState",
+        "InjectStatefulHyperparamsState",
+        "MaskedNode",
+        "MaskedState",
+        "MaybeUpdateState",
+        "MonitorState",
+        "MultiStepsState",
+        "MultiTransformState",
+        "PartitionState",
+        "ScaleByScheduleState",
+        "ScaleState",
+        "SnapshotState",
+        "TraceState",
+        "WrappedScheduleState",
+        "ZeroNansState",
+    )
+)
 
 
 def learning_rate_in(opt_state: Any) -> float | None:
@@ -35,9 +60,28 @@ def objection_to_margin(opt_state: Any, momentum: float) -> str | None:
     """
     if any(_named(opt_state, field) for field in _ADAPTIVE_FIELDS):
         return "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN."
-    if momentum == 0 and _named(opt_state, "trace"):
+    others = sorted(_kinds(opt_state) - _OF_SGD)
+    if others:
+        return f"The optimizer keeps a {others[0]}, which SGD does not: the margin would not hold and is NaN."
+    traces = _named(opt_state, "trace")
+    if momentum == 0 and traces:
         return "The optimizer has momentum and none was stated (momentum=): the margin would not hold and is NaN."
+    if momentum and opt_state is not None and not traces:
+        return "A momentum was stated and the optimizer has none: the margin would not hold and is NaN."
     return None
+
+
+def _kinds(opt_state: Any) -> set[str]:
+    """Names of the kinds of Optax states in a state; those of others are unknown and let through."""
+    kinds: set[str] = set()
+
+    def note(node: Any) -> bool:
+        if hasattr(node, "_fields") and type(node).__module__.split(".")[0] == "optax":
+            kinds.add(type(node).__name__)
+        return False
+
+    jax.tree.leaves(opt_state, is_leaf=note)
+    return kinds
 
 
 def _named(opt_state: Any, name: str, inside: str | None = None) -> list[Any]:

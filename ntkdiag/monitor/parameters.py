@@ -37,12 +37,16 @@ def as_parameters_of(f: Any, params: Any, *, call: str) -> tuple[Any, Any]:
     extra = {path: leaf for path, leaf in found.items() if path in fixed and path not in wanted}
     lines = differences(wanted, {path: leaf for path, leaf in found.items() if path not in extra})
     if lines:
+        do = "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part of it)."
+        inner = next((name for name in ("params", "model") if hasattr(params, name)), None)
+        if inner is not None and not isinstance(params, dict):
+            do = f"Pass the .{inner} of this {type(params).__name__}."
         raise errors.StructureError(
             errors.message(
                 call,
                 expected="the optimizer to hold the parameters of the measured function",
                 got="; ".join(lines[:8]) + (f"; and {len(lines) - 8} more" if len(lines) > 8 else ""),
-                do="Build f with ntkdiag.functionalize from the model that is trained.",
+                do=do,
             )
         )
     return jax.tree.unflatten(jax.tree.structure(f.params), [found[path] for path in wanted]), _unmoved(extra, fixed)

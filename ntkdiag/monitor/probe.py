@@ -29,12 +29,14 @@ class Layout:
     Attributes:
         n_examples: Probe examples, N.
         n_outputs: Outputs per example, C.
+        n_classes: Length of the last axis of the outputs; 1 where there is none beside the examples.
         outputs: Reduction of the kernel.
         dtype: Of the kernel and all numbers.
     """
 
     n_examples: int
     n_outputs: int
+    n_classes: int
     outputs: str
     dtype: Any
 
@@ -57,7 +59,9 @@ class Probe:
         learning_rate: A number, an Optax schedule of the step, or None, which leaves the margin out.
         momentum: Coefficient of momentum.
         nesterov: Whether the momentum is Nesterov's.
-        loss: The loss that is trained, as a mean over examples.
+        loss: The loss that is trained.
+        loss_denominator: What its sum is divided by; None for the mean over examples, see `denominator`.
+        weight_decay: Decoupled weight decay, per unit of learning rate.
         outputs: Reduction of the kernel, or "auto": full up to 2048 rows, else the mean over outputs.
         memory: Memory budget of the kernel, as `ntk` takes it.
         digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are being traced.
@@ -72,6 +76,8 @@ class Probe:
     momentum: float
     nesterov: bool
     loss: Loss
+    loss_denominator: float | None
+    weight_decay: float
     outputs: str
     memory: Any
     digest: str | None = dataclasses.field(init=False, default=None)
@@ -82,10 +88,16 @@ class Probe:
         object.__setattr__(self, "x", jax.tree.map(_own, self.x))
         object.__setattr__(self, "y", None if self.y is None else np.array(self.y))
         if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.x)):
-            object.__setattr__(self, "digest", digest_of(jax.tree.map(jnp.asarray, self.x)))
+            with jax.ensure_compile_time_eval():  # a chain may be built inside a trace, as inject_hyperparams does
+                object.__setattr__(self, "digest", digest_of(jax.tree.map(jnp.asarray, self.x)))
         if isinstance(self.f, Functional):
             self.layout(self.f.params)
             self.verify(self.f.params)
+
+    @property
+    def mark(self) -> np.ndarray:
+        """The beginning of the digest, as two integers; 0 for examples that are being traced."""
+        return np.frombuffer(bytes.fromhex(self.digest[:16]), np.int32) if self.digest else np.zeros(2, np.int32)
 
     def parameters(self, params: Any) -> tuple[Any, Any]:
         """See `as_parameters_of`.
@@ -115,10 +127,11 @@ class Probe:
         """
         output = output_shape(self, params)
         n_examples, n_outputs = output.shape[0], int(np.prod(output.shape[1:]))
+        n_classes = output.shape[-1] if len(output.shape) > 1 else 1
         outputs = self.outputs
         if outputs == "auto":
             outputs = "full" if n_examples * n_outputs <= FULL_KERNEL_LIMIT else "mean"
-        layout = Layout(n_examples, n_outputs, outputs, jnp.promote_types(output.dtype, jnp.float32))
+        layout = Layout(n_examples, n_outputs, n_classes, outputs, jnp.promote_types(output.dtype, jnp.float32))
         check_fit(self, layout)
         return layout
 
@@ -134,8 +147,17 @@ class Probe:
             object.__setattr__(self, "_verified", True)
 
     def are_classes(self, layout: Layout) -> bool:
-        """Whether the labels are class numbers."""
-        return self.y.ndim == 1 and layout.n_outputs > 1 and np.issubdtype(self.y.dtype, np.integer)
+        """Whether the labels are class numbers: one for every example, and for every position of it."""
+        positions = layout.n_outputs // layout.n_classes
+        one_each = self.y.ndim == 1 if positions == 1 else self.y.size == layout.n_examples * positions
+        return one_each and layout.n_classes > 1 and np.issubdtype(self.y.dtype, np.integer)
+
+    def denominator(self, layout: Layout) -> float:
+        """What the sum of the loss is divided by: for the softmax there is one loss at every position."""
+        if self.loss_denominator is not None:
+            return self.loss_denominator
+        positions = layout.n_outputs // layout.n_classes if self.loss == "cross_entropy" else 1
+        return float(layout.n_examples * positions)
 
     def blank(self, layout: Layout) -> tuple[Measurement, jax.Array]:
         """The measurement, all NaN, and the reference kernel `[K K]` before the first measurement.
@@ -174,6 +196,9 @@ class Probe:
             top_k=self.top_k,
             outputs=layout.outputs,
             loss=self.loss,
+            loss_denominator=self.denominator(layout),
+            n_classes=layout.n_classes,
+            weight_decay=self.weight_decay,
             learning_rate=rate(step) if callable(rate) else rate,
             momentum=self.momentum,
             nesterov=self.nesterov,
@@ -188,7 +213,8 @@ class Probe:
         if self.y is None:
             return None
         if self.are_classes(layout):
-            return jax.nn.one_hot(jnp.asarray(self.y), layout.n_outputs, dtype=layout.dtype)
+            targets = jax.nn.one_hot(jnp.asarray(self.y), layout.n_classes, dtype=layout.dtype)
+            return targets.reshape(layout.n_examples, layout.n_outputs)
         return jnp.asarray(self.y, layout.dtype).reshape(layout.n_examples, layout.n_outputs)
 
 

@@ -31,6 +31,7 @@ class WatchState(NamedTuple):
         ntk_count: Number of updates seen.
         ntk_kernel0: The first kernel measured, `[K K]`; drift is measured from it.
         ntk_reference_step: The step of that kernel, -1 before.
+        ntk_probe: The beginning of the hash of the probe it is for; a state restored with another one begins anew.
         ntk_step: The step of the last measurement, -1 before the first.
         ntk_status: Its `Status`.
         ntk_eigenvalues: See `Measurement`, as for the fields below. `[top_k]`.
@@ -46,6 +47,7 @@ class WatchState(NamedTuple):
     ntk_count: Any
     ntk_kernel0: Any
     ntk_reference_step: Any
+    ntk_probe: Any
     ntk_step: Any
     ntk_status: Any
     ntk_eigenvalues: Any
@@ -69,6 +71,8 @@ def watch(
     momentum: float = 0.0,
     nesterov: bool = False,
     loss: Loss = "mse",
+    loss_denominator: float | None = None,
+    weight_decay: float = 0.0,
     outputs: str = "auto",
     writers: Sequence[Writer] = (),
     name: str = "ntk",
@@ -78,7 +82,7 @@ def watch(
 
     The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the parameters *before*
     the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step
-    that is not scheduled costs one comparison. The last measurement is in the state (see `WatchState`).
+    that is not scheduled computes one comparison. The last measurement is in the state (see `WatchState`).
 
         tx = optax.chain(optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, learning_rate=0.1))
 
@@ -91,14 +95,19 @@ def watch(
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the optimizer trains.
         x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
-        y: Their labels: `[N]` integer classes, or `[N C]` targets. None leaves the alignment out.
+        y: Their labels: `[N]` integer classes (`[N T]` for outputs `[N T V]`), or targets shaped like the outputs. None
+            leaves the alignment out.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
         learning_rate: Learning rate of the optimizer, a number or a schedule of the step; None leaves the margin out.
         momentum: Its momentum.
         nesterov: Whether the momentum is Nesterov's.
         loss: The trained loss, as a mean over examples: "mse" is half the squared error summed over outputs,
-            "cross_entropy" the softmax cross-entropy of the outputs as logits, "sigmoid_cross_entropy" the binary one.
+            "sigmoid_cross_entropy" the binary cross-entropy of the outputs as logits, summed over outputs,
+            "cross_entropy" that of the softmax over the last axis, a mean over examples and positions.
+        loss_denominator: What the sum of the loss is divided by, where it is not that mean: N C for a mean over outputs
+            too, N / 2 for a squared error without the half, with N examples of the probe.
+        weight_decay: Decoupled weight decay of the optimizer (`optax.adamw`-like), per unit of learning rate.
         outputs: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or "auto", which is
             "full" up to 2048 rows and "mean" beyond. Reduced kernels have no learning rate and no margin.
         writers: Objects with `write(step, values)`.
@@ -114,7 +123,8 @@ def watch(
     """
     import optax
 
-    probe = Probe("watch(f, x, y, ...)", f, x, y, top_k, learning_rate, momentum, nesterov, loss, outputs, memory)
+    losses = loss, loss_denominator, weight_decay
+    probe = Probe("watch(f, x, y, ...)", f, x, y, top_k, learning_rate, momentum, nesterov, *losses, outputs, memory)
     due = as_schedule(every, call="watch")
     outbox = Outbox(writers, call="watch")
 
@@ -122,21 +132,22 @@ def watch(
         params, _ = probe.parameters(params)
         blank, kernel0 = probe.blank(probe.layout(params))
         probe.verify(params)
-        return _state(jnp.zeros([], jnp.int32), kernel0, jnp.asarray(-1, jnp.int32), blank)
+        return _state(jnp.zeros([], jnp.int32), kernel0, jnp.asarray(-1, jnp.int32), jnp.asarray(probe.mark), blank)
 
     def measured(state: WatchState, params: Any) -> WatchState:
         params, unmoved = probe.parameters(params)
         layout = probe.layout(params)
         if isinstance(state.ntk_count, Tracer):
             warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32 and probe.reduces(params))
-        first = state.ntk_reference_step < 0
+        first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark)
         result, kernel0 = probe.measure(
             params, layout, state.ntk_kernel0, step=state.ntk_count, first=first, unmoved=unmoved
         )
         record = convention_record(probe, layout, name=name, every=due, source="watch")
-        jax.debug.callback(functools.partial(_deliver, outbox, due, record), result)
+        if outbox.writers:  # a callback keeps JAX from caching the compiled step and from its fastest way to call it
+            jax.debug.callback(functools.partial(_deliver, outbox, due, record), result)
         reference = jnp.where(first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step)
-        return _state(state.ntk_count, kernel0, reference, result)
+        return _state(state.ntk_count, kernel0, reference, jnp.asarray(probe.mark), result)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args  # values for other transforms of the chain
@@ -153,9 +164,9 @@ def watch(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _state(count: Any, kernel0: Any, reference_step: Any, measurement: Measurement) -> WatchState:
+def _state(count: Any, kernel0: Any, reference_step: Any, mark: Any, measurement: Measurement) -> WatchState:
     numbers = {f"ntk_{name}": getattr(measurement, name) for name in QUANTITIES}
-    return WatchState(count, kernel0, reference_step, measurement.step, measurement.status, **numbers)
+    return WatchState(count, kernel0, reference_step, mark, measurement.step, measurement.status, **numbers)
 
 
 def _deliver(outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement) -> None:

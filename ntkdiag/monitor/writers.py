@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from ntkdiag import errors
+
 Values = Mapping[str, float | list[float]]
 
 
@@ -61,11 +63,20 @@ class JsonLines:
 
     Args:
         path: The file; folders are made as needed. It is open only while a line is written.
+
+    Raises:
+        InvalidInputError: When it is a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path)
+        self.path = pathlib.Path(path).expanduser().absolute()
         self._begun = False
+        if self.path.is_dir():
+            raise errors.InvalidInputError(
+                errors.message(
+                    f"JsonLines({str(path)!r})", expected="a file", got="a folder", do="Name a file in it: run.jsonl."
+                )
+            )
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record on its own line."""
@@ -120,20 +131,22 @@ def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]],
         path: The file.
 
     Returns:
-        The convention records, one per session of writing, and the measurements in the order written. Lines that are
-        not complete, as a killed run may leave, are dropped.
+        The convention records, one per session of writing, and the measurements in the order written, with NaN for
+        what is null. Lines that are not complete, as a killed run may leave, are dropped.
     """
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
+    for line in pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             content = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if not isinstance(content, dict):
+            continue
         if "record" in content:
             records.append(content["record"])
         else:
-            rows.append(content)
+            rows.append({name: _numbers(value) for name, value in content.items()})
     return records, rows
 
 
@@ -145,6 +158,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return math.nan if value is None else value
 
 
 def _lacks_newline(path: pathlib.Path) -> bool:

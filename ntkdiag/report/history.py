@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 from ntkdiag import errors
 from ntkdiag.monitor import read_json_lines
 
+_MARK = "_eigenvalues"
+
 History: TypeAlias = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
 
@@ -17,10 +19,11 @@ def read_history(history: History | None) -> list[Mapping[str, Any]]:
         history: File written by `JsonLines`, or its rows; None is no history.
 
     Returns:
-        Rows with at least ``step`` and ``ntk_eigenvalues``; of steps written twice the later.
+        Rows with at least ``step`` and ``ntk_eigenvalues``, whatever name the monitor had; of steps written twice the
+        later.
 
     Raises:
-        InvalidInputError: There is no such file, or it holds no measurement.
+        InvalidInputError: There is no such file, or it holds no measurement, or those of several monitors.
     """
     if history is None:
         return []
@@ -28,18 +31,28 @@ def read_history(history: History | None) -> list[Mapping[str, Any]]:
         if not os.path.isfile(history):
             raise _error(f"no file at {os.fspath(history)!r}")
         history = read_json_lines(history)[1]
-    rows = {row["step"]: row for row in history if "step" in row and row.get("ntk_eigenvalues")}
-    if not rows:
+    measured = [row for row in history if "step" in row]
+    names = sorted({key.removesuffix(_MARK) for row in measured for key in row if key.endswith(_MARK) and row[key]})
+    if not names:
         raise _error("no measurement in it")
+    name = "ntk" if "ntk" in names else names[0]
+    if len(names) > 1 and name != "ntk":
+        raise _error(f"those of several monitors: {', '.join(names)}", "Pass the rows of one of them.")
+    rows = {row["step"]: _renamed(row, name) for row in measured if row.get(name + _MARK)}
     return [rows[step] for step in sorted(rows)]
 
 
-def _error(got: str) -> errors.InvalidInputError:
+def _renamed(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    prefix = name + "_"
+    return {f"ntk_{key.removeprefix(prefix)}" if key.startswith(prefix) else key: row[key] for key in row}
+
+
+def _error(got: str, do: str = "Pass the path given to JsonLines, or leave history out.") -> errors.InvalidInputError:
     return errors.InvalidInputError(
         errors.message(
             "Comparison.save(..., history=...)",
             expected="measurements written by ntkdiag.watch through JsonLines",
             got=got,
-            do="Pass the path given to JsonLines, or leave history out.",
+            do=do,
         )
     )

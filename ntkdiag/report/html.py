@@ -45,6 +45,7 @@ def comparison_html(comparison: Any, *, history: History | None = None) -> str:
     environment.filters["typeset"] = _typeset
     return environment.get_template(TEMPLATE).render(
         comparison=comparison,
+        classes=comparison.classes is not None,
         a=comparison.a,
         b=comparison.b,
         facts=comparison.facts,

@@ -72,4 +72,5 @@ def bias(of: Contraction, layout: Layout) -> Contraction | None:
     weight = first.transpose(of.out_axes("b") + of.out_axes("t") + of.out_axes("d"))
     n_axes = (len(of.out_axes("b")), len(of.out_axes("t")), len(of.out_axes("d")))
     b, t, _, _ = of.sizes()
-    return Contraction(weight, n_axes, lambda _: jnp.ones((b, t, 1)), of.out_shape, of.out_roles, "ones")
+    ones = lambda scale: jnp.broadcast_to(scale, (b, t, 1))
+    return Contraction(weight, n_axes, ones, of.out_shape, of.out_roles, "ones")

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ntkdiag import _compat
 from ntkdiag.tangents import contraction
 from ntkdiag.tangents.arrange import arrange
 from ntkdiag.tangents.contraction import Contraction
+from ntkdiag.tangents.joined import Joined
 from ntkdiag.tangents.layout import Layout
 from ntkdiag.tangents.liveness import downstream, liveness
 from ntkdiag.tangents.recorder import Recorder
@@ -31,10 +33,13 @@ _SAME = frozenset(("reshape", "squeeze", "convert_element_type", "copy", "name",
 
 def custom(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     """A function with a rule of its own, with views among its arguments."""
+    held = _held(eqn, values)
+    # The rule may index constants; as such they would reach it as arrays of numpy.
+    values = [v if isinstance(v, View | Joined | _compat.Tracer) else lax.optimization_barrier(v) for v in values]
     views = {k: v for k, v in enumerate(values) if isinstance(v, View) and not v.layout.repeats}
     if not views or not all(map(_is_floating, eqn.outvars)):
         return _compat.bind(eqn, [recorder.differentiable(v) for v in values])
-    rule = _Rule.of_equation(eqn)
+    rule = _Rule.of_equation(eqn, held)
     sources = {k: rule.source(k, view.layout) for k, view in views.items()}
     through = {k: layout for k, layout in sources.items() if isinstance(layout, Layout)}
     if through:
@@ -55,7 +60,7 @@ def custom(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
         taps[k] = recorder.tap(key, jnp.zeros(c.shape, c.dtype), scale)
     for k, (use, tap) in biases.items():
         recorder.found((*path, k), views[k], eqn.primitive.name, use, tap, np.ones((), views[k].value.dtype))
-    return _with_taps(eqn, {k: views[k].layout for k in products})(inputs, taps)
+    return _with_taps(eqn, held, {k: views[k].layout for k in products})(inputs, taps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,18 +149,19 @@ class _Rule:
     arguments: list[int]
 
     @staticmethod
-    def of_equation(eqn: Any) -> "_Rule":
-        """The rule of an equation, from its inputs."""
+    def of_equation(eqn: Any, held: frozenset[int]) -> "_Rule":
+        """The rule of an equation, from its inputs; `held` as in `_held`."""
         avals = [[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in vs] for vs in (eqn.invars, eqn.outvars)]
-        return _Rule.of(eqn, lambda inputs: _pullback(eqn, inputs)[1], *avals)
+        return _Rule.of(eqn, held, lambda inputs: _pullback(eqn, held, inputs)[1], *avals)
 
     @staticmethod
-    def of(eqn: Any, pullback: Callable, inputs: list, cotangents: list) -> "_Rule":
-        """The rule of an equation, from `pullback(inputs)(cotangents)` -> a cotangent of every argument."""
-        arguments = [k for k, v in enumerate(eqn.invars) if _is_floating(v)]
+    def of(eqn: Any, held: frozenset[int], pullback: Callable, inputs: list, cotangents: list) -> "_Rule":
+        """The rule of an equation, from `pullback(inputs)(cotangents)`; see `_pullback`."""
+        free = [k for k in range(len(eqn.invars)) if k not in held]
+        arguments = [k for k in free if _is_floating(eqn.invars[k])]
 
         def rule(inputs, cotangents):
-            found = pullback(inputs)(cotangents)
+            found = dict(zip(free, pullback(inputs)(cotangents), strict=True))
             return [found[k] for k in arguments]
 
         jaxpr, consts = _compat.open_jaxpr(jax.make_jaxpr(rule)(inputs, cotangents))
@@ -247,7 +253,7 @@ class _Rule:
         return product.use(lambda handed: _evaluate(self.jaxpr, self.consts, known(handed), product.needed)), reads
 
 
-def _with_taps(eqn: Any, layouts: dict[int, Layout]) -> Callable:
+def _with_taps(eqn: Any, held: frozenset[int], layouts: dict[int, Layout]) -> Callable:
     """An equation as function of inputs and taps, by number of the argument: cotangents of taps are operands c."""
 
     @jax.custom_vjp
@@ -255,11 +261,11 @@ def _with_taps(eqn: Any, layouts: dict[int, Layout]) -> Callable:
         return _compat.bind(eqn, inputs)
 
     def forward(inputs, taps):
-        return _pullback(eqn, inputs)
+        return _pullback(eqn, held, inputs)
 
     def backward(pullback, cotangents):
         residuals, tree = jax.tree.flatten(pullback)
-        rule = _Rule.of(eqn, tree.unflatten, residuals, cotangents)
+        rule = _Rule.of(eqn, held, tree.unflatten, residuals, cotangents)
         products: Any = [rule.source(k, layout) for k, layout in layouts.items()]
         known = zip(rule.jaxpr.invars, [*residuals, *cotangents], strict=True)
         wanted = [*rule.jaxpr.outvars, *(product.c for product in products)]
@@ -273,9 +279,24 @@ def _with_taps(eqn: Any, layouts: dict[int, Layout]) -> Callable:
     return tapped
 
 
-def _pullback(eqn: Any, inputs: list) -> tuple[list, Any]:
-    """The outputs of an equation, and cotangents of them -> cotangents of its inputs."""
-    return jax.vjp(lambda *inputs: _compat.bind(eqn, list(inputs)), *inputs)
+def _pullback(eqn: Any, held: frozenset[int], inputs: list) -> tuple[list, Any]:
+    """The outputs of an equation, and cotangents of them -> cotangents of its inputs but those that are held."""
+    inputs = list(map(jnp.asarray, inputs))
+
+    def outputs(*free):
+        rest = iter(free)
+        return _compat.bind(eqn, [value if k in held else next(rest) for k, value in enumerate(inputs)])
+
+    return jax.vjp(outputs, *(value for k, value in enumerate(inputs) if k not in held))
+
+
+def _held(eqn: Any, values: list) -> frozenset[int]:
+    """Numbers of the inputs that are constants: JAX refuses to differentiate by what the function closes over.
+
+    Under `vmap` it no longer says which inputs these are, so that every constant is held.
+    """
+    constants = {k for k, v in enumerate(values) if not isinstance(v, View | _compat.Tracer | Joined)}
+    return frozenset(constants | set(range(eqn.params.get("num_consts", 0))))
 
 
 def _evaluate(jaxpr: Any, consts: list, known: Any, atoms: list) -> list:

@@ -82,7 +82,8 @@ class Outer:
         """sum over b, t, s of (a a^T + ones) * (c c^T)."""
         one_position = self.c.shape[-2] == 1 == other.c.shape[-2]
         block = self._gram_of_positions if not one_position else self._gram_of_one_position
-        return functools.reduce(jnp.add, (block(other, b, reduction, dot) for b in range(self.c.shape[-3])))
+        n_blocks, of = self.c.shape[-3], lambda b: block(other, b, reduction, dot)
+        return jax.lax.fori_loop(1, n_blocks, lambda b, total: total + of(b), of(0)) if n_blocks > 1 else of(0)
 
     def _gram_of_one_position(self, other: "Outer", b: int, reduction: str, dot: Precision) -> jax.Array:
         """T = 1: the elementwise product of two Gram matrices."""

@@ -83,11 +83,10 @@ class Part:
         """Every use in the order of the leaf, added up."""
         n_outputs = next(iter([*vjps.values(), *cotangents.values()])).shape[0]
         total = vjps.get(self.leaves[0])
-        flat = jnp.zeros((n_outputs, self.size)) if total is None else total.reshape(n_outputs, -1)
+        flat: Any = 0.0 if total is None else total.reshape(n_outputs, -1)
         for site in self.sites:
             part = dataclasses.replace(self, sites=(site,), kind="rows" if site.use.kind == "rows" else "outer")
             j = part.factor(handed, cotangents, vjps).dense().j
-            flat = flat.astype(jnp.result_type(flat, j))
             flat = flat + _in_leaf_order(j, site, self.size)
         return Dense(flat)
 
@@ -112,22 +111,16 @@ def _in_leaf_order(j: jax.Array, site: Site, size: int) -> jax.Array:
 
 
 def operand(site: Site, h: jax.Array) -> jax.Array:
-    """A [b t i] (or index [t]) of a site, enclosing scans folded into b and t."""
+    """a [b t i] (or index [t]) of a site, enclosing scans folded into b and t."""
     fn = site.use.operand
     for _ in site.scans:
         fn = jax.vmap(fn)
     a = fn(h)
-    if site.use.kind == "rows":
-        return a.reshape(-1)
-    if site.use.kind == "ones":  # carries only the scale
-        b, t, _, _ = site.use.sizes()
-        lengths = tuple(length for length, _ in site.scans)
-        a = jnp.broadcast_to(h.reshape((*h.shape, 1, 1, 1)), (*lengths, b, t, 1))
-    return _fold(a, site.scans)
+    return a.reshape(-1) if site.use.kind == "rows" else _fold(a, site.scans)
 
 
 def cotangent(site: Site, c: jax.Array) -> jax.Array:
-    """C [b t d] of a site for one output direction, enclosing scans folded into b and t."""
+    """c [b t d] of a site for one output direction, enclosing scans folded into b and t."""
     fn = site.use.cotangent
     for _ in site.scans:
         fn = jax.vmap(fn)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ntkdiag import errors
@@ -31,9 +32,11 @@ class Precision:
 
     def prepare(self, x: jax.Array) -> jax.Array:
         """Cast a factor: to float64 where asked for, and never below float32."""
-        if self.name == "float64":
-            return x.astype(jnp.float64)
-        return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+        return x.astype(self.dtype(x.dtype))
+
+    def dtype(self, factors: Any) -> Any:
+        """That of the products of factors of this dtype."""
+        return np.dtype(np.float64) if self.name == "float64" else jnp.promote_types(factors, jnp.float32)
 
     def einsum(self, pattern: str, x: jax.Array, y: jax.Array) -> jax.Array:
         """A two-operand einsum under this policy."""

@@ -81,7 +81,7 @@ class Recorder:
         return value.dense
 
     def tap(self, key: tuple, y: jax.Array, scale: Any = None) -> jax.Array:
-        """Y plus the tap of this site, times a scalar factor where there is one."""
+        """y plus the tap of this site, times a scalar factor where there is one."""
         if self.taps is not None:
             if key in self.sharing:
                 return y
@@ -100,7 +100,11 @@ class Recorder:
     def found(self, key: tuple, view: View, primitive: str, use: Contraction, tap: tuple, operand: Any) -> None:
         """Note a site and hand out its operand, times the scalar factor of the view."""
         self.sites[key] = Site(view.leaf, primitive, use, key, tap, key, self._roles(view), view.scale is not None)
-        self.handed[key] = operand if view.scale is None else operand * jnp.asarray(view.scale, operand.dtype)
+        numbers = use.kind != "rows" and not isinstance(operand, list)
+        if numbers and not jnp.issubdtype(jnp.result_type(operand), jnp.inexact):
+            operand = jnp.asarray(operand, view.value.dtype)  # whole numbers times a weight
+        scale = None if view.scale is None else jnp.asarray(view.scale, jnp.result_type(operand))
+        self.handed[key] = operand if scale is None else operand * scale
 
     def found_joined(self, path: tuple, joined: Joined, primitive: str, uses: tuple, operand: Any) -> None:
         """Note a site for each of several weights side by side, and hand out the operand they share."""

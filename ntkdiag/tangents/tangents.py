@@ -56,7 +56,7 @@ class Tangents:
             closed, out = jax.make_jaxpr(f, return_shape=True)(params, kwargs, x)
             recorder = Recorder()
             inputs = jax.tree.leaves((kwargs, x))
-            jax.eval_shape(lambda p, inputs: _walk(closed, p, None, inputs, recorder), params, inputs)
+            jax.eval_shape(lambda p, inputs: _found(closed, p, inputs, recorder), params, inputs)
         taps = {site.tap: recorder.tap_avals[site.tap] for site in recorder.sites.values()}
         return Tangents(
             jaxpr=closed,
@@ -119,6 +119,12 @@ class Tangents:
 def _once(arrays: dict) -> dict:
     """The same arrays, computed once: XLA would compute them again inside every loop that reads them."""
     return {key: jax.lax.optimization_barrier(array) for key, array in arrays.items()}
+
+
+def _found(closed: Any, params: list, inputs: list, recorder: Recorder) -> None:
+    """The first walk, for what it finds; what it hands out belongs to a trace that ends with it."""
+    _walk(closed, params, None, inputs, recorder)
+    recorder.handed.clear()
 
 
 def _walk(closed: Any, params: list, dense: dict | None, inputs: list, recorder: Recorder) -> jax.Array:

@@ -136,6 +136,26 @@ def read_square(
     return operand
 
 
+def refuse_trace(operand: Operand, call: str) -> None:
+    """Refuse a kernel that sums outputs, where the scale of one output is wanted.
+
+    Args:
+        operand: The kernel.
+        call: The public call, for the message.
+
+    Raises:
+        InvalidInputError: When it is a trace over several outputs.
+    """
+    convention = operand.convention
+    if convention is not None and convention.outputs in ("trace", "random-projections") and convention.n_outputs > 1:
+        refuse(
+            call,
+            expected='the full kernel, or a reduction on the scale of one output such as outputs="mean"',
+            got=f'outputs="{convention.outputs}", which sums {convention.n_outputs} outputs',
+            do='Use outputs="mean", which is the trace divided by C.',
+        )
+
+
 def noise_floor(array: Any, convention: Convention | None, rows: int) -> float:
     """Resolution of the eigenvalues of a kernel, relative to the largest: see `Convention.noise_floor`.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ntkdiag._compat import compiler_options
 from ntkdiag.adapters import Functional, functionalize
+from ntkdiag.kernels.interaction import check_few
 from ntkdiag.kernels.operands.operand import refuse
 from ntkdiag.linearize.baseline.data import Data, LossLike, accuracy, batches, read_data
 from ntkdiag.linearize.baseline.history import GapHistory, comparer, history_of
@@ -66,20 +67,24 @@ def linear_baseline(
 
     Raises:
         InvalidInputError: When data, loss or a number are not as described, or as `functionalize`.
+        ExamplesInteractError: When outputs of one example depend on the others, as with batch norm in train mode.
     """
     read = read_data(data, loss, _CALL)
     checkpoint = max(1, steps // 10) if checkpoint is None else checkpoint
-    if not 0 < checkpoint < steps or not ridge > 0 or outputs not in ("mean", "full"):
+    if not 0 < checkpoint < steps or not ridge > 0 or outputs not in ("mean", "full") or kernel_examples < 1:
         refuse(
             _CALL,
-            expected='0 < `checkpoint` < `steps`, a positive `ridge`, and `outputs` "mean" or "full"',
-            got=f"checkpoint={checkpoint}, steps={steps}, ridge={ridge}, outputs={outputs!r}",
+            expected="0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `outputs` "
+            '"mean" or "full"',
+            got=f"checkpoint={checkpoint}, steps={steps}, ridge={ridge}, kernel_examples={kernel_examples}, "
+            f"outputs={outputs!r}",
             do="The checkpoint is a number of steps, the ridge relative to the mean diagonal of the kernel.",
         )
     functional = functionalize(model, variables, **options)
     f, params = functional
     shape = _output_shape(functional, read)
-    order = batches(read.n, batch_size, steps, seed)
+    check_few(f, params, read.x, _CALL, otherwise="")
+    order = batches(read.n, batch_size, steps, seed, _CALL)
     runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)
     gap, gap_later = runs.follow()
     rows = min(kernel_examples, read.n)
@@ -90,7 +95,11 @@ def linear_baseline(
         _trained(f"linearized at step {checkpoint}", runs.lin_later, runs.linear_later, read, network),
     ]
     for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", runs.own)):
-        regressed = kernel_ridge(f, at, read, rows, ridge, outputs, shape[-1] if len(shape) > 1 else 1)
+        width = shape[-1] if len(shape) > 1 else 1
+        if all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(at)):
+            regressed = kernel_ridge(f, at, read, rows, ridge, outputs, width)
+        else:  # the run diverged: that is a result, too
+            regressed = np.full((rows, width), np.nan), np.full((read.m, width), np.nan)
         contenders.append(_regressed(name, *regressed, read, network, shape))
     said = methods(functional, read, steps, batch_size, checkpoint, ridge, rows, outputs, seed)
     return LinearBaseline(tuple(contenders), gap, gap_later, checkpoint, steps, runs.own, said)

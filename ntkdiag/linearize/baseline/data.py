@@ -83,7 +83,7 @@ def read_data(data: Any, loss: LossLike, call: str) -> Data:
     loss = loss or ("cross_entropy" if classes else "mse")
     known = {"mse": squared_error, "cross_entropy": cross_entropy}
     if callable(loss):
-        return Data(x, y, x_test, y_test, loss, getattr(loss, "__name__", "a loss of the user"), classes)
+        return Data(x, y, x_test, y_test, loss, _named(loss), classes)
     if loss not in known or (loss == "cross_entropy") != classes:
         refuse(
             call,
@@ -92,6 +92,12 @@ def read_data(data: Any, loss: LossLike, call: str) -> Data:
             do="For squared error on classes pass `jax.nn.one_hot(y, C)` as labels.",
         )
     return Data(x, y, x_test, y_test, known[loss], loss, classes)
+
+
+def _named(loss: Callable[..., Any]) -> str:
+    """What a user's loss is called: never like one of ours, whatever its name."""
+    name = getattr(loss, "__name__", "<lambda>")
+    return "of the user" if name == "<lambda>" else f"`{name}` of the user"
 
 
 def squared_error(outputs: jax.Array, y: jax.Array) -> jax.Array:
@@ -140,7 +146,7 @@ def accuracy(outputs: jax.Array, data: Data) -> Any:
     return jnp.mean(jnp.argmax(outputs, axis=-1) == data.y_test) if data.classes else None
 
 
-def batches(n: int, size: int | None, steps: int, seed: int) -> np.ndarray:
+def batches(n: int, size: int | None, steps: int, seed: int, call: str) -> np.ndarray:
     """Indices of the examples of every step: epochs in random order, or all of them.
 
     Cost: steps x size integers.
@@ -150,11 +156,17 @@ def batches(n: int, size: int | None, steps: int, seed: int) -> np.ndarray:
         size: Of a batch; None for all.
         steps: Number of steps.
         seed: Of the order.
+        call: The public call, for the message.
 
     Returns:
         `[steps size]`, or `[1 n]` for full batches.
+
+    Raises:
+        InvalidInputError: When a batch would be empty.
     """
-    if size is None or size >= n:
+    if size is not None and size < 1:
+        refuse(call, expected="`batch_size` of at least 1", got=repr(size), do="None takes all examples at every step.")
+    if size is None or size >= n or not steps:
         return np.arange(n)[None]
     rng, per_epoch = np.random.default_rng(seed), n // size
     epochs = [rng.permutation(n)[: per_epoch * size].reshape(per_epoch, size) for _ in range(-(-steps // per_epoch))]

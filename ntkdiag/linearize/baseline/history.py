@@ -59,7 +59,7 @@ class GapHistory:
         """The first recorded step at which a gap is above a tolerance: how long a linearisation holds from here.
 
         With ``of="e1"`` and 0.1 this is the local linearisation time scale of the checkpoint, in steps. It is not
-        finer than the recorded steps.
+        finer than the recorded steps. A run that left the finite numbers is beyond any tolerance.
 
         Cost: none.
 
@@ -82,7 +82,7 @@ class GapHistory:
                 got=repr(of),
                 do="accuracy_gap needs class numbers as labels, e2 second_order=True.",
             )
-        beyond = np.flatnonzero(np.abs(values) > tolerance)
+        beyond = np.flatnonzero((np.abs(values) > tolerance) | ~np.isfinite(self.rms))
         return int(self.steps[beyond[0]]) if beyond.size else None
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ def gap_over_training(
         refuse(
             _CALL, expected="ascending `marks` between 0 and `steps`", got=f"{marks} and {steps}", do="Sort the marks."
         )
-    order = batches(read.n, batch_size, steps, seed)
+    order = batches(read.n, batch_size, steps, seed, _CALL)
     own = train(f, params, optimizer, read, order, marks, opt_state)
     linear = train(linearize(f, params), params, optimizer, read, order, marks, opt_state)
     compare = comparer(f, params, read, second_order)

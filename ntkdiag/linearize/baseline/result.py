@@ -58,7 +58,10 @@ class LinearBaseline:
 
     def __getitem__(self, name: str) -> Contender:
         """The contender of that name, or whose name begins so."""
-        return next(c for c in self.contenders if c.name.startswith(name))
+        found = [contender for contender in self.contenders if contender.name.startswith(name)]
+        if not found:
+            raise KeyError(f"{name!r}: there are {', '.join(repr(c.name) for c in self.contenders)}")
+        return found[0]
 
     def table(self) -> Any:
         """The results as a `rich.table.Table`.

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
@@ -132,7 +133,7 @@ def require_outputs(operator: NTKOperator, value: Any, name: str, call: str) -> 
             got=f"{array.dtype}{list(array.shape)}",
             do="Class numbers become targets with `jax.nn.one_hot`.",
         )
-    if not isinstance(array, Tracer) and not bool(jnp.all(jnp.isfinite(array))):
+    if not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
         refuse(call, expected=f"finite `{name}`", got="NaN or Inf", do="Look for overflow, or drop these examples.")
     return array.astype(jnp.promote_types(operator.dtype, jnp.float32))
 

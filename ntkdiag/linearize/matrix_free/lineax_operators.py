@@ -15,19 +15,17 @@ from ntkdiag.linearize.matrix_free.operator import NTKOperator
 
 
 class KernelOperator(lx.AbstractLinearOperator):
-    """K + shift I on vectors `[(m p)]`.
+    """K on vectors `[(m p)]`.
 
     Attributes:
         kernel: The operator.
-        shift: Added to the diagonal.
     """
 
     kernel: NTKOperator
-    shift: Any = 0.0
 
     def mv(self, vector: Any) -> Any:
-        """(K + shift) v."""
-        return self.kernel.mv(vector) + self.shift * vector if self.kernel.symmetric else self.kernel.mv(vector)
+        """K v."""
+        return self.kernel.mv(vector)
 
     def as_matrix(self) -> Any:
         """The kernel, formed column by column."""
@@ -93,20 +91,6 @@ class DampedJacobian(lx.AbstractLinearOperator):
         k = self.kernel
         dtype = jnp.promote_types(k.dtype, jnp.float32)
         return jax.ShapeDtypeStruct((k.n_examples, *k.output_shape), dtype), self._step()
-
-
-def kernel_operator(kernel: NTKOperator) -> KernelOperator:
-    """Wrap an operator for lineax.
-
-    Cost: none.
-
-    Args:
-        kernel: The operator.
-
-    Returns:
-        The wrapped operator.
-    """
-    return KernelOperator(kernel)
 
 
 def _symmetric(operator: Any) -> bool:

@@ -36,7 +36,7 @@ def split(tree: Any, n: int, size: int) -> Any:
 
 
 def tangents(f: Function, params: Any, batches: Any, step: Any, n: int) -> tuple[jax.Array, jax.Array]:
-    """F(params, x) and J(x) step for every example.
+    """f(params, x) and J(x) step for every example.
 
     Cost: one `jax.jvp`, about two forward passes; memory of one microbatch.
 
@@ -56,7 +56,7 @@ def tangents(f: Function, params: Any, batches: Any, step: Any, n: int) -> tuple
 
 
 def outputs(f: Function, params: Any, batches: Any, n: int) -> jax.Array:
-    """F(params, x) for every example.
+    """f(params, x) for every example.
 
     Cost: one forward pass.
 

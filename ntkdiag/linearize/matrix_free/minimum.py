@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import refuse
 from ntkdiag.linearize.matrix_free.conjugate_gradients import Found, dot
 from ntkdiag.linearize.matrix_free.gauss_newton import gauss_newton_step, require_number
 from ntkdiag.linearize.matrix_free.least_squares import finish, require_outputs, require_square
@@ -44,9 +45,12 @@ def minimize(
         The minimum: `iterations` counts all products, `residual` is the norm of the gradient over that at theta_0.
 
     Raises:
-        InvalidInputError: As `gauss_newton_step`, or when the damping is not positive.
+        InvalidInputError: As `gauss_newton_step`, or when the damping is not positive or the method another.
     """
     method = CG() if method is None else method
+    if not isinstance(method, CG) or method.space != "function":
+        expected = '`method` to be CG(space="function", ...)'
+        refuse(_CALL, expected=expected, got=repr(method), do="Leave it out for the default.")
     require_positive(damping, _CALL, "damping")
     require_square(operator, _CALL)
     start = operator.outputs() if outputs is None else outputs

@@ -9,6 +9,7 @@ import numpy as np
 
 from ntkdiag import _compat
 from ntkdiag.kernels import arguments, meshes
+from ntkdiag.kernels.interaction import check_few
 from ntkdiag.kernels.operands.operand import refuse
 from ntkdiag.linearize.matrix_free import microbatches
 from ntkdiag.linearize.matrix_free.program import CALL, run
@@ -37,10 +38,12 @@ class NTKOperator:
         symmetric: Whether rows and columns are the same examples.
     """
 
-    def __init__(self, f: Callable[..., Any], params: Any, x: Any, x2: Any = None, *, microbatch: int = 256):
-        """Look at f, the parameters and the examples; compute nothing.
+    def __init__(
+        self, f: Callable[..., Any], params: Any, x: Any, x2: Any = None, *, microbatch: int = 256, check: bool = True
+    ):
+        """Look at f, the parameters and the examples.
 
-        Cost: tracing f once.
+        Cost: tracing f once; where there are several microbatches, f of four examples together and each alone.
 
         Args:
             f: `f(params, x)`.
@@ -48,13 +51,16 @@ class NTKOperator:
             x: Row examples, an array or pytree of arrays.
             x2: Column examples; None for x.
             microbatch: Examples differentiated at a time.
+            check: Whether to verify that examples are independent, where there are several microbatches.
 
         Raises:
             InvalidInputError: When the parameters are not finite real floating arrays, the outputs are not one
                 floating array with the example axis first, or the microbatch is no positive integer.
+            ExamplesInteractError: When outputs of one example depend on the others, as with batch norm in train mode:
+                a microbatch would be another network.
         """
         arguments.check_params(params, CALL)
-        if not isinstance(microbatch, int) or microbatch < 1:
+        if not isinstance(microbatch, int | np.integer) or microbatch < 1:
             refuse(CALL, expected="a positive integer `microbatch`", got=repr(microbatch), do="256 is the default.")
         self.f = f
         self.params, self.x, self.x2 = jax.tree.map(jnp.asarray, (params, x, x2))
@@ -67,7 +73,15 @@ class NTKOperator:
         self.output_shape, self.dtype = _outputs(found, self.n_examples)
         size = int(np.prod(self.output_shape))
         self.shape = (self.n_examples * size, m * size)
+        if check and self.microbatch < max(self.n_examples, m) and not self._traced(jaxpr):
+            otherwise = ", or a microbatch of at least as many examples as there are"
+            check_few(f, self.params, self.x, CALL, otherwise)
         self.reduces = _compat.contains(jaxpr, "reduce_sum") and self.dtype == jnp.float32
+
+    def _traced(self, jaxpr: Any) -> bool:
+        """Whether f cannot be evaluated now, being part of someone's program."""
+        given = self.params, self.x, self.x2, _compat.open_jaxpr(jaxpr)[1]
+        return arguments.is_traced(given) or _compat.staging()
 
     @property
     def symmetric(self) -> bool:
@@ -138,12 +152,23 @@ class NTKOperator:
         Cost: one forward and one backward pass.
 
         Args:
-            v: `[n ...]`, like the outputs.
+            v: `[n ...]`, like the outputs, or flat.
 
         Returns:
             A tree like the parameters.
+
+        Raises:
+            InvalidInputError: When v has another shape.
         """
-        return run(_cotangent, self, jnp.asarray(v))
+        v, rows = jnp.asarray(v), (self.n_examples, *self.output_shape)
+        if v.shape not in ((self.shape[0],), rows):
+            refuse(
+                "NTKOperator.cotangent(v)",
+                expected=f"v of shape ({self.shape[0]},) or {rows}",
+                got=f"shape {v.shape}",
+                do="Rows are examples times outputs, the outputs of an example next to each other.",
+            )
+        return run(_cotangent, self, v.reshape(rows))
 
     def lineax(self) -> Any:
         """The operator for lineax: symmetric operators are tagged positive semidefinite.
@@ -153,9 +178,9 @@ class NTKOperator:
         Returns:
             A `lineax.AbstractLinearOperator` on vectors `[(m p)]`.
         """
-        from ntkdiag.linearize.matrix_free.lineax_operators import kernel_operator
+        from ntkdiag.linearize.matrix_free.lineax_operators import KernelOperator
 
-        return kernel_operator(self)
+        return KernelOperator(self)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Arrays, and what is fixed when a function of the operator is compiled."""

@@ -46,7 +46,7 @@ def run(function: Callable[..., Any], operator: Operator, *args: Any, static: An
         return meshes.automatically(lambda *arrays: run(function, *arrays, static=static), mesh, operator, *args)
     given = (operator, *args) if static is None else (operator, *args, static)
     with jax.default_matmul_precision("highest"):
-        if arguments.is_traced(operator, args):
+        if arguments.is_traced(operator, args) or _compat.staging():
             return function(*given)
         return _compiled(function, operator.reduces, None if static is None else len(given) - 1)(*given)
 

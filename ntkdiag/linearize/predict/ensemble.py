@@ -44,8 +44,18 @@ class Prior:
 
         Returns:
             The prior; its rank is at most s - 1.
+
+        Raises:
+            InvalidInputError: When there are fewer than two networks, or shapes do not fit.
         """
         x = np.asarray(train, np.float64)
+        if x.ndim != 3 or len(x) < 2 or (test is not None and np.shape(test)[:1] != x.shape[:1]):
+            refuse(
+                "Prior.of_samples(train, test)",
+                expected="outputs [s n o] of two networks at least, and [s m o] of the same ones",
+                got=f"shapes {x.shape}" + ("" if test is None else f" and {np.shape(test)}"),
+                do="Stack the outputs of every network along a first axis.",
+            )
         x = x - x.mean(axis=0)
         cover = lambda a, b: np.einsum("sno,smp->nomp", a, b) / (len(a) - 1)
         if test is None:
@@ -175,16 +185,23 @@ def _read_prior(prior: Prior, problem: Problem, call: str) -> tuple[Any, Any, An
     k = problem.kernel.shape[0]
     m = None if problem.cross is None else problem.cross.shape[0]
     found = []
-    for name, rows, columns in (("train", k, k), ("test_train", m, k), ("test", m, m)):
+    own, theirs = (problem.shape, problem.shape_test) if problem.full else (problem.shape[:1], problem.shape_test[:1])
+    bare = lambda shape: tuple(size for size in shape if size != 1)
+    for name, rows, columns, axes in (
+        ("train", k, k, (*own, *own)),
+        ("test_train", m, k, (*theirs, *own)),
+        ("test", m, m, (*theirs, *theirs)),
+    ):
         value = getattr(prior, name)
         if rows is None or columns is None:
             found.append(None)
             continue
-        if value is None or np.size(value) != rows * columns or not bool(np.all(np.isfinite(np.asarray(value)))):
+        fits = value is not None and bare(np.shape(value)) in (bare((rows, columns)), bare(axes))
+        if not fits or (is_concrete(value) and not np.isfinite(np.asarray(value)).all()):
             refuse(
                 call,
-                expected=f"`prior.{name}` with {rows} x {columns} finite entries, laid out like the kernel",
-                got="None" if value is None else f"shape {np.shape(value)}",
+                expected=f"`prior.{name}` of shape {axes} or {(rows, columns)}, finite",
+                got="None" if value is None else f"shape {np.shape(value)}" + (", NaN or Inf in it" if fits else ""),
                 do="Compute it for the same examples and outputs; beside a reduced kernel it is [n n] for each output.",
             )
         found.append(jnp.asarray(value, problem.kernel.dtype).reshape(rows, columns))
@@ -194,5 +211,4 @@ def _read_prior(prior: Prior, problem: Problem, call: str) -> tuple[Any, Any, An
 def _twice(shape: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
     if not shape:
         return ()
-    full = problem.kernel.shape[0] != problem.shape[0]
-    return (*shape, *shape) if full else (shape[0], shape[0])
+    return (*shape, *shape) if problem.full else (shape[0], shape[0])

@@ -65,6 +65,9 @@ def integrate_flow(
     call = "integrate_flow(kernel, loss, time, step)"
     if step is not None:
         require_positive(step, call, "step")
+    if tolerance is not None:
+        require_positive(tolerance, call, "tolerance")
+    require_positive(max_steps, call, "max_steps")
     require_at_least_zero(weight_decay, call, "weight_decay")
     times = np.asarray(time, np.float64)
     marks = np.concatenate([[0.0], times.reshape(-1)])
@@ -72,7 +75,7 @@ def integrate_flow(
         refuse(call, expected="ascending, finite, non-negative `time`", got=f"{time}", do="Sort the times.")
     model = read_model(call, kernel, outputs, kernel_test, outputs_test, origin)
     require_number(loss, jax.ShapeDtypeStruct(model.shape, model.start.dtype), call)
-    tolerance = tolerance or (1e-8 if model.start.dtype == np.float64 else 1e-5)
+    tolerance = tolerance if tolerance is not None else (1e-8 if model.start.dtype == np.float64 else 1e-5)
     if step is not None:
         max_steps = max(max_steps, int(np.ceil(marks[-1] / step)) + times.size + 2)
     static = (loss, solver, step, tolerance, max_steps)

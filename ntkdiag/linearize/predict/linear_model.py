@@ -13,7 +13,7 @@ from ntkdiag.linearize.matrix_free.least_squares import require_outputs, require
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
-from ntkdiag.linearize.predict.problem import read_problem
+from ntkdiag.linearize.predict.problem import read_problem, require_origin
 
 
 @functools.partial(
@@ -143,6 +143,7 @@ def _read_operators(
             got=f"shape {kernel_test.shape}" if isinstance(kernel_test, NTKOperator) else type(kernel_test).__name__,
             do="Rows are test examples, columns the training examples.",
         )
+    require_origin(True, origin, call)
     theirs = kernel_test.outputs() if outputs_test is None else outputs_test
     start_test = require_outputs(kernel_test, theirs, "outputs_test", call)
     pull_test = None

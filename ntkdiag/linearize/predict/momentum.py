@@ -62,35 +62,46 @@ def momentum_response(
 def _transition(
     mu: jax.Array, constant: bool, rate: Number, ridge: Number, momentum: Number, kind: MomentumKind
 ) -> jax.Array:
-    """One step on (psi, its velocity, a, its velocity, 1), as a matrix; the source of psi is 1 or a."""
+    """One step on (psi, its velocity, a, its velocity, 1), as a matrix minus I; the source of psi is 1 or a.
+
+    Without the identity, what a step changes keeps its precision, however small it is beside 1.
+    """
     unit = jnp.eye(5, dtype=mu.dtype)
     response = unit[4 if constant else 2] - mu * unit[0]
     shrink = -ridge * unit[2]
     rows = []
-    for value, velocity, gradient in ((0, 1, response), (2, 3, shrink)):
+    for velocity, gradient in ((1, response), (3, shrink)):
         fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient
         moving = fresh + momentum * unit[velocity]
         move = gradient + momentum * moving if kind == "nesterov" else moving
-        rows += [unit[value] + rate * move, moving]
-    return jnp.stack([*rows, unit[4]])
+        rows += [rate * move, moving - unit[velocity]]
+    return jnp.stack([*rows, jnp.zeros_like(unit[4])])
 
 
-def _power(matrices: jax.Array, steps: jax.Array) -> jax.Array:
-    """The state after `steps` steps from (0, 0, 1, 0, 1), for every mode and every number of steps."""
-    start = jnp.array([0.0, 0.0, 1.0, 0.0, 1.0], matrices.dtype)
-    states = jnp.broadcast_to(start, (*steps.shape, matrices.shape[0], 5))
+def _power(changes: jax.Array, steps: jax.Array) -> jax.Array:
+    """The state after `steps` steps from (0, 0, 1, 0, 1), for every mode and every number of steps.
+
+    With a step I + d, two of them are I + (2 d + d^2).
+    """
+    start = jnp.array([0.0, 0.0, 1.0, 0.0, 1.0], changes.dtype)
+    states = jnp.broadcast_to(start, (*steps.shape, changes.shape[0], 5))
 
     def body(bit: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        states, power = carry
-        moved = jnp.einsum("kij,Tkj->Tki", power, states)
+        states, change = carry
+        moved = states + jnp.einsum("kij,Tkj->Tki", change, states, precision="highest")
         taken = (steps >> bit) & 1
-        return jnp.where(taken[:, None, None] == 1, moved, states), power @ power
+        twice = 2.0 * change + jnp.matmul(change, change, precision="highest")
+        return jnp.where(taken[:, None, None] == 1, moved, states), twice
 
-    return jax.lax.fori_loop(0, _BITS, body, (states, matrices))[0]
+    return jax.lax.fori_loop(0, _BITS, body, (states, changes))[0]
 
 
-def _stable(matrices: jax.Array) -> jax.Array:
-    """Both roots of the mode inside the unit circle (Jury's conditions on the upper left 2 x 2 block)."""
-    trace = matrices[:, 0, 0] + matrices[:, 1, 1]
-    determinant = matrices[:, 0, 0] * matrices[:, 1, 1] - matrices[:, 0, 1] * matrices[:, 1, 0]
-    return (jnp.abs(determinant) < 1.0) & (jnp.abs(trace) < 1.0 + determinant)
+def _stable(changes: jax.Array) -> jax.Array:
+    """Both roots of the mode inside the unit circle: Jury's conditions on the upper left 2 x 2 block I + d.
+
+    |det| < 1 and |tr| < 1 + det, where tr (I + d) = 2 + tr d and det (I + d) = 1 + tr d + det d.
+    """
+    trace = changes[:, 0, 0] + changes[:, 1, 1]
+    determinant = changes[:, 0, 0] * changes[:, 1, 1] - changes[:, 0, 1] * changes[:, 1, 0]
+    inside = (trace + determinant < 0.0) & (trace + determinant > -2.0)
+    return inside & (determinant > 0.0) & (4.0 + 2.0 * trace + determinant > 0.0)

@@ -148,7 +148,8 @@ def gradient_descent(
         InvalidInputError: As `gradient_flow`, or when steps are no integers.
 
     Warns:
-        RuntimeWarning: When the learning rate is above critical, with the critical value.
+        RuntimeWarning: When the learning rate is above critical, with the critical value; with an `NTKOperator` where
+            steps are infinite, from 30 more products, and a critical value some percent too high.
     """
     call = "gradient_descent(kernel, y, steps, learning_rate)"
     _check_descent(steps, learning_rate, momentum, momentum_kind, ridge, call)

@@ -9,14 +9,18 @@ import numpy as np
 from jax.core import Tracer
 
 from ntkdiag.kernels.operands.number import Number, require_positive
+from ntkdiag.kernels.operands.operand import is_concrete
 from ntkdiag.linearize.matrix_free.least_squares import least_squares, require_outputs, require_square
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
+from ntkdiag.linearize.matrix_free.program import run
 from ntkdiag.linearize.predict.descent import iterate_descent
 from ntkdiag.linearize.predict.flow import integrate_flow
 from ntkdiag.linearize.predict.linear_model import read_model
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
-from ntkdiag.linearize.predict.threshold import MomentumKind
+from ntkdiag.linearize.predict.threshold import MomentumKind, stability_threshold, warn_above_critical
+
+_PRODUCTS = 30
 
 
 class Given(NamedTuple):
@@ -51,7 +55,18 @@ def flow(kernel: NTKOperator, given: Given, time: Any, call: str) -> Prediction:
         The prediction.
     """
     loss, denominator, y = _loss(kernel, given, call)
-    reach = lambda times: integrate_flow(kernel, loss, times, **given.options(denominator))
+
+    def reach(times: np.ndarray) -> Prediction:
+        found = integrate_flow(kernel, loss, times, **given.options(denominator))
+        if is_concrete(found.train) and np.isnan(np.asarray(found.train)).any():
+            warnings.warn(
+                f"{call}: the differential equation was not solved up to {times[-1]:g} within the steps allowed: NaN. "
+                "Take integrate_flow with solver=diffrax.Kvaerno5() or more max_steps.",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        return found
+
     return _piece(np.asarray(time, np.float64), reach, lambda: _endless(kernel, given, y, call))
 
 
@@ -64,9 +79,9 @@ def descent(
     kind: MomentumKind,
     call: str,
 ) -> Prediction:
-    """`gradient_descent` without the kernel. Infinity is where a stable learning rate leads.
+    """`gradient_descent` without the kernel. For infinity, the learning rate has to be below critical.
 
-    Cost: as `iterate_descent`, and as `least_squares` for infinity.
+    Cost: as `iterate_descent`, and as `least_squares` and 30 products for infinity.
 
     Args:
         kernel: The operator.
@@ -83,7 +98,26 @@ def descent(
     loss, denominator, y = _loss(kernel, given, call)
     options = given.options(denominator) | {"momentum": momentum, "momentum_kind": kind}
     reach = lambda counts: iterate_descent(kernel, loss, counts.astype(int), learning_rate, **options)
-    return _piece(np.asarray(steps, np.float64), reach, lambda: _endless(kernel, given, y, call))
+
+    def endless() -> Prediction:
+        threshold, decay = stability_threshold(momentum, kind), given.ridge / denominator
+        numbers = learning_rate, _largest(kernel), denominator, threshold, decay
+        end = _endless(kernel, given, y, call)
+        if warn_above_critical(*numbers, call, stacklevel=7):
+            end = jax.tree.map(lambda f: jnp.full_like(f, jnp.nan), end)
+        return end
+
+    return _piece(np.asarray(steps, np.float64), reach, endless)
+
+
+def _largest(kernel: NTKOperator) -> jax.Array:
+    """lambda_max by power iteration: from below, within a few percent."""
+    return run(_power_iteration, kernel, jax.random.normal(jax.random.key(0), (kernel.shape[0],)))
+
+
+def _power_iteration(kernel: NTKOperator, v: jax.Array) -> jax.Array:
+    step = lambda _, v: kernel.mv(v / jnp.linalg.norm(v)).astype(v.dtype)
+    return jnp.linalg.norm(jax.lax.fori_loop(0, _PRODUCTS, step, v))
 
 
 def _loss(kernel: NTKOperator, given: Given, call: str) -> tuple[Any, Number, jax.Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.labels import read_labels
 from ntkdiag.kernels.operands.number import Number
-from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read, read_square, refuse
+from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read, read_square, refuse, refuse_trace
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.predict.origin import Origin
 
@@ -29,7 +29,7 @@ from ntkdiag.linearize.predict.origin import Origin
         "pull_test",
         "denominator",
     ],
-    meta_fields=["shape", "shape_test"],
+    meta_fields=["shape", "shape_test", "full"],
 )
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -47,6 +47,7 @@ class Problem:
         denominator: D of the loss.
         shape: Shape of y.
         shape_test: Shape of the test outputs.
+        full: Whether outputs are coupled: the kernel is that of all outputs, not reduced.
     """
 
     kernel: jax.Array
@@ -60,6 +61,7 @@ class Problem:
     denominator: Number
     shape: tuple[int, ...]
     shape_test: tuple[int, ...]
+    full: bool
 
 
 def read_problem(
@@ -94,7 +96,7 @@ def read_problem(
         InvalidInputError: When arrays are not finite or do not fit each other, or conventions differ.
     """
     operand = read_square(kernel, call)
-    _refuse_trace(operand, call)
+    refuse_trace(operand, call)
     _refuse_asymmetry(operand, call)
     denominator = denominator_of(operand, loss_denominator, call) if loss_denominator is not None else None
     operand, labels = read_labels(y, operand, call)
@@ -118,6 +120,14 @@ def read_problem(
             got="None",
             do="Pass `ntk(f, params, x_test, x)`.",
         )
+    if cross is not None and (outputs is None) != (outputs_test is None):
+        refuse(
+            call,
+            expected="`outputs` and `outputs_test`, or neither (both are 0 then)",
+            got=f"only `{'outputs' if outputs_test is None else 'outputs_test'}`",
+            do="Pass f(params, x) and f(params, x_test).",
+        )
+    require_origin(cross is not None, origin, call)
     return Problem(
         kernel=operand.symmetric_matrix,
         noise_floor=operand.noise_floor,
@@ -130,14 +140,35 @@ def read_problem(
         denominator=denominator,
         shape=shape,
         shape_test=shape_test,
+        full=operand.array.ndim == 4 or rows != shape[0],
     )
+
+
+def require_origin(tests: bool, origin: Origin | None, call: str) -> None:
+    """Refuse an origin without the test examples that are asked for.
+
+    Args:
+        tests: Whether they are.
+        origin: The origin, or None.
+        call: The public call, for the message.
+
+    Raises:
+        InvalidInputError: When it holds nothing for them.
+    """
+    if tests and origin is not None and origin.test is None:
+        refuse(
+            call,
+            expected="an `origin` with the test examples, beside `kernel_test`",
+            got="one of the training examples only",
+            do="Make it by origin(f, params, x, x_test).",
+        )
 
 
 def _refuse_asymmetry(operand: Operand, call: str) -> None:
     """Refuse what is no kernel of a set of examples with itself; rounding of separate blocks is let through."""
     if not is_concrete(operand.array):
         return
-    matrix = np.asarray(operand.matrix)
+    matrix = np.asarray(operand.array).reshape(operand.matrix.shape)
     apart, size = np.max(np.abs(matrix - matrix.T)), np.max(np.abs(matrix))
     if apart > max(10.0 * operand.noise_floor, 1e-5) * size:
         refuse(
@@ -145,17 +176,6 @@ def _refuse_asymmetry(operand: Operand, call: str) -> None:
             expected="a symmetric `kernel`",
             got=f"entries that differ from the transpose by {apart / size:.2g} of the largest",
             do="Rows and columns must be the same examples in the same order, under the same parameters.",
-        )
-
-
-def _refuse_trace(operand: Operand, call: str) -> None:
-    convention = operand.convention
-    if convention is not None and convention.outputs in ("trace", "random-projections") and convention.n_outputs > 1:
-        refuse(
-            call,
-            expected='the full kernel, or a reduction on the scale of one output such as outputs="mean"',
-            got=f'outputs="{convention.outputs}", which sums {convention.n_outputs} outputs',
-            do='Use outputs="mean", which is the trace divided by C.',
         )
 
 
@@ -189,7 +209,18 @@ def _read_cross(kernel: KernelLike | NTKOperator | None, train: Operand, call: s
             got=f"outputs={a.outputs!r} (C={a.n_outputs}) and outputs={b.outputs!r} (C={b.n_outputs})",
             do="Compute both with the same `outputs`.",
         )
-    return array.reshape(-1, n * o), array.shape[0]
+    matrix = array.reshape(-1, n * o)
+    turned = a is not None and b is not None and a.probe == b.probe and a.probe is not None
+    if turned and is_concrete(cross.array) and matrix.shape[0] == matrix.shape[1]:
+        values = np.asarray(cross.array).reshape(matrix.shape)
+        if np.max(np.abs(values - values.T)) > 1e-3 * np.max(np.abs(values)):
+            refuse(
+                call,
+                expected="`kernel_test` with the test examples as rows",
+                got="one with the training examples as rows",
+                do="Compute it as `ntk(f, params, x_test, x)`.",
+            )
+    return matrix, array.shape[0]
 
 
 def _read_outputs(value: Any, name: str, wanted: tuple[int, ...], dtype: Any, call: str) -> jax.Array:

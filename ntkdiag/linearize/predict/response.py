@@ -24,7 +24,9 @@ def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.A
     s = time[:, None]
     resolved = values > floor
     safe = jnp.where(resolved, values, 1.0)
-    return jnp.where(resolved, -jnp.expm1(-safe * s) / safe, _limit(s, floor))
+    learned = -jnp.expm1(-safe * jnp.where(jnp.isinf(s), 0.0, s)) / safe
+    learned = jnp.where(jnp.isinf(s), 1.0 / safe, learned)  # and so for the derivative
+    return jnp.where(resolved, learned, _limit(s, floor))
 
 
 def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: jax.Array) -> jax.Array:

@@ -32,7 +32,9 @@ def responses_of_flow(values: jax.Array, floor: jax.Array, time: jax.Array, ridg
     Returns:
         The responses.
     """
-    decay = jnp.exp(-jnp.where(ridge > 0, ridge * time, 0.0))
+    endless = jnp.isinf(time)
+    decay = jnp.exp(-ridge * jnp.where(endless, 0.0, time))
+    decay = jnp.where(endless & (ridge > 0), 0.0, decay)
     chi = decay[:, None] * flow_response(values, floor, time)
     return Response(flow_response(values + ridge, floor, time), chi, decay)
 

@@ -49,8 +49,14 @@ def stability_threshold(momentum: Number = 0.0, momentum_kind: MomentumKind = "h
 
 
 def warn_above_critical(
-    learning_rate: Number, largest: jax.Array, denominator: Number, threshold: Number, weight_decay: Number, call: str
-) -> None:
+    learning_rate: Number,
+    largest: jax.Array,
+    denominator: Number,
+    threshold: Number,
+    weight_decay: Number,
+    call: str,
+    stacklevel: int = 4,
+) -> bool:
     """Warn when a learning rate is above tau / (lambda_max / D + weight decay), where outputs grow without bound.
 
     Nothing is said under `jax.jit`, where the numbers are not known.
@@ -63,16 +69,22 @@ def warn_above_critical(
         threshold: tau.
         weight_decay: Coefficient of 1/2 ||theta||^2 in the loss.
         call: The public call, for the message.
+        stacklevel: Of the warning: who called the public call.
+
+    Returns:
+        Whether it is above.
     """
     numbers = (learning_rate, largest, denominator, threshold, weight_decay)
     if not all(is_concrete(number) for number in numbers):
-        return
+        return False
     curvature = float(largest) / float(denominator) + float(weight_decay)
     critical = float(threshold) / curvature if curvature > 0 else float("inf")
-    if float(learning_rate) > critical * (1 + 1e-6):
+    above = float(learning_rate) > critical * (1 + 1e-6)
+    if above:
         warnings.warn(
             f"{call}: learning_rate {float(learning_rate):.6g} is above the critical {critical:.6g}: the outputs grow "
             "without bound, as they would in training.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
+    return above

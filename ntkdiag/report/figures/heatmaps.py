@@ -1,4 +1,4 @@
-"""Both kernels as images, examples sorted by label."""
+"""Both kernels as images, examples sorted by label where labels are classes."""
 
 from typing import Any
 
@@ -15,10 +15,11 @@ def heatmaps(comparison: Any) -> str:
     images = [_reduced(side.kernel)[np.ix_(order, order)] for side in (comparison.a, comparison.b)]
     off = np.concatenate([image[~np.eye(len(image), dtype=bool)] for image in images])
     limit = float(np.percentile(np.abs(off), LIMIT)) or 1.0
+    axis = "example" if comparison.classes is None else "example, sorted by label"
     with figure(9.6, 4.3, columns=2) as (canvas, axes):
         for panel, image, name in zip(axes, images, "AB", strict=True):
             drawn = panel.imshow(image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-            panel.set(title=f"Kernel {name}, centred", xlabel="example, sorted by label")
+            panel.set(title=f"Kernel {name}, centred", xlabel=axis)
             panel.grid(False)
             for bound in bounds:
                 panel.axhline(bound, color="#888888", linewidth=0.4)

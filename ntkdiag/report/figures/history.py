@@ -13,7 +13,9 @@ def history(rows: Sequence[Mapping[str, Any]]) -> str:
     steps = np.array([row["step"] for row in rows])
     with figure(9.6, 5.2, columns=2, rows=2, sharex=True) as (canvas, axes):
         top, drift, aligned, margin = axes.ravel()
-        values = np.array([[_value(item) for item in row["ntk_eigenvalues"]] for row in rows], dtype=float)
+        longest = max(len(row["ntk_eigenvalues"]) for row in rows)
+        padded = [[*row["ntk_eigenvalues"], *[None] * (longest - len(row["ntk_eigenvalues"]))] for row in rows]
+        values = np.array([[_value(item) for item in row] for row in padded], dtype=float)
         for index in range(values.shape[1]):
             top.plot(
                 steps, values[:, index], color=INK, alpha=1 - 0.75 * index / max(1, values.shape[1]), linewidth=1.3

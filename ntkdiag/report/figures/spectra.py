@@ -18,7 +18,9 @@ def spectra(comparison: Any) -> str:
             left.axhline(spectrum.noise_floor, color=colour, linestyle=(0, (4, 3)), linewidth=1)
             hidden = spectrum.size - spectrum.rank
             said = f"noise floor {name}" + (f": {hidden} eigenvalues unresolved" if hidden else "")
-            left.annotate(said, (1, spectrum.noise_floor), (2, 2), textcoords="offset points", color=colour, fontsize=8)
+            above = spectrum.noise_floor >= max(side.noise_floor for _, side, _ in sides)
+            beside = {"textcoords": "offset points", "va": "bottom" if above else "top", "color": colour, "fontsize": 8}
+            left.annotate(said, (1, spectrum.noise_floor), (2, 2 if above else -3), **beside)
         left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
         logarithmic(left, any(spectrum.rank for _, spectrum, _ in sides))
         left.legend(loc="upper right")

@@ -88,7 +88,10 @@ def logarithmic(axes: Any, has_data: bool, *, x: bool = True, y: bool = True) ->
             scale("log")
             axis.set_major_locator(LogLocator(numticks=7))
             axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
-            axis.set_minor_formatter(NullFormatter())
+            low, high = axis.get_view_interval()
+            within = math.log10(high / low) < 1.5 if low > 0 else False  # few powers of ten: say what lies between
+            axis.set_minor_locator(LogLocator(subs=(2.0, 5.0) if within else "auto"))
+            axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if within else NullFormatter())
 
 
 def _power(value: float) -> str:

@@ -12,7 +12,7 @@ from ntkdiag.tangents.layout import Layout
 def gather(params: dict, position: int, layout: Layout, other: tuple[int, ...]) -> Contraction | None:
     """Weight [V ...] looked up along its leading axis by integer indices [... 1].
 
-    Indices out of range under a filling mode are left to the general path, since the lookup has no gradient there.
+    Indices out of range under a filling mode belong to no row: the lookup has no gradient there.
     """
     numbers = params["dimension_numbers"]
     rows, *row_shape = layout.shape

@@ -1,0 +1,82 @@
+"""compare(): what it takes for models, parts of models, labels and settings, and changes too small to see."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from ntkdiag.adapters import functionalize
+from ntkdiag.checkpoints import compare
+from ntkdiag.errors import InvalidInputError
+
+C = 2
+X = np.random.default_rng(9).normal(size=(6, 3)).astype(np.float32)
+Y = np.arange(len(X)) % C
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params["w"] + params["b"]) @ params["v"]
+
+
+def mlp_params(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=s).astype(np.float32) for name, s in (("w", (3, 4)), ("b", (4,)), ("v", (4, C)))}
+
+
+def test_options_of_a_functional_hold_for_models():
+    nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
+    first = functionalize(nets[0], output=lambda y: y[:, :1])
+    found = compare(*nets, model=first, x=X)
+    assert found.facts["n_outputs"] == 1
+    nets = [nnx.Linear(3, 2, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
+    assert compare(nets[0], nnx.state(nets[1]), x=X).facts["n_outputs"] == 2
+
+
+def test_filtered_equinox_modules_are_parameters():
+    nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
+    (a, rest), (b, _) = (eqx.partition(net, eqx.is_array) for net in nets)
+    want = compare(*nets, x=X)
+    call = lambda params, x: jax.vmap(eqx.combine(params, rest))(x)
+    for found in (compare(a, b, model=nets[0], x=X), compare(nets[0], b, x=X), compare(a, b, model=call, x=X)):
+        assert found.prediction.e1 == pytest.approx(want.prediction.e1, rel=1e-5)
+        assert found.b.trace == pytest.approx(want.b.trace, rel=1e-5)
+
+
+def test_a_part_of_a_linen_model_takes_whole_checkpoints():
+    net = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(2)])
+    a, b = (net.init(jax.random.key(seed), X) for seed in (0, 1))
+    found = compare(a, b, model=functionalize(net, a, trainable="layers_2/**"), x=X)
+    assert {row.path for row in found.movement} == {"all", "layers_2/bias", "layers_2/kernel"}
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(1e-8, "UNCHANGED"), (1e-4, "LAZY")])
+def test_changes_within_rounding(step, verdict):
+    a = mlp_params(0)
+    b = jax.tree.map(lambda p: p + np.float32(step), a)
+    found = compare(a, b, model=mlp, x=X)
+    assert found.verdict.name == verdict
+    assert (found.prediction.e1 is None) == (verdict == "UNCHANGED")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"y": np.eye(C)[Y] * 2, "loss": "cross_entropy"}, "probabilities in every row"),
+        ({"y": np.array(["a", "b"] * 3)}, "expected numbers; got <U1"),
+        ({"learning_rate": "0.1"}, "expected a positive number; got '0.1'"),
+        ({"momentum": None}, "expected a number in"),
+    ],
+)
+def test_labels_and_numbers_that_are_none(options, match):
+    with pytest.raises(InvalidInputError, match=match):
+        compare(mlp_params(0), mlp_params(1), model=mlp, x=X, **options)
+
+
+@pytest.mark.parametrize("options", [{"loss": "cross_entropy"}, {"y": Y}])
+def test_classes_of_outputs_with_positions_are_refused(options):
+    tokens = lambda p, x: jnp.stack([mlp(p, x), mlp(p, 2 * x)], axis=1)
+    with pytest.raises(InvalidInputError, match="flatten the positions"):
+        compare(mlp_params(0), mlp_params(1), model=tokens, x=X, **options)
