@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 from ntkdiag.tangents.roundoff import eps_of, unit_roundoff
 
 _FEW = 4
@@ -103,7 +103,7 @@ def _suspicious(f: Callable[[Any, Any], Any], params: Any, x: Any, together: np.
             return leaf
         host = np.array(leaf)
         host[1:] = np.nan
-        return jax.device_put(host, leaf.sharding)
+        return _placed(host, leaf)
 
     return bool(np.isnan(_matrix(f(params, jax.tree.map(poisoned, x)))[0]).any() and not np.isnan(together[0]).any())
 
@@ -117,10 +117,14 @@ def _elsewhere(tree: Any) -> Any:
             return leaf
         host = np.asarray(leaf, np.float64)
         size = np.sqrt(np.mean(host**2)) if host.size and np.any(host) else 1.0
-        host = (host + 0.1 * size * rng.normal(size=host.shape)).astype(leaf.dtype)
-        return jax.device_put(host, getattr(leaf, "sharding", None))
+        return _placed((host + 0.1 * size * rng.normal(size=host.shape)).astype(leaf.dtype), leaf)
 
     return jax.tree.map(moved, tree)
+
+
+def _placed(host: np.ndarray, leaf: Any) -> jax.Array:
+    """Numbers on the devices of a leaf, if somebody chose them."""
+    return jax.device_put(host, leaf.sharding) if _compat.committed(leaf) else jnp.asarray(host)
 
 
 def _alone(f: Callable[[Any, Any], Any], params: Any, x: Any) -> np.ndarray:
