@@ -61,11 +61,9 @@ def compare(
     --model imports the module it names from the working directory or the environment, which runs its code.
     Nothing is ever imported from a checkpoint.
     """
-    from rich.console import Console
-
     from ntkdiag import checkpoints
     from ntkdiag.checkpoints.comparison import check_report
-    from ntkdiag.report.table import WIDTH
+    from ntkdiag.report.table import terminal
 
     if out is not None:
         check_report(out, history=history)
@@ -86,7 +84,7 @@ def compare(
         momentum=momentum,
     )
     report = None if out is None else comparison.save(out, history=history)  # first: printing may fail
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = terminal()
     console.print(comparison)
     if report is not None:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
@@ -112,14 +110,13 @@ def selfcheck(
 
     CASE names a module or a file, which is imported and so runs its code. The exit status is 1 when something is wrong.
     """
-    from rich.console import Console
-
+    from ntkdiag.report.table import terminal
     from ntkdiag.selfcheck import selfcheck as check
 
     arguments, options = _case(_imported(case, f"ntkdiag selfcheck {case}"), case)
     given = {"mode": mode, "trainable": trainable, "examples": "joint" if joint else None}
     found = check(*arguments, **options | {name: value for name, value in given.items() if value})
-    Console().print(found)
+    terminal().print(found)
     if not found.ok:
         raise typer.Exit(1)
 
@@ -209,7 +206,7 @@ def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
 
     call = f"ntkdiag compare --data {path}"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             names = list(file)
             arrays = {name: file[name] for name in ("x", "y") if name in names}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:

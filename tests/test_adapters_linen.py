@@ -145,3 +145,11 @@ def test_collections_with_a_choice_are_taken():
     fn = functionalize(lambda v, x: LinenNet().apply(v, x, train=False), variables, trainable="params/**")
     assert set(fn.params) == {"params"}
     np.testing.assert_allclose(fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6)
+
+
+def test_seeds_in_a_call_are_those_of_the_construction():
+    fn = functionalize(LinenNet(), linen_variables(), mode="dropout", rngs={"dropout": 2})
+    want = fn(fn.params, X)
+    for rngs in ({"dropout": 2}, {"dropout": np.int64(2)}, {"dropout": jax.random.key(2)}):
+        np.testing.assert_array_equal(fn(fn.params, X, rngs=rngs), want)
+    assert functionalize(fn, fn.params, check_finite=False).library == "linen"

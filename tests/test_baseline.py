@@ -220,3 +220,29 @@ def test_message_of_an_unknown_gap(baseline):
     message = 'GapHistory.first_beyond(tolerance, of): expected "e1" or "e2" or "rms" or "max" or "relative" or'
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         baseline.gap.first_beyond(0.1, "steps")
+
+
+def test_messages_of_sizes_and_names():
+    with pytest.raises(InvalidInputError, match=r"`batch_size` of at least 1; got 0\. None takes all"):
+        _run(batch_size=0)
+    with pytest.raises(InvalidInputError, match="kernel_examples=0"):
+        _run(kernel_examples=0)
+    with pytest.raises(KeyError, match="'nothing': there are 'network', 'linearized at init'"):
+        _run(steps=2, checkpoint=1)["nothing"]
+
+
+def test_a_loss_of_the_user_is_never_taken_for_ours():
+    def cross_entropy(outputs, y):
+        return 2 * optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+    said = _run(steps=2, checkpoint=1, loss=cross_entropy).methods
+    assert "on the loss `cross_entropy` of the user" in said
+    assert "on the loss of the user" in _run(steps=2, checkpoint=1, loss=lambda f, y: cross_entropy(f, y)).methods
+
+
+def test_a_run_that_diverges_is_a_result():
+    x, labels, x_test, labels_test = CLASSES
+    one_hot = x, np.eye(3, dtype=np.float32)[labels], x_test, np.eye(3, dtype=np.float32)[labels_test]
+    found = gap_over_training(*functionalize(MODEL, VARIABLES), one_hot, optax.sgd(1e6), steps=40, marks=[0, 40])
+    assert not np.isfinite(found.rms[-1])
+    assert found.first_beyond(0.1) == found.first_beyond(0.1, "rms") == 40

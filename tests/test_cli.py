@@ -183,3 +183,27 @@ def test_the_probe_is_stratified_and_held_out():
 def test_an_error_of_ntkdiag_is_not_swallowed_outside_the_command_line():
     with pytest.raises(InvalidInputError, match="--steps"):
         demo.run_demo(demo.DemoSettings(steps=0))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "said"),
+    [
+        ("probe.npz", ["--history", "log.jsonl"], "expected --out with the report to draw it in; got no --out"),
+        ("probe.npz", ["--out", "r.json", "--history", "log.jsonl"], "file beside a history, which is drawn"),
+        ("bare.npy", [], "got an array without a name (.npy)"),
+        ("cut.npz", [], "expected an .npz file written by numpy.savez"),
+    ],
+)
+def test_data_and_history_that_cannot_be_used(run, workspace, data, options, said):
+    np.save(workspace / "bare.npy", np.ones(3))
+    (workspace / "cut.npz").write_bytes((workspace / "probe.npz").read_bytes()[:-40])
+    status, out, err = run("compare", "a", "b", "--model", "net_for_cli:net", "--data", data, *options)
+    assert (status, out) == (1, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_tables_in_a_pipe_are_as_wide_as_they_want_to_be(run, workspace):
+    _, out, _ = run("compare", "a", "b", "--model", "net_for_cli:net", "--data", "probe.npz")
+    assert max(map(len, out.splitlines())) > 100
+    assert "…" not in out

@@ -80,3 +80,25 @@ def test_classes_of_outputs_with_positions_are_refused(options):
     tokens = lambda p, x: jnp.stack([mlp(p, x), mlp(p, 2 * x)], axis=1)
     with pytest.raises(InvalidInputError, match="flatten the positions"):
         compare(mlp_params(0), mlp_params(1), model=tokens, x=X, **options)
+
+
+@pytest.mark.parametrize("name", ["optimizer", "ema_params"])
+def test_what_is_no_collection_is_left_alone(name):
+    net = nn.Dense(2)
+    a, b = (net.init(jax.random.key(seed), X) for seed in (0, 1))
+    broken = {**b, name: {"mu": np.full(3, np.nan)}}
+    found = compare(a, broken, model=net, x=X)
+    assert found.facts["fixed_state_b"] == "none"
+    with pytest.raises(InvalidInputError, match="a finite probe"):
+        compare(a, b, model=net, x=jnp.asarray(X, jnp.bfloat16).at[0].set(jnp.nan))
+
+
+def test_statistics_missing_on_one_side():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(nn.BatchNorm(use_running_average=True)(x))
+
+    a, b = (Net().init(jax.random.key(seed), X) for seed in (0, 1))
+    with pytest.raises(InvalidInputError, match=r"B: ScopeCollectionNotFound.*Pass variables=, as init returns them"):
+        compare(a, {"params": b["params"]}, model=Net(), x=X)

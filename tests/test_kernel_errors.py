@@ -279,3 +279,8 @@ def test_interacting_examples():
 def test_errors_of_the_function_itself_come_through():
     with pytest.raises(TypeError, match="contracting dimensions"):
         ntkdiag.ntk(lambda p, x: x @ p["w"].T, PARAMS, X)
+
+
+@pytest.mark.parametrize("memory", [1e16, "2E9", "1e+9", 2e9])
+def test_budgets_in_powers_of_ten(memory):
+    assert ntkdiag.plan(F, PARAMS, X, memory=memory).budget_bytes == int(float(memory))

@@ -299,3 +299,14 @@ def test_the_warning_names_the_critical_value():
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
+
+
+def test_covariances_of_fewer_than_two_networks():
+    with pytest.raises(InvalidInputError, match=r"outputs \[s n o\] of two networks at least"):
+        predict.Prior.of_samples(np.ones((1, 6, 2)))
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"tolerance": -1.0}, {"max_steps": 0}])
+def test_steps_of_an_integrator(options):
+    with pytest.raises(InvalidInputError, match=f"`{next(iter(options))}`"):
+        predict.integrate_flow(K, lambda f: (f**2).sum(), 1.0, outputs=np.zeros((6, 2)), **options)

@@ -2,14 +2,17 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import numpy as np
+import optax
 import pytest
+from flax.training.train_state import TrainState
 from monitor_problem import f, problem
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import At, watch
+from ntkdiag.monitor import At, Monitor, watch
 
 small = functools.partial(watch, top_k=3)
 CALL = "watch(f, x, y, ...): "
@@ -159,3 +162,29 @@ def test_message_without_parameters():
             CALL + "expected the parameters at every update; got params=None. "
             "Pass them on: tx.update(updates, state, params)."
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"loss_denominator": 0}, "a positive loss_denominator, or None; got loss_denominator=0"),
+        ({"weight_decay": -1.0}, "a weight_decay from 0; got weight_decay=-1.0"),
+        ({"memory": "much"}, "expected a positive number of bytes"),
+        ({"top_k": True}, "an integer top_k of at least 1; got top_k=True"),
+    ],
+)
+def test_settings_at_the_call(options, match):
+    _, x, y = problem()
+    with pytest.raises(errors.InvalidInputError, match=match):
+        watch(f, x, y, **options)
+    with pytest.raises(errors.InvalidInputError, match="a positive budget"):
+        Monitor(f, x, y, budget="2%")
+
+
+def test_a_train_state_in_place_of_its_parameters():
+    net = nn.Dense(2)
+    variables = net.init(jax.random.key(0), np.ones((1, 3)))
+    state = TrainState.create(apply_fn=net.apply, params=variables["params"], tx=optax.adam(0.1))
+    fn = ntkdiag.functionalize(net, variables)
+    with pytest.raises(errors.StructureError, match=r"Pass the \.params of this TrainState"):
+        watch(fn, np.arange(9.0, dtype=np.float32).reshape(3, 3)).init(state)

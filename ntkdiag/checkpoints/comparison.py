@@ -109,6 +109,7 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
             holds no measurement or is not for an ``.html`` file.
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
+    path = path.expanduser()
     if path.suffix not in (".html", ".json"):
         raise errors.InvalidInputError(
             errors.message(
@@ -133,7 +134,7 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
                 do="Leave history out.",
             )
         )
-    folder = next(parent for parent in path.expanduser().absolute().parents if parent.exists())
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise errors.InvalidInputError(
             errors.message(

@@ -15,6 +15,7 @@ from ntkdiag.demo.settings import LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS
 from ntkdiag.demo.training import train
 from ntkdiag.monitor import JsonLines
 from ntkdiag.report import require_report
+from ntkdiag.report.table import terminal
 
 
 def run_demo(settings: DemoSettings, out: pathlib.Path | None = None, console: Console | None = None) -> RunDirectory:
@@ -35,7 +36,7 @@ def run_demo(settings: DemoSettings, out: pathlib.Path | None = None, console: C
     _check(settings)
     require_report()  # before minutes of training, not after
     digits = load_digits(settings.seed)
-    console = console or Console()
+    console = console or terminal()
     run = make_run_directory(out, f"digits-{settings.library}")
     run.write_settings(settings)
     built = build(settings.library, settings.seed)

@@ -143,9 +143,19 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path) or "the only leaf"
 
 
+def all_zero(leaf: Any) -> bool:
+    """Whether an array holds nothing but zeros."""
+    return not (jnp.any(leaf) if _off_host(leaf) else np.any(np.asarray(leaf)))
+
+
+def _off_host(leaf: Any) -> bool:
+    """Whether an array lies on an accelerator: it is not copied to the host to be looked at."""
+    return isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu"
+
+
 def _all_finite(leaf: Any) -> bool:
     """Whether an array holds no NaN or infinity; the sum settles it in one cheap pass in all but odd cases."""
-    if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":  # do not copy it to the host
+    if _off_host(leaf):
         return bool(jnp.isfinite(leaf).all())
     array = np.asarray(leaf)
     if array.dtype.itemsize < 4:

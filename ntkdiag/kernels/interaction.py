@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import _compat, errors
+from ntkdiag.kernels.arguments import all_zero
 from ntkdiag.tangents.roundoff import eps_of, unit_roundoff
 
 _FEW = 4
@@ -15,7 +16,7 @@ _FEW = 4
 _JOINTLY = ', or examples="joint" to differentiate the batch as a whole'
 
 
-def check_few(f: Callable[..., Any], params: Any, x: Any, call: str, otherwise: str = _JOINTLY) -> None:
+def check_few(f: Callable[..., Any], params: Any, x: Any, call: str, otherwise: str = "") -> None:
     """Compare f of the first examples together and one by one, where nothing has been computed yet.
 
     Args:
@@ -96,7 +97,7 @@ def _suspicious(f: Callable[[Any, Any], Any], params: Any, x: Any, together: np.
     leaves = jax.tree.leaves(x)
     if not any(map(_is_floating, leaves)):  # no NaN can be put in: is there a layer or a gate that is zero?
         weights = [leaf for leaf in jax.tree.leaves(params) if _is_floating(leaf) and jnp.ndim(leaf) != 1]
-        return not all(np.any(np.asarray(leaf)) for leaf in weights)
+        return any(map(all_zero, weights))
 
     def poisoned(leaf: Any) -> Any:
         if not _is_floating(leaf):

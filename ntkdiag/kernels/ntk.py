@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
-import operator
 import os
 from collections.abc import Callable
 from typing import Any, Literal
@@ -236,7 +234,8 @@ def _computed(request: _Request) -> Kernel:
     symmetric = job.columns is None
     arrays = run(job, budget, options["spill"], options["progress"])
     with contextlib.nullcontext() if traced else job.gram.dot.mode():
-        finished = [job.reduction.finish(array) for array in [functools.reduce(operator.add, arrays), *arrays]]
+        wanted = [sum(arrays[1:], start=arrays[0]), *(arrays if job.keys else [])]
+        finished = [job.reduction.finish(array) for array in wanted]
     whole, *parts = (Kernel(array, convention, symmetric, error) for array, error in finished)
     return dataclasses.replace(whole, leaves=dict(zip(job.keys, parts, strict=True))) if job.keys else whole
 

@@ -174,7 +174,7 @@ def _make(
 ) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize
-    pair = n_groups * jnp.dtype(dtype).itemsize * math.prod(reduction.tile_shape(1, 1))
+    pair = jnp.dtype(dtype).itemsize * math.prod(reduction.tile_shape(1, 1))
     network = program.trace(ways, basis, merged=streams).cost
     forming = sum(2 * way.form for way in ways if way.name == "dense")
     machine = Machine.here()
@@ -182,14 +182,14 @@ def _make(
     cut = [(n + m) * k * way.part.size * itemsize for way in ways if way.name in in_pieces]
     joined = sum(way.size for way in ways if way.name not in in_pieces)
     operand = max((way.operand for way in ways if way.name == "streamed"), default=0)
-    output = pair * n * (m or n) * (n_groups + (n_groups > 1)) // n_groups
+    output = pair * n * (m or n) * (n_groups + (n_groups > 1))
     shares = machine.shares(n + m, output)
     piece = _PIECE_COPIES * min(machine.piece_of(n + m), max(cut, default=0)) + (n + m) * operand * itemsize
     sizes = Sizes(
         factors=sum(way.size for way in ways) * itemsize,
         working=network.peak,
         shared=network.shared,
-        pair=pair,
+        pair=pair * n_groups,
         output=output,
         step=max(1, machine.step // max(1, network.peak)),
         in_flight=machine.in_flight,

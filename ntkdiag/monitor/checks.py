@@ -118,7 +118,7 @@ def check_independent(probe: "Probe", params: Any) -> None:
         ExamplesInteractError: When they do.
     """
     f = probe.f.apply if isinstance(probe.f, Functional) else probe.f
-    check_few(f, params, probe.x, probe.call, otherwise="")
+    check_few(f, params, probe.x, probe.call)
 
 
 def check_fit(probe: "Probe", layout: "Layout") -> None:

@@ -87,8 +87,8 @@ def measure(
     eigenvalues = jnp.asarray(found.eigenvalues, kernel0.dtype)
     moved = drift(_with(raw, reference.reshape(raw.shape)), kernel)
     kind: MomentumKind = "nesterov" if nesterov else "heavy-ball"
-    numbers = {"momentum": momentum, "weight_decay": weight_decay, "loss_denominator": loss_denominator}
-    critical = _critical(kernel, eigenvalues[0], loss, logits, kind, **numbers)
+    training = {"momentum": momentum, "weight_decay": weight_decay, "loss_denominator": loss_denominator}
+    critical = _critical(kernel, eigenvalues[0], loss, logits, kind, **training)
     numbers = {
         "eigenvalues": jnp.where(eigenvalues < found.noise_floor, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
@@ -111,12 +111,12 @@ def _with(kernel: Kernel, array: jax.Array) -> Kernel:
 
 
 def _critical(
-    kernel: Kernel, largest: jax.Array, loss: Loss, logits: Any, kind: MomentumKind, **numbers: float
+    kernel: Kernel, largest: jax.Array, loss: Loss, logits: Any, kind: MomentumKind, **training: float
 ) -> jax.Array | float:
     if kernel.ndim != 4 and kernel.convention.n_outputs > 1:
         return jnp.nan  # a reduced kernel has another lambda_max
     if loss == "mse":  # the eigenvalues are known
-        threshold = numbers["loss_denominator"] * stability_threshold(numbers["momentum"], kind)
-        return 1.0 / (largest / threshold + 0.5 * numbers["weight_decay"])
+        threshold = training["loss_denominator"] * stability_threshold(training["momentum"], kind)
+        return 1.0 / (largest / threshold + 0.5 * training["weight_decay"])
     # As a bare matrix, the kernel of all positions: a softmax is over the last axis of the outputs only.
-    return critical_learning_rate(kernel.matrix, loss=loss, logits=logits, momentum_kind=kind, **numbers)
+    return critical_learning_rate(kernel.matrix, loss=loss, logits=logits, momentum_kind=kind, **training)

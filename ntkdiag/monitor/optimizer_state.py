@@ -7,7 +7,7 @@ import numpy as np
 
 # Where Optax keeps second moments, or the first moment of optimizers that take its sign; SGD has none of these fields.
 _ADAPTIVE_FIELDS = ("mu", "nu", "sum_of_squares", "v", "v_row", "e_g")
-# States of Optax that (momentum) SGD can have around it: they choose, count, delay, clip or average gradients.
+# States of Optax that (momentum) SGD can have around it: they choose, count, mask, clip and accumulate gradients.
 _OF_SGD = frozenset(
     (
         "AddNoiseState",
@@ -19,13 +19,10 @@ _OF_SGD = frozenset(
         "InjectStatefulHyperparamsState",
         "MaskedNode",
         "MaskedState",
-        "MaybeUpdateState",
         "MonitorState",
         "MultiStepsState",
-        "MultiTransformState",
         "PartitionState",
         "ScaleByScheduleState",
-        "ScaleState",
         "SnapshotState",
         "TraceState",
         "WrappedScheduleState",

@@ -1,6 +1,7 @@
 """A comparison as tables in the terminal."""
 
 import io
+import sys
 from typing import Any
 
 from rich import box
@@ -15,6 +16,11 @@ from ntkdiag.report.rows import Row, kernel_rows, motion_rows, movement_rows, pr
 STYLES = {"LAZY": "bold blue", "RICH": "bold green", "MIXED": "bold yellow", "UNCHANGED": "bold"}
 WIDTH = 110
 LEAVES = 16  # more are cut to those that moved most
+
+
+def terminal() -> Console:
+    """The console to print tables to; where standard output is no terminal, as wide as they want to be."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def comparison_table(comparison: Any) -> Group:

@@ -83,7 +83,7 @@ def linear_baseline(
     functional = functionalize(model, variables, **options)
     f, params = functional
     shape = _output_shape(functional, read)
-    check_few(f, params, read.x, _CALL, otherwise="")
+    check_few(f, params, read.x, _CALL)
     order = batches(read.n, batch_size, steps, seed, _CALL)
     runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)
     gap, gap_later = runs.follow()

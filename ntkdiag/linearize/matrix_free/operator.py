@@ -1,7 +1,7 @@
 """The empirical NTK as a linear operator: products K v without K."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +107,7 @@ class NTKOperator:
         if v.ndim == 2 and v.shape[0] == self.shape[1] and v.shape != columns:
             return jax.lax.map(self.mv, v.T).T
         if v.shape not in ((self.shape[1],), columns):
-            refuse(
-                "NTKOperator.mv(v)",
-                expected=f"v of shape ({self.shape[1]},), ({self.shape[1]}, k) or {columns}",
-                got=f"shape {v.shape}",
-                do="Rows are examples times outputs, the outputs of an example next to each other.",
-            )
+            _refuse_shape("mv", f"({self.shape[1]},), ({self.shape[1]}, k) or {columns}", v)
         product = run(_product, self, v.reshape(columns))
         return product.reshape(-1) if v.ndim == 1 and v.shape != columns else product
 
@@ -162,12 +157,7 @@ class NTKOperator:
         """
         v, rows = jnp.asarray(v), (self.n_examples, *self.output_shape)
         if v.shape not in ((self.shape[0],), rows):
-            refuse(
-                "NTKOperator.cotangent(v)",
-                expected=f"v of shape ({self.shape[0]},) or {rows}",
-                got=f"shape {v.shape}",
-                do="Rows are examples times outputs, the outputs of an example next to each other.",
-            )
+            _refuse_shape("cotangent", f"({self.shape[0]},) or {rows}", v)
         return run(_cotangent, self, v.reshape(rows))
 
     def lineax(self) -> Any:
@@ -232,6 +222,15 @@ def _cotangent(operator: NTKOperator, v: jax.Array) -> Any:
 
 def _forward(operator: NTKOperator) -> jax.Array:
     return microbatches.outputs(operator.f, operator.params, batches_of(operator), operator.n_examples)
+
+
+def _refuse_shape(method: str, expected: str, v: jax.Array) -> NoReturn:
+    refuse(
+        f"NTKOperator.{method}(v)",
+        expected=f"v of shape {expected}",
+        got=f"shape {v.shape}",
+        do="Rows are examples times outputs, the outputs of an example next to each other.",
+    )
 
 
 def _outputs(found: Any, n: int) -> tuple[tuple[int, ...], Any]:
