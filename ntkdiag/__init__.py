@@ -10,6 +10,7 @@ from ntkdiag.analysis import critical_learning_rate as critical_learning_rate
 from ntkdiag.analysis import drift as drift
 from ntkdiag.analysis import spectrum as spectrum
 from ntkdiag.analysis import stability_margin as stability_margin
+from ntkdiag.analysis import top_spectrum as top_spectrum
 from ntkdiag.checkpoints import Comparison as Comparison
 from ntkdiag.checkpoints import compare as compare
 from ntkdiag.checkpoints import load_params as load_params

@@ -163,7 +163,8 @@ def test_refuses_a_matrix_that_is_not_symmetric():
 
 def test_refuses_complex_entries():
     message = (
-        "spectrum(kernel): expected real numbers in `kernel`; got dtype complex128. Pass a Kernel or a real array."
+        "spectrum(kernel): expected real numbers in `kernel`; got dtype complex128. Pass a Kernel or a real array. "
+        "`top_spectrum`, `stability_margin` and `predict` take operators."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         spectrum(np.eye(2) * 1j)

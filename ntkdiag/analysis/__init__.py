@@ -25,3 +25,5 @@ from ntkdiag.analysis.spectrum import Spectrum as Spectrum
 from ntkdiag.analysis.spectrum import spectrum as spectrum
 from ntkdiag.analysis.stability import critical_learning_rate as critical_learning_rate
 from ntkdiag.analysis.stability import stability_margin as stability_margin
+from ntkdiag.analysis.top_spectrum import TopSpectrum as TopSpectrum
+from ntkdiag.analysis.top_spectrum import top_spectrum as top_spectrum

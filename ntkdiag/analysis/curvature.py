@@ -1,12 +1,13 @@
 """From the kernel to the curvature of the loss: Sigma^1/2 Theta Sigma^1/2."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ntkdiag.analysis.lanczos import Product
 from ntkdiag.kernels.operands.operand import Operand, is_concrete, refuse
 
 Loss = Literal["mse", "cross_entropy", "sigmoid_cross_entropy"]
@@ -36,9 +37,69 @@ def curvature_matrix(
         InvalidInputError: When the loss is unknown, logits are missing, given in vain, or do not fit.
     """
     if loss == "mse":
-        if logits is not None:
-            refuse(call, expected='no `logits` for loss="mse"', got="logits", do='Did you mean loss="cross_entropy"?')
+        _refuse_logits(logits, call)
         return operand.symmetric_matrix
+    rows = operand.matrix.shape[0]
+    given = () if logits is None else jnp.shape(logits)
+    n = operand.n_examples if operand.array.ndim == 4 or operand.convention or not given else given[0]
+    outputs = _outputs(loss, logits, n, rows, operand.array.dtype, call)
+    root = _root(loss, outputs)
+    factor = root[:, :, None] * jnp.eye(root.shape[1], dtype=root.dtype)
+    if loss == "cross_entropy":
+        factor -= root[:, :, None] * root[:, :, None] * root[:, None, :]  # [n o q]
+    array = operand.array.reshape(*outputs.shape, *outputs.shape)
+    scaled = jnp.einsum("noq,nomp,mpr->nqmr", factor, array, factor)
+    matrix = scaled.reshape(operand.matrix.shape)
+    return 0.5 * (matrix + matrix.T)
+
+
+def curvature_product(
+    product: Product, rows: int, n: int, loss: Loss, logits: jax.typing.ArrayLike | None, call: str
+) -> Product:
+    """v -> L^T Theta L v from v -> Theta v: the matrix of `curvature_matrix`, without it.
+
+    Cost: that of `product`.
+
+    Args:
+        product: With the kernel, in float64.
+        rows: Of the kernel.
+        n: Examples.
+        loss: As for `curvature_matrix`.
+        logits: As for `curvature_matrix`.
+        call: As for `curvature_matrix`.
+
+    Returns:
+        A function of vectors.
+
+    Raises:
+        InvalidInputError: As `curvature_matrix`.
+    """
+    if loss == "mse":
+        _refuse_logits(logits, call)
+        return product
+    root = np.asarray(_root(loss, _outputs(loss, logits, n, rows, jnp.float32, call)), np.float64)
+    constant = root if loss == "cross_entropy" else np.zeros_like(root)
+
+    def left(v: np.ndarray) -> np.ndarray:  # L v
+        v = v.reshape(root.shape)
+        return (root * (v - constant * (constant * v).sum(1, keepdims=True))).reshape(-1)
+
+    def right(v: np.ndarray) -> np.ndarray:  # L^T v
+        v = root * v.reshape(root.shape)
+        return (v - constant * (constant * v).sum(1, keepdims=True)).reshape(-1)
+
+    return lambda v: right(product(left(v)))
+
+
+def _refuse_logits(logits: jax.typing.ArrayLike | None, call: str) -> None:
+    if logits is not None:
+        refuse(call, expected='no `logits` for loss="mse"', got="logits", do='Did you mean loss="cross_entropy"?')
+
+
+def _outputs(
+    loss: Loss, logits: jax.typing.ArrayLike | None, n: int, rows: int, dtype: Any, call: str
+) -> Float[Array, "n o"]:
+    """The logits of n examples, o of each, with n o rows of the kernel."""
     if loss not in ("cross_entropy", "sigmoid_cross_entropy"):
         refuse(
             call,
@@ -46,14 +107,6 @@ def curvature_matrix(
             got=repr(loss),
             do='For another loss scale the kernel by Sigma^1/2 on both sides and use loss="mse".',
         )
-    array, outputs = _rows(operand, logits, call)
-    factor = _softmax_factor(outputs, call) if loss == "cross_entropy" else _sigmoid_factor(outputs)
-    scaled = jnp.einsum("noq,nomp,mpr->nqmr", factor, array, factor)
-    matrix = scaled.reshape(operand.matrix.shape)
-    return 0.5 * (matrix + matrix.T)
-
-
-def _rows(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> tuple[jax.Array, jax.Array]:
     if logits is None:
         refuse(
             call,
@@ -61,11 +114,8 @@ def _rows(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> t
             got="None",
             do="Pass `logits=f(params, x)` of the same examples as the kernel.",
         )
-    outputs = jnp.asarray(logits, operand.array.dtype)
-    rows = operand.matrix.shape[0]
-    n = operand.n_examples if operand.array.ndim == 4 or operand.convention else outputs.shape[0] if outputs.ndim else 0
-    shape = (n, rows // n) if n else ()
-    if not n or outputs.reshape(n, -1).shape != shape or outputs.ndim > 2 or n * (rows // n) != rows:
+    outputs = jnp.asarray(logits, dtype)
+    if outputs.shape not in ((n, rows // n if n else 0), (n,)) or outputs.size != rows:
         refuse(
             call,
             expected=f"`logits` [n o] with n o = {rows} rows of the kernel",
@@ -74,22 +124,18 @@ def _rows(operand: Operand, logits: jax.typing.ArrayLike | None, call: str) -> t
         )
     if is_concrete(outputs) and not np.isfinite(np.asarray(outputs, np.float64)).all():
         refuse(call, expected="finite `logits`", got="NaN or Inf", do="Look for overflow in the model's outputs.")
-    return operand.array.reshape(*shape, *shape), outputs.reshape(shape)
-
-
-def _softmax_factor(logits: jax.Array, call: str) -> jax.Array:
-    if logits.shape[1] == 1:
+    if loss == "cross_entropy" and outputs.size == n:
         refuse(
             call,
             expected='two or more logits for loss="cross_entropy"',
             got="one (its softmax is 1 and its curvature 0)",
             do='Use loss="sigmoid_cross_entropy" for a single logit.',
         )
-    root = jnp.sqrt(jax.nn.softmax(logits, axis=1))  # [n o]
-    identity = jnp.eye(logits.shape[1], dtype=logits.dtype)
-    return root[:, :, None] * (identity[None] - root[:, :, None] * root[:, None, :])  # [n o q]
+    return outputs.reshape(n, -1)
 
 
-def _sigmoid_factor(logits: jax.Array) -> jax.Array:
-    root = jnp.sqrt(jax.nn.sigmoid(logits) * jax.nn.sigmoid(-logits))
-    return root[:, :, None] * jnp.eye(logits.shape[1], dtype=logits.dtype)[None]
+def _root(loss: Loss, outputs: jax.Array) -> jax.Array:
+    """Standard deviations sqrt(p) or sqrt(p (1 - p)), `[n o]`."""
+    if loss == "cross_entropy":
+        return jnp.sqrt(jax.nn.softmax(outputs, axis=1))
+    return jnp.sqrt(jax.nn.sigmoid(outputs) * jax.nn.sigmoid(-outputs))

@@ -141,17 +141,18 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
     """
     call = "spectrum(kernel)"
     array, convention, symmetric = unpack(kernel, call, "kernel")
-    matrix = _square(array, symmetric, call)
+    matrix = square(array, symmetric, call)
     if is_concrete(matrix):
         values, columns, asymmetry = _on_host(np.asarray(matrix, np.float64), vectors)
-        _require_symmetric(asymmetry, coarsest(array, convention), call)
+        require_symmetric(asymmetry, coarsest(array, convention), call)
     else:
         values, columns, asymmetry = _traced(matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32)), vectors)
     floor = noise_floor(array, convention, matrix.shape[0]) * abs(values).max()
     return Spectrum(values, columns, floor, asymmetry, convention)
 
 
-def _square(array: Any, symmetric: bool, call: str) -> Any:
+def square(array: Any, symmetric: bool, call: str) -> Any:
+    """A kernel as a matrix `[n n]`, refused if it is not one of examples with themselves."""
     shape = tuple(array.shape)
     square = len(shape) in (2, 4) and shape[: len(shape) // 2] == shape[len(shape) // 2 :] and 0 not in shape
     if square and symmetric:
@@ -165,7 +166,8 @@ def _square(array: Any, symmetric: bool, call: str) -> Any:
     )
 
 
-def _require_symmetric(asymmetry: float, eps: float, call: str) -> None:
+def require_symmetric(asymmetry: float, eps: float, call: str) -> None:
+    """Refuse a matrix that is further from its transpose than arithmetic of this roundoff leaves it."""
     tolerance = max(1e-4, 8 * eps)  # rounding leaves about eps; mixed batch sizes up to 1e-6 in float32
     if asymmetry > tolerance:
         refuse(

@@ -4,20 +4,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag.analysis.curvature import Loss, curvature_matrix
+from ntkdiag.analysis.curvature import Loss, curvature_matrix, curvature_product
 from ntkdiag.analysis.momentum import MomentumKind, stability_threshold
+from ntkdiag.analysis.top_spectrum import largest_pairs, operator_product
 from ntkdiag.kernels.kernel import Kernel
 from ntkdiag.kernels.operands.denominator import denominator_of
-from ntkdiag.kernels.operands.number import Number, require_at_least_zero
+from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.linearize import NTKOperator
 
 Scalar = Float[Array, ""]
 
 
 @keeps_float64
 def critical_learning_rate(
-    kernel: KernelLike,
+    kernel: KernelLike | NTKOperator,
     *,
     loss: Loss = "mse",
     logits: jax.typing.ArrayLike | None = None,
@@ -30,7 +32,7 @@ def critical_learning_rate(
 
     eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2); without momentum and decay,
     2 D / lambda_max. Exact for full-batch gradient descent on the linearised model.
-    Cost: one eigendecomposition without vectors, O((NC)^3).
+    Cost: as `stability_margin`.
 
     Args:
         kernel: As for `stability_margin`.
@@ -56,7 +58,7 @@ def critical_learning_rate(
 
 @keeps_float64
 def stability_margin(
-    kernel: KernelLike,
+    kernel: KernelLike | NTKOperator,
     learning_rate: Number,
     *,
     loss: Loss = "mse",
@@ -73,14 +75,15 @@ def stability_margin(
     tau is `stability_threshold`. For Adam pass the preconditioned kernel J P^-1 J^T and ``momentum_kind="ema"``.
     The loss is (1/D) sum_i loss_i, with 1/2 squared error summed over outputs for "mse". By default D = N.
     A loss that means over outputs too has D = N C; one without the 1/2 has D = N / 2.
-    Cost: one eigendecomposition without vectors, O((NC)^3); for large NC take lambda_max from a matrix-free solver.
+    Cost: one eigendecomposition without vectors, O((NC)^3); for an `NTKOperator` some 50 products, as `top_spectrum`.
     Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same characteristic roots.
 
     Args:
-        kernel: The full kernel, or that of a single output. A bare matrix needs `loss_denominator`.
+        kernel: The full kernel, that of a single output, or an `NTKOperator`. A bare matrix needs `loss_denominator`.
         learning_rate: eta.
         loss: "mse", "cross_entropy" (softmax) or "sigmoid_cross_entropy".
-        logits: `[n o]` outputs of the same examples, for the cross-entropies.
+        logits: `[n o]` outputs of the same examples, for the cross-entropies; an `NTKOperator` computes them where they
+            are not given.
         momentum: beta in [0, 1).
         momentum_kind: "heavy-ball", "nesterov" or "ema".
         weight_decay: Decoupled decay (w <- w - eta weight_decay w beside the update), per unit of learning rate.
@@ -102,12 +105,20 @@ def stability_margin(
 
 
 def _largest_curvature(
-    kernel: KernelLike,
+    kernel: KernelLike | NTKOperator,
     loss: Loss,
     logits: jax.typing.ArrayLike | None,
     loss_denominator: Number | None,
     call: str,
 ) -> jax.Array:
+    if isinstance(kernel, NTKOperator):
+        if loss != "mse" and logits is None:
+            logits = kernel.outputs()
+        denominator = float(kernel.n_examples) if loss_denominator is None else loss_denominator
+        require_positive(denominator, call, "loss_denominator")
+        product, rows = operator_product(kernel, call)
+        product = curvature_product(product, rows, kernel.n_examples, loss, logits, call)
+        return jnp.asarray(largest_pairs(product, rows, 1, call=call).values[0]) / denominator
     operand = _read_full(kernel, call)
     matrix = curvature_matrix(operand, loss, logits, call)
     if loss_denominator is None and logits is not None:

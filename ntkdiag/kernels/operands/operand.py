@@ -205,7 +205,10 @@ def unpack(kernel: KernelLike, call: str, name: str) -> tuple[Any, Convention | 
         array = np.asarray(array)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         refuse(
-            call, expected=f"real numbers in `{name}`", got=f"dtype {array.dtype}", do="Pass a Kernel or a real array."
+            call,
+            expected=f"real numbers in `{name}`",
+            got=f"dtype {array.dtype}" if array.dtype != object else type(kernel).__name__,
+            do="Pass a Kernel or a real array. `top_spectrum`, `stability_margin` and `predict` take operators.",
         )
     return array, convention, symmetric
 
