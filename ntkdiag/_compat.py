@@ -56,6 +56,11 @@ def vjp(f: Any, *primals: Any) -> tuple[Any, Any, Any]:
     return y, transposed, aux
 
 
+def is_ref(atom: Any) -> bool:
+    """Whether a value of a jaxpr is a mutable array (`jax.new_ref`): what writes to it has no output to show for it."""
+    return hasattr(atom.aval, "inner_aval")
+
+
 def sub_jaxprs(eqn: Any) -> list:
     """The jaxprs nested in one equation."""
     return [open_jaxpr(j)[0] for j in jex_core.jaxprs_in_params(eqn.params)]
@@ -89,6 +94,23 @@ def contains(jaxpr: Any, primitive: str) -> bool:
     """Whether a primitive occurs anywhere in a jaxpr."""
     eqns = open_jaxpr(jaxpr)[0].eqns
     return any(e.primitive.name == primitive or any(contains(j, primitive) for j in sub_jaxprs(e)) for e in eqns)
+
+
+def judges_numbers(jaxpr: Any) -> tuple[bool, bool]:
+    """Whether a jaxpr loops until something holds, and whether it calls back: NaN never ends the one, the other raises.
+
+    Solvers iterate until a residual is small; guards (`equinox.error_if`, those of lineax and diffrax) are callbacks.
+    """
+    eqns = open_jaxpr(jaxpr)[0].eqns
+    inner = [judges_numbers(j) for e in eqns for j in sub_jaxprs(e)]
+    loops = any(e.primitive.name == "while" for e in eqns) or any(loop for loop, _ in inner)
+    return loops, any("callback" in e.primitive.name for e in eqns) or any(call for _, call in inner)
+
+
+def contains_refs(jaxpr: Any) -> bool:
+    """Whether a mutable array is made anywhere in a jaxpr."""
+    eqns = open_jaxpr(jaxpr)[0].eqns
+    return any(any(map(is_ref, e.outvars)) or any(map(contains_refs, sub_jaxprs(e))) for e in eqns)
 
 
 # --- XLA on CPU: float32 backward passes of normalisation layers -------------------------------------------------

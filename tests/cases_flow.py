@@ -210,8 +210,43 @@ def sorted_and_scattered():
     return f, {"w": normal(5, 4), "s": normal(4), "b": normal()}, X
 
 
+def state_in_mutable_arrays():
+    def f(p, x):
+        weight, state = jax.new_ref(jnp.zeros_like(p["w"])), jax.new_ref(jnp.zeros_like(x))
+        weight[...] = p["w"]
+
+        def step(_, count):
+            state[...] = jnp.tanh((state[...] + x) @ p["u"])
+            return count
+
+        lax.fori_loop(0, 3, step, 0)
+        last = jax.new_ref(jnp.zeros((x.shape[0], 4), x.dtype))
+        last[...] = state[...] @ weight[...]
+        return jnp.tanh(last[...]) @ p["v"]
+
+    return f, {"w": normal(5, 4), "u": normal(5, 5), "v": normal(4, 2)}, X
+
+
+def by_platform():
+    def refuse(x, w):  # compiles on no platform but its own
+        return jax.pure_callback(lambda x, w: x @ w, jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype), x, w)
+
+    @jax.custom_vjp
+    def theirs(x, w):
+        return refuse(x, w)
+
+    theirs.defvjp(lambda x, w: (theirs(x, w), (x, w)), lambda saved, c: (c @ saved[1].T, saved[0].T @ c))
+    product = lambda x, w: lax.platform_dependent(x, w, tpu=theirs, default=jnp.matmul)
+    return lambda p, x: jnp.tanh(product(x, p["w"])) @ p["v"], {"w": normal(5, 4), "v": normal(4, 2)}, X
+
+
+def literals_reshaped():
+    f = lambda p, x: (x @ p["w"] + jnp.reshape(jnp.asarray(2.0), (1,))) * jnp.ravel(0.5)
+    return f, {"w": normal(5, 2)}, X
+
+
 CASES = table(
-    scanned_and_shared_in_one_sum,
+    state_in_mutable_arrays, by_platform, literals_reshaped, scanned_and_shared_in_one_sum,
     scan_over_half_of_a_stack, scans_over_two_halves, scanned_twice, scanned_and_indexed, scanned_along_another_axis,
     scanned_but_stopped, scanned_scalars, scanned_fused_weights, three_scans_deep, stacked_layers_each_repeated,
     checkpoint_by_name, mapped_in_batches, switched, conditional_in_a_scan, experts_switched,

@@ -89,7 +89,7 @@ def test_indefinite_kernels_are_refused_eagerly_and_nan_under_jit():
     matrix = np.diag([2.0, -1.0]).astype(np.float32)
     message = (
         "entropy_rank(kernel): expected a kernel J J^T, which has no negative eigenvalues; got 1 eigenvalues below the "
-        "noise floor -4.8e-07. Compute all rows in one call and one batch size; see `health(kernel)`."
+        "noise floor -3.4e-07. Compute all rows in one call and one batch size; see `health(kernel)`."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         entropy_rank(matrix)

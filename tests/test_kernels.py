@@ -456,3 +456,16 @@ def test_half_precision_accumulates_in_float32():
     assert kernel.dtype == jnp.float32
     assert relative_error(kernel, reference.ntk(F, half, X)) < 0.05
     assert kernel.noise_floor == float(jnp.finfo(jnp.bfloat16).eps)
+
+
+def test_a_function_without_parameters_has_no_leaf_kernels():
+    kernel = ntkdiag.ntk(lambda p, x: 2 * x, PARAMS, X, per_leaf=True)
+    assert kernel.leaves == {}
+    assert not np.asarray(kernel).any()
+
+
+def test_elementwise_preconditioner_under_strict_rank_promotion():
+    params, f = {"w": PARAMS["w"]}, lambda p, x: jnp.tanh(x @ p["w"])
+    with jax.numpy_rank_promotion("raise"):
+        kernel = ntkdiag.ntk(f, params, X, preconditioner=jax.tree.map(jnp.ones_like, params))
+    assert_close(kernel, np.asarray(ntkdiag.ntk(f, params, X)))

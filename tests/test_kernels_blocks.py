@@ -33,6 +33,33 @@ def test_functions_with_different_numbers_of_outputs(examples, block):
         assert_close(columns, np.einsum("nomp->nm", block[:, :, 1:]) / np.sqrt(4 * 2))
 
 
+def by_length_bias(p, x):
+    """One bias for each resolution."""
+    row = {4: 0, 8: 1}[x.shape[1]]
+    return jnp.tanh(x @ p["w"] + p["b"][row]).mean(1) @ p["v"]
+
+
+def by_length_joined(p, x):
+    """Columns of two weights side by side, other ones for each resolution."""
+    start = {4: 0, 8: 2}[x.shape[1]]
+    side_by_side = jnp.concatenate([p["q"][:, start : start + 4], p["k"][:, start : start + 4]], 1)
+    return jnp.tanh(x @ side_by_side).mean(1)
+
+
+@pytest.mark.parametrize("f", [by_length_bias, by_length_joined])
+def test_parameters_chosen_by_the_shape_of_x(f):
+    rng = np.random.default_rng(0)
+    shapes = {"w": (5, 4), "b": (2, 4), "v": (4, 2), "q": (5, 8), "k": (5, 8)}
+    params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    short, long = rng.normal(size=(3, 4, 5)), rng.normal(size=(2, 8, 5))
+    want = np.einsum("noP,moP->nm", *(reference.jacobian(f, params, x) for x in (short, long)))
+    with double(params, (short, long)) as (p, (x, z)):
+        assert_close(ntkdiag.ntk(f, p, x, z, outputs="trace"), want)
+        assert_close(ntkdiag.ntk(f, p, z, x, outputs="trace"), want.T)
+        found = ntkdiag.empirical_ntk_fn(f, vmap_axes=0, trace_axes=(-1,))(x, z, p)
+        assert_close(found, want / jax.eval_shape(f, p, x).shape[1])
+
+
 def test_in_blocks_and_under_jit(block):
     with double(PARAMS, X) as (p, x):
         got = jax.jit(lambda p, x: ntkdiag.ntk(F, p, x, x[:2], f2=residual, outputs="full").array)(p, x)

@@ -328,7 +328,7 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         (
             lambda: predict.gradient_flow(-np.eye(N), Y),
             "gradient_flow(kernel, y, time): expected a kernel J J^T, which has no negative eigenvalues; got 6 "
-            "eigenvalues below the noise floor -1.3e-15.",
+            "eigenvalues below the noise floor -5.4e-16.",
         ),
         (
             lambda: predict.gradient_descent(K, Y, 1.5, 0.1),

@@ -36,6 +36,7 @@ GENERAL = {
     "side-by-side-across-borders": "e g",
     "rule-of-a-view": "w", "rule-not-linear": "w", "rule-that-adds": "w",
     "rounded-in-steps-of-a-parameter": "s",
+    "state-in-mutable-arrays": "w", "by-platform": "w",
     "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ Scalar = Float[Array, ""]
 
 
 @keeps_float64
-def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True) -> Scalar:
+def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Scalar:
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
 
     - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).
@@ -31,7 +31,8 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True)
         centred: Whether to centre.
 
     Returns:
-        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero kernel.
+        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero kernel and, centred,
+        for one that is constant over examples.
 
     Raises:
         InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all zero or, centred,
@@ -39,7 +40,14 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool = True)
     """
     call = "alignment(kernel, y)"
     operand, labels = _read(kernel, y, call, centred)
-    return _align(centre_kernel(operand.array) if centred else operand.array, labels)
+    return _align(_centre(operand) if centred else operand.array, labels)
+
+
+def _centre(operand: Operand) -> jax.Array:
+    """The centred kernel; NaN for one that is constant over examples, of which centring leaves rounding."""
+    array = centre_kernel(operand.array)
+    constant = jnp.max(jnp.abs(array)) <= 8 * jnp.finfo(array.dtype).eps * jnp.max(jnp.abs(operand.array))
+    return jnp.where(constant, jnp.nan, array)
 
 
 @jax.jit
@@ -53,7 +61,7 @@ def _align(array: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 @keeps_float64
-def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
+def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Float[Array, " k"]:
     """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2 over the eigenvectors, largest first.
 
     C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y it is the
@@ -66,7 +74,7 @@ def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = 
         centred: Centre kernel and labels over examples first.
 
     Returns:
-        `[k]`, rising to 1.
+        `[k]`, rising to 1; NaN as for `alignment`.
 
     Raises:
         InvalidInputError: As `alignment`.
@@ -75,7 +83,7 @@ def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = 
 
 
 @keeps_float64
-def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = False) -> Float[Array, " k"]:
+def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Float[Array, " k"]:
     """Label power of each mode, c_k = ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
 
     Cost: one eigendecomposition, O((NC)^3).
@@ -86,7 +94,7 @@ def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = F
         centred: Centre kernel and labels over examples first.
 
     Returns:
-        `[k]`, summing to 1.
+        `[k]`, summing to 1; NaN as for `alignment`.
 
     Raises:
         InvalidInputError: As `alignment`.
@@ -96,7 +104,7 @@ def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = F
 
 def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool, call: str) -> jax.Array:
     operand, labels = _read(kernel, y, call, centred)
-    array = centre_kernel(operand.array) if centred else operand.array
+    array = _centre(operand) if centred else operand.array
     matrix = array.reshape(operand.matrix.shape)
     vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))[1]
     columns = labels.reshape(matrix.shape[0], -1)

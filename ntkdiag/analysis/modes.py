@@ -97,7 +97,7 @@ def reachable_power(
     call = "reachable_power(kernel, y, learning_rate, steps)"
     require_positive(steps, call, "steps")
     rates = _rates(kernel, learning_rate, loss_denominator, call)
-    return jnp.sum(jnp.where(rates * steps > 1.0, mode_power(kernel, y), 0.0))
+    return jnp.sum(jnp.where(rates * steps > 1.0, mode_power(kernel, y, centred=False), 0.0))
 
 
 @keeps_float64

@@ -1,15 +1,19 @@
 """How many directions a kernel spreads over, as pure functions for use inside `jax.jit`."""
 
+from typing import Any, TypeAlias
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.analysis import renyi
+from ntkdiag.analysis.spectrum import Spectrum
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, noise_floor, read_square, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
 
 Scalar = Float[Array, ""]
+Eigenvalues: TypeAlias = jax.typing.ArrayLike | Spectrum
 
 
 @keeps_float64
@@ -34,7 +38,7 @@ def participation_ratio(kernel: KernelLike) -> Scalar:
 
 
 @keeps_float64
-def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.ArrayLike | None = None) -> Scalar:
+def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | None = None) -> Scalar:
     """exp(-sum p log p) with p = lambda / sum lambda, over the resolved eigenvalues (0 log 0 = 0).
 
     Falls during training when the kernel compresses onto few directions.
@@ -43,7 +47,7 @@ def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.Ar
 
     Args:
         kernel: A `Kernel` or a symmetric array.
-        eigenvalues: `[k]` instead of the kernel, when they are known already.
+        eigenvalues: `[k]` instead of the kernel, when they are known already; a `Spectrum` knows their noise floor.
 
     Returns:
         A number in [1, rank]; NaN for a zero kernel, and under `jax.jit` for one with negative eigenvalues.
@@ -55,7 +59,7 @@ def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.Ar
 
 
 @keeps_float64
-def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: jax.typing.ArrayLike | None = None) -> Scalar:
+def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | None = None) -> Scalar:
     """Stable rank tr K / lambda_max, the smallest of the effective ranks (for K = J J^T it is ||J||_F^2 / ||J||^2).
 
     Cost: one eigendecomposition without vectors, O((NC)^3).
@@ -79,7 +83,7 @@ def effective_dimension(
     kernel: KernelLike | None = None,
     gamma: Number = 1.0,
     *,
-    eigenvalues: jax.typing.ArrayLike | None = None,
+    eigenvalues: Eigenvalues | None = None,
 ) -> Scalar:
     """d(gamma) = sum lambda / (lambda + gamma): the degrees of freedom a ridge of size gamma leaves.
 
@@ -101,9 +105,7 @@ def effective_dimension(
     return jnp.sum(values / (values + gamma))
 
 
-def eigenvalues_of(
-    kernel: KernelLike | None, eigenvalues: jax.typing.ArrayLike | None, call: str
-) -> Float[Array, " k"]:
+def eigenvalues_of(kernel: KernelLike | None, eigenvalues: Eigenvalues | None, call: str) -> Float[Array, " k"]:
     """The eigenvalues of a kernel that should have no negative ones, unresolved ones set to 0.
 
     Cost: one eigendecomposition without vectors.
@@ -124,10 +126,10 @@ def eigenvalues_of(
         refuse(call, expected="a kernel or `eigenvalues=`", got=got, do="Pass exactly one of the two.")
     if kernel is not None:
         operand = read_square(kernel, call)
-        values, resolution = jnp.linalg.eigvalsh(operand.symmetric_matrix), operand.noise_floor
+        values = jnp.linalg.eigvalsh(operand.symmetric_matrix)
+        floor = operand.noise_floor * jnp.max(jnp.abs(values))
     else:
-        values, resolution = _read_eigenvalues(eigenvalues, call)
-    floor = resolution * jnp.max(jnp.abs(values))
+        values, floor = _read_eigenvalues(eigenvalues, call)
     negative = jnp.sum(values < -floor)
     if is_concrete(negative) and negative > 0:
         refuse(
@@ -139,7 +141,10 @@ def eigenvalues_of(
     return jnp.where(negative > 0, jnp.nan, jnp.where(values > floor, values, 0.0))
 
 
-def _read_eigenvalues(eigenvalues: jax.typing.ArrayLike | None, call: str) -> tuple[jax.Array, float]:
+def _read_eigenvalues(eigenvalues: Eigenvalues | None, call: str) -> tuple[jax.Array, Any]:
+    floor = None
+    if isinstance(eigenvalues, Spectrum):
+        eigenvalues, floor = eigenvalues.eigenvalues, eigenvalues.noise_floor
     values = jnp.asarray(eigenvalues)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     if values.ndim != 1 or values.shape[0] == 0:
@@ -148,4 +153,4 @@ def _read_eigenvalues(eigenvalues: jax.typing.ArrayLike | None, call: str) -> tu
         )
     if is_concrete(values) and not jnp.isfinite(values).all():
         refuse(call, expected="finite `eigenvalues`", got="NaN or Inf", do="See `spectrum(kernel).status`.")
-    return values, noise_floor(values, None, values.shape[0])
+    return values, noise_floor(values, None, values.shape[0]) * jnp.max(jnp.abs(values)) if floor is None else floor

@@ -27,8 +27,8 @@ class Spectrum:
     Attributes:
         eigenvalues: `[k]`, descending; NaN throughout when the kernel was not finite.
         vectors: `[k k]`, column j belongs to eigenvalue j; None unless asked for.
-        noise_floor: In units of the eigenvalues: lambda_max times `Convention.noise_floor`, which is eps k for a model
-            in the dtype of its kernel.
+        noise_floor: In units of the eigenvalues: lambda_max times `Convention.noise_floor`, which is eps sqrt(k) for a
+            model in the dtype of its kernel.
         asymmetry: ||K - K^T||_F / ||K||_F of the kernel as it came.
         convention: The kernel's convention; None for a bare array.
     """

@@ -94,12 +94,13 @@ def _experiment(
     def run(params, arrays, weights):
         mapped, shared = examples(arrays)
         both = [_probe(function, params, mapped, shared, weights) for function in (together, alone)]
-        return *both, together(params, list(map(_with_nan, mapped)), shared) if poison else None
+        return *both, together(params, list(map(_with_nan, mapped)), shared) if poison and not judging else None
 
     plain = lambda params, arrays: together(params, *examples(arrays))
     jaxpr, outputs = jax.make_jaxpr(plain, return_shape=True)(params, arrays)
     if is_traced(_compat.open_jaxpr(jaxpr)[1]):
         raise ClosesOverTracers
+    judging = any(_compat.judges_numbers(jaxpr))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=y.shape).astype(y.dtype) for y in outputs]
     options = _compat.compiler_options(reduces=_compat.contains(jaxpr, "reduce_sum"))

@@ -11,6 +11,7 @@ from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.inputs import as_arrays, check_outputs, check_parameters, is_none
 from ntkdiag.compat.per_input import read_pairs, split_kwargs
 from ntkdiag.kernels.operands.operand import refuse
+from ntkdiag.linearize.pushforward import linearization
 
 # Gradients pushed through the rows at a time while a kernel is built from products, in numbers.
 _PUSHED = 2**22
@@ -52,7 +53,7 @@ def empirical_ntk_vp_fn(f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_k
         accepts = lambda kwargs: jax.eval_shape(lambda p, x: f(p, x, **kwargs), params, x1)
         pairs = read_pairs(apply_fn_kwargs, accepts, frozenset(), call)
         kwargs1, kwargs2 = split_kwargs(apply_fn_kwargs, pairs, x1, x2, call)
-        outputs, push = jax.linearize(lambda p: f(p, x1, **kwargs1), params)
+        outputs, push, _ = linearization(lambda p: f(p, x1, **kwargs1), params)
         column = lambda p: f(p, x1 if x2 is None else x2, **kwargs2)
         outputs2, pull = jax.vjp(column, params)
     check_outputs(outputs, call)
@@ -88,7 +89,7 @@ def kernel_by_products(
     columns = [label for axis, label in enumerate(axes.labels2) if axis != dropped[1]]
     shape = tuple(axes.sizes[label] for label in columns)
     free = [label for label in rows if label not in columns]
-    _, push = jax.linearize(first, params)
+    _, push, _ = linearization(first, params)
 
     def column(number):
         index = jnp.unravel_index(number, shape) if shape else ()

@@ -54,7 +54,7 @@ class Gram:
         for k, (row, column, groups) in enumerate(zip(rows, columns, everything, strict=True)):
             weight = None if weights is None else weights[k]
             if weight is not None and jnp.ndim(weight) == 1:
-                row, weight = Dense(row.j * weight), None  # type: ignore[union-attr]
+                row, weight = Dense(row.j * jnp.expand_dims(weight, range(row.j.ndim - 1))), None  # type: ignore[union-attr]
             split = zip(groups, _layers(row, len(groups)), _layers(column, len(groups)), strict=True)
             for group, r, c in split:
                 product = r.gram(c, self.contraction, self.dot)

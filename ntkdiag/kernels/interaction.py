@@ -31,7 +31,9 @@ def check_few(f: Callable[..., Any], params: Any, x: Any, call: str, otherwise: 
     """
     few, run = _first(x), jax.jit(f)
     if jax.tree.leaves(few)[0].shape[0] > 1:
-        check_independent(run, params, few, _alone(run, params, few), roundoff_of(f, params, few), call, otherwise)
+        judges = _compat.judges_numbers(jax.make_jaxpr(f)(params, few))
+        roundoff = roundoff_of(f, params, few)
+        check_independent(run, params, few, _alone(run, params, few), roundoff, judges, call, otherwise)
 
 
 def check_independent(
@@ -40,6 +42,7 @@ def check_independent(
     x: Any,
     alone: np.ndarray,
     roundoff: float,
+    judges: tuple[bool, bool],
     call: str,
     otherwise: str = _JOINTLY,
 ) -> None:
@@ -47,7 +50,8 @@ def check_independent(
 
     What the other examples change may be multiplied by zero for now: in a network whose last layer begins as zero, or a
     branch of it. So NaN is put into all examples but one. Where it comes out of that one, too, or cannot be put in, a
-    few examples are compared again at other parameters and inputs.
+    few examples are compared again at other parameters and inputs. A function that iterates until something holds is
+    not given other numbers than its own, on which it might never end.
     Cost: two forward passes; then a few more, of one and of four examples.
 
     Args:
@@ -56,6 +60,7 @@ def check_independent(
         x: Examples.
         alone: Outputs of each example evaluated by itself [n C].
         roundoff: How coarsely f rounds.
+        judges: Whether it loops until something holds, and whether it calls back; see `_compat.judges_numbers`.
         call: For the message.
         otherwise: For the message: what else can be done.
 
@@ -64,9 +69,14 @@ def check_independent(
     """
     with jax.debug_nans(False):
         together = _compare(f, params, x, np.asarray(alone, np.float64), roundoff, call, otherwise)
-        if _suspicious(f, params, x, together):
+        loops, calls = judges
+        if not loops and (calls or _suspicious(f, params, x, together)):
             params, few = _elsewhere((params, _first(x)))
-            _compare(f, params, few, _alone(f, params, few), roundoff, call, otherwise)
+            try:
+                elsewhere = _alone(f, params, few)
+            except Exception:  # a guard of the function's own refuses them
+                return
+            _compare(f, params, few, elsewhere, roundoff, call, otherwise)
 
 
 def _compare(

@@ -237,7 +237,7 @@ def _computed(request: _Request) -> Kernel:
         wanted = [sum(arrays[1:], start=arrays[0]), *(arrays if job.keys else [])]
         finished = [job.reduction.finish(array) for array in wanted]
     whole, *parts = (Kernel(array, convention, symmetric, error) for array, error in finished)
-    return dataclasses.replace(whole, leaves=dict(zip(job.keys, parts, strict=True))) if job.keys else whole
+    return dataclasses.replace(whole, leaves=dict(zip(job.keys, parts, strict=True))) if options["per_leaf"] else whole
 
 
 def _task(request: _Request) -> tuple[Task, Preconditioner]:

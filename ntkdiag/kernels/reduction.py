@@ -17,21 +17,31 @@ NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 class RandomProjections:
     """`outputs=RandomProjections(k)`: an unbiased estimate of the trace kernel from k random output directions.
 
-    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with Rademacher v_j; the standard error is that of the mean over j.
+    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with Rademacher v_j, no two of them equal up to sign, which would
+    say the same twice; the standard error is that of the mean over j. It is itself an estimate from k numbers: for an
+    interval take Student's t of k - 1 degrees of freedom.
     For many outputs this costs k backward passes per example instead of C.
 
     Attributes:
-        k: Number of directions, at least 2.
+        k: Number of directions, at least 2 and less than C: C passes give the trace itself.
         seed: Seed of the directions.
     """
 
     k: int
     seed: int = 0
 
+    def possible(self, n_outputs: int) -> bool:
+        """Whether there are so many directions, and a seed to draw them with."""
+        return all(isinstance(v, int | np.integer) for v in (self.k, self.seed)) and 2 <= self.k < n_outputs
+
     def directions(self, n_outputs: int, dtype: Any) -> jax.Array:
-        """Rademacher directions [k C]."""
-        signs = np.random.default_rng(self.seed).choice([-1.0, 1.0], size=(self.k, n_outputs))
-        return jnp.asarray(signs, dtype)
+        """Rademacher directions [k C], different up to sign; v and -v are one direction, so the first sign is 1."""
+        rng, signs = np.random.default_rng(self.seed), np.ones((0, n_outputs))
+        while len(signs) < self.k:
+            more = rng.choice([-1.0, 1.0], size=(self.k, n_outputs))
+            signs = np.concatenate([signs, more * more[:, :1]])
+            signs = signs[np.sort(np.unique(signs, axis=0, return_index=True)[1])]
+        return jnp.asarray(signs[: self.k], dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,13 +69,13 @@ class Reduction:
         """Read `outputs=`.
 
         Raises:
-            InvalidInputError: It is no known name, no array of shape [C k], and no `RandomProjections` of at least 2.
+            InvalidInputError: It is no known name, no array of shape [C k], and no `RandomProjections` of 2 to C - 1.
         """
         if isinstance(outputs, str) and outputs in NAMES:
             contraction = {"mean": "trace", "trace": "trace", "diagonal": "diagonal"}.get(outputs, "full")
             k = 1 if outputs == "sum-of-logits" else n_outputs
             return Reduction(outputs, contraction, n_outputs, k)
-        if isinstance(outputs, RandomProjections) and outputs.k > 1:
+        if isinstance(outputs, RandomProjections) and outputs.possible(n_outputs):
             return Reduction("random-projections", "diagonal", n_outputs, outputs.k, outputs)
         shape, dtype = getattr(outputs, "shape", ()), getattr(outputs, "dtype", None)
         real = dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer))
@@ -76,7 +86,8 @@ class Reduction:
         raise errors.InvalidInputError(
             errors.message(
                 "ntk(..., outputs=...)",
-                expected=f"one of {names}, RandomProjections(k >= 2) or a projection of shape [{n_outputs}, k]",
+                expected=f"one of {names}, RandomProjections(k, seed) with 2 <= k < {n_outputs}, or a projection of "
+                f"shape [{n_outputs}, k]",
                 got=got,
                 do=f"This function has {n_outputs} outputs per example.",
             )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntkdiag import _compat
 from ntkdiag.kernels import interaction, keywords
 from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.task import Side, Task
@@ -89,7 +90,9 @@ def _block(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int,
             alone[first : first + step] = y
         all_at_once = side.program.compiled_outputs(side.f, task.kwargs_of(side))
         f, x = lambda params, x: all_at_once(params, x, kwargs), examples(side.x, start, n, side.n)
-        interaction.check_independent(f, task.params, x, alone[:n], side.program.tangents.roundoff, task.call)
+        tangents = side.program.tangents
+        judges = _compat.judges_numbers(tangents.jaxpr)
+        interaction.check_independent(f, task.params, x, alone[:n], tangents.roundoff, judges, task.call)
         side.program.verified = True
     return block
 

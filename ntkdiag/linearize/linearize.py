@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from ntkdiag.linearize.pushforward import pushforward
 from ntkdiag.linearize.tangent import add, as_arrays, tangent
 
 
@@ -33,7 +32,7 @@ def linearize(f: Callable[..., Any], params: Any) -> Callable[..., Any]:
 
     def f_lin(p: Any, x: Any, **kwargs: Any) -> Any:
         step = tangent(base, as_arrays(p), "linearize(f, params)(p, x)")
-        output, change = jax.jvp(lambda q: f(q, x, **kwargs), (base,), (step,))
+        output, change = pushforward(lambda q: f(q, x, **kwargs), base, step)
         return add(output, change)
 
     return f_lin

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import errors
+from ntkdiag.linearize.pushforward import pushforward
 from ntkdiag.linearize.tangent import as_arrays, tangent
 
 
@@ -58,7 +59,7 @@ def ray_derivatives(f: Callable[[Any], Any], base: Any, step: Any, degree: int) 
 
     def extend(series: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
         def longer(q: Any) -> tuple[Any, ...]:
-            values, changes = jax.jvp(series, (q,), (step,))
+            values, changes = pushforward(series, q, step)
             return (*values, changes[-1])
 
         return longer

@@ -33,7 +33,9 @@ MEANINGS = {
         "resolved eigenvalues", "", "Eigenvalues above the noise floor; what lies below is rounding, not a number."
     ),
     "floor": Meaning(
-        "noise floor", "ε n λ₁", "Unit roundoff of the kernel's dtype × size × λ₁, or that of the model × λ₁ if larger."
+        "noise floor",
+        "ε √n λ₁",
+        "Unit roundoff of the kernel's dtype × √size × λ₁, or that of the model × λ₁ if larger.",
     ),
     "loss": Meaning("loss on the probe", "L", "{loss_capital}."),
     "accuracy": Meaning("accuracy on the probe", "", "Share of probe examples whose largest output is the label."),

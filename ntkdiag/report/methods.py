@@ -27,8 +27,8 @@ def methods(comparison: Any) -> list[str]:
     )
     numbers = (
         "Eigenvalues were computed in float64 from the symmetrised kernel; those below the noise "
-        "floor are unresolved and not shown: ε n λ₁, with ε the unit roundoff of the kernel's dtype and n its size, or "
-        "that of the model times λ₁, if larger. Centring removes the mean over "
+        "floor are unresolved and not shown: ε √n λ₁, with ε the unit roundoff of the kernel's dtype and n its size, "
+        "at least 64, or that of the model times λ₁, if larger. Centring removes the mean over "
         "examples, output by output. The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
     )
     return [kernel, f"Sides: {sides}.", numbers, *_labels(comparison), f"Versions: {facts['versions']}."]

@@ -1,7 +1,7 @@
 """Look at a model the way the kernels will, before paying for one."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -67,9 +67,12 @@ def selfcheck(
 
     findings = [_mode(fn.mode, examples)]
     try:
-        findings += _answers(f, fn, x, given, examples == "joint")
+        for finding in _answers(f, fn, x, given, examples == "joint"):
+            findings.append(finding)
     except Exception as error:  # whatever the model raises is what the check is for
-        findings.append(Finding("runs", "wrong", _said(error)))
+        runs = any(finding.question == "runs" for finding in findings)
+        refused = Finding("the rest", "not checked", f"the model refuses other numbers than these: {_said(error)}")
+        findings.append(refused if runs else Finding("runs", "wrong", _said(error)))
     return SelfCheck(
         model=f"{fn.library} {fn.name}".strip(),
         mode=fn.mode,
@@ -80,24 +83,26 @@ def selfcheck(
     )
 
 
-def _answers(f: Callable[..., Any], fn: Any, x: Any, keywords: dict[str, Any], joint: bool) -> list[Finding]:
+def _answers(f: Callable[..., Any], fn: Any, x: Any, keywords: dict[str, Any], joint: bool) -> Iterator[Finding]:
     y = f(fn.params, x)
-    findings = [numbers.runs(y, x)]
-    if findings[0].status == "wrong":
-        return findings
+    yield (runs := numbers.runs(y, x))
+    if runs.status == "wrong":
+        return
     compiled, unit = jax.jit(f), roundoff_of(f, fn.params, x)
-    findings.append(behaviour.deterministic(f, compiled, fn.params, x, y, unit))
-    if findings[-1].status != "ok":
-        return [*findings, Finding("the rest", "not checked", "it means something for a deterministic function only")]
-    findings.append(behaviour.interaction(compiled, fn.params, x, joint, unit))
-    findings.append(behaviour.inputs(compiled, fn.params, x))
-    findings.append(numbers.dtypes(fn.params, x, y, unit))
+    yield (deterministic := behaviour.deterministic(f, compiled, fn.params, x, y, unit))
+    if deterministic.status != "ok":
+        yield Finding("the rest", "not checked", "it means something for a deterministic function only")
+        return
+    yield (interaction := behaviour.interaction(compiled, fn.params, x, joint, unit))
+    yield behaviour.inputs(compiled, fn.params, x)
+    yield numbers.dtypes(fn.params, x, y, unit)
     two = jax.tree.map(lambda leaf: leaf[:2], x)
     rows = brute.wide_rows(f, fn.params, two, unit) or brute.plain_rows(f, fn.params, two)
-    findings.append(numbers.gradients(rows.rows, fn.params))
-    if findings[2].status != "wrong":
-        return [*findings, brute.compared(f, fn, two, rows, keywords, joint)]
-    return [*findings, Finding("engine", "not checked", "the kernel is not defined as long as the above is wrong")]
+    yield numbers.gradients(rows.rows, fn.params)
+    if interaction.status == "wrong":
+        yield Finding("engine", "not checked", "the kernel is not defined as long as the above is wrong")
+    else:
+        yield brute.compared(f, fn, two, rows, keywords, joint)
 
 
 def _mode(mode: str, examples: str) -> Finding:

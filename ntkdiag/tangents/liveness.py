@@ -35,13 +35,14 @@ def liveness(jaxpr: Any, outputs: Iterable[Any] | None = None) -> Liveness:
             if derived and jnp.issubdtype(atom.aval.dtype, jnp.inexact):
                 moving.add(atom)
 
-    use(jaxpr.outvars if outputs is None else outputs, True)
+    written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if _compat.is_ref(var)]  # read again outside
+    use([*jaxpr.outvars, *written] if outputs is None else outputs, True)
     needed, derived = [False] * len(jaxpr.eqns), [False] * len(jaxpr.eqns)
     for k in reversed(range(len(jaxpr.eqns))):
         eqn = jaxpr.eqns[k]
         if eqn.effects or any(var in uses for var in eqn.outvars):
             needed[k] = True
-            derived[k] = eqn.primitive.name != "stop_gradient" and not moving.isdisjoint(eqn.outvars)
+            derived[k] = eqn.primitive.name != "stop_gradient" and not moving.isdisjoint(_results(eqn))
             use(eqn.invars, derived[k])
     return Liveness(needed, derived, uses)
 
@@ -57,8 +58,13 @@ def downstream(jaxpr: Any, sources: Iterable[Any]) -> set[Any]:
     found = set(sources)
     for eqn in jaxpr.eqns:
         if not found.isdisjoint(_variables(eqn.invars)):
-            found.update(eqn.outvars)
+            found.update(_results(eqn))
     return found
+
+
+def _results(eqn: Any) -> list[Any]:
+    """Outputs of an equation, and the mutable arrays it may write to."""
+    return [*eqn.outvars, *(var for var in _variables(eqn.invars) if _compat.is_ref(var))]
 
 
 def _variables(atoms: Iterable[Any]) -> list[Any]:

@@ -32,6 +32,7 @@ class Part:
         size: Number of parameters.
         ones: Whether a bias rides along (its a is 1).
         beside: Uses of further weights that share the cotangent: their inputs stand beside those of the first.
+        merged: Coordinates of the parts of which it was put together, where `sites` and `beside` do not tell.
     """
 
     leaves: tuple[int, ...]
@@ -40,6 +41,7 @@ class Part:
     size: int
     ones: bool = False
     beside: tuple[Site, ...] = ()
+    merged: tuple = ()
 
     @property
     def key(self) -> tuple:
@@ -52,7 +54,7 @@ class Part:
         """Equal for parts, also of different functions, whose factors are Jacobians in the same coordinates."""
         if self.kind in ("dense", "assembled"):
             return self.leaves, "dense", self.size
-        return self.leaves, self.kind, self.ones, *map(_signature, (self.sites[0], *self.beside))
+        return self.leaves, self.kind, self.ones, self.merged, *map(_signature, (self.sites[0], *self.beside))
 
     def halves(self) -> tuple["Part", "Part"]:
         """The look-ups and the products of a tied table."""
@@ -219,7 +221,8 @@ def _merge_joined(parts: list[Part]) -> list[Part]:
         else:
             leaves = tuple(dict.fromkeys(leaf for part in own for leaf in part.leaves))
             whole = dataclasses.replace(site, use=site.joined[1])
-            merged.append(Part(leaves, (whole,), "outer", sum(part.size for part in own)))
+            size, coordinates = sum(part.size for part in own), tuple(part.coordinates for part in own)
+            merged.append(Part(leaves, (whole,), "outer", size, merged=coordinates))
     return merged
 
 
@@ -239,6 +242,7 @@ def _merge_weights(parts: list[Part]) -> list[Part]:
                 leaves=host.leaves + part.leaves,
                 size=host.size + part.size,
                 beside=(*host.beside, *part.sites),
+                merged=host.merged + part.merged,
             )
         merged[key] = part
     return list(merged.values())
@@ -261,7 +265,11 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
         if home is None or host is None or host.ones:
             continue
         merged[home] = dataclasses.replace(
-            host, leaves=host.leaves + part.leaves, size=host.size + part.size, ones=True
+            host,
+            leaves=host.leaves + part.leaves,
+            size=host.size + part.size,
+            ones=True,
+            merged=(*host.merged, part.coordinates),
         )
         merged[k] = None
     return [part for part in merged if part is not None]

@@ -70,6 +70,11 @@ class Tangents:
         )
 
     @functools.cached_property
+    def mutates(self) -> bool:
+        """Whether the function writes to mutable arrays, which only `jax.vjp` transposes."""
+        return _compat.contains_refs(self.jaxpr)
+
+    @functools.cached_property
     def roundoff(self) -> float:
         """The largest unit roundoff of parameters and outputs, and of the values between them."""
         dtypes = [aval.dtype for aval in (*self.jaxpr.in_avals[: len(self.shapes)], *self.jaxpr.out_avals)]
@@ -110,7 +115,8 @@ class Tangents:
             return {site.key: cotangent(site, taps[site.tap]) for site in sites}, dense
 
         with jax.default_matmul_precision("highest"):  # derivative rules of the user's are traced only here
-            y, vjp, handed = _compat.vjp(tapped, zeros, dense)
+            pulled = jax.vjp(tapped, zeros, dense, has_aux=True) if self.mutates else _compat.vjp(tapped, zeros, dense)
+            y, vjp, handed = pulled
             cotangents, dense = jax.vmap(backward)(basis.astype(y.dtype))
         handed, cotangents = _once(handed), _once(cotangents)
         return [part.factor(handed, cotangents, dense) for part in parts], y

@@ -52,13 +52,13 @@ def walk(jaxpr: Any, consts: list, inputs: list, recorder: Recorder, path: tuple
                 follow(eqn, fresh, live.uses, recorder.sites[(*path, k)])
         else:
             outputs = _compat.bind(eqn, values)
-            if eqn.primitive.name in REARRANGING and eqn.invars[0] in fresh:
+            if eqn.primitive.name in REARRANGING and _variable(eqn.invars[0]) in fresh:
                 follow(eqn, fresh, live.uses)
             elif eqn.primitive.name == "add":
                 share(eqn, fresh, live.uses, recorder)
         env.update(zip(eqn.outvars, outputs, strict=True))
         if eqn.primitive.name == "stop_gradient" or all(_is_still(atom, still) for atom in eqn.invars):
-            still.update(eqn.outvars)
+            still.update(var for var in eqn.outvars if not _compat.is_ref(var))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -117,6 +117,10 @@ def _contract_joined(eqn: Any, values: list, position: int, recorder: Recorder, 
     recorder.found_joined(path, joined, eqn.primitive.name, uses, other)
     constant = [joined.value, other] if position == 0 else [other, joined.value]
     return [recorder.tap(path, _compat.bind(eqn, constant)[0])]
+
+
+def _variable(atom: Any) -> Any:
+    return None if isinstance(atom, _compat.Literal) else atom
 
 
 def _is_still(atom: Any, still: set[Any]) -> bool:
@@ -211,6 +215,8 @@ def _scan(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
 
 def _cond(eqn: Any, values: list, recorder: Recorder, path: tuple) -> list:
     """`cond` and `switch`: every branch gets all taps, and hands out zeros in place of the operands of the others."""
+    if eqn.params.get("branches_platforms"):  # `platform_dependent`: the other branches may not compile here
+        return _compat.bind(eqn, [recorder.differentiable(value) for value in values])
     index, *operands = values
     boxes, arrays = _unbox(operands)
     taps = recorder.below(path)

@@ -74,7 +74,7 @@ def gradient_descent_mse(
         if fx_train_0 is None and fx_test_0 is None:
             refuse(_CALL + "(t)", expected="`fx_train_0` or `fx_test_0`", got="None twice", do="Pass what to predict.")
         times: Any = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
-        require_at_least_zero(times, _CALL + "(t)", "t")
+        require_at_least_zero(times, _CALL + "(t)", "t", many=True)
         cross, test, shape = read_test(layout, fx_test_0, k_test_train)
         start = layout.columns(0.0 if fx_train_0 is None else array(fx_train_0), "fx_train_0")
         modes = kept[0] if kept else None

@@ -34,6 +34,9 @@ def read_labels(
     """
     if not isinstance(labels, jax.Array | np.ndarray):
         labels = np.asarray(labels)
+    if labels.dtype.kind not in "biuf" and not jnp.issubdtype(labels.dtype, jnp.floating):
+        refuse(call, expected=f"`{name}` as numbers", got=f"dtype {labels.dtype}", do="Number the classes from 0.")
+    given = tuple(labels.shape)
     if jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool:
         labels = _from_integers(labels, operand, call, name)
     if is_concrete(labels) and not np.isfinite(np.asarray(labels, np.float64)).all():
@@ -43,10 +46,10 @@ def read_labels(
     if operand.convention is None and labels.ndim == 2 and labels.shape[0] < rows == labels.size:
         array = operand.array.reshape(*labels.shape, *labels.shape)  # [(n o) (m p)] -> [n o m p]
         return dataclasses.replace(operand, array=array), labels
-    return operand, labels.reshape(_shape_of(labels, operand, call, name))
+    return operand, labels.reshape(_shape_of(labels, given, operand, call, name))
 
 
-def _shape_of(labels: jax.Array, operand: Operand, call: str, name: str) -> tuple[int, int]:
+def _shape_of(labels: jax.Array, given: tuple[int, ...], operand: Operand, call: str, name: str) -> tuple[int, int]:
     n, c, full = operand.n_examples, operand.n_outputs, operand.array.ndim == 4
     if labels.shape == (n * c,):
         return n, c
@@ -55,22 +58,25 @@ def _shape_of(labels: jax.Array, operand: Operand, call: str, name: str) -> tupl
     refuse(
         call,
         expected=f"`{name}` of shape ({n}, {c})" if full else f"`{name}` of shape ({n},) or ({n}, C)",
-        got=f"shape {labels.shape}",
+        got=f"shape {given}",
         do="Labels go row by row with the probe examples of the kernel.",
     )
 
 
 def _from_integers(labels: jax.Array | np.ndarray, operand: Operand, call: str, name: str) -> jax.Array | np.ndarray:
-    if labels.ndim == 2 or (operand.convention is not None and operand.convention.n_outputs == 1):
+    classes = None if operand.convention is None else operand.convention.n_outputs
+    if classes is not None and classes > 1 and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # class numbers as a column
+    if labels.ndim == 2 or classes == 1:
         return labels.astype(operand.array.dtype)  # one-hot rows, or values for a single output
-    if operand.convention is None:
+    if classes is None:
         refuse(
             call,
             expected=f"`{name}` as floating point targets, since a bare array does not say how many classes there are",
             got=f"integers of shape {tuple(labels.shape)}",
             do=f"Pass `jax.nn.one_hot({name}, n_classes)`, or `{name}.astype(float)` if these are targets.",
         )
-    classes = operand.convention.n_outputs
+    labels = labels.astype(np.int32)
     if is_concrete(labels) and (np.min(labels) < 0 or np.max(labels) >= classes):
         refuse(
             call,

@@ -100,7 +100,9 @@ def read(
             )
     wide = jnp.promote_types(array.dtype, jnp.float32)
     rows = array.shape[0] * (array.shape[1] if array.ndim == 4 else 1)
-    return Operand(jnp.asarray(array, wide), noise_floor(array, convention, rows), convention, symmetric)
+    converted = jnp.asarray(array, wide)  # float64 becomes float32 in the 32-bit mode
+    resolution = max(noise_floor(array, convention, rows), noise_floor(converted, convention, rows))
+    return Operand(converted, resolution, convention, symmetric)
 
 
 def read_square(
@@ -133,7 +135,34 @@ def read_square(
             got=f"shape {operand.array.shape}" + (" of a cross kernel" if square else ""),
             do="Compute it as `ntk(f, params, x)`, without `x2`.",
         )
+    if is_concrete(operand.array):
+        rows = operand.n_examples * operand.n_outputs
+        require_symmetric(np.asarray(operand.array).reshape(rows, rows), operand.noise_floor, call, name)
     return operand
+
+
+def require_symmetric(matrix: np.ndarray, resolution: float, call: str, name: str = "kernel") -> None:
+    """Refuse a matrix that is no kernel of a set of examples with itself; rounding of separate blocks is let through.
+
+    Cost: one pass over the matrix.
+
+    Args:
+        matrix: `[n n]`, finite.
+        resolution: Of its eigenvalues, relative to the largest.
+        call: The public call, for the message.
+        name: The argument's name, for the message.
+
+    Raises:
+        InvalidInputError: When it differs from its transpose.
+    """
+    apart, size = np.max(np.abs(matrix - matrix.T)), np.max(np.abs(matrix))
+    if apart > max(10.0 * resolution, 1e-4) * size:  # mixed batch sizes leave up to 1e-6 in float32
+        refuse(
+            call,
+            expected=f"a symmetric `{name}`",
+            got=f"entries that differ from the transpose by {apart / size:.2g} of the largest",
+            do="Rows and columns must be the same examples in the same order, under the same parameters.",
+        )
 
 
 def refuse_trace(operand: Operand, call: str) -> None:

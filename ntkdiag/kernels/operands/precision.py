@@ -31,7 +31,7 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with jax.default_matmul_precision("highest"):
-            if not _needs_x64((args, kwargs)):
+            if not _needs_x64((args, kwargs), kwargs.get("eigenvalues")):
                 return function(*args, **kwargs)
             with jax.enable_x64(True):
                 return jax.tree.map(lambda leaf: np.asarray(leaf)[()], function(*args, **kwargs))
@@ -39,12 +39,13 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _needs_x64(arguments: Any) -> bool:
+def _needs_x64(arguments: Any, eigenvalues: Any) -> bool:
     if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
         return False  # x64 is on already
-    leaves = jax.tree.leaves(arguments)
-    return any(_is_float64(leaf) for leaf in leaves) and not any(isinstance(leaf, Tracer) for leaf in leaves)
+    leaves, vectors = jax.tree.leaves(arguments), jax.tree.leaves(eigenvalues)
+    wide = any(_is_float64(leaf, 2) for leaf in leaves) or any(_is_float64(leaf, 1) for leaf in vectors)
+    return wide and not any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
-def _is_float64(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim >= 2 and leaf.dtype == np.float64
+def _is_float64(leaf: Any, n_axes: int) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray) and leaf.ndim >= n_axes and leaf.dtype == np.float64

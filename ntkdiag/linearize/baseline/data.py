@@ -79,7 +79,9 @@ def read_data(data: Any, loss: LossLike, call: str) -> Data:
                 got=f"{labels.shape[:1]} and {sorted(sizes)}",
                 do="The example axis comes first.",
             )
-    classes = bool(jnp.issubdtype(y.dtype, jnp.integer))
+    classes = bool(jnp.issubdtype(y.dtype, jnp.integer)) or y.dtype == bool
+    if classes and not callable(loss):
+        y, y_test = (_class_numbers(labels, call) for labels in (y, y_test))
     loss = loss or ("cross_entropy" if classes else "mse")
     known = {"mse": squared_error, "cross_entropy": cross_entropy}
     if callable(loss):
@@ -92,6 +94,20 @@ def read_data(data: Any, loss: LossLike, call: str) -> Data:
             do="For squared error on classes pass `jax.nn.one_hot(y, C)` as labels.",
         )
     return Data(x, y, x_test, y_test, known[loss], loss, classes)
+
+
+def _class_numbers(labels: jax.Array, call: str) -> jax.Array:
+    """`[n]` from `[n]` or a column `[n 1]`."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        refuse(
+            call,
+            expected="class numbers of shape [n], or floating point targets",
+            got=f"{labels.dtype}{list(labels.shape)}",
+            do="Pass one-hot rows as floating point targets, for squared error.",
+        )
+    return labels.astype(jnp.int32)
 
 
 def _named(loss: Callable[..., Any]) -> str:

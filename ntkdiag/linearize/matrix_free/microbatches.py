@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.linearize.pushforward import linearization, pushforward
 from ntkdiag.tangents.channels_last import channels_last
 
 Function = Callable[[Any, Any], jax.Array]
@@ -50,7 +51,7 @@ def tangents(f: Function, params: Any, batches: Any, step: Any, n: int) -> tuple
     Returns:
         Two arrays `[n ...]`.
     """
-    push = channels_last(lambda params, step, x: jax.jvp(lambda p: f(p, x), (params,), (step,)))
+    push = channels_last(lambda params, step, x: pushforward(lambda p: f(p, x), params, step))
     both = jax.lax.map(lambda x: push(params, step, x), batches)
     return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:n], both)
 
@@ -113,9 +114,8 @@ def gram(f: Function, params: Any, batches: Any, step: Any, weigh: Callable[[Any
     """
 
     def product(x: Any, part: Any) -> Any:
-        y, push = jax.linearize(lambda p: f(p, x), params)
-        back = jax.linear_transpose(push, params)
-        return back(weigh(push(step), part).astype(y.dtype))[0]
+        y, push, pull = linearization(lambda p: f(p, x), params)
+        return pull(weigh(push(step), part).astype(y.dtype))
 
     return _summed(product, params, batches, rows)
 

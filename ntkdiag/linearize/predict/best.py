@@ -41,7 +41,7 @@ def best_on_path(prediction: Prediction, y_test: jax.typing.ArrayLike, path: jax
         path: `[T]` times, steps or ridges.
 
     Returns:
-        The best point.
+        The best point; NaN where no point has a finite error.
 
     Raises:
         InvalidInputError: When there are no test outputs, or path or labels do not fit them.
@@ -56,5 +56,6 @@ def best_on_path(prediction: Prediction, y_test: jax.typing.ArrayLike, path: jax
             do="Predict with `kernel_test=` at a vector of times or ridges.",
         )
     errors = jnp.sum((jnp.asarray(prediction.test) - labels) ** 2, axis=tuple(range(1, len(wanted)))) / labels.shape[0]
-    index = jnp.nanargmin(errors)
-    return Best(points[index], errors[index], errors)
+    index = jnp.argmin(jnp.where(jnp.isnan(errors), jnp.inf, errors))
+    none = ~jnp.isfinite(errors).any()  # everything diverged
+    return Best(jnp.where(none, jnp.nan, points[index]), jnp.where(none, jnp.nan, errors[index]), errors)

@@ -15,7 +15,7 @@ class Modes(NamedTuple):
     """Eigenmodes of the training kernel.
 
     Attributes:
-        values: `[k]` eigenvalues, unresolved ones set to 0.
+        values: `[k]` eigenvalues, not negative.
         vectors: `[k k]`, one column per mode.
         floor: The noise floor.
     """
@@ -82,7 +82,7 @@ def assemble(problem: Problem, modes: Modes, response: Response, axes: tuple[int
     Returns:
         The prediction.
     """
-    values, vectors, _ = modes
+    values, vectors, floor = modes
     residual = vectors.T @ problem.residual  # [k c]
     coefficients = -response.psi[:, :, None] * residual  # [T k c]
     if problem.pull is not None:
@@ -95,9 +95,9 @@ def assemble(problem: Problem, modes: Modes, response: Response, axes: tuple[int
         test = problem.start_test + jnp.einsum("lj,Tjc->Tlc", problem.cross @ vectors, coefficients)
         test = test if problem.pull_test is None else test + shrink * problem.pull_test
         test = test.reshape(*axes, *problem.shape_test)
-    dead = values == 0.0
-    unlearned = jnp.sqrt(jnp.sum(jnp.where(dead[:, None], residual, 0.0) ** 2) / residual.size)
-    return Prediction(train.reshape(*axes, *problem.shape), test, unlearned, jnp.sum(dead))
+    unresolved = values <= floor
+    unlearned = jnp.sqrt(jnp.sum(jnp.where(unresolved[:, None], residual, 0.0) ** 2) / residual.size)
+    return Prediction(train.reshape(*axes, *problem.shape), test, unlearned, jnp.sum(unresolved))
 
 
 @jax.jit
@@ -105,5 +105,5 @@ def _decompose(kernel: jax.Array, noise_floor: float) -> tuple[Modes, jax.Array]
     values, vectors = jnp.linalg.eigh(kernel)
     floor = noise_floor * jnp.max(jnp.abs(values))
     negative = jnp.sum(values < -floor)
-    kept = jnp.where(negative > 0, jnp.nan, jnp.where(values > floor, values, 0.0))
+    kept = jnp.where(negative > 0, jnp.nan, jnp.maximum(values, 0.0))
     return Modes(kept, vectors, floor), negative

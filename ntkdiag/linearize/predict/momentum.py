@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag.kernels.operands.number import Number
+from ntkdiag.linearize.predict.response import determined, inverse
 from ntkdiag.linearize.predict.threshold import MomentumKind
 
 _BITS = 31
@@ -38,20 +39,20 @@ def momentum_response(
     Returns:
         psi and chi, `[T k]` in units of 1 / mu, and a, `[T]`.
     """
-    endless, finite = jnp.isinf(steps), jnp.where(jnp.isinf(steps), 0.0, steps).astype(jnp.int32)
-    mu = jnp.where(values + ridge > floor, values + ridge, 0.0)
+    endless = jnp.isinf(steps)
+    mu = values + ridge
     toward = lambda curvature, source: _transition(curvature, source, rate, ridge, momentum, kind)
-    plain = _power(jax.vmap(lambda m: toward(m, True))(mu), finite)  # [T k 5]
-    pulled = _power(jax.vmap(lambda m: toward(m, False))(mu), finite)
+    speed = rate / (1.0 if kind == "ema" else 1.0 - momentum)
+    longest = jnp.minimum(jnp.ceil(inverse(speed * floor)), 2.0**30)
+    counts = lambda resolved: determined(steps, resolved, longest).astype(jnp.int32)
+    plain = _power(jax.vmap(lambda m: toward(m, True))(mu), counts(mu > floor))  # [T k 5]
+    pulled = _power(jax.vmap(lambda m: toward(m, False))(mu), counts(values > floor))
     # a is the same in every mode; taken from one that does not grow, as 0 x infinity would spoil it.
-    decay = _power(toward(jnp.zeros((), values.dtype), False)[None], finite)[:, 0, 2]
-    # As without momentum: an unresolved mode counts while the time is short against the noise floor.
-    elapsed = steps * rate / (1.0 if kind == "ema" else 1.0 - momentum)
-    early = (elapsed * floor < 1.0)[:, None]
-    psi = jnp.where(mu > 0.0, plain[..., 0], jnp.where(early, plain[..., 0], 0.0))
-    chi = jnp.where(values > floor, pulled[..., 0], jnp.where(early, pulled[..., 0], 0.0))
-    fixed = jnp.where(mu > 0.0, 1.0 / jnp.where(mu > 0.0, mu, 1.0), 0.0)
-    fixed = jnp.where(_stable(jax.vmap(lambda m: toward(m, True))(mu)) | (mu == 0.0), fixed, jnp.nan)
+    every = determined(steps, jnp.ones(1, bool), longest).astype(jnp.int32)
+    decay = _power(toward(jnp.zeros((), values.dtype), False)[None], every)[:, 0, 2]
+    psi, chi = plain[..., 0], pulled[..., 0]
+    fixed = jnp.where(mu > floor, 1.0 / jnp.where(mu > floor, mu, 1.0), 0.0)
+    fixed = jnp.where(_stable(jax.vmap(lambda m: toward(m, True))(mu)) | (mu <= floor), fixed, jnp.nan)
     kept = ridge == 0.0  # without a ridge the initial parameters stay, and chi is psi
     alive = jnp.where(_stable(toward(jnp.asarray(ridge, values.dtype), True)[None])[0], 0.0, jnp.nan)
     psi = jnp.where(endless[:, None], fixed, psi)
@@ -79,19 +80,19 @@ def _transition(
 
 
 def _power(changes: jax.Array, steps: jax.Array) -> jax.Array:
-    """The state after `steps` steps from (0, 0, 1, 0, 1), for every mode and every number of steps.
+    """The state after `steps` [T k] steps from (0, 0, 1, 0, 1).
 
     With a step I + d, two of them are I + (2 d + d^2).
     """
     start = jnp.array([0.0, 0.0, 1.0, 0.0, 1.0], changes.dtype)
-    states = jnp.broadcast_to(start, (*steps.shape, changes.shape[0], 5))
+    states = jnp.broadcast_to(start, (*steps.shape, 5))
 
     def body(bit: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         states, change = carry
         moved = states + jnp.einsum("kij,Tkj->Tki", change, states, precision="highest")
         taken = (steps >> bit) & 1
         twice = 2.0 * change + jnp.matmul(change, change, precision="highest")
-        return jnp.where(taken[:, None, None] == 1, moved, states), twice
+        return jnp.where(taken[..., None] == 1, moved, states), twice
 
     return jax.lax.fori_loop(0, _BITS, body, (states, changes))[0]
 

@@ -41,7 +41,8 @@ def gradient_flow(
     with psi_t(lambda) = (1 - exp(-lambda t / D)) / lambda. A ridge adds (ridge / 2D) ||theta - theta_0||^2 to the
     loss; at t = infinity that is kernel ridge regression. With `origin` the penalty is (ridge / 2D) ||theta||^2,
     ordinary weight decay, which is another predictor.
-    Modes with an unresolved eigenvalue are not learned: no division by them takes place.
+    Modes with an unresolved eigenvalue go as it says while t / D is below 1 / floor, then stand still; at infinity they
+    are left out. No division by small eigenvalues takes place.
     Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per time. Source: Lee et al. 2019 (arXiv 1902.06720),
     eqs. 9 to 11; neural-tangents divides by |lambda| where this takes the limit.
 
@@ -68,7 +69,7 @@ def gradient_flow(
     """
     call = "gradient_flow(kernel, y, time)"
     require_at_least_zero(ridge, call, "ridge")
-    require_at_least_zero(jnp.asarray(time), call, "time")
+    require_at_least_zero(jnp.asarray(time), call, "time", many=True)
     if isinstance(kernel, NTKOperator):
         given = on_operators.Given(y, kernel_test, outputs, outputs_test, ridge, origin, loss_denominator)
         return on_operators.flow(kernel, given, time, call)
@@ -122,7 +123,7 @@ def gradient_descent(
 ) -> Prediction:
     """Outputs of the linearised model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
 
-    f_t = y + (1 - eta Theta / D)^t (f_0 - y), exactly what iterating gives; with momentum by powers of each mode's
+    f_t = y + (1 - eta Theta / D)^t (f_0 - y), what iterating gives; with momentum by powers of each mode's
     transition matrix. Everything else as for `gradient_flow`. Above the critical learning rate the outputs grow
     without bound, as they do in training, and a warning names the critical value.
     Cost: as `gradient_flow`. Source: Lee et al. 2019 (arXiv 1902.06720) for the flow; the powers are elementary.

@@ -110,6 +110,24 @@ def descent(
     return _piece(np.asarray(steps, np.float64), reach, endless)
 
 
+class _Squared:
+    """(1 / D) sum 1/2 (f - y)^2; equal for equal y and D, so that what was compiled for one is used for the other."""
+
+    def __init__(self, y: jax.Array, denominator: Number):
+        self.y, self.denominator = y, denominator
+        known = is_concrete(y) and is_concrete(denominator)
+        self.key = (y.shape, np.asarray(y).tobytes(), float(denominator)) if known else id(self)
+
+    def __call__(self, f: jax.Array) -> jax.Array:
+        return 0.5 * jnp.sum((f - self.y) ** 2) / self.denominator
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Squared) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
 def _largest(kernel: NTKOperator) -> jax.Array:
     """lambda_max by power iteration: from below, within a few percent."""
     return run(_power_iteration, kernel, jax.random.normal(jax.random.key(0), (kernel.shape[0],)))
@@ -127,7 +145,7 @@ def _loss(kernel: NTKOperator, given: Given, call: str) -> tuple[Any, Number, ja
         denominator = float(kernel.n_examples)
     require_positive(denominator, call, "loss_denominator")
     y = require_outputs(kernel, given.y, "y", call)
-    return lambda f: 0.5 * jnp.sum((f - y) ** 2) / denominator, denominator, y
+    return _Squared(y, denominator), denominator, y
 
 
 def _piece(times: np.ndarray, reach: Any, endless: Any) -> Prediction:

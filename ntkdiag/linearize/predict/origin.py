@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.linearize.pushforward import pushforward
 from ntkdiag.linearize.tangent import as_arrays
 
 
@@ -44,6 +45,6 @@ def origin(f: Callable[..., Any], params: Any, x: Any, x_test: Any = None, **kwa
     base = as_arrays(params)
 
     def along(inputs: Any) -> jax.Array:
-        return jnp.asarray(jax.jvp(lambda q: f(q, inputs, **kwargs), (base,), (base,))[1])
+        return jnp.asarray(pushforward(lambda q: f(q, inputs, **kwargs), base, base)[1])
 
     return Origin(along(x), None if x_test is None else along(x_test))

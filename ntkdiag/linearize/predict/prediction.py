@@ -17,8 +17,8 @@ class Prediction:
     Attributes:
         train: `[... n o]`, shaped like y behind the axes of the time.
         test: `[... m o]` likewise; None without a test kernel.
-        unlearned: Root mean square of the part of the initial residual that no amount of training removes, because
-            it lies in modes whose eigenvalue is not resolved; None where it was not computed.
+        unlearned: Root mean square of the part of the initial residual that lies in modes whose eigenvalue is not
+            resolved, and stays at t = infinity; None where it was not computed.
         unresolved: Number of those modes; None where it was not computed.
     """
 

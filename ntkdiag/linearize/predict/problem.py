@@ -97,7 +97,6 @@ def read_problem(
     """
     operand = read_square(kernel, call)
     refuse_trace(operand, call)
-    _refuse_asymmetry(operand, call)
     denominator = denominator_of(operand, loss_denominator, call) if loss_denominator is not None else None
     operand, labels = read_labels(y, operand, call)
     if denominator is None:
@@ -161,21 +160,6 @@ def require_origin(tests: bool, origin: Origin | None, call: str) -> None:
             expected="an `origin` with the test examples, beside `kernel_test`",
             got="one of the training examples only",
             do="Make it by origin(f, params, x, x_test).",
-        )
-
-
-def _refuse_asymmetry(operand: Operand, call: str) -> None:
-    """Refuse what is no kernel of a set of examples with itself; rounding of separate blocks is let through."""
-    if not is_concrete(operand.array):
-        return
-    matrix = np.asarray(operand.array).reshape(operand.matrix.shape)
-    apart, size = np.max(np.abs(matrix - matrix.T)), np.max(np.abs(matrix))
-    if apart > max(10.0 * operand.noise_floor, 1e-5) * size:
-        refuse(
-            call,
-            expected="a symmetric `kernel`",
-            got=f"entries that differ from the transpose by {apart / size:.2g} of the largest",
-            do="Rows and columns must be the same examples in the same order, under the same parameters.",
         )
 
 

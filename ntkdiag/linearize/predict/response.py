@@ -9,8 +9,8 @@ from ntkdiag.kernels.operands.number import Number
 def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.Array:
     """psi(mu, s) = (1 - exp(-mu s)) / mu, with the limit s for mu -> 0.
 
-    For an unresolved eigenvalue the limit holds while s floor < 1. Later its value is not determined by the kernel,
-    and the mode is left out, as the pseudo-inverse does at s = infinity.
+    A mode with an unresolved eigenvalue goes as the eigenvalue says until s floor = 1, and stands still from then on:
+    what it would do is not determined by the kernel. At s = infinity it is left out, as by the pseudo-inverse.
     Cost: one pass. Source: Lee et al. 2019 (arXiv 1902.06720), eq. 10, written with expm1.
 
     Args:
@@ -21,12 +21,11 @@ def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.A
     Returns:
         `[T k]`, in units of 1 / mu.
     """
-    s = time[:, None]
-    resolved = values > floor
-    safe = jnp.where(resolved, values, 1.0)
-    learned = -jnp.expm1(-safe * jnp.where(jnp.isinf(s), 0.0, s)) / safe
-    learned = jnp.where(jnp.isinf(s), 1.0 / safe, learned)  # and so for the derivative
-    return jnp.where(resolved, learned, _limit(s, floor))
+    endless = jnp.isinf(time)[:, None]
+    s = determined(time, values > floor, inverse(floor))
+    safe = jnp.where(values > 0.0, values, 1.0)
+    learned = jnp.where(values > 0.0, -jnp.expm1(-safe * s) / safe, s)
+    return jnp.where(endless, jnp.where(values > floor, 1.0 / safe, 0.0), learned)  # and so for the derivative
 
 
 def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: jax.Array) -> jax.Array:
@@ -44,10 +43,12 @@ def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: j
     Returns:
         `[T k]`, in units of 1 / mu.
     """
-    t = steps[:, None]
-    resolved = values > floor
-    safe = jnp.where(resolved, values, 1.0)
-    return jnp.where(resolved, one_minus_power(rate * safe, t) / safe, _limit(rate * t, floor))
+    endless = jnp.isinf(steps)[:, None]
+    t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
+    safe = jnp.where(values > 0.0, values, 1.0)
+    learned = jnp.where(values > 0.0, one_minus_power(rate * safe, t) / safe, rate * t)
+    fixed = one_minus_power(rate * safe, jnp.inf) / safe
+    return jnp.where(endless, jnp.where(values > floor, fixed, 0.0), learned)
 
 
 def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Number, steps: jax.Array) -> jax.Array:
@@ -66,7 +67,9 @@ def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Nu
     Returns:
         `[T k]`, in units of 1 / lambda.
     """
-    t = steps[:, None]
+    endless = jnp.isinf(steps)[:, None]
+    t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
+    t = jnp.where(endless, jnp.inf, t)
     a = jnp.asarray(1.0 - rate * ridge, values.dtype)
     kept = 1.0 - one_minus_power(1.0 - a, t)
     # b / a = 1 - x keeps small eigenvalues accurate; where b and a have different signs the difference does not cancel.
@@ -75,12 +78,11 @@ def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Nu
     ratio = jnp.where(smooth, rate * values / jnp.where(a > 0.0, a, 1.0), 0.0)
     apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
     learned = jnp.where(smooth, kept * one_minus_power(ratio, t), apart) / safe
-    limit = jnp.where(jnp.isinf(t), 0.0, rate * jnp.where(jnp.isinf(t), 0.0, t)) * kept / jnp.where(a == 0.0, 1.0, a)
-    unresolved = jnp.where(rate * t * floor < 1.0, limit, 0.0)
-    return jnp.where(values > floor, learned, unresolved)
+    limit = jnp.where(endless, 0.0, rate * jnp.where(endless, 0.0, t)) * kept / jnp.where(a == 0.0, 1.0, a)
+    return jnp.where(values > jnp.where(endless, floor, 0.0), learned, limit)
 
 
-def one_minus_power(x: jax.Array, t: jax.Array) -> jax.Array:
+def one_minus_power(x: jax.Array, t: jax.Array | float) -> jax.Array:
     """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x.
 
     Cost: one pass.
@@ -103,5 +105,23 @@ def one_minus_power(x: jax.Array, t: jax.Array) -> jax.Array:
     return jnp.where(below, direct, 1.0 - jnp.where(x == 2.0, sign, sign * power))
 
 
-def _limit(elapsed: jax.Array, floor: jax.Array) -> jax.Array:
-    return jnp.where(elapsed * floor < 1.0, elapsed, 0.0)
+def determined(time: jax.Array, resolved: jax.Array, longest: jax.Array) -> jax.Array:
+    """The time that counts for each mode: all of it where the eigenvalue is resolved, elsewhere no more than a longest.
+
+    Cost: one pass.
+
+    Args:
+        time: `[T]`; infinite times come back as 0.
+        resolved: `[k]`.
+        longest: About 1 / floor, in the same units.
+
+    Returns:
+        `[T k]`.
+    """
+    finite = jnp.where(jnp.isinf(time), 0.0, time)[:, None]
+    return jnp.where(resolved, finite, jnp.minimum(finite, longest))
+
+
+def inverse(floor: jax.Array) -> jax.Array:
+    """1 / floor, infinite for 0."""
+    return jnp.where(floor > 0.0, 1.0 / jnp.where(floor > 0.0, floor, 1.0), jnp.inf)

@@ -50,7 +50,7 @@ def ridge_path(
     """
     call = "ridge_path(kernel, y, ridges)"
     path = jnp.asarray(ridges)
-    require_at_least_zero(path, call, "ridges")
+    require_at_least_zero(path, call, "ridges", many=True)
     if path.ndim != 1:
         refuse(call, expected="a vector of `ridges`", got=f"shape {path.shape}", do="Use np.geomspace(...).")
     problem = read_problem(

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax
 
-from ntkdiag.kernels.operands.number import Number
+from ntkdiag.kernels.operands.number import Number, require_number
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 
 MomentumKind = Literal["heavy-ball", "nesterov", "ema"]
@@ -32,6 +32,7 @@ def stability_threshold(momentum: Number = 0.0, momentum_kind: MomentumKind = "h
         InvalidInputError: When beta is outside [0, 1) or the kind is unknown.
     """
     call = "stability_threshold(momentum, momentum_kind)"
+    require_number(momentum, call, "momentum")
     if is_concrete(momentum) and not 0 <= momentum < 1:
         refuse(call, expected="`momentum` in [0, 1)", got=f"{momentum}", do="Pass the optimizer's beta (Adam: b1).")
     if momentum_kind == "heavy-ball":
