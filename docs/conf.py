@@ -1,10 +1,11 @@
-"""Sphinx configuration: `sphinx-build -W docs docs/_build`, without network."""
+"""Sphinx configuration: `sphinx-build -W docs docs/_build`, without network; the pages load MathJax when read."""
 
 import os
 import re
 import typing
 
 typing.GENERATING_DOCUMENTATION = "ntkdiag"  # jaxtyping then writes Float[Array, "n o"] in signatures
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # figures, whatever the environment says
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the executed pages run wherever the documentation is built
 
 import ntkdiag  # noqa: E402

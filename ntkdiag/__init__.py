@@ -33,6 +33,7 @@ from ntkdiag.linearize import linear_baseline as linear_baseline
 from ntkdiag.linearize import linearization_gap as linearization_gap
 from ntkdiag.linearize import linearize as linearize
 from ntkdiag.linearize import linearized_model as linearized_model
+from ntkdiag.linearize import matrix_free as matrix_free
 from ntkdiag.linearize import predict as predict
 from ntkdiag.linearize import taylor_expand as taylor_expand
 from ntkdiag.monitor import JsonLines as JsonLines

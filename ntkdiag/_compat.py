@@ -80,6 +80,12 @@ def with_bodies(eqn: Any, rebuilt: Any) -> Any:
     return eqn.replace(params={name: new(value) for name, value in eqn.params.items()})
 
 
+def at_least_float32(dtype: Any) -> Any:
+    """float32, or the dtype itself if it is wider; whatever promotion the session allows its own arrays."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(dtype, jnp.float32)
+
+
 def staging() -> bool:
     """Whether operations on constants are recorded rather than computed: the call is inside someone's jit."""
     return isinstance(jnp.zeros(()), Tracer)

@@ -165,7 +165,46 @@ def product_read_twice():
     return f, {"w": normal(5, 5), "b": normal(5)}, X
 
 
+def embedding_token_by_token():
+    """As `jax.vmap(equinox.nn.Embedding)`, and as it is in a scan and in a loop."""
+
+    def f(p, t):
+        mapped = jax.vmap(jax.vmap(lambda index: p["e"][index]))(t)
+
+        def recurrent(t):
+            step = lambda h, index: (jnp.tanh(h + p["u"][index] @ p["w"]), None)
+            return lax.scan(step, jnp.zeros(4, p["u"].dtype), t)[0]
+
+        looped = jax.vmap(lambda t: sum(p["v"][t[k]] for k in range(4)))(t)
+        return jnp.tanh(mapped.sum(1) + jax.vmap(recurrent)(t) + looped)
+
+    return f, {"e": normal(9, 4), "u": normal(9, 4), "w": normal(4, 4), "v": normal(9, 4)}, T
+
+
+def embedding_by_level_and_hash():
+    f = lambda p, t: jnp.tanh(p["e"][t % 2, (3 * t) % 7]).sum(1) + p["f"][t[:, 0] % 2, -1, t[:, 1] % 3]
+    return f, {"e": normal(2, 7, 4), "f": normal(2, 3, 3, 4)}, T
+
+
+def embedding_out_of_range():
+    def f(p, t):
+        filled = p["e"].at[t - 3, t].get(mode="fill", fill_value=0.5)
+        return jnp.tanh(filled).sum(1) + jnp.tanh(p["v"].at[t].get(mode="clip")).sum(1)
+
+    return f, {"e": normal(4, 7, 3), "v": normal(4, 3)}, T
+
+
+def embedding_of_one_row():
+    def f(p, t):
+        one = jax.vmap(jax.vmap(lambda index: p["e"][index * 0]))(t)
+        pair = jax.vmap(lambda t: lax.dynamic_slice_in_dim(p["v"], t[0] % 7, 2))(t)
+        return jnp.tanh(one).sum(1) + jnp.tanh(pair).sum(1)
+
+    return f, {"e": normal(1, 4), "v": normal(9, 4)}, T
+
+
 CASES = table(
+    embedding_token_by_token, embedding_by_level_and_hash, embedding_out_of_range, embedding_of_one_row,
     embedding_scaled, embedding_of_columns, embedding_transposed, embedding_sliced, embedding_of_matrices,
     embedding_by_two_indices, embedding_in_a_recurrence, embedding_stacked, embedding_and_one_hot, positional_embedding,
     tied_at_every_position, tied_in_a_recurrence, tied_twice, ragged_sizes_from_data, bias_and_scale_first,

@@ -99,11 +99,12 @@ def model_of(package):
 
 
 @pytest.mark.parametrize("package", ["keras", "tensorflow", "torch"])
-def test_models_of_other_libraries_name_the_package_to_install(package, monkeypatch):
+def test_models_of_other_libraries_need_an_adapter(package, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     assert said(errors.UnsupportedModelError, lambda: functionalize(model_of(package))) == (
-        f"functionalize(model): expected the adapter for {package} to be installed; got Model and no such adapter. "
-        f"Run: pip install ntkdiag-{package}"
+        f"functionalize(model): expected an installed adapter for {package}; got Model and no such adapter. Write one, "
+        "a function that returns a Functional, and `register` it: see Extending. A model that runs in JAX can be "
+        "wrapped as f(params, x)."
     )
 
 
@@ -135,7 +136,7 @@ def test_a_registered_adapter_that_does_not_import(monkeypatch):
     registered(monkeypatch, "keras", "no_such_module_anywhere:adapt")
     assert said(errors.MissingDependencyError, lambda: functionalize(model_of("keras"))) == (
         "functionalize(model): expected the adapter no_such_module_anywhere:adapt to import; got ModuleNotFoundError: "
-        "No module named 'no_such_module_anywhere'. Install what it needs, or reinstall ntkdiag-keras."
+        "No module named 'no_such_module_anywhere'. Install what it needs, or reinstall the distribution it is from."
     )
 
 

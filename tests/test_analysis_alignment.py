@@ -27,7 +27,7 @@ H = np.eye(N) - 1 / N
 def test_hand_oracles():
     np.testing.assert_allclose(alignment(K1, Y1, centred=False), 0.6708203932, rtol=1e-9)
     np.testing.assert_allclose(alignment(K1, Y1), 1.0, rtol=1e-14)
-    np.testing.assert_allclose(label_power(K1, Y1), [0.5, 1.0], rtol=1e-14)
+    np.testing.assert_allclose(label_power(K1, Y1, centred=False), [0.5, 1.0], rtol=1e-14)
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -72,16 +72,16 @@ def test_perfect_alignment_is_one():
 def test_label_power_against_eigenvectors():
     vectors = np.linalg.eigh(MEAN.array)[1]
     power = np.sum((vectors.T @ ONE_HOT)[::-1] ** 2, axis=1) / np.sum(ONE_HOT**2)
-    np.testing.assert_allclose(mode_power(MEAN, ONE_HOT), power, atol=1e-12)
-    np.testing.assert_allclose(label_power(MEAN, ONE_HOT), np.cumsum(power), atol=1e-12)
+    np.testing.assert_allclose(mode_power(MEAN, ONE_HOT, centred=False), power, atol=1e-12)
+    np.testing.assert_allclose(label_power(MEAN, ONE_HOT, centred=False), np.cumsum(power), atol=1e-12)
     assert label_power(FULL, ONE_HOT).shape == (N * C,)
-    np.testing.assert_allclose(label_power(FULL, ONE_HOT)[-1], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(label_power(FULL, ONE_HOT, centred=False)[-1], 1.0, rtol=1e-12)
     np.testing.assert_allclose(label_power(FULL, ONE_HOT, centred=True)[-1], 1.0, rtol=1e-12)
 
 
 def test_label_power_of_an_eigenvector_is_all_in_its_mode():
     vectors = np.linalg.eigh(MEAN.array)[1][:, ::-1]
-    np.testing.assert_allclose(mode_power(MEAN, vectors[:, 2]), np.eye(N)[2], atol=1e-12)
+    np.testing.assert_allclose(mode_power(MEAN, vectors[:, 2], centred=False), np.eye(N)[2], atol=1e-12)
 
 
 @pytest.mark.usefixtures("x64")
@@ -160,4 +160,28 @@ def test_messages(kernel, y, message):
 def test_zero_labels_are_refused():
     message = "expected labels that are not all zero; got zero labels."
     with pytest.raises(InvalidInputError, match=re.escape(message)):
-        label_power(MEAN, np.zeros(N))
+        label_power(MEAN, np.zeros(N), centred=False)
+
+
+@pytest.mark.usefixtures("x64")
+def test_class_numbers_as_a_column():
+    labels = np.argmax(ONE_HOT, axis=1)
+    for column in (labels[:, None], labels[:, None].astype(np.uint8)):
+        np.testing.assert_allclose(alignment(FULL, column), alignment(FULL, labels))
+    with pytest.raises(
+        InvalidInputError, match=r"expected `y` as numbers; got dtype <U1\. Number the classes from 0\."
+    ):
+        alignment(FULL, np.array(list("abcdef")[:N]))
+
+
+def test_of_a_constant_kernel_centring_leaves_nothing():
+    constant = np.full((5, 5), 0.3)
+    assert np.isnan(alignment(constant, np.arange(5.0)))
+    assert np.isnan(label_power(constant, np.arange(5.0))).all()
+    assert not np.isnan(alignment(constant, np.arange(5.0), centred=False))
+
+
+def test_a_cross_kernel_as_an_array_is_refused():
+    cross = np.random.default_rng(0).normal(size=(N, N))
+    with pytest.raises(InvalidInputError, match="expected a symmetric `kernel`"):
+        alignment(cross, np.arange(float(N)))

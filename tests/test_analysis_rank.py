@@ -89,7 +89,7 @@ def test_indefinite_kernels_are_refused_eagerly_and_nan_under_jit():
     matrix = np.diag([2.0, -1.0]).astype(np.float32)
     message = (
         "entropy_rank(kernel): expected a kernel J J^T, which has no negative eigenvalues; got 1 eigenvalues below the "
-        "noise floor -3.4e-07. Compute all rows in one call and one batch size; see `health(kernel)`."
+        "noise floor -1.9e-06. Compute all rows in one call and one batch size; see `health(kernel)`."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         entropy_rank(matrix)
@@ -125,3 +125,24 @@ def test_indefinite_kernels_are_refused_eagerly_and_nan_under_jit():
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
+
+
+def test_a_spectrum_knows_its_noise_floor():
+    rows = np.random.default_rng(0).normal(size=(24, 8))
+    kernel = (rows @ rows.T).astype(np.float32)
+    found = spectrum(kernel)
+    np.testing.assert_allclose(entropy_rank(eigenvalues=found), entropy_rank(kernel), rtol=1e-4)
+    basis = np.linalg.qr(np.random.default_rng(1).normal(size=(24, 24)))[0]
+    wide = (basis * 10.0 ** -np.linspace(0, 10, 24)) @ basis.T
+    wide = 0.5 * (wide + wide.T)
+    expected = effective_dimension(wide, 1e-9)
+    np.testing.assert_allclose(effective_dimension(eigenvalues=spectrum(wide), gamma=1e-9), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        effective_dimension(eigenvalues=spectrum(wide).eigenvalues, gamma=1e-9), expected, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("gamma", [np.array([1.0, 2.0]), lambda step: 1.0, "1"])
+def test_one_number_is_wanted(gamma):
+    with pytest.raises(InvalidInputError, match=r"expected one number `gamma`"):
+        effective_dimension(K1, gamma)

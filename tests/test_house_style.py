@@ -29,6 +29,7 @@ LAYERS = {
     "checkpoints": {"adapters", "kernels", "linearize", "analysis", "report"},
     "selfcheck": {"adapters", "kernels"},
     "demo": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report"},
+    "__main__": {"cli"},
     "cli": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report", "selfcheck", "demo"},
 }
 

@@ -114,7 +114,7 @@ def test_projection_of_the_wrong_shape():
 
 
 def test_one_random_projection_has_no_error():
-    refuse("k >= 2", F, PARAMS, X, outputs=ntkdiag.RandomProjections(1))
+    refuse("with 2 <= k", F, PARAMS, X, outputs=ntkdiag.RandomProjections(1))
 
 
 def test_unknown_precision():

@@ -186,7 +186,7 @@ def test_precision_and_noise_floor(precision, full):
     assert kernel.convention.precision == precision
     assert kernel.dtype == (np.float64 if precision == "float64" else np.float32)
     model = float(np.finfo(np.float32).eps)
-    floor = {"highest": 44 * model, "bf16x3": 44 * 2**-16, "bf16x6": 44 * 2**-22, "float64": model}[precision]
+    floor = {"highest": 8 * model, "bf16x3": 8 * 2**-16, "bf16x6": 8 * 2**-22, "float64": model}[precision]
     assert kernel.noise_floor == pytest.approx(floor)
 
 
@@ -456,16 +456,3 @@ def test_half_precision_accumulates_in_float32():
     assert kernel.dtype == jnp.float32
     assert relative_error(kernel, reference.ntk(F, half, X)) < 0.05
     assert kernel.noise_floor == float(jnp.finfo(jnp.bfloat16).eps)
-
-
-def test_a_function_without_parameters_has_no_leaf_kernels():
-    kernel = ntkdiag.ntk(lambda p, x: 2 * x, PARAMS, X, per_leaf=True)
-    assert kernel.leaves == {}
-    assert not np.asarray(kernel).any()
-
-
-def test_elementwise_preconditioner_under_strict_rank_promotion():
-    params, f = {"w": PARAMS["w"]}, lambda p, x: jnp.tanh(x @ p["w"])
-    with jax.numpy_rank_promotion("raise"):
-        kernel = ntkdiag.ntk(f, params, X, preconditioner=jax.tree.map(jnp.ones_like, params))
-    assert_close(kernel, np.asarray(ntkdiag.ntk(f, params, X)))

@@ -21,7 +21,11 @@ CALL = "watch(f, x, y, ...): "
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"f": 3}, "expected f to be a Functional or a callable f(params, x); got a int. Correct this argument."),
+        (
+            {"f": 3},
+            "expected a function f(params, x); got a int. Turn a model into one: f, params = "
+            "ntkdiag.functionalize(model, variables).",
+        ),
         (
             {"x": np.float32(1)},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "

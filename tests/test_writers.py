@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import warnings
 
 import numpy as np
@@ -114,25 +115,54 @@ def test_outbox_starts_each_writer_once():
     outbox.close()  # Memory has no close
 
 
-@pytest.mark.parametrize(("method", "calls"), [("start", 1), ("write", 2)])
-def test_failing_writer_warns_once_and_is_muted(method, calls):
+@pytest.mark.parametrize("method", ["start", "write"])
+def test_failing_writer_is_tried_again_and_muted_in_the_end(method):
     failing, memory = Failing(method), Memory()
     outbox = Outbox([failing, memory], call="watch")
-    expected = (
-        f"watch: the writer Failing failed in {method}() with OSError: disk full. "
-        "It is muted for the rest of the run; training goes on."
-    )
+    failed = f"watch: the writer Failing failed in {method}() with OSError: disk full. This measurement is lost to it. "
+    expected = [
+        f"{failed}It is tried again at the next one; training goes on.",
+        f"{failed}It is muted after 10 in a row; training goes on.",
+    ]
 
     def run():
-        for step in range(3):
+        for step in range(13):
             outbox.send(step, VALUES, RECORD)
         outbox.close()
 
     with pytest.warns(RuntimeWarning) as caught:
         run()
-    assert [str(warning.message) for warning in caught] == [expected]
-    assert failing.calls == calls
-    assert memory.steps == [0, 1, 2]
+    assert [str(warning.message) for warning in caught] == expected
+    assert failing.calls == (10 if method == "start" else 11)  # `start` went well before
+    assert memory.steps == list(range(13))
+
+
+def test_a_log_goes_on_after_a_failure_and_in_a_new_file(tmp_path):
+    path = tmp_path / "logs" / "run.jsonl"
+    outbox = Outbox(JsonLines(path), call="watch")
+    outbox.send(0, VALUES, RECORD)
+    path.write_text(path.read_text() + '{"half a line')
+    outbox.send(1, VALUES, RECORD)
+    path.rename(tmp_path / "logs" / "run.jsonl.1")
+    outbox.send(2, VALUES, RECORD)
+    shutil.rmtree(tmp_path / "logs")
+    (tmp_path / "logs").write_text("in the way")
+    with pytest.warns(RuntimeWarning, match=r"failed in write\(\)"):
+        outbox.send(3, VALUES, RECORD)
+    (tmp_path / "logs").unlink()
+    outbox.send(4, VALUES, RECORD)
+    records, rows = read_json_lines(path)
+    assert records == [RECORD]
+    assert [row["step"] for row in rows] == [4]
+
+
+def test_a_writer_that_exits_does_not_end_training():
+    class Exiting:
+        def write(self, step, values):
+            raise SystemExit(1)
+
+    with pytest.warns(RuntimeWarning, match="the writer Exiting failed"):
+        Outbox([Exiting()], call="watch").send(0, VALUES, RECORD)
 
 
 def test_the_same_measurement_again_is_not_written():

@@ -17,7 +17,7 @@ from ntkdiag import errors
 
 GROUP = "ntkdiag.adapters"
 _REGISTERED: dict[str, Callable[..., Any]] = {}
-_PACKAGES = {"keras": "ntkdiag-keras", "tensorflow": "ntkdiag-tensorflow", "torch": "ntkdiag-torch"}
+_KNOWN = ("keras", "tensorflow", "torch")  # whose models are told apart from plain callables
 
 
 def register(package: str, adapter: Callable[..., Any]) -> None:
@@ -64,13 +64,14 @@ def registered(model: Any) -> Callable[..., Any] | None:
         for entry in importlib.metadata.entry_points(group=GROUP, name=root):
             return _load(entry)
     for root in roots:
-        if root in _PACKAGES:
+        if root in _KNOWN:
             raise errors.UnsupportedModelError(
                 errors.message(
                     "functionalize(model)",
-                    expected=f"the adapter for {root} to be installed",
+                    expected=f"an installed adapter for {root}",
                     got=f"{type(model).__name__} and no such adapter",
-                    do=f"Run: pip install {_PACKAGES[root]}",
+                    do="Write one, a function that returns a Functional, and `register` it: see Extending. A model "
+                    "that runs in JAX can be wrapped as f(params, x).",
                 )
             )
     return None
@@ -85,6 +86,6 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., Any]:
                 "functionalize(model)",
                 expected=f"the adapter {entry.value} to import",
                 got=f"{type(error).__name__}: {error}",
-                do=f"Install what it needs, or reinstall {_PACKAGES.get(entry.name, 'the distribution it is from')}.",
+                do="Install what it needs, or reinstall the distribution it is from.",
             )
         ) from error

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ntkdiag import _compat
 from ntkdiag.analysis import renyi
 from ntkdiag.analysis.spectrum import Spectrum
 from ntkdiag.kernels.operands.number import Number, require_positive
@@ -146,7 +147,7 @@ def _read_eigenvalues(eigenvalues: Eigenvalues | None, call: str) -> tuple[jax.A
     if isinstance(eigenvalues, Spectrum):
         eigenvalues, floor = eigenvalues.eigenvalues, eigenvalues.noise_floor
     values = jnp.asarray(eigenvalues)
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    values = values.astype(_compat.at_least_float32(values.dtype))
     if values.ndim != 1 or values.shape[0] == 0:
         refuse(
             call, expected="`eigenvalues` of shape [k]", got=f"shape {values.shape}", do="Pass one spectrum at a time."

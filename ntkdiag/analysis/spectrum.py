@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ntkdiag import _compat
 from ntkdiag.analysis import renyi
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.operands.operand import KernelLike, coarsest, is_concrete, noise_floor, refuse, unpack
@@ -146,7 +147,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
         values, columns, asymmetry = _on_host(np.asarray(matrix, np.float64), vectors)
         require_symmetric(asymmetry, coarsest(array, convention), call)
     else:
-        values, columns, asymmetry = _traced(matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32)), vectors)
+        values, columns, asymmetry = _traced(matrix.astype(_compat.at_least_float32(matrix.dtype)), vectors)
     floor = noise_floor(array, convention, matrix.shape[0]) * abs(values).max()
     return Spectrum(values, columns, floor, asymmetry, convention)
 

@@ -31,7 +31,8 @@ def critical_learning_rate(
     """The learning rate at which training of the linearised model starts to diverge: the margin is 1 there.
 
     eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2); without momentum and decay,
-    2 D / lambda_max. Exact for full-batch gradient descent on the linearised model.
+    2 D / lambda_max. Exact for full-batch gradient descent on the linearised model under squared error; for the
+    cross-entropies see `stability_margin`.
     Cost: as `stability_margin`.
 
     Args:
@@ -68,10 +69,12 @@ def stability_margin(
     weight_decay: Number = 0.0,
     loss_denominator: Number | None = None,
 ) -> Scalar:
-    """How close a learning rate is to divergence: the linearised model diverges iff the margin is above 1.
+    """How close a learning rate is to divergence: under squared error the linearised model diverges iff it is above 1.
 
     m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2).
-    Below 0.5 there is slack, 0.8 to 1.05 is the edge of stability, above 1.1 for many steps a catapult or divergence.
+    Below 0.5 there is slack, 0.8 to 1.1 is the edge of stability, above it for many steps a catapult or divergence.
+    For the cross-entropies it is that of the quadratic model of the loss at these outputs: above 1 the loss may rise or
+    oscillate, but its gradient is bounded and its curvature falls as predictions become certain.
     tau is `stability_threshold`. For Adam pass the preconditioned kernel J P^-1 J^T and ``momentum_kind="ema"``.
     The loss is (1/D) sum_i loss_i, with 1/2 squared error summed over outputs for "mse". By default D = N.
     A loss that means over outputs too has D = N C; one without the 1/2 has D = N / 2.

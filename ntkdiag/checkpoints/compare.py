@@ -74,7 +74,7 @@ def compare(
         InvalidInputError: An argument is out of range, parameters are NaN, or model and probe do not fit.
     """
     settings = read_settings(x, y, outputs, loss, learning_rate, momentum, memory)
-    names = labels or (None, None)
+    names = _names(labels)
     given = {"model": as_model(model) if model is not None else _model_of(a, b), "variables": variables}
     given["like"] = model if isinstance(model, Functional) else None
     side_a = read_side(a, name="a", label=names[0], step=step_a, **given)
@@ -85,6 +85,21 @@ def compare(
     if targets is not None and settings.loss == "cross_entropy":
         require_probabilities(targets)
     return _measure(side_a, side_b, settings, targets, classes)
+
+
+def _names(labels: Any) -> tuple[str | None, str | None]:
+    if labels is None:
+        return None, None
+    if not isinstance(labels, tuple | list) or len(labels) != 2 or not all(isinstance(name, str) for name in labels):
+        raise errors.InvalidInputError(
+            errors.message(
+                "compare(labels=...)",
+                expected='the names of the two sides, such as ("start", "end")',
+                got=f"a {type(labels).__name__}",
+                do="Class labels and targets of the probe go into y=.",
+            )
+        )
+    return labels[0], labels[1]
 
 
 def _measure(

@@ -79,8 +79,8 @@ def notes(a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b
         )
     elif settings.n_examples < FEW_EXAMPLES:
         said.append(
-            f"{settings.n_examples} probe examples read the largest eigenvalue per example too high; the critical "
-            "learning rate errs on the safe side."
+            f"With {settings.n_examples} probe examples the largest eigenvalue per example is estimated too high; the "
+            "critical learning rate errs on the safe side."
         )
     for side in (measured_a, measured_b):
         if side.spectrum.status != "ok":

@@ -37,7 +37,7 @@ class Measured:
         label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without labels.
         loss: Mean loss on the probe; None without labels.
         accuracy: Share of examples whose largest output is the label; None unless labels are classes.
-        critical_learning_rate: Learning rate at which the linearised model starts to diverge; None if reduced.
+        critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if reduced.
         margin: learning rate / critical learning rate; None without a learning rate or if reduced.
     """
 

@@ -14,10 +14,6 @@ from ntkdiag.kernels.interaction import rounding
 from ntkdiag.tangents.roundoff import unit_roundoff
 
 
-class ClosesOverTracers(Exception):
-    """The function depends on values that are not known yet: inside someone's jit, grad or vmap."""
-
-
 def difference(
     f: Callable,
     params: Any,
@@ -37,7 +33,8 @@ def difference(
 
     Args:
         f: The function.
-        params: Parameters. Tracers here and below are replaced by random numbers of their shapes.
+        params: Parameters. Tracers here and below, and those f closes over, are replaced by random numbers of their
+            shapes.
         x: Inputs.
         kwargs: Keyword arguments.
         cut: How they are cut into examples.
@@ -47,9 +44,6 @@ def difference(
 
     Returns:
         What differs, for a message.
-
-    Raises:
-        ClosesOverTracers: f does.
     """
     if cut.n < 2:
         return None
@@ -79,6 +73,7 @@ def _experiment(
 ) -> tuple[Callable, list, float]:
     """A compiled function -> (outputs, gradient) together, the same alone, poisoned outputs; weights; unit roundoff."""
 
+    @_standing_in
     def together(params, mapped, shared):
         x, kwargs = cut.arguments(mapped, shared)
         return [jnp.moveaxis(y, axis, 0) for y, axis in zip(jax.tree.leaves(f(params, x, **kwargs)), axes, strict=True)]
@@ -98,13 +93,32 @@ def _experiment(
 
     plain = lambda params, arrays: together(params, *examples(arrays))
     jaxpr, outputs = jax.make_jaxpr(plain, return_shape=True)(params, arrays)
-    if is_traced(_compat.open_jaxpr(jaxpr)[1]):
-        raise ClosesOverTracers
     judging = any(_compat.judges_numbers(jaxpr))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=y.shape).astype(y.dtype) for y in outputs]
     options = _compat.compiler_options(reduces=_compat.contains(jaxpr, "reduce_sum"))
     return jax.jit(run, compiler_options=options), weights, unit_roundoff(jaxpr)
+
+
+def _standing_in(function: Callable) -> Callable:
+    """The same function, with stand-ins for the tracers it closes over: it can be evaluated inside their trace."""
+    rng, known = np.random.default_rng(2), {}
+
+    def stand_in(const: Any) -> Any:
+        if not is_traced(const):
+            return const
+        if id(const) not in known:
+            drawn = _parameter if jnp.issubdtype(const.dtype, jnp.inexact) else _input
+            known[id(const)] = const, drawn(rng, const)  # kept alive, so that no other has its id
+        return known[id(const)][1]
+
+    def evaluated(*arguments: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        jaxpr, consts = _compat.open_jaxpr(closed)
+        flat = _compat.eval_jaxpr(jaxpr, list(map(stand_in, consts)), *jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), flat)
+
+    return evaluated
 
 
 def _probe(function: Callable, params: Any, mapped: list, shared: list, weights: list) -> tuple[list, list]:

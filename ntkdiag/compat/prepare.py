@@ -98,7 +98,7 @@ class _Planner:
 
     def empty(self, i: int, j: int, axes: KernelAxes) -> Empty:
         leaves = jax.tree.leaves(self.sides[0].outputs)[i], jax.tree.leaves(self.sides[-1].outputs)[j]
-        return Empty(axes, jnp.promote_types(jnp.result_type(*(leaf.dtype for leaf in leaves)), jnp.float32))
+        return Empty(axes, _compat.at_least_float32(jnp.result_type(*(leaf.dtype for leaf in leaves))))
 
     def _source(self, side: int, leaf: int) -> Source:
         cut, own = self.route.cuts[side], self.sides[side]

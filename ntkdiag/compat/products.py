@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag import _compat
 from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.pair import Arrays
 from ntkdiag.compat.planning import Source
@@ -86,7 +87,7 @@ class Products:
         return self._finish(result, [self.axes.labels1[without[0]], *labels])  # type: ignore[index]
 
     def _finish(self, result: jax.Array, labels: list[int]) -> jax.Array:
-        dtype = jnp.promote_types(result.dtype, jnp.float32)
+        dtype = _compat.at_least_float32(result.dtype)
         return self.axes.finish(result.astype(dtype), labels)
 
 

@@ -14,6 +14,26 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, _compat.Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def check_function(f: Any, call: str) -> None:
+    """Something to call with parameters and examples, and no Flax linen module, which is called in another way.
+
+    Raises:
+        InvalidInputError: It is not.
+    """
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(f).__mro__}
+    linen = ("flax", "Module") in bases and hasattr(f, "apply") and hasattr(f, "init")
+    if callable(f) and not linen:
+        return
+    raise errors.InvalidInputError(
+        errors.message(
+            call,
+            expected="a function f(params, x)",
+            got=f"the linen module {type(f).__name__}" if linen else f"a {type(f).__name__}",
+            do="Turn a model into one: f, params = ntkdiag.functionalize(model, variables).",
+        )
+    )
+
+
 def check_params(params: Any, call: str, *, finite: bool = True) -> None:
     """Every leaf is a real floating array, and finite.
 

@@ -1,14 +1,18 @@
 """Memory budgets: how much there is, and how a budget is written."""
 
 import contextlib
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
 from ntkdiag import errors
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_DECIMAL = {f"{letter}{b}": 1000**k for k, letter in enumerate("KMGT", start=1) for b in ("", "B")}
+_BINARY = {f"{letter}I{b}": 1024**k for k, letter in enumerate("KMGT", start=1) for b in ("", "B")}
+_UNITS = {"": 1, "B": 1} | _DECIMAL | _BINARY
 
 
 def budget(memory: int | float | str | None) -> int:
@@ -25,7 +29,7 @@ def budget(memory: int | float | str | None) -> int:
         value = float(match[1]) if match and unit else 0.0
     except ValueError:
         value = 0.0
-    if not match or unit is None or value <= 0:
+    if not match or unit is None or not 0 < value * unit < math.inf:
         raise errors.InvalidInputError(
             errors.message(
                 f"memory={memory!r}",
@@ -43,11 +47,27 @@ def free_memory() -> int:
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     free = [_available()]
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no limit, or no control groups
-        used = int((group / "memory.current").read_text()) - _field(group / "memory.stat", "inactive_file")
-        free.append(int((group / "memory.max").read_text()) - used)
-    return min(value for value in free if value)
+    for folder, limit, usage, cache in _control_groups():
+        with contextlib.suppress(OSError, ValueError, StopIteration):  # no limit, or no such group
+            used = int((folder / usage).read_text()) - _field(folder / "memory.stat", cache)
+            free.append(int((folder / limit).read_text()) - used)
+    return max(1, min(free))
+
+
+def _control_groups() -> Iterator[tuple[Path, str, str, str]]:
+    """The control groups of this process, from its own to the root: folder and names of limit, usage and page cache."""
+    root, newer = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", "inactive_file")
+    older = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    yield root, *newer
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number != "0" and "memory" not in controllers.split(","):
+                continue
+            base, (limit, usage, cache) = (root, newer) if number == "0" else (root / "memory", older)
+            inner = Path(path.lstrip("/"))
+            for part in (inner, *inner.parents):
+                yield base / part, limit, usage, cache
 
 
 def _available() -> int:

@@ -243,6 +243,7 @@ def _computed(request: _Request) -> Kernel:
 def _task(request: _Request) -> tuple[Task, Preconditioner]:
     """Check everything, then trace."""
     f, call, options = request.f, request.call, request.options
+    arguments.check_function(f, call)
     arguments.check_params(request.params, call, finite=request.finite)
     arguments.check_choice(options["examples"], ("independent", "joint"), f"{call[:-1]}, examples=...)")
     spilling.check_directory(options["spill"], call)

@@ -84,6 +84,9 @@ class Plan:
         """Predicted time once compiled, from the rate of a matrix product on this machine: within a factor of 3."""
         return self.flops / (0.5 * _machine_rate())
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         """The plan as a table."""
         from rich.console import Console

@@ -17,13 +17,14 @@ NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 class RandomProjections:
     """`outputs=RandomProjections(k)`: an unbiased estimate of the trace kernel from k random output directions.
 
-    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with Rademacher v_j, no two of them equal up to sign, which would
-    say the same twice; the standard error is that of the mean over j. It is itself an estimate from k numbers: for an
-    interval take Student's t of k - 1 degrees of freedom.
+    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with vectors v_j of random signs, no two of them equal up to sign,
+    which would say the same twice. The standard error is that of the mean over j, drawn without replacement from the
+    M = 2^(C - 1) that there are: s / sqrt(k) sqrt(1 - k / M). It is itself an estimate from k numbers: for an interval
+    take Student's t of k - 1 degrees of freedom.
     For many outputs this costs k backward passes per example instead of C.
 
     Attributes:
-        k: Number of directions, at least 2 and less than C: C passes give the trace itself.
+        k: Number of directions, from 2 to M; with C of them "trace" is no dearer, and exact.
         seed: Seed of the directions.
     """
 
@@ -32,7 +33,7 @@ class RandomProjections:
 
     def possible(self, n_outputs: int) -> bool:
         """Whether there are so many directions, and a seed to draw them with."""
-        return all(isinstance(v, int | np.integer) for v in (self.k, self.seed)) and 2 <= self.k < n_outputs
+        return all(isinstance(v, int | np.integer) for v in (self.k, self.seed)) and 2 <= self.k <= 2 ** (n_outputs - 1)
 
     def directions(self, n_outputs: int, dtype: Any) -> jax.Array:
         """Rademacher directions [k C], different up to sign; v and -v are one direction, so the first sign is 1."""
@@ -69,7 +70,7 @@ class Reduction:
         """Read `outputs=`.
 
         Raises:
-            InvalidInputError: It is no known name, no array of shape [C k], and no `RandomProjections` of 2 to C - 1.
+            InvalidInputError: It is no known name, no array of shape [C k], and no `RandomProjections` of 2 to M.
         """
         if isinstance(outputs, str) and outputs in NAMES:
             contraction = {"mean": "trace", "trace": "trace", "diagonal": "diagonal"}.get(outputs, "full")
@@ -86,8 +87,8 @@ class Reduction:
         raise errors.InvalidInputError(
             errors.message(
                 "ntk(..., outputs=...)",
-                expected=f"one of {names}, RandomProjections(k, seed) with 2 <= k < {n_outputs}, or a projection of "
-                f"shape [{n_outputs}, k]",
+                expected=f"one of {names}, RandomProjections(k, seed) with 2 <= k <= 2^{n_outputs - 1}, or a "
+                f"projection of shape [{n_outputs}, k]",
                 got=got,
                 do=f"This function has {n_outputs} outputs per example.",
             )
@@ -132,5 +133,6 @@ class Reduction:
         if self.name == "sum-of-logits":
             return k[:, 0, :, 0], None
         if self.name == "random-projections":
-            return k.mean(-1), k.std(-1, ddof=1) / math.sqrt(self.n_directions)
+            left = max(0.0, 1.0 - self.n_directions / 2.0 ** min(self.n_outputs - 1, 1000))
+            return k.mean(-1), k.std(-1, ddof=1) * math.sqrt(left / self.n_directions)
         return k, None

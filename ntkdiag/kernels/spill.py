@@ -64,11 +64,11 @@ def opened(spill: str | os.PathLike | None, size: int, call: str) -> Iterator[Sp
     if spill is None:
         yield None
         return
-    free = shutil.disk_usage(spill).free
+    free = shutil.disk_usage(os.path.expanduser(spill)).free
     if size > free:
         wanted = f"a directory with {readable(size)} free"
         _refuse(call, spill, wanted, f"{readable(free)} free", "Name another, raise memory=, or leave spill= out")
-    with tempfile.TemporaryFile(prefix="ntkdiag-", dir=spill) as file:
+    with tempfile.TemporaryFile(prefix="ntkdiag-", dir=os.path.expanduser(spill)) as file:
         yield Spill(file)
 
 
@@ -78,7 +78,9 @@ def check_directory(spill: str | os.PathLike | None, call: str) -> None:
     Raises:
         InvalidInputError: It does not, or cannot.
     """
-    if spill is not None and not (os.path.isdir(spill) and os.access(spill, os.W_OK)):
+    if spill is not None and not (
+        os.path.isdir(os.path.expanduser(spill)) and os.access(os.path.expanduser(spill), os.W_OK)
+    ):
         _refuse(call, spill, "a directory that can be written to", repr(spill), "Create it first")
 
 

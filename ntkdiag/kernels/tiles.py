@@ -144,11 +144,12 @@ class Blocks:
         block = lambda b: (
             sizes.output + b * sizes.factors + sizes.passing(b) + b * sizes.factors + sizes.writing(b) + sizes.tile(b)
         )
-        if block(1) > budget:
+        smallest = block(1) + sizes.factors  # of the row that is held
+        if smallest > budget:
             raise errors.MemoryBudgetError(
                 errors.message(
                     call,
-                    expected=f"a budget of at least {readable(1.005 * block(1))}",  # not less when it is rounded
+                    expected=f"a budget of at least {readable(1.005 * smallest)}",  # not less when it is rounded
                     got=readable(budget),
                     do=f"The kernel takes {readable(sizes.output)}: raise memory=, or reduce outputs= or the batch.",
                 )

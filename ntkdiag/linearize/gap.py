@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from ntkdiag import _compat
 from ntkdiag.adapters import structure
 from ntkdiag.kernels.interaction import roundoff_of
 from ntkdiag.linearize.tangent import as_arrays, tangent
@@ -121,6 +122,4 @@ def _agreement(target: list[jax.Array], residual: list[jax.Array]) -> jax.Array 
 
 
 def _norm(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.sqrt(
-        sum(jnp.sum(jnp.abs(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))) ** 2) for leaf in leaves)
-    )
+    return jnp.sqrt(sum(jnp.sum(jnp.abs(leaf.astype(_compat.at_least_float32(leaf.dtype))) ** 2) for leaf in leaves))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from ntkdiag.kernels import arguments
 from ntkdiag.linearize.pushforward import pushforward
 from ntkdiag.linearize.tangent import add, as_arrays, tangent
 
@@ -28,6 +29,7 @@ def linearize(f: Callable[..., Any], params: Any) -> Callable[..., Any]:
         >>> float(square(jnp.array(4.0), jnp.array(1.0)))
         15.0
     """
+    arguments.check_function(f, "linearize(f, params)")
     base = as_arrays(params)
 
     def f_lin(p: Any, x: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from jax.core import Tracer
 from ntkdiag import errors
 from ntkdiag.adapters.functional import Functional
 from ntkdiag.analysis.curvature import Loss
+from ntkdiag.kernels import arguments
 from ntkdiag.kernels.interaction import check_few
 from ntkdiag.kernels.memory import budget
 
@@ -24,12 +25,12 @@ def check_settings(probe: "Probe") -> None:
     Raises:
         InvalidInputError: When one is.
     """
+    arguments.check_function(probe.f, probe.call)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(probe.x)]
     leading = {shape[:1] for shape in shapes}
     rate, denominator = probe.learning_rate, probe.loss_denominator
     top_k, choices = probe.top_k, ("auto", *REDUCTIONS)
     checks = (
-        (callable(probe.f), "f to be a Functional or a callable f(params, x)", f"a {type(probe.f).__name__}"),
         (
             len(leading) == 1 and leading.isdisjoint({(), (0,)}),
             "x with the same number of examples, at least one, on the leading axis of every leaf",

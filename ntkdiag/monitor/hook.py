@@ -1,6 +1,7 @@
 """A hook for training loops in Python: the measurements of `watch`, outside the compiled step."""
 
 import contextlib
+import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 
 from ntkdiag import errors
 from ntkdiag.analysis.curvature import Loss
@@ -124,7 +126,7 @@ class Monitor:
         try:
             if not self._due(int(step)):
                 return None
-            if not self.cost.allows(begun, self._started):
+            if not self._allowed(begun):
                 self.cost.skipped += 1
                 return None
             with _undisturbed():
@@ -134,10 +136,17 @@ class Monitor:
             if not self._warned:
                 self._warned = True
                 warn(
-                    f"Monitor: step {step} could not be measured: {type(error).__name__}: {error} "
+                    f"Monitor: step {reprlib.repr(step)} could not be measured: {type(error).__name__}: {error} "
                     "This is said once; training goes on."
                 )
             return None
+
+    def _allowed(self, now: float) -> bool:
+        """What the budget allows; the first process decides for all, as all of them have to measure together."""
+        allowed = self.cost.allows(now, self._started)
+        if self.cost.budget is None or jax.process_count() == 1:
+            return allowed
+        return bool(multihost_utils.broadcast_one_to_all(np.asarray(allowed)))
 
     def close(self) -> None:
         """Close the writers."""

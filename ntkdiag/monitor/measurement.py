@@ -47,7 +47,7 @@ class Measurement:
         drift: ||K_t - K_0||_F / ||K_0||_F, with K_0 the kernel of the first measurement.
         distance_centred: 1 - cosine of the centred K_t and K_0: change of direction alone.
         alignment: Centred kernel-target alignment with the labels.
-        critical_learning_rate: The learning rate above which gradient descent on the linearised model diverges.
+        critical_learning_rate: The learning rate above which descent on the quadratic model of the loss diverges.
         margin: learning rate / critical learning rate; about 1 at the edge of stability.
     """
 

@@ -9,9 +9,13 @@ from typing import Any
 from ntkdiag import errors
 from ntkdiag.monitor.writers import Values, Writer
 
+_PATIENCE = 10
+
 
 class Outbox:
-    """Hands measurements to writers. A writer that raises is named in one warning and muted from then on.
+    """Hands measurements to writers.
+
+    A writer that raises is named in a warning and tried again; after ten failures in a row it is muted.
 
     Args:
         writers: The writers.
@@ -24,9 +28,9 @@ class Outbox:
     def __init__(self, writers: Sequence[Writer], *, call: str) -> None:
         self.writers = _checked(writers, call)
         self.call = call
-        self._started = False
+        self._started: set[int] = set()
         self._last = ""
-        self._muted: set[int] = set()
+        self._failures = [0] * len(self.writers)  # in a row
         # Callbacks of a compiled step arrive on XLA's threads.
         self._lock = threading.Lock()
 
@@ -39,29 +43,41 @@ class Outbox:
             if sent == self._last:
                 return
             self._last = sent
-            if not self._started:
-                self._started = True
-                self._each("start", dict(record))
-            self._each("write", int(step), dict(values))
+            for index in range(len(self.writers)):
+                if index in self._started or self._try(index, "start", dict(record)):
+                    self._started.add(index)
+                    self._try(index, "write", int(step), dict(values))
 
     def close(self) -> None:
         """Close the writers that can be closed."""
         with self._lock:
-            self._each("close")
+            for index in range(len(self.writers)):
+                self._try(index, "close")
 
-    def _each(self, method: str, *args: Any) -> None:
-        for index, writer in enumerate(self.writers):
-            call = getattr(writer, method, None)
-            if call is None or index in self._muted:
-                continue
-            try:
+    def _try(self, index: int, method: str, *args: Any) -> bool:
+        """Call a method of a writer, if it has one and is not muted; whether all went well."""
+        call = getattr(self.writers[index], method, None)
+        if self._failures[index] >= _PATIENCE:
+            return False
+        try:
+            if call is not None:
                 call(*args)
-            except Exception as error:
-                self._muted.add(index)
-                warn(
-                    f"{self.call}: the writer {type(writer).__name__} failed in {method}() with "
-                    f"{type(error).__name__}: {error}. It is muted for the rest of the run; training goes on."
-                )
+        except (Exception, SystemExit) as error:  # rich exits at a closed pipe
+            self._failed(index, method, error)
+            return False
+        self._failures[index] = 0
+        return True
+
+    def _failed(self, index: int, method: str, error: BaseException) -> None:
+        self._failures[index] += 1
+        failed = self._failures[index]
+        if failed not in (1, _PATIENCE):
+            return
+        goes_on = "It is tried again at the next one" if failed < _PATIENCE else f"It is muted after {failed} in a row"
+        warn(
+            f"{self.call}: the writer {type(self.writers[index]).__name__} failed in {method}() with "
+            f"{type(error).__name__}: {error}. This measurement is lost to it. {goes_on}; training goes on."
+        )
 
 
 def warn(text: str) -> None:

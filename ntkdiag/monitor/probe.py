@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 from ntkdiag._compat import open_jaxpr, sub_jaxprs
 from ntkdiag.adapters.functional import Functional
 from ntkdiag.analysis.curvature import Loss
@@ -131,7 +131,7 @@ class Probe:
         outputs = self.outputs
         if outputs == "auto":
             outputs = "full" if n_examples * n_outputs <= FULL_KERNEL_LIMIT else "mean"
-        layout = Layout(n_examples, n_outputs, n_classes, outputs, jnp.promote_types(output.dtype, jnp.float32))
+        layout = Layout(n_examples, n_outputs, n_classes, outputs, _compat.at_least_float32(output.dtype))
         check_fit(self, layout)
         return layout
 

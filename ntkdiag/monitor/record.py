@@ -74,8 +74,8 @@ def _notes(probe: Probe, layout: Layout, injected: bool) -> list[str]:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
     else:
         notes.append(
-            f"Stability numbers use {layout.n_examples} probe examples; few examples read the largest eigenvalue per "
-            "example too high, which errs on the safe side."
+            f"Stability numbers use {layout.n_examples} probe examples; with few examples the largest eigenvalue per "
+            "example is estimated too high, which errs on the safe side."
         )
         notes.append("They hold for SGD with the recorded momentum, not for Adam.")
     fixed = [path for path, leaf in getattr(probe.f, "fixed", {}).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)]

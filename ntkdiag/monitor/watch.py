@@ -87,7 +87,7 @@ def watch(
         tx = optax.chain(optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, learning_rate=0.1))
 
     Writers are called on the host from inside the compiled step, asynchronously: call `jax.effects_barrier()` before
-    reading what they wrote. A writer that raises is muted with one warning.
+    reading what they wrote. A writer that raises is tried again, with one warning.
 
     Cost: per measurement one kernel and its eigenvalues (see `measure`); in memory the first kernel, K^2 numbers, with
     K = N C for the full kernel, N for a reduced one.

@@ -70,7 +70,7 @@ class JsonLines:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()
-        self._begun = False
+        self._record: dict[str, Any] = {}
         if self.path.is_dir():
             raise errors.InvalidInputError(
                 errors.message(
@@ -80,19 +80,20 @@ class JsonLines:
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record on its own line."""
-        self._line({"record": dict(record)})
+        self._record = dict(record)
+        self._line({"record": self._record})
 
     def write(self, step: int, values: Values) -> None:
         """Append one measurement."""
+        if self._record and not _filled(self.path):  # the file was moved away: the new one says what its numbers mean
+            self._line({"record": self._record})
         self._line({"step": step, **values})
 
     def _line(self, content: Mapping[str, Any]) -> None:
         line = json.dumps(_finite(content), allow_nan=False) + "\n"
-        if not self._begun:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # A run killed in mid-line leaves a line without an end: close it, or the next line would be lost with it.
-            line = "\n" + line if _lacks_newline(self.path) else line
-            self._begun = True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # A run killed in mid-line leaves a line without an end: close it, or the next line would be lost with it.
+        line = "\n" + line if _lacks_newline(self.path) else line
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
 
@@ -166,8 +167,12 @@ def _numbers(value: Any) -> Any:
     return math.nan if value is None else value
 
 
+def _filled(path: pathlib.Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
 def _lacks_newline(path: pathlib.Path) -> bool:
-    if not path.exists() or path.stat().st_size == 0:
+    if not _filled(path):
         return False
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)

@@ -90,11 +90,11 @@ def _cards(comparison: Any) -> list[tuple[str, str, str]]:
     centred = float(comparison.drift.distance_centred)
     cards = [
         ("Kernel moved", number(centred, 3), "centred distance S_c, from 0 same to 1 unrelated"),
-        ("Kernel grew", f"{number(b.trace / a.trace, 3)}×" if a.trace else "–", "trace of the kernel, B / A"),
+        ("Kernel size", f"{number(b.trace / a.trace, 3)}×" if a.trace else "–", "trace of the kernel, B / A"),
         (
-            "Linear model missed",
+            "Linear model is off by",
             number(comparison.prediction.e1, 3),
-            "e₁, share of the change of outputs not predicted",
+            "e₁, its error over the change of the outputs",
         ),
     ]
     if a.alignment is not None:

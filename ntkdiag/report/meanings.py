@@ -20,7 +20,9 @@ class Meaning:
 
 MEANINGS = {
     "trace": Meaning("trace", "tr Θ", "Sum of the eigenvalues: the overall speed of learning."),
-    "largest": Meaning("largest eigenvalue", "λ₁", "Speed of the fastest mode; it sets the critical learning rate."),
+    "largest": Meaning(
+        "largest eigenvalue", "λ₁", "Speed of the fastest mode; for squared error it sets the critical learning rate."
+    ),
     "participation": Meaning(
         "participation ratio", "PR", "(Σλ)² / Σλ²: effective number of modes, weighted to the large ones."
     ),
@@ -52,12 +54,13 @@ MEANINGS = {
     "critical": Meaning(
         "critical learning rate",
         "η_c",
-        "Above it full-batch SGD with momentum {momentum:g} diverges on the linearised model.",
+        "Above it full-batch SGD with momentum {momentum:g} diverges on the quadratic model of the loss at this point.",
     ),
     "margin": Meaning(
         "stability margin",
         "η/η_c",
-        "At learning rate {learning_rate:g}. Below 0.5 slack, 0.8 to 1.05 edge of stability, above 1.1 divergence.",
+        "At learning rate {learning_rate:g}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge of stability, above "
+        "it a catapult, or divergence.",
     ),
     "drift": Meaning("kernel drift", "D", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included."),
     "scale": Meaning("scale", "a", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size."),

@@ -36,11 +36,11 @@ def _linear(comparison: Any) -> str:
         return ""
     if prediction.e1 < 0.1:
         return "The model linearised at A predicts B: kernel methods at A explain this part of training."
-    missed = f"The model linearised at A misses {percent(prediction.e1)} of the change of the outputs"
+    missed = f"The model linearised at A is off by {percent(prediction.e1)} of the size of the change of the outputs"
     if prediction.e1 > 1:
         missed = f"The model linearised at A is off by more than the outputs changed (e1 = {number(prediction.e1, 3)})"
     if prediction.e2 is not None and prediction.e2 < prediction.e1 / 2:
-        return f"{missed}; the quadratic model misses less than half of that."
+        return f"{missed}; the quadratic model by less than half of that."
     return f"{missed}: the kernel at A does not explain B."
 
 
@@ -49,16 +49,15 @@ def _labels(comparison: Any) -> str:
     if before is None:
         return ""
     if before > 0 and after >= 1.2 * before:
-        return (
-            f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions became label directions."
-        )
+        turned = "turned towards the labels" if after >= 2 * before else "turned somewhat towards the labels"
+        return f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions {turned}."
     if after < before / 1.2:
         return "Alignment with the labels fell: what the kernel learns fast is less what the labels ask for."
     return "Alignment with the labels stayed about the same."
 
 
 def _stability(comparison: Any) -> str:
-    margin = comparison.b.margin
+    before, margin = comparison.a.margin, comparison.b.margin
     if margin is None:
         return ""
     at = f"At B the learning rate is {number(margin, 2)} of the critical one"
@@ -68,7 +67,9 @@ def _stability(comparison: Any) -> str:
         return f"{at}: the edge of stability."
     if margin >= SLACK:
         return f"{at}: stable."
-    why = " Under cross-entropy the margin falls as predictions become certain." if _softmax(comparison) else ""
+    why = ""
+    if _softmax(comparison) and margin < before:
+        why = " It fell: so it does under cross-entropy as predictions become certain."
     return f"{at}: there is slack.{why}"
 
 

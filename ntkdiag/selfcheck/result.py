@@ -95,6 +95,9 @@ class SelfCheck:
 
         return selfcheck_table(self)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         """The tables as plain text, 110 columns wide."""
         from ntkdiag.selfcheck.table import selfcheck_text

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Precision:
 
     def dtype(self, factors: Any) -> Any:
         """That of the products of factors of this dtype."""
-        return np.dtype(np.float64) if self.name == "float64" else jnp.promote_types(factors, jnp.float32)
+        return np.dtype(np.float64) if self.name == "float64" else _compat.at_least_float32(factors)
 
     def einsum(self, pattern: str, x: jax.Array, y: jax.Array) -> jax.Array:
         """A two-operand einsum under this policy."""

@@ -8,6 +8,7 @@ two; a use that is neither cannot be executed.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from ntkdiag.tangents.joined import Joined
 from ntkdiag.tangents.liveness import liveness
 from ntkdiag.tangents.recorder import Recorder
 from ntkdiag.tangents.rules import RULES
+from ntkdiag.tangents.rules.gather import as_gather
 from ntkdiag.tangents.rules.ragged_dot import REWRITES
 from ntkdiag.tangents.views import View, views_of
 
@@ -81,6 +83,8 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
             return seen
         if name in RULES and (tapped := _contract(eqn, values, views[0], recorder, path)) is not None:
             return tapped
+        if name == "dynamic_slice" and views == [0] and math.prod(jnp.shape(values[0].value)):
+            return walk(*as_gather(eqn), values, recorder, path)
         if name in ("add", "sub") and (shifted := _shift(eqn, values, views[0], still)) is not None:
             return [shifted]
         if name == "add" and (added := _add_bias(eqn, values, views[0], recorder, path, fresh)) is not None:

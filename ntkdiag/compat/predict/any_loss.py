@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ntkdiag import _compat
 from ntkdiag.compat.axes import AxesLike
-from ntkdiag.compat.predict.layout import Layout, array
+from ntkdiag.compat.predict.layout import Layout, array, as_precise
 from ntkdiag.compat.predict.mse import read_test
 from ntkdiag.compat.predict.ode_state import ODEState
 from ntkdiag.kernels.operands.number import Number, require_positive
@@ -69,10 +70,10 @@ def gradient_descent(
     require_positive(learning_rate, _CALL, "learning_rate")
     if momentum is not None and is_concrete(momentum) and not 0 <= float(momentum) < 1:
         refuse(_CALL, expected="`momentum` in [0, 1), or None", got=f"{momentum}", do="None is gradient flow.")
-    kernel, y = array(k_train_train), array(y_train)
+    kernel = array(k_train_train)
+    y = as_precise(array(y_train), kernel)
     layout = Layout.of(kernel, y, trace_axes, _CALL)
     _check_loss(loss, y)
-    solve = keeps_float64(jax.jit(functools.partial(_solve, loss, layout, tolerance, max_steps)))
 
     def predict_fn(
         t: Any = None, fx_train_or_state_0: Any = 0.0, fx_test_0: Any = None, k_test_train: Any = None
@@ -81,7 +82,8 @@ def gradient_descent(
         times = _read_times(t)
         cross, test, shape = read_test(layout, state.fx_test, k_test_train)
         start = _start(layout, state, test, shape, momentum)
-        found = solve(layout.matrix(kernel), cross, array(y), start, times, learning_rate, momentum)
+        arrays = layout.matrix(kernel), cross, y, start, times, learning_rate, momentum
+        found = keeps_float64(_solve)(loss, layout, tolerance, max_steps, *arrays)
         shapes = ODEState(layout.shape, shape, layout.shape, shape)
         result = ODEState(*(_outputs(layout, getattr(found, name), getattr(shapes, name)) for name in _FIELDS))
         if isinstance(fx_train_or_state_0, ODEState):
@@ -98,7 +100,7 @@ def _outputs(layout: Layout, part: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _check_loss(loss: Callable, y: Any) -> None:
-    dtype = jax.dtypes.canonicalize_dtype(jnp.promote_types(y.dtype, jnp.float32))
+    dtype = jax.dtypes.canonicalize_dtype(_compat.at_least_float32(y.dtype))
     shape = jax.ShapeDtypeStruct(y.shape, dtype)
     found = jax.eval_shape(loss, shape, shape)
     if getattr(found, "shape", None) != ():
@@ -134,7 +136,7 @@ def _read_times(t: Any) -> Any:
 
 def _start(layout: Layout, state: ODEState, test: Any, shape: tuple[int, ...], momentum: Number | None) -> ODEState:
     """Initial values as matrices."""
-    zero = lambda value: 0.0 if value is None else array(value)
+    zero = lambda value: 0.0 if value is None else value if isinstance(value, int | float) else array(value)
     train = layout.columns(zero(state.fx_train), "fx_train_0")
     if momentum is None:
         return ODEState(train, test)
@@ -144,6 +146,7 @@ def _start(layout: Layout, state: ODEState, test: Any, shape: tuple[int, ...], m
     )
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _solve(
     loss: Callable,
     layout: Layout,
@@ -158,7 +161,7 @@ def _solve(
     momentum: Number | None,
 ) -> ODEState:
     """The state at every time, each part [... r c]."""
-    dtype = jnp.promote_types(matrix.dtype, jnp.float32)
+    dtype = _compat.at_least_float32(matrix.dtype)
     matrix, y = jnp.asarray(matrix, dtype), jnp.asarray(y, dtype)
     cross = None if cross is None else jnp.asarray(cross, dtype)
     vector, unravel = ravel_pytree(jax.tree.map(lambda part: jnp.asarray(part, dtype), start))

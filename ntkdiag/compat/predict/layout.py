@@ -123,6 +123,12 @@ def array(value: Any) -> Any:
     return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
 
 
+def as_precise(values: Any, kernel: Any) -> Any:
+    """Numpy targets no more precise than the kernel, in the 32-bit mode: one-hot rows of `np.eye` are float64."""
+    wide = isinstance(values, np.ndarray) and values.dtype == np.float64 and kernel.dtype != np.float64
+    return values.astype(kernel.dtype) if wide and not jax.config.read("jax_enable_x64") else values
+
+
 def _of_kernel(kernel: Kernel) -> Any:
     convention = kernel.convention
     if convention.outputs not in ("full", "mean") and convention.n_outputs > 1:

@@ -41,7 +41,7 @@ def max_learning_rate(
     rows = 1
     for length in kernel.shape[::2]:
         rows *= length
-    if kernel.ndim % 2 or not kernel.ndim or tuple(kernel.shape[::2]) != tuple(kernel.shape[1::2]):
+    if kernel.ndim % 2 or tuple(kernel.shape[::2]) != tuple(kernel.shape[1::2]):
         refuse(
             _CALL,
             expected="a kernel of shape zip(y_train.shape, y_train.shape)",

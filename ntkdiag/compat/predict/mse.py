@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag.compat.axes import AxesLike
-from ntkdiag.compat.predict.layout import Layout, array
+from ntkdiag.compat.predict.layout import Layout, array, as_precise
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
@@ -61,7 +61,8 @@ def gradient_descent_mse(
     """
     require_positive(learning_rate, _CALL, "learning_rate")
     require_at_least_zero(diag_reg, _CALL, "diag_reg")
-    kernel, y = array(k_train_train), array(y_train)
+    kernel = array(k_train_train)
+    y = as_precise(array(y_train), kernel)
     layout = Layout.of(kernel, y, trace_axes, _CALL)
     matrix = layout.matrix(kernel)
     unit = 1.0 if diag_reg_absolute_scale else matrix.trace() / matrix.shape[0]
@@ -76,7 +77,8 @@ def gradient_descent_mse(
         times: Any = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
         require_at_least_zero(times, _CALL + "(t)", "t", many=True)
         cross, test, shape = read_test(layout, fx_test_0, k_test_train)
-        start = layout.columns(0.0 if fx_train_0 is None else array(fx_train_0), "fx_train_0")
+        given = fx_train_0 is None or isinstance(fx_train_0, int | float)
+        start = layout.columns((fx_train_0 or 0.0) if given else array(fx_train_0), "fx_train_0")
         modes = kept[0] if kept else None
         prediction, modes = _follow(matrix, targets, start, cross, test, times * learning_rate, y.size, modes)
         if all(map(is_concrete, modes)):

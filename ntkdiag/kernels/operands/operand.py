@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ntkdiag import errors
+from ntkdiag import _compat, errors
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.kernel import Kernel
 
@@ -98,7 +98,7 @@ def read(
                 got=f"{bad} NaN or Inf of {array.size} entries",
                 do="Look for NaN parameters or inputs, or overflow in a half-precision model.",
             )
-    wide = jnp.promote_types(array.dtype, jnp.float32)
+    wide = _compat.at_least_float32(array.dtype)
     rows = array.shape[0] * (array.shape[1] if array.ndim == 4 else 1)
     converted = jnp.asarray(array, wide)  # float64 becomes float32 in the 32-bit mode
     resolution = max(noise_floor(array, convention, rows), noise_floor(converted, convention, rows))
@@ -117,7 +117,7 @@ def read_square(
         call: The public call, for the message.
         name: The argument's name, for the message.
         diagonal: As for `read`.
-        finite: As for `read`.
+        finite: As for `read`; asymmetry is refused with it.
 
     Returns:
         The operand.
@@ -135,7 +135,7 @@ def read_square(
             got=f"shape {operand.array.shape}" + (" of a cross kernel" if square else ""),
             do="Compute it as `ntk(f, params, x)`, without `x2`.",
         )
-    if is_concrete(operand.array):
+    if finite and is_concrete(operand.array):
         rows = operand.n_examples * operand.n_outputs
         require_symmetric(np.asarray(operand.array).reshape(rows, rows), operand.noise_floor, call, name)
     return operand

@@ -83,6 +83,8 @@ def linear_baseline(
     functional = functionalize(model, variables, **options)
     f, params = functional
     shape = _output_shape(functional, read)
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        refuse(_CALL, expected="an Optax transformation", got=repr(optimizer), do="Pass optax.sgd(0.1), for instance.")
     check_few(f, params, read.x, _CALL)
     order = batches(read.n, batch_size, steps, seed, _CALL)
     runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)

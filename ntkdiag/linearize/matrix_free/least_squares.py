@@ -8,6 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
+from ntkdiag import _compat
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 from ntkdiag.linearize.matrix_free import microbatches
@@ -56,7 +57,7 @@ def least_squares(
     require_at_least_zero(ridge, _CALL, "ridge")
     require_square(operator, _CALL)
     start = operator.outputs() if outputs is None else require_outputs(operator, outputs, "outputs", _CALL)
-    residual = require_outputs(operator, y, "y", _CALL) - start.astype(jnp.promote_types(operator.dtype, jnp.float32))
+    residual = require_outputs(operator, y, "y", _CALL) - start.astype(_compat.at_least_float32(operator.dtype))
     ridge = jnp.asarray(ridge, residual.dtype)
     if isinstance(method, LSMR):
         step, weights, found = run(_by_lsmr, operator, residual, ridge, static=method)
@@ -135,7 +136,7 @@ def require_outputs(operator: NTKOperator, value: Any, name: str, call: str) -> 
         )
     if not isinstance(array, Tracer) and not np.isfinite(np.asarray(array)).all():
         refuse(call, expected=f"finite `{name}`", got="NaN or Inf", do="Look for overflow, or drop these examples.")
-    return array.astype(jnp.promote_types(operator.dtype, jnp.float32))
+    return array.astype(_compat.at_least_float32(operator.dtype))
 
 
 def _in_function_space(operator: NTKOperator, residual: jax.Array, ridge: jax.Array, method: CG) -> Any:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 
+from ntkdiag import _compat
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 
 
@@ -40,11 +41,11 @@ class KernelOperator(lx.AbstractLinearOperator):
 
     def in_structure(self) -> Any:
         """Shape and dtype of v."""
-        return jax.ShapeDtypeStruct((self.kernel.shape[1],), jnp.promote_types(self.kernel.dtype, jnp.float32))
+        return jax.ShapeDtypeStruct((self.kernel.shape[1],), _compat.at_least_float32(self.kernel.dtype))
 
     def out_structure(self) -> Any:
         """Shape and dtype of K v."""
-        return jax.ShapeDtypeStruct((self.kernel.shape[0],), jnp.promote_types(self.kernel.dtype, jnp.float32))
+        return jax.ShapeDtypeStruct((self.kernel.shape[0],), _compat.at_least_float32(self.kernel.dtype))
 
 
 class DampedJacobian(lx.AbstractLinearOperator):
@@ -84,12 +85,12 @@ class DampedJacobian(lx.AbstractLinearOperator):
         return self._step() if self.transposed else self._both()
 
     def _step(self) -> Any:
-        wide = lambda p: jax.ShapeDtypeStruct(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+        wide = lambda p: jax.ShapeDtypeStruct(p.shape, _compat.at_least_float32(p.dtype))
         return jax.tree.map(wide, self.kernel.params)
 
     def _both(self) -> Any:
         k = self.kernel
-        dtype = jnp.promote_types(k.dtype, jnp.float32)
+        dtype = _compat.at_least_float32(k.dtype)
         return jax.ShapeDtypeStruct((k.n_examples, *k.output_shape), dtype), self._step()
 
 

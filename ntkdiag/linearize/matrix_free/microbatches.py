@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag import _compat
 from ntkdiag.linearize.pushforward import linearization, pushforward
 from ntkdiag.tangents.channels_last import channels_last
 
@@ -128,6 +129,6 @@ def _summed(part: Callable[[Any, Any], Any], params: Any, batches: Any, rows: An
         padded = jnp.pad(leaf, [(0, count * size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1))
         return padded.reshape(count, size, *leaf.shape[1:])
 
-    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params)
+    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, _compat.at_least_float32(p.dtype)), params)
     add = lambda total, xs: (jax.tree.map(jnp.add, total, channels_last(part)(*xs)), None)
     return jax.lax.scan(add, zero, (batches, jax.tree.map(cut, rows)))[0]

@@ -59,6 +59,7 @@ class NTKOperator:
             ExamplesInteractError: When outputs of one example depend on the others, as with batch norm in train mode:
                 a microbatch would be another network.
         """
+        arguments.check_function(f, CALL)
         arguments.check_params(params, CALL)
         if not isinstance(microbatch, int | np.integer) or microbatch < 1:
             refuse(CALL, expected="a positive integer `microbatch`", got=repr(microbatch), do="256 is the default.")
@@ -102,7 +103,7 @@ class NTKOperator:
         Raises:
             InvalidInputError: When v has another shape.
         """
-        v = jnp.asarray(v, jnp.promote_types(self.dtype, jnp.float32))
+        v = jnp.asarray(v, _compat.at_least_float32(self.dtype))
         columns = (self.shape[1] // int(np.prod(self.output_shape)), *self.output_shape)
         if v.ndim == 2 and v.shape[0] == self.shape[1] and v.shape != columns:
             return jax.lax.map(self.mv, v.T).T
@@ -213,7 +214,7 @@ def _product(operator: NTKOperator, v: jax.Array) -> jax.Array:
 def _tangent(operator: NTKOperator, step: Any) -> jax.Array:
     step = jax.tree.map(lambda d, p: d.astype(p.dtype), step, operator.params)
     change = microbatches.tangents(operator.f, operator.params, batches_of(operator), step, operator.n_examples)[1]
-    return change.astype(jnp.promote_types(operator.dtype, jnp.float32))
+    return change.astype(_compat.at_least_float32(operator.dtype))
 
 
 def _cotangent(operator: NTKOperator, v: jax.Array) -> Any:

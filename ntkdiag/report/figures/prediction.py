@@ -1,4 +1,4 @@
-"""Outputs at B against what the model linearised at A predicts."""
+"""The change of the outputs from A to B against what the model linearised at A predicts of it."""
 
 from typing import Any
 
@@ -10,8 +10,12 @@ POINTS = 4000
 
 
 def prediction(comparison: Any) -> str:
-    """Draw one point per example and output; the outputs of the true class stand out."""
-    actual, predicted = comparison.b.outputs, comparison.prediction.outputs
+    """Draw one point per example and output; the outputs of the true class stand out. e1 is the distance from the line.
+
+    Changes, not outputs: between two late checkpoints these hardly differ, and everything would lie on the line.
+    """
+    before = comparison.a.outputs
+    actual, predicted = comparison.b.outputs - before, comparison.prediction.outputs - before
     classes = comparison.classes
     right = np.zeros(actual.shape, bool)
     if classes is not None:
@@ -28,7 +32,9 @@ def prediction(comparison: Any) -> str:
             if mask.any():
                 points = predicted[mask][::every], actual[mask][::every]
                 axes.plot(*points, ".", color=colour, alpha=alpha, label=name, markersize=4, markeredgewidth=0)
-        axes.set(title="Linear prediction", xlabel="predicted from A by the linear model", ylabel="output at B")
+        axes.set(
+            title="Linear prediction", xlabel="change predicted by the linear model at A", ylabel="change from A to B"
+        )
         if classes is not None:
             axes.legend(loc="upper left", handletextpad=0.1)
         return svg(canvas, "prediction")
