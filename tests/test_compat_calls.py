@@ -324,3 +324,21 @@ def test_expansions_of_several_inputs(x64):
     linear = lambda p: jax.jvp(lambda p: f(p, x, y), (p,), (step,))[1]
     second = jax.jvp(linear, (p,), (step,))[1]
     np.testing.assert_allclose(compat.taylor_expand(f, p, 2)(q, x, y), f(p, x, y) + linear(p) + second / 2, rtol=1e-10)
+
+
+def test_interaction_is_seen_through_tracers_that_f_closes_over():
+    """Inside a jit the other variables of a model are tracers: stand-ins take their place in the check."""
+    params = {"a": np.ones((4, 5), np.float32) + np.eye(4, 5, dtype=np.float32), "b": np.ones((5, 2), np.float32)}
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+    def net(params, scale, x, mean):
+        h = x @ params["a"]
+        return jnp.tanh(scale * (h - (h.mean(0) if mean is None else mean))) @ params["b"]
+
+    def kernel(scale, mean):
+        return ntkdiag.empirical_ntk_fn(lambda p, x: net(p, scale, x, mean), vmap_axes=0)(x, None, params)
+
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError, match="examples that do not depend on each other"):
+        jax.jit(lambda scale: kernel(scale, None))(1.5)
+    running = jnp.ones(5)
+    np.testing.assert_allclose(jax.jit(kernel)(1.5, running), kernel(1.5, running), rtol=1e-5)

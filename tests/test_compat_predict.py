@@ -243,3 +243,19 @@ def test_learning_rate_compiled(x64):
     found = jax.jit(lambda kernel: predict.max_learning_rate(kernel, 12))(TRACED)
     np.testing.assert_allclose(found, predict.max_learning_rate(TRACED, 12), rtol=1e-12)
     assert np.isfinite(predict.max_learning_rate(jnp.zeros((2, 2)), 2))
+
+
+@pytest.mark.parametrize("name", ["gradient_descent", "gradient_descent_mse"])
+def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(name, caplog):
+    rows = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    y = np.eye(6)[:, :1]  # float64, as one-hot rows are
+    loss = lambda f, y: 0.5 * jnp.mean((f - y) ** 2)
+    first = (loss,) if name == "gradient_descent" else ()
+    for scale in (1.0, 2.0):
+        kernel = jnp.asarray(scale * rows @ rows.T)
+        with jax.log_compiles():
+            found = getattr(predict, name)(*first, kernel, y)(1.0)
+        assert isinstance(found, jax.Array)
+        assert found.dtype == jnp.float32
+        compiled = [r for r in caplog.records if "Compiling" in r.getMessage() and "_solve" in r.getMessage()]
+        assert len(compiled) <= 1

@@ -3,7 +3,6 @@
 import re
 
 import cases
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,8 +62,9 @@ def test_what_f_raises_says_what_f_was_given():
     found = notes(lambda p, x: x @ p["w0"], many, X)
     assert found.count("params/") == 6
     assert "..., x float32[1, 5]" in found
-    module = nn.Dense(3)
-    assert "ntkdiag.functionalize(module, variables)" in notes(module, module.init(jax.random.key(0), X), X)
+    with pytest.raises(TypeError) as caught:
+        ntkdiag.ntk(F, PARAMS, X, output="full")
+    assert "are handed to f: was one of its own meant?" in "".join(caught.value.__notes__)
 
 
 def test_no_parameters():

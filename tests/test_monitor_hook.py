@@ -89,6 +89,19 @@ def test_budget(clock, monkeypatch):
     assert repr(monitor) == f"Monitor(Every(k=1): {text})"
 
 
+def test_the_first_process_decides_for_all(monkeypatch):
+    """What the budget allows differs between processes, but all of them have to take part in the collectives."""
+    module, asked = importlib.import_module("ntkdiag.monitor.hook"), []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    decide = lambda allowed: asked.append(bool(allowed)) or np.asarray(len(asked) != 2)
+    monkeypatch.setattr(module.multihost_utils, "broadcast_one_to_all", decide)
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=2, budget=1e9)
+    assert [monitor(step, params) is not None for step in range(6)] == [True, False, False, False, True, False]
+    assert asked == [True] * 3  # at steps 0, 2 and 4 only
+    assert monitor.cost.skipped == 1
+
+
 def test_no_budget_measures_every_scheduled_step(clock):
     params, x, _ = problem()
     monitor = Monitor(f, x, every=1, budget=None)
@@ -162,7 +175,7 @@ def test_failing_schedule_and_step_do_not_stop_the_loop():
     params, x, _ = problem()
     with pytest.warns(RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"):
         assert Monitor(f, x, every=lambda step: 1 / step > 0)(0, params) is None
-    with pytest.warns(RuntimeWarning, match="Monitor: step first could not be measured: ValueError"):
+    with pytest.warns(RuntimeWarning, match="Monitor: step 'first' could not be measured: ValueError"):
         assert Monitor(f, x)("first", params) is None
 
 

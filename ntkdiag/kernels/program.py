@@ -230,8 +230,8 @@ def _say_what_was_called(error: Exception, f: Any, params: Any, x: Any, joint: b
     given = ", ".join(shapes if len(shapes) <= 8 else [*shapes[:6], "...", shapes[-1]])
     many = "all examples as one batch" if joint else "one example, on an axis of length 1"
     error.add_note(f"{call} called f(params, x) with {many}: {given}.")
-    if hasattr(f, "init") and hasattr(f, "apply"):
-        error.add_note("To use a Flax module: fn = ntkdiag.functionalize(module, variables); ntkdiag.ntk(*fn, x).")
+    if "unexpected keyword argument" in str(error):
+        error.add_note("Keyword arguments that ntkdiag does not know are handed to f: was one of its own meant?")
 
 
 def _check_outputs(leaves: list, n: int, joint: bool, call: str) -> None:

@@ -43,6 +43,8 @@ def gradient_flow(
     ordinary weight decay, which is another predictor.
     Modes with an unresolved eigenvalue go as it says while t / D is below 1 / floor, then stand still; at infinity they
     are left out. No division by small eigenvalues takes place.
+    Gradients by the kernel go through its eigenvectors: they are NaN or wrong where eigenvalues coincide, as those of
+    K kron I do. Gradients by targets, outputs, ridge and time are exact.
     Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per time. Source: Lee et al. 2019 (arXiv 1902.06720),
     eqs. 9 to 11; neural-tangents divides by |lambda| where this takes the limit.
 
