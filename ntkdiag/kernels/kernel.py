@@ -85,18 +85,15 @@ class Kernel:
     def __matmul__(self, v: jax.typing.ArrayLike) -> Any:
         """K v for v of shape `[m p]` or flat `[(m p)]`, or a matrix of flat columns `[(m p) k]`."""
         matrix, v = self.matrix, v if isinstance(v, jax.Array | np.ndarray) else np.asarray(v)
-        columns = (self.shape[2], self.shape[3]) if self.ndim == 4 else (self.shape[1],)
-        if v.shape == columns and self.ndim == 4:
+        shaped = (self.shape[2], self.shape[3]) if self.ndim == 4 else None
+        if v.shape == shaped:
             return (matrix @ v.reshape(-1)).reshape(self.shape[0], self.shape[1])
         if v.shape[:1] == matrix.shape[1:] and v.ndim <= 2:
             return matrix @ v
         raise errors.InvalidInputError(
             errors.message(
                 "Kernel @ v",
-                expected=f"v of shape {columns}"
-                + (f", ({matrix.shape[1]},)" * (self.ndim == 4))
-                + " or a matrix of such "
-                "columns",
+                expected=f"v of shape {f'{shaped}, ' if shaped else ''}({matrix.shape[1]},) or ({matrix.shape[1]}, k)",
                 got=f"shape {v.shape}",
                 do="Rows are examples times outputs, the outputs of an example next to each other.",
             )

@@ -64,11 +64,12 @@ def opened(spill: str | os.PathLike | None, size: int, call: str) -> Iterator[Sp
     if spill is None:
         yield None
         return
-    free = shutil.disk_usage(os.path.expanduser(spill)).free
+    spill = os.path.expanduser(spill)
+    free = shutil.disk_usage(spill).free
     if size > free:
         wanted = f"a directory with {readable(size)} free"
         _refuse(call, spill, wanted, f"{readable(free)} free", "Name another, raise memory=, or leave spill= out")
-    with tempfile.TemporaryFile(prefix="ntkdiag-", dir=os.path.expanduser(spill)) as file:
+    with tempfile.TemporaryFile(prefix="ntkdiag-", dir=spill) as file:
         yield Spill(file)
 
 
@@ -78,9 +79,8 @@ def check_directory(spill: str | os.PathLike | None, call: str) -> None:
     Raises:
         InvalidInputError: It does not, or cannot.
     """
-    if spill is not None and not (
-        os.path.isdir(os.path.expanduser(spill)) and os.access(os.path.expanduser(spill), os.W_OK)
-    ):
+    path = None if spill is None else os.path.expanduser(spill)
+    if path is not None and not (os.path.isdir(path) and os.access(path, os.W_OK)):
         _refuse(call, spill, "a directory that can be written to", repr(spill), "Create it first")
 
 
