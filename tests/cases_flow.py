@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from draws import X, normal, table
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 
 H = normal(3, 4)
 
@@ -228,12 +229,12 @@ def state_in_mutable_arrays():
 
 
 def by_platform():
-    def refuse(x, w):  # compiles on no platform but its own
-        return jax.pure_callback(lambda x, w: x @ w, jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype), x, w)
+    def multiply(x, w, out):
+        out[...] = x[...] @ w[...]
 
     @jax.custom_vjp
-    def theirs(x, w):
-        return refuse(x, w)
+    def theirs(x, w):  # compiles on no CPU
+        return pl.pallas_call(multiply, out_shape=jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype))(x, w)
 
     theirs.defvjp(lambda x, w: (theirs(x, w), (x, w)), lambda saved, c: (c @ saved[1].T, saved[0].T @ c))
     product = lambda x, w: lax.platform_dependent(x, w, tpu=theirs, default=jnp.matmul)

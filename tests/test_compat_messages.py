@@ -388,7 +388,7 @@ PREDICT = {
     "negative eigenvalues": (
         lambda: mse(k=-K),
         MSE + ": expected a kernel J J^T, which has no negative eigenvalues; got 3 eigenvalues below the noise floor "
-        "-3.6e-07. Compute all rows in one call and one batch size; see `health(kernel)`.",
+        "-9.5e-07. Compute all rows in one call and one batch size; see `health(kernel)`.",
     ),
     "unsorted": (
         lambda: flow(np.array([2.0, 1.0])),

@@ -275,8 +275,8 @@ def test_record():
         "momentum": 0.5,
         "nesterov": False,
         "notes": [
-            "Stability numbers use 5 probe examples; few examples read the largest eigenvalue per example too high, "
-            "which errs on the safe side.",
+            "Stability numbers use 5 probe examples; with few examples the largest eigenvalue per example is estimated "
+            "too high, which errs on the safe side.",
             "They hold for SGD with the recorded momentum, not for Adam.",
             "Eigenvalues below the noise floor of the kernel are NaN.",
         ],

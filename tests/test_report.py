@@ -140,7 +140,7 @@ def test_the_terminal_table(comparison):
     assert re.search(r"trace  tr Θ +[\d.,e-]+ +[\d.,e-]+ +[\d.,e-]+×", text)
     assert "from zero" in text  # the head started at zero
     assert f"probe {comparison.facts['probe_sha256'][:12]}" in text
-    assert "Note: 6 probe examples read the largest eigenvalue per example too high" in text
+    assert "Note: With 6 probe examples the largest eigenvalue per example is estimated too high" in text
 
 
 def test_a_page_without_labels_learning_rate_and_history(tmp_path, comparison):
