@@ -27,7 +27,7 @@ def heatmaps(comparison: Any) -> str:
             panel.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
             panel.set_yticks([place for place, _ in ticks], [label for _, label in ticks])
             panel.tick_params(length=0)
-        bar = canvas.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02, aspect=28)
+        bar = canvas.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02, aspect=28, extend="both")
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelcolor=INK, length=0)
         bar.set_label("relative to the mean diagonal")
