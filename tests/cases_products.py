@@ -14,6 +14,24 @@ def weight_times_itself():
     return lambda p, x: jnp.tanh(x @ (p["w"] @ p["w"].T)), {"w": normal(5, 3)}, X
 
 
+def learned_queries():
+    """Queries that are parameters times a weight, in an attention pooling and in every step of a scan."""
+
+    def attend(queries, x):
+        return jax.nn.softmax(queries @ jnp.swapaxes(x, -1, -2)) @ x
+
+    def f(p, x):
+        pooled = attend((0.5 * p["probe"]) @ p["q"] + p["b"], x)  # [n 1 4]
+        layer = lambda x, p: (x + attend(jnp.tanh(p["w"] @ p["latent"].T).T, x).sum(1, keepdims=True), None)
+        deep, _ = jax.lax.scan(layer, x, p["layers"])
+        shared = attend(p["probe"] @ p["layers"]["w"][1], x)
+        return (pooled @ p["out"] + jnp.sin(deep @ p["out"]) + shared @ p["out"]).reshape(x.shape[0], -1)
+
+    layers = {"w": normal(2, 4, 4, seed=1), "latent": normal(2, 3, 4)}
+    params = {"probe": normal(1, 4), "q": normal(4, 4), "b": normal(4), "layers": layers, "out": normal(4, 2)}
+    return f, params, normal(3, 3, 4)
+
+
 def blocks_on_the_left():
     numbers = (((4, 2), (0, 3)), ((1, 3), (1, 2)))  # weight [d b i b' i'], example [i' b b' i]
 
@@ -220,8 +238,8 @@ def pooling():
 
 
 CASES = table(
-    bilinear, weight_times_itself, blocks_on_the_left, blocks_on_the_right, nothing_contracted, everything_contracted,
-    whole_numbers, many_blocks, sum_of_products, sum_of_products_of_other_kinds,
+    bilinear, weight_times_itself, learned_queries, blocks_on_the_left, blocks_on_the_right, nothing_contracted,
+    everything_contracted,    whole_numbers, many_blocks, sum_of_products, sum_of_products_of_other_kinds,
     only_blocks, experts, tied_attention, made_by_a_network, gradient_inside, scalar_output, empty_leaf,
     conv_odd_dimension_numbers, conv_output_axes_swapped, conv_depthwise_causal, conv_with_the_weight_as_image,
     conv_transposed_flipped, conv_shared, conv_stacked, conv_3d_grouped_dilated, conv_and_dense_of_one_leaf,

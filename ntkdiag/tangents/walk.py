@@ -72,6 +72,9 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
     if (joined := Joined.of(eqn, values)) is not None:
         return [joined]
     views = [k for k, value in enumerate(values) if isinstance(value, View | Joined)]
+    if len(views) == 2 and name in RULES and (smaller := _weight_on_parameter(eqn, values)) is not None:
+        values = [recorder.differentiable(value) if k == smaller else value for k, value in enumerate(values)]
+        views.remove(smaller)
     if len(views) == 1 and isinstance(values[views[0]], Joined):
         if (seen := values[views[0]].through(eqn)) is not None:
             return [seen]
@@ -94,6 +97,15 @@ def _apply(eqn: Any, values: list, recorder: Recorder, path: tuple, fresh: dict[
         shape = eqn.outvars[0].aval.shape
         inputs = [positions.repeat(x, shape) if k in views and jnp.ndim(x) else x for k, x in enumerate(inputs)]
     return _compat.bind(eqn, inputs)
+
+
+def _weight_on_parameter(eqn: Any, values: list) -> int | None:
+    """Which of two parameters that are multiplied is the input of the other (a learned query, say), if it pays.
+
+    It does where the product is smaller than the larger of them, whose derivative is not formed then.
+    """
+    sizes = [math.prod(jnp.shape(value.value)) for value in values]
+    return int(np.argmin(sizes)) if math.prod(eqn.outvars[0].aval.shape) < max(sizes) else None
 
 
 def _contract(eqn: Any, values: list, position: int, recorder: Recorder, path: tuple) -> list | None:
