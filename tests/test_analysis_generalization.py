@@ -140,3 +140,23 @@ def test_messages():
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         generalized_cross_validation(K1, np.ones(3), 1.0)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_derivatives_where_eigenvalues_coincide(ridge):
+    """First and second ones, by the kernel and by the ridge, on K kron I."""
+    rng = np.random.default_rng(6)
+    rows, y, change = rng.normal(size=(5, 8)), rng.normal(size=(10, 1)), rng.normal(size=(10, 10))
+    matrix = np.kron(np.eye(2), rows @ rows.T)
+
+    def both(t, u=0.0):
+        kernel = matrix + t * (change + change.T)
+        return leave_one_out(kernel, y, ridge + u).mse + generalized_cross_validation(kernel, y, ridge + u)
+
+    h = 1e-4
+    slope = jax.grad(both)
+    np.testing.assert_allclose(slope(0.0), (both(h) - both(-h)) / (2 * h), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(slope)(0.0), (slope(h) - slope(-h)) / (2 * h), rtol=1e-5)
+    by_ridge = (both(0.0, h) - both(0.0, -h if ridge else 0.0)) / (2 * h if ridge else h)
+    np.testing.assert_allclose(jax.grad(both, 1)(0.0, 0.0), by_ridge, rtol=1e-5 if ridge else 1e-2)

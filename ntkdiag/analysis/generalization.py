@@ -78,10 +78,9 @@ def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ri
         InvalidInputError: As `leave_one_out`.
     """
     operand, labels = _read(kernel, y, ridge, "generalized_cross_validation(kernel, y, ridge)")
-    values, vectors, _ = _inverse_spectrum(operand.symmetric_matrix, operand.noise_floor, ridge)
-    columns = labels.reshape(values.shape[0], -1)
-    solved = values[:, None] * (vectors.T @ columns)
-    return jnp.sum(solved**2) / operand.n_examples / jnp.mean(values) ** 2
+    inverse, _ = _regularised_inverse(operand.symmetric_matrix, operand.noise_floor, ridge)
+    solved = inverse @ labels.reshape(len(inverse), -1)
+    return jnp.sum(solved**2) / operand.n_examples / jnp.mean(jnp.diagonal(inverse)) ** 2
 
 
 def _read(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number, call: str) -> tuple[Operand, Float[Array, "n o"]]:
@@ -91,20 +90,32 @@ def _read(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number, call: str)
 
 @jax.jit
 def _press(matrix: jax.Array, noise_floor: float, labels: jax.Array, ridge: Number) -> LeaveOneOut:
-    values, vectors, resolved = _inverse_spectrum(matrix, noise_floor, ridge)
+    inverse, resolved = _regularised_inverse(matrix, noise_floor, ridge)
     n = labels.shape[0]
     c = matrix.shape[0] // n
-    rows = vectors.reshape(n, c, -1)
-    blocks = jnp.einsum("nok,k,npk->nop", rows, values, rows)
-    columns = labels.reshape(n * c, -1)
-    alpha = (vectors @ (values[:, None] * (vectors.T @ columns))).reshape(n, c, -1)
+    blocks = jnp.einsum("nonp->nop", inverse.reshape(n, c, n, c))
+    alpha = (inverse @ labels.reshape(n * c, -1)).reshape(n, c, -1)
     residuals = jnp.linalg.solve(blocks, alpha).reshape(labels.shape)
     return LeaveOneOut(residuals, jnp.sum(residuals**2) / n, resolved)
 
 
 @jax.jit
-def _inverse_spectrum(matrix: jax.Array, noise_floor: float, ridge: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(matrix)
+def _regularised_inverse(matrix: jax.Array, noise_floor: float, ridge: Number) -> tuple[jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(matrix))
     floor = noise_floor * jnp.max(jnp.abs(values))
-    resolved = values[0] + ridge > floor
-    return jnp.where(resolved, 1.0 / jnp.where(resolved, values + ridge, 1.0), jnp.nan), vectors, resolved
+    shifted = values + jax.lax.stop_gradient(ridge)
+    resolved = shifted[0] > floor
+    kept = jnp.where(resolved, 1.0 / jnp.where(resolved, shifted, 1.0), jnp.nan)
+    return _inverse(matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype), kept, vectors), resolved
+
+
+@jax.custom_jvp
+def _inverse(matrix: jax.Array, values: jax.Array, vectors: jax.Array) -> jax.Array:
+    """The inverse from its eigenmodes, with a derivative that needs none of eigenvectors, for they may have none."""
+    return (vectors * values) @ vectors.T
+
+
+@_inverse.defjvp
+def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    inverse = _inverse(*primals)
+    return inverse, -inverse @ tangents[0] @ inverse

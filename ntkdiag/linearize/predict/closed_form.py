@@ -1,42 +1,15 @@
 """From the eigenmodes of the training kernel and how far each is learned, to outputs."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
+from ntkdiag.linearize.predict.laws import Law
+from ntkdiag.linearize.predict.matrix_function import Modes, apply
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.problem import Problem
-
-
-class Modes(NamedTuple):
-    """Eigenmodes of the training kernel.
-
-    Attributes:
-        values: `[k]` eigenvalues, not negative.
-        vectors: `[k k]`, one column per mode.
-        floor: The noise floor.
-    """
-
-    values: jax.Array
-    vectors: jax.Array
-    floor: jax.Array
-
-
-class Response(NamedTuple):
-    """How far each mode is learned at each time.
-
-    Attributes:
-        psi: `[T k]`, the answer to a constant source, in units of 1 / eigenvalue.
-        chi: `[T k]`, the answer to the pull of the decaying initial parameters.
-        decay: `[T]`, what is left of the initial parameters under weight decay to zero; 1 without.
-    """
-
-    psi: jax.Array
-    chi: jax.Array
-    decay: jax.Array
 
 
 def modes_of(problem: Problem, call: str) -> Modes:
@@ -66,44 +39,55 @@ def modes_of(problem: Problem, call: str) -> Modes:
 
 
 @functools.partial(jax.jit, static_argnames="axes")
-def assemble(problem: Problem, modes: Modes, response: Response, axes: tuple[int, ...]) -> Prediction:
+def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) -> Prediction:
     """Put the outputs together.
 
-    With c the weights on the training rows of J, theta_t = a theta_0 + J^T c and, in the eigenbasis u of the kernel,
-    u^T c = -psi u^T (f_0 - J theta_0 - y) - chi u^T J theta_0. Without decay to zero a = 1 and J theta_0 drops out.
+    With c the weights on the training rows of J, theta_t = a theta_0 + J^T c and
+    c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0. Without decay to zero a = 1 and J theta_0 drops out.
     Cost: O((NC)^2) per time.
 
     Args:
         problem: The problem.
         modes: Its modes.
-        response: How far each is learned.
+        law: How modes are learned.
         axes: Shape of the times, in front of the outputs.
 
     Returns:
         The prediction.
     """
-    values, vectors, floor = modes
-    residual = vectors.T @ problem.residual  # [k c]
-    coefficients = -response.psi[:, :, None] * residual  # [T k c]
+    of_kernel = lambda profile, b: jnp.split(apply(profile, problem.kernel, modes, law, b), 2)
+    shrink = law.decay()[:, None, None] - 1.0
+    learned, weights = of_kernel(_of_residual, -problem.residual)
+    train = problem.start + learned
     if problem.pull is not None:
-        coefficients += (response.psi - response.chi)[:, :, None] * (vectors.T @ problem.pull)
-    shrink = response.decay[:, None, None] - 1.0
-    train = problem.start + jnp.einsum("kj,j,Tjc->Tkc", vectors, values, coefficients)
-    train = train if problem.pull is None else train + shrink * problem.pull
+        kept, more = of_kernel(_of_pull, problem.pull)
+        train, weights = train + kept + shrink * problem.pull, weights + more
     test = None
     if problem.cross is not None and problem.start_test is not None:
-        test = problem.start_test + jnp.einsum("lj,Tjc->Tlc", problem.cross @ vectors, coefficients)
+        test = problem.start_test + problem.cross @ weights
         test = test if problem.pull_test is None else test + shrink * problem.pull_test
         test = test.reshape(*axes, *problem.shape_test)
-    unresolved = values <= floor
-    unlearned = jnp.sqrt(jnp.sum(jnp.where(unresolved[:, None], residual, 0.0) ** 2) / residual.size)
+    vectors = jax.lax.stop_gradient(modes.vectors)
+    unresolved = modes.values <= modes.floor
+    left = jnp.where(unresolved[:, None], vectors.T @ problem.residual, 0.0)
+    unlearned = jnp.sqrt(jnp.sum(left**2) / left.size)
     return Prediction(train.reshape(*axes, *problem.shape), test, unlearned, jnp.sum(unresolved))
+
+
+def _of_residual(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+    psi, _ = law.responses(values, floor)
+    return jnp.concatenate([values * psi, psi])
+
+
+def _of_pull(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+    psi, chi = law.responses(values, floor)
+    return jnp.concatenate([values * (psi - chi), psi - chi])
 
 
 @jax.jit
 def _decompose(kernel: jax.Array, noise_floor: float) -> tuple[Modes, jax.Array]:
     values, vectors = jnp.linalg.eigh(kernel)
-    floor = noise_floor * jnp.max(jnp.abs(values))
+    floor = jax.lax.stop_gradient(noise_floor * jnp.max(jnp.abs(values)))
     negative = jnp.sum(values < -floor)
-    kept = jnp.where(negative > 0, jnp.nan, jnp.maximum(values, 0.0))
-    return Modes(kept, vectors, floor), negative
+    kept = values - jax.lax.stop_gradient(jnp.minimum(values, 0.0))  # rounded up to 0, moving as before
+    return Modes(jnp.where(negative > 0, jnp.nan, kept), vectors, floor), negative

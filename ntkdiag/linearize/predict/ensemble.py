@@ -11,9 +11,10 @@ import numpy as np
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize.predict.closed_form import Modes, Response, assemble, modes_of
+from ntkdiag.linearize.predict.closed_form import assemble, modes_of
+from ntkdiag.linearize.predict.laws import Descent, Flow, Law
+from ntkdiag.linearize.predict.matrix_function import Modes, apply
 from ntkdiag.linearize.predict.problem import Problem, read_problem
-from ntkdiag.linearize.predict.responses import responses_of_descent, responses_of_flow
 from ntkdiag.linearize.predict.threshold import stability_threshold, warn_above_critical
 
 
@@ -142,43 +143,49 @@ def over_initializations(
     )
     modes = modes_of(problem, call)
     times = jnp.asarray(time, problem.kernel.dtype)
-    response = _response(problem, modes, times.reshape(-1), learning_rate, ridge, call)
-    mean = assemble(problem, modes, response, times.shape)
-    covariances = _covariances(modes, response, problem.cross, *_read_prior(prior, problem, call))
+    law = _law(problem, modes, times.reshape(-1), learning_rate, ridge, call)
+    mean = assemble(problem, modes, law, times.shape)
+    covariances = _covariances(problem, modes, law, *_read_prior(prior, problem, call))
     shape, shape_test = (_twice(s, problem) for s in (problem.shape, problem.shape_test))
     train = covariances[0].reshape(*times.shape, *shape)
     test = None if covariances[1] is None else covariances[1].reshape(*times.shape, *shape_test)
     return Ensemble(mean.train, mean.test, train, test)
 
 
-def _response(
+def _law(
     problem: Problem, modes: Modes, times: jax.Array, learning_rate: Number | None, ridge: Number, call: str
-) -> Response:
+) -> Law:
     if learning_rate is None:
-        return responses_of_flow(modes.values, modes.floor, times / problem.denominator, ridge)
+        return Flow(times / problem.denominator, ridge)
     require_positive(learning_rate, call, "learning_rate")
     if is_concrete(times) and not np.all(np.isinf(times) | (times == np.floor(times))):
         refuse(call, expected="integer steps beside `learning_rate`", got=f"{times}", do="Round them.")
     decay = ridge / problem.denominator
     warn_above_critical(learning_rate, modes.values[-1], problem.denominator, stability_threshold(), decay, call)
-    rate = learning_rate / problem.denominator
-    return responses_of_descent(modes.values, modes.floor, times, rate, ridge, None, "heavy-ball")
+    return Descent(times, learning_rate / problem.denominator, ridge)
 
 
 @jax.jit
 def _covariances(
-    modes: Modes, response: Response, cross: jax.Array | None, train: Any, test_train: Any, test: Any
+    problem: Problem, modes: Modes, law: Law, train: Any, test_train: Any, test: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    vectors, psi = modes.vectors, response.psi
-    rotated = vectors.T @ train @ vectors
-    left = 1.0 - modes.values * psi  # [T k], what is left of f_0 on the training set
-    covariance = jnp.einsum("ki,Ti,ij,Tj,lj->Tkl", vectors, left, rotated, left, vectors, optimize=True)
-    if cross is None or test is None:
+    of_kernel = lambda profile, b: apply(profile, problem.kernel, modes, law, b)
+    left = of_kernel(_left, jnp.eye(len(train), dtype=train.dtype))  # [T k k], what is left of f_0 on the training set
+    covariance = left @ train @ left
+    if problem.cross is None or test is None:
         return covariance, None
-    reach = jnp.einsum("mk,Tk->Tmk", cross @ vectors, psi)  # B in the eigenbasis
-    mixed = jnp.einsum("Tmk,lk->Tml", reach, test_train @ vectors)
-    spread = jnp.einsum("Tmi,ij,Tlj->Tml", reach, rotated, reach, optimize=True)
+    reach = jnp.swapaxes(of_kernel(_response, problem.cross.T), 1, 2)  # B, [T m k]
+    mixed = reach @ test_train.T
+    spread = reach @ train @ jnp.swapaxes(reach, 1, 2)
     return covariance, test - mixed - jnp.swapaxes(mixed, 1, 2) + spread
+
+
+def _left(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+    return 1.0 - values * _response(law, values, floor)
+
+
+def _response(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+    return law.responses(values, floor)[0]
 
 
 def _read_prior(prior: Prior, problem: Problem, call: str) -> tuple[Any, Any, Any]:

@@ -12,11 +12,12 @@ from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.predict import on_operators
-from ntkdiag.linearize.predict.closed_form import Modes, assemble, modes_of
+from ntkdiag.linearize.predict.closed_form import assemble, modes_of
+from ntkdiag.linearize.predict.laws import Descent, Flow
+from ntkdiag.linearize.predict.matrix_function import Modes
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.problem import Problem, read_problem
-from ntkdiag.linearize.predict.responses import responses_of_descent, responses_of_flow
 from ntkdiag.linearize.predict.threshold import MomentumKind, stability_threshold, warn_above_critical
 
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
@@ -43,8 +44,8 @@ def gradient_flow(
     ordinary weight decay, which is another predictor.
     Modes with an unresolved eigenvalue go as it says while t / D is below 1 / floor, then stand still; at infinity they
     are left out. No division by small eigenvalues takes place.
-    Gradients by the kernel go through its eigenvectors: they are NaN or wrong where eigenvalues coincide, as those of
-    K kron I do. Gradients by targets, outputs, ridge and time are exact.
+    Gradients by the kernel (and so by parameters and inputs), targets, outputs, ridge and time are exact, also where
+    eigenvalues coincide; second ones by the kernel are NaN there.
     Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per time. Source: Lee et al. 2019 (arXiv 1902.06720),
     eqs. 9 to 11; neural-tangents divides by |lambda| where this takes the limit.
 
@@ -103,8 +104,7 @@ def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Number) -> P
         As `gradient_flow`.
     """
     times = jnp.asarray(time, problem.kernel.dtype)
-    response = responses_of_flow(modes.values, modes.floor, times.reshape(-1) / problem.denominator, ridge)
-    return assemble(problem, modes, response, times.shape)
+    return assemble(problem, modes, Flow(times.reshape(-1) / problem.denominator, ridge), times.shape)
 
 
 @keeps_float64
@@ -175,8 +175,8 @@ def gradient_descent(
     threshold, decay = stability_threshold(momentum, momentum_kind), ridge / problem.denominator
     warn_above_critical(learning_rate, modes.values[-1], problem.denominator, threshold, decay, call)
     rate = learning_rate / problem.denominator
-    response = responses_of_descent(modes.values, modes.floor, counts.reshape(-1), rate, ridge, beta, momentum_kind)
-    return assemble(problem, modes, response, counts.shape)
+    law = Descent(counts.reshape(-1), rate, ridge, beta, momentum_kind)
+    return assemble(problem, modes, law, counts.shape)
 
 
 def _check_descent(

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 
 from ntkdiag.kernels.operands.number import Number
 
+_TERMS = 9  # of the series, as many as float64 needs below 1/10
+
 
 def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.Array:
     """psi(mu, s) = (1 - exp(-mu s)) / mu, with the limit s for mu -> 0.
@@ -24,8 +26,8 @@ def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.A
     endless = jnp.isinf(time)[:, None]
     s = determined(time, values > floor, inverse(floor))
     safe = jnp.where(values > 0.0, values, 1.0)
-    learned = jnp.where(values > 0.0, -jnp.expm1(-safe * s) / safe, s)
-    return jnp.where(endless, jnp.where(values > floor, 1.0 / safe, 0.0), learned)  # and so for the derivative
+    fixed = jnp.where(values > floor, 1.0 / safe, 0.0)
+    return jnp.where(endless, fixed, s * _decayed(values * s))  # and so for the derivatives
 
 
 def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: jax.Array) -> jax.Array:
@@ -46,9 +48,8 @@ def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: j
     endless = jnp.isinf(steps)[:, None]
     t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
     safe = jnp.where(values > 0.0, values, 1.0)
-    learned = jnp.where(values > 0.0, one_minus_power(rate * safe, t) / safe, rate * t)
-    fixed = one_minus_power(rate * safe, jnp.inf) / safe
-    return jnp.where(endless, jnp.where(values > floor, fixed, 0.0), learned)
+    fixed = jnp.where(values > floor, one_minus_power(rate * safe, jnp.inf) / safe, 0.0)
+    return jnp.where(endless, fixed, rate * _geometric(rate * values, t))
 
 
 def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Number, steps: jax.Array) -> jax.Array:
@@ -69,17 +70,21 @@ def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Nu
     """
     endless = jnp.isinf(steps)[:, None]
     t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
-    t = jnp.where(endless, jnp.inf, t)
     a = jnp.asarray(1.0 - rate * ridge, values.dtype)
-    kept = 1.0 - one_minus_power(1.0 - a, t)
     # b / a = 1 - x keeps small eigenvalues accurate; where b and a have different signs the difference does not cancel.
     smooth = rate * values < a
-    safe = jnp.where(values > 0.0, values, 1.0)
-    ratio = jnp.where(smooth, rate * values / jnp.where(a > 0.0, a, 1.0), 0.0)
-    apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
-    learned = jnp.where(smooth, kept * one_minus_power(ratio, t), apart) / safe
-    limit = jnp.where(endless, 0.0, rate * jnp.where(endless, 0.0, t)) * kept / jnp.where(a == 0.0, 1.0, a)
-    return jnp.where(values > jnp.where(endless, floor, 0.0), learned, limit)
+    divisor, safe = jnp.where(a > 0.0, a, 1.0), jnp.where(values > 0.0, values, 1.0)
+    ratio = jnp.where(smooth, rate * values / divisor, 0.0)
+
+    def learned(t: jax.Array | float, together: jax.Array) -> jax.Array:
+        kept = 1.0 - one_minus_power(1.0 - a, t)  # a^t
+        apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
+        return jnp.where(smooth, kept * together, apart / safe)
+
+    finite = learned(t, rate / divisor * _geometric(ratio, t))
+    limit = rate * t * (1.0 - one_minus_power(1.0 - a, t)) / jnp.where(a == 0.0, 1.0, a)
+    finite = jnp.where(smooth | (values > 0.0), finite, limit)
+    return jnp.where(endless, jnp.where(values > floor, learned(jnp.inf, 1.0 / safe), 0.0), finite)
 
 
 def one_minus_power(x: jax.Array, t: jax.Array | float) -> jax.Array:
@@ -94,15 +99,38 @@ def one_minus_power(x: jax.Array, t: jax.Array | float) -> jax.Array:
     Returns:
         The broadcast of both.
     """
+    endless = jnp.isinf(t)
+    t = jnp.where(endless, 1.0, t)
+    end = jnp.where(x == 0.0, 0.0, jnp.where(x < 2.0, 1.0, jnp.nan))
     below = x < 1.0
     logs = jnp.log1p(-jnp.where(below, x, 0.0))
-    direct = -jnp.expm1(jnp.where(logs == 0.0, 0.0, t * logs))
+    direct = -jnp.expm1(t * logs)
     size = jnp.abs(jnp.where(below, 0.5, 1.0 - x))
     at_one = size == 0.0
-    power = jnp.exp(jnp.where(t == 0.0, 0.0, t * jnp.log(jnp.where(at_one, 1.0, size))))
+    power = jnp.exp(t * jnp.log(jnp.where(at_one, 1.0, size)))
     power = jnp.where(at_one & (t > 0.0), 0.0, power)
-    sign = jnp.where(jnp.isinf(t), jnp.where(x < 2.0, 1.0, jnp.nan), 1.0 - 2.0 * (jnp.where(jnp.isinf(t), 0.0, t) % 2))
-    return jnp.where(below, direct, 1.0 - jnp.where(x == 2.0, sign, sign * power))
+    sign = 1.0 - 2.0 * (t % 2)
+    return jnp.where(endless, end, jnp.where(below, direct, 1.0 - jnp.where(x == 2.0, sign, sign * power)))
+
+
+def _geometric(x: jax.Array, t: jax.Array) -> jax.Array:
+    """(1 - (1 - x)^t) / x, which is t at 0, for x >= 0 and finite integers t; its derivatives do not cancel either."""
+    near = (x * t < 0.1) & (t > 0.0)
+    small, large = jnp.where(near, x, 0.0), jnp.where(near | (x == 0.0), 0.5, x)
+    series = jnp.ones_like(small * t)
+    for m in range(_TERMS, 0, -1):  # sum over m of binomial(t, m + 1) (-x)^m
+        series = 1.0 - small * (t - m) / (m + 1) * series
+    return jnp.where(near | (x == 0.0), t * series, one_minus_power(large, t) / large)
+
+
+def _decayed(x: jax.Array) -> jax.Array:
+    """(1 - exp(-x)) / x, which is 1 at 0, for x >= 0; its derivatives do not cancel either."""
+    near = x < 0.1
+    small, large = jnp.where(near, x, 0.0), jnp.where(near, 1.0, x)
+    series = jnp.ones_like(small)
+    for m in range(_TERMS, 0, -1):  # sum over m of (-x)^m / (m + 1)!
+        series = 1.0 - small / (m + 1) * series
+    return jnp.where(near, series, -jnp.expm1(-large) / large)
 
 
 def determined(time: jax.Array, resolved: jax.Array, longest: jax.Array) -> jax.Array:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from ntkdiag.kernels.operands.number import require_at_least_zero
 from ntkdiag.kernels.operands.operand import KernelLike, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize.predict.closed_form import Response, assemble, modes_of
+from ntkdiag.linearize.predict.closed_form import assemble, modes_of
+from ntkdiag.linearize.predict.laws import Flow
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.problem import read_problem
-from ntkdiag.linearize.predict.responses import responses_of_flow
 
 
 @keeps_float64
@@ -64,6 +64,5 @@ def ridge_path(
         loss_denominator=1.0,  # plays no role at infinity
     )
     modes = modes_of(problem, call)
-    path, end = jnp.asarray(path, problem.kernel.dtype), jnp.full(1, jnp.inf, problem.kernel.dtype)
-    found = jax.vmap(lambda ridge: responses_of_flow(modes.values, modes.floor, end, ridge))(path)
-    return assemble(problem, modes, Response(*(part[:, 0] for part in found)), path.shape)
+    path = jnp.asarray(path, problem.kernel.dtype)
+    return assemble(problem, modes, Flow(jnp.full_like(path, jnp.inf), path), path.shape)
