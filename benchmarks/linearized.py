@@ -1,4 +1,4 @@
-"""`python -m benchmarks.linearized`: a training step of the linearised model against one of the network itself.
+"""`python -m benchmarks.linearized`: a training step of the linearized model against one of the network itself.
 
 Both steps (gradient of the loss by all parameters) alternate in one process, so that whatever else the machine does
 falls on both; what counts is the ratio of the medians of their CPU time.

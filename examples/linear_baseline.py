@@ -1,6 +1,6 @@
 # %% [markdown]
-# # Network, linearisations, kernel regressions
-# `linear_baseline` trains a network beside its linearisations at initialisation and at a later step, regresses the
+# # Network, linearizations, kernel regressions
+# `linear_baseline` trains a network beside its linearizations at initialisation and at a later step, regresses the
 # labels on its kernel before and after training, and says what it did.
 
 # %%
@@ -31,7 +31,7 @@ print(baseline)
 for name, gap in (("init", baseline.gap), (f"step {baseline.checkpoint}", baseline.gap_later)):
     first = gap.first_beyond(0.1, "relative")
     print(
-        f"linearised at {name}: gap beyond 10 % of the change after {first} steps, {gap.accuracy_gap[-1]:+.1%} accuracy"
+        f"linearized at {name}: gap beyond 10 % of the change after {first} steps, {gap.accuracy_gap[-1]:+.1%} accuracy"
     )
 
 # %%

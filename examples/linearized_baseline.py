@@ -50,7 +50,7 @@ for name, g in models.items():
     print(f"{name:10s}  test accuracy {float(accuracy):.3f}")
 
 # %% [markdown]
-# How much of the trained network does the linearisation explain, at the network's own parameters?
+# How much of the trained network does the linearization explain, at the network's own parameters?
 
 # %%
 print(ntkdiag.linearization_gap(f, params, trained["network"], test_x))

@@ -1,4 +1,4 @@
-"""A small regression problem: a network, its kernels, and its linearisation trained in parameter space."""
+"""A small regression problem: a network, its kernels, and its linearization trained in parameter space."""
 
 import jax
 import jax.numpy as jnp

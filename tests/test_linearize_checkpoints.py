@@ -1,4 +1,4 @@
-"""Linearised models in either coordinates, at other checkpoints, in the last layer, through Orbax and back."""
+"""Linearized models in either coordinates, at other checkpoints, in the last layer, through Orbax and back."""
 
 import re
 
@@ -33,7 +33,7 @@ class NNX(nnx.Module):
 
 
 class Library:
-    """One network of one library, and what a user of that library does with its linearisation."""
+    """One network of one library, and what a user of that library does with its linearization."""
 
     def __init__(self, name):
         self.name = name

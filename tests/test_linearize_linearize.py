@@ -42,7 +42,7 @@ def test_the_kernel_of_the_linear_model_is_constant():
 
 
 @pytest.mark.usefixtures("x64")
-def test_linear_networks_are_their_own_linearisation():
+def test_linear_networks_are_their_own_linearization():
     linear = lambda p, x: x @ p["w"] @ jnp.ones((4, 2))
     np.testing.assert_allclose(linearize(linear, PARAMS)(MOVED, X), linear(MOVED, X), atol=1e-13)
 

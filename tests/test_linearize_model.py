@@ -1,4 +1,4 @@
-"""Linearised models of every library: same outputs as the plain linear model, trained by Optax to the closed form."""
+"""Linearized models of every library: same outputs as the plain linear model, trained by Optax to the closed form."""
 
 import re
 

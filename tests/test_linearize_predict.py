@@ -1,4 +1,4 @@
-"""Closed-form training of the linearised model against training it, step by step, in parameter space."""
+"""Closed-form training of the linearized model against training it, step by step, in parameter space."""
 
 import contextlib
 import re

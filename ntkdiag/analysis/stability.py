@@ -28,10 +28,10 @@ def critical_learning_rate(
     weight_decay: Number = 0.0,
     loss_denominator: Number | None = None,
 ) -> Scalar:
-    """The learning rate at which training of the linearised model starts to diverge: the margin is 1 there.
+    """The learning rate at which training of the linearized model starts to diverge: the margin is 1 there.
 
     eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2); without momentum and decay,
-    2 D / lambda_max. Exact for full-batch gradient descent on the linearised model under squared error; for the
+    2 D / lambda_max. Exact for full-batch gradient descent on the linearized model under squared error; for the
     cross-entropies see `stability_margin`.
     Cost: as `stability_margin`.
 
@@ -69,7 +69,7 @@ def stability_margin(
     weight_decay: Number = 0.0,
     loss_denominator: Number | None = None,
 ) -> Scalar:
-    """How close a learning rate is to divergence: under squared error the linearised model diverges iff it is above 1.
+    """How close a learning rate is to divergence: under squared error the linearized model diverges iff it is above 1.
 
     m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2).
     Below 0.5 there is slack, 0.8 to 1.1 is the edge of stability, above it for many steps a catapult or divergence.

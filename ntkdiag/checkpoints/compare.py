@@ -40,7 +40,7 @@ def compare(
     """Compare two checkpoints of one model through their neural tangent kernels on a probe.
 
     Spectrum, rank, alignment with the labels and stability of each side; drift of the kernel, motion of every
-    parameter, and how much of B the model linearised at A predicts. Structure, shapes and dtypes have to agree
+    parameter, and how much of B the model linearized at A predicts. Structure, shapes and dtypes have to agree
     exactly: nothing is restored in part.
 
     Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their parts by leaf.

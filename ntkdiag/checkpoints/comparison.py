@@ -30,7 +30,7 @@ class Comparison:
         b: Everything measured at B.
         drift: Motion from kernel A to kernel B.
         movement: Motion of the parameters, one entry per leaf and the sum at the end.
-        prediction: Outputs at B predicted by the model linearised at A.
+        prediction: Outputs at B predicted by the model linearized at A.
         verdict: LAZY, RICH, MIXED or UNCHANGED, with the numbers it rests on.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or plain numbers.
         notes: What a reader has to know before trusting a number.

@@ -20,7 +20,7 @@ class Prediction:
     """Outputs at B against f(theta_A) + J(theta_A) (theta_B - theta_A), on the probe.
 
     Attributes:
-        outputs: `[n o]` outputs of the linearised model at theta_B.
+        outputs: `[n o]` outputs of the linearized model at theta_B.
         rms: Root mean square of its difference to the outputs at B over examples and outputs, in units of f.
         max: Largest absolute difference.
         e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if nothing changed, or too

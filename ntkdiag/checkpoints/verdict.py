@@ -5,7 +5,7 @@ from typing import Literal
 
 LAZY_E1, LAZY_DISTANCE, RICH_DISTANCE, RICH_GROWTH = 0.1, 0.01, 0.1, 2.0
 CRITERION = (
-    f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}: the model linearised at A explains B. "
+    f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}: the model linearized at A explains B. "
     f"RICH if S_c > {RICH_DISTANCE} and the centred alignment with the labels grew at least {RICH_GROWTH:g}-fold: "
     "features were learned. UNCHANGED if the outputs are the same up to rounding. MIXED otherwise."
 )
@@ -30,7 +30,7 @@ def regime(e1: float | None, distance_centred: float, alignment_a: float | None,
     """Decide between lazy training and feature learning, by `CRITERION`.
 
     Args:
-        e1: Linearisation error, ||f_B - f_lin|| / ||f_B - f_A||; None if the outputs did not change
+        e1: Linearization error, ||f_B - f_lin|| / ||f_B - f_A||; None if the outputs did not change
             beyond rounding.
         distance_centred: S_c, the kernel distance of the centred kernels.
         alignment_a: Centred kernel-target alignment at A; None without labels, and then RICH cannot be found.

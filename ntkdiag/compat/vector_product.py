@@ -20,9 +20,9 @@ _PUSHED = 2**22
 def empirical_ntk_vp_fn(f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any) -> Callable[[Any], Any]:
     """The function v -> J(x1) J(x2)^T v: the NTK times a vector, without the NTK.
 
-    f is linearised once, here; a product is then one backward pass over x2 and one forward pass over x1.
+    f is linearized once, here; a product is then one backward pass over x2 and one forward pass over x1.
     Cost of a product: about two evaluations of f on x1 and x2; memory: their intermediate values.
-    Source: Novak et al. 2022, arXiv:2206.08720, appendix L; neural-tangents linearises again in every product.
+    Source: Novak et al. 2022, arXiv:2206.08720, appendix L; neural-tangents linearizes again in every product.
 
     Args:
         f: `f(params, x, **kwargs)`, any pytree of real outputs. Examples may interact.

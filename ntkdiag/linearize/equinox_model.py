@@ -1,4 +1,4 @@
-"""The linearised network as an Equinox module."""
+"""The linearized network as an Equinox module."""
 
 from typing import Any
 
@@ -40,6 +40,6 @@ class LinearizedEquinox(eqx.Module):
         """Put the trained parameters into the network itself.
 
         Returns:
-            A new module like the one that was linearised.
+            A new module like the one that was linearized.
         """
         return self.expansion.network(self.params)

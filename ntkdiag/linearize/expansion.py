@@ -14,7 +14,7 @@ Coordinates = Literal["parameters", "displacement"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Expansion:
-    """What a linearised model keeps fixed; compared by identity, so that compiled functions are found again.
+    """What a linearized model keeps fixed; compared by identity, so that compiled functions are found again.
 
     Attributes:
         functional: The network, its expansion point `functional.params`, and the way back `functional.restore`.

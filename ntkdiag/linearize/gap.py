@@ -1,4 +1,4 @@
-"""How far a network is from its linearisation."""
+"""How far a network is from its linearization."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from ntkdiag.linearize.taylor import ray_derivatives
 )
 @dataclasses.dataclass(frozen=True)
 class LinearizationGap:
-    """The difference between f at b and its linearisation around a, at b.
+    """The difference between f at b and its linearization around a, at b.
 
     Attributes:
         rms: Root mean square of f_b - f_lin over examples and outputs, in units of f.
@@ -55,7 +55,7 @@ class LinearizationGap:
 def linearization_gap(
     f: Callable[..., Any], params_a: Any, params_b: Any, x: Any, *, second_order: bool = True, **kwargs: Any
 ) -> LinearizationGap:
-    """Compare f at `params_b` with its linearisation around `params_a`.
+    """Compare f at `params_b` with its linearization around `params_a`.
 
     e1 = ||df - J dtheta|| / ||df||, e2 = ||df - J dtheta - dtheta^T H dtheta / 2|| / ||df||, norms over all examples
     and outputs. e1 scales like 1/alpha and e2 like 1/alpha^2 in the output scale alpha of a lazy model.
@@ -64,7 +64,7 @@ def linearization_gap(
 
     Args:
         f: `f(params, x, **kwargs)`, any pytree of outputs; integer outputs are left out.
-        params_a: Where to linearise.
+        params_a: Where to linearize.
         params_b: Where to compare.
         x: Probe examples.
         second_order: Whether to compute e2.

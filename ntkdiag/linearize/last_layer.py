@@ -17,7 +17,7 @@ def last_layer(f: Callable[..., Any], params: Any, x: Any, **kwargs: Any) -> lis
     """Paths of the parameters from the last contraction on: usually the kernel and the bias of the output layer.
 
     Where nothing follows that contraction and no other use shares its parameters, the network is linear in them: its
-    linearisation is the network with frozen features.
+    linearization is the network with frozen features.
     Cost: tracing f once.
 
     Args:

@@ -1,4 +1,4 @@
-"""The linearised network as a Flax linen module."""
+"""The linearized network as a Flax linen module."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The linearised network as a model of the same library, to be trained by the same optimizer."""
+"""The linearized network as a model of the same library, to be trained by the same optimizer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def linearized_model(
     start: Any = None,
     **options: Any,
 ) -> Any:
-    """Linearise a model and give it back as a model of the same library.
+    """Linearize a model and give it back as a model of the same library.
 
     p -> f(theta_0, x) + J(x) (p - theta_0) by one `jax.jvp`, with theta_0 the parameters handed in. It starts at
     p = theta_0.
@@ -49,9 +49,9 @@ def linearized_model(
         coordinates: What is trained: "parameters" for p, or "displacement" for d = p - theta_0, which starts at 0,
             keeps steps below the resolution of p, and is pulled to theta_0 by an optimizer's weight decay.
         at: Where to expand instead: parameters, such as `load_params` reads from a checkpoint, or the library's own
-            object later in training. Parameters that are not linearised stay the model's.
+            object later in training. Parameters that are not linearized stay the model's.
         start: Where p begins instead of theta_0, given like `at`: with B here the model is f_lin around A at B.
-        **options: Handed to `functionalize`: `trainable` (which parameters are linearised), `mode`, `method`, and so
+        **options: Handed to `functionalize`: `trainable` (which parameters are linearized), `mode`, `method`, and so
             on. ``trainable=last_layer(f, params, x)`` is the last layer.
 
     Returns:

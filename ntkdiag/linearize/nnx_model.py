@@ -1,4 +1,4 @@
-"""The linearised network as a Flax NNX module."""
+"""The linearized network as a Flax NNX module."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class LinearizedNNX(nnx.Module):
         """Put the trained parameters into the network itself.
 
         Returns:
-            A new model like the one that was linearised.
+            A new model like the one that was linearized.
         """
         return self.expansion.network(self._values())
 

@@ -73,12 +73,12 @@ MEANINGS = {
     ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
     "e1": Meaning(
-        "linearisation error", "e₁", "‖f_B − f_lin‖ / ‖f_B − f_A‖: below 0.1 the model linearised at A predicts B."
+        "linearization error", "e₁", "‖f_B − f_lin‖ / ‖f_B − f_A‖: below 0.1 the model linearized at A predicts B."
     ),
     "e2": Meaning("quadratic error", "e₂", "The same for the quadratic Taylor model at A."),
-    "rms": Meaning("prediction error", "rms", "Of the linearised model at B's parameters, in units of the outputs."),
+    "rms": Meaning("prediction error", "rms", "Of the linearized model at B's parameters, in units of the outputs."),
     "max": Meaning("largest prediction error", "max", "Over examples and outputs, in units of the outputs."),
     "agreement": Meaning(
-        "same decision", "", "Share of probe examples where linearised model and B choose the same class."
+        "same decision", "", "Share of probe examples where linearized model and B choose the same class."
     ),
 }

@@ -45,7 +45,7 @@ def _labels(comparison: Any) -> list[str]:
     if comparison.a.margin is not None:
         said.append(
             f"Stability: full-batch SGD with learning rate {facts['learning_rate']:g} and momentum "
-            f"{facts['momentum']:g} on the linearised model, from the largest eigenvalue of Σ^½ Θ Σ^½ with Σ the "
+            f"{facts['momentum']:g} on the linearized model, from the largest eigenvalue of Σ^½ Θ Σ^½ with Σ the "
             "Hessian of the loss in the outputs; it does not hold for Adam."
         )
     return [" ".join(said)] if said else []

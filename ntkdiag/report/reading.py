@@ -35,10 +35,10 @@ def _linear(comparison: Any) -> str:
     if prediction.e1 is None:
         return ""
     if prediction.e1 < 0.1:
-        return "The model linearised at A predicts B: kernel methods at A explain this part of training."
-    missed = f"The model linearised at A is off by {percent(prediction.e1)} of the size of the change of the outputs"
+        return "The model linearized at A predicts B: kernel methods at A explain this part of training."
+    missed = f"The model linearized at A is off by {percent(prediction.e1)} of the size of the change of the outputs"
     if prediction.e1 > 1:
-        missed = f"The model linearised at A is off by more than the outputs changed (e1 = {number(prediction.e1, 3)})"
+        missed = f"The model linearized at A is off by more than the outputs changed (e1 = {number(prediction.e1, 3)})"
     if prediction.e2 is not None and prediction.e2 < prediction.e1 / 2:
         return f"{missed}; the quadratic model by less than half of that."
     return f"{missed}: the kernel at A does not explain B."

@@ -34,7 +34,7 @@ def gradient_descent(
     tolerance: float | None = None,
     max_steps: int = 100_000,
 ) -> Callable:
-    """Outputs of the linearised network under gradient flow on any loss of the outputs, with or without momentum.
+    """Outputs of the linearized network under gradient flow on any loss of the outputs, with or without momentum.
 
     df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a differential equation,
     df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s = sqrt(learning_rate) t.

@@ -13,7 +13,7 @@ _CALL = "max_learning_rate(ntk_train_train)"
 def max_learning_rate(
     ntk_train_train: Any, y_train_size: int | None = None, momentum: Number = 0.0, eps: float = 1e-12
 ) -> Any:
-    """2 (1 + momentum) |y| / lambda_max: above it the linearised network diverges on 1/(2 |y|) ||f - y||^2.
+    """2 (1 + momentum) |y| / lambda_max: above it the linearized network diverges on 1/(2 |y|) ||f - y||^2.
 
     It is `ntkdiag.critical_learning_rate` with the loss denominator |y|.
     Cost: the eigenvalues of the kernel.

@@ -27,7 +27,7 @@ def gradient_descent_mse(
     diag_reg_absolute_scale: bool = False,
     trace_axes: AxesLike = (-1,),
 ) -> Callable:
-    """Outputs of the linearised network under gradient flow on 1/(2 |y|) ||f - y||^2, |y| the number of targets.
+    """Outputs of the linearized network under gradient flow on 1/(2 |y|) ||f - y||^2, |y| the number of targets.
 
     f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the regularised training
     kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y| and are left

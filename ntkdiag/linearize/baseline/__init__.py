@@ -1,4 +1,4 @@
-"""The linearised model as a baseline: trained beside the network, compared along the way and at the end."""
+"""The linearized model as a baseline: trained beside the network, compared along the way and at the end."""
 
 from ntkdiag.linearize.baseline.comparison import linear_baseline as linear_baseline
 from ntkdiag.linearize.baseline.history import GapHistory as GapHistory

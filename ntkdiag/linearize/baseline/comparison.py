@@ -1,4 +1,4 @@
-"""`linear_baseline`: network, linearisations and kernel regressions in one call."""
+"""`linear_baseline`: network, linearizations and kernel regressions in one call."""
 
 from typing import Any
 
@@ -39,9 +39,9 @@ def linear_baseline(
 ) -> LinearBaseline:
     """Compare a network with what it would be if its kernel stood still.
 
-    Trains the network, its linearisation at initialisation, and its linearisation at a later checkpoint, by the same
+    Trains the network, its linearization at initialisation, and its linearization at a later checkpoint, by the same
     Optax optimizer on the same batches; and regresses the labels on its kernel at initialisation and after training.
-    Close to its linearisation at init: lazy. Close to the regression on K_T only: it learned a kernel. Better than
+    Close to its linearization at init: lazy. Close to the regression on K_T only: it learned a kernel. Better than
     both: the kernel picture does not suffice.
     Cost: about 13/3 of training the network, two kernels of `kernel_examples` examples and their
     eigendecompositions.
@@ -55,7 +55,7 @@ def linear_baseline(
         loss: As for `gap_over_training`.
         steps: Number of steps.
         batch_size: Examples per step; None for all.
-        checkpoint: Step at which the network is linearised again; None for a tenth of the steps.
+        checkpoint: Step at which the network is linearized again; None for a tenth of the steps.
         ridge: Of the regressions, relative to the mean diagonal entry of the kernel.
         kernel_examples: The regressions use at most so many training examples, the first ones.
         outputs: Reduction of their kernel: "mean" (stands for K kron I_C), or "full".
@@ -108,7 +108,7 @@ def linear_baseline(
 
 
 class _Runs:
-    """The network and its two linearisations, trained side by side: only the parameters of one step are held."""
+    """The network and its two linearizations, trained side by side: only the parameters of one step are held."""
 
     def __init__(self, f: Any, params: Any, optimizer: Any, data: Data, order: Any, steps: int, checkpoint: int):
         self.f, self.params, self.optimizer, self.data, self.order = f, params, optimizer, data, order

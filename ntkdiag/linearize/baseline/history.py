@@ -1,4 +1,4 @@
-"""The gap between a network and its linearisation while both are trained."""
+"""The gap between a network and its linearization while both are trained."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ _CALL = "gap_over_training(f, params, data, optimizer)"
 
 @dataclasses.dataclass(frozen=True)
 class GapHistory:
-    """Network and linearisation along training, on the test examples; every array has one entry for each step.
+    """Network and linearization along training, on the test examples; every array has one entry for each step.
 
     Attributes:
-        steps: `[T]` numbers of steps since the linearisation point.
+        steps: `[T]` numbers of steps since the linearization point.
         rms: Root mean square of f_t - f_t^lin over examples and outputs, each trained on its own.
         max: Largest |f_t - f_t^lin|.
         relative: rms over the root mean square of f_t - f_0; NaN at step 0.
@@ -31,9 +31,9 @@ class GapHistory:
         e2: The same with the second-order term; None if not asked for.
         agreement: Share of examples with the same argmax; None where outputs are no classes.
         accuracy: Of the network; None likewise.
-        accuracy_lin: Of the linearised network; None likewise.
+        accuracy_lin: Of the linearized network; None likewise.
         loss: Of the network.
-        loss_lin: Of the linearised network.
+        loss_lin: Of the linearized network.
     """
 
     steps: np.ndarray
@@ -50,15 +50,15 @@ class GapHistory:
 
     @property
     def accuracy_gap(self) -> np.ndarray | None:
-        """Accuracy of the network minus that of its linearisation."""
+        """Accuracy of the network minus that of its linearization."""
         if self.accuracy is None or self.accuracy_lin is None:
             return None
         return self.accuracy - self.accuracy_lin
 
     def first_beyond(self, tolerance: float, of: str = "e1") -> int | None:
-        """The first recorded step at which a gap is above a tolerance: how long a linearisation holds from here.
+        """The first recorded step at which a gap is above a tolerance: how long a linearization holds from here.
 
-        With ``of="e1"`` and 0.1 this is the local linearisation time scale of the checkpoint, in steps. It is not
+        With ``of="e1"`` and 0.1 this is the local linearization time scale of the checkpoint, in steps. It is not
         finer than the recorded steps. A run that left the finite numbers is beyond any tolerance.
 
         Cost: none.
@@ -109,16 +109,16 @@ def gap_over_training(
     second_order: bool = True,
     seed: int = 0,
 ) -> GapHistory:
-    """Train a network and its linearisation at `params` by the same optimizer on the same batches; record the gap.
+    """Train a network and its linearization at `params` by the same optimizer on the same batches; record the gap.
 
     `params` may be any checkpoint: `first_beyond` then says for how many steps from there a linear model explains
     training.
     Cost: training twice, about 8/3 of training the network, and a few forward passes over the test set per mark.
-    Source: Lee et al. 2019 (arXiv 1902.06720); Fort et al. 2020 (2010.15110) for linearising later.
+    Source: Lee et al. 2019 (arXiv 1902.06720); Fort et al. 2020 (2010.15110) for linearizing later.
 
     Args:
         f: `f(params, x)` with one array of outputs.
-        params: Where to begin and to linearise.
+        params: Where to begin and to linearize.
         data: `(x, y, x_test, y_test)`; gaps are measured on the test examples.
         optimizer: An Optax transformation.
         loss: "mse", "cross_entropy", `loss(outputs, y)` returning one number, or None: cross-entropy for integer
@@ -150,13 +150,13 @@ def gap_over_training(
 
 
 def comparer(f: Callable[..., Any], params: Any, data: Data, second_order: bool) -> Callable[[Any, Any], dict]:
-    """Evaluate parameters of a network against parameters of its linearisation.
+    """Evaluate parameters of a network against parameters of its linearization.
 
     Cost of a call: about eight forward passes over the test set.
 
     Args:
         f: The network.
-        params: Where it is linearised.
+        params: Where it is linearized.
         data: The data.
         second_order: Whether to compute e2.
 

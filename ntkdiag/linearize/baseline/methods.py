@@ -26,7 +26,7 @@ def methods(
         data: The data.
         steps: Number of steps.
         batch_size: Examples per step.
-        checkpoint: Where the network was linearised again.
+        checkpoint: Where the network was linearized again.
         ridge: Relative ridge of the regressions.
         rows: Training examples of the regressions.
         outputs: Reduction of their kernel.

@@ -34,15 +34,15 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class LinearBaseline:
-    """A network beside its linearisations and the regressions with its kernels, all judged on the same test examples.
+    """A network beside its linearizations and the regressions with its kernels, all judged on the same test examples.
 
     Printing shows the table and the methods.
 
     Attributes:
-        contenders: Network, linearised at init, linearised at the checkpoint, kernel ridge on K_0 and on K_T.
-        gap: Network against its linearisation at init.
-        gap_later: Network against its linearisation at the checkpoint, steps counted from there.
-        checkpoint: Step at which the network was linearised again.
+        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0 and on K_T.
+        gap: Network against its linearization at init.
+        gap_later: Network against its linearization at the checkpoint, steps counted from there.
+        checkpoint: Step at which the network was linearized again.
         steps: Steps of training in all.
         params: Parameters of the trained network.
         methods: What was done, in sentences.

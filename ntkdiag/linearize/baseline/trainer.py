@@ -1,4 +1,4 @@
-"""One training loop for the network and its linearisations: same optimizer, same batches."""
+"""One training loop for the network and its linearizations: same optimizer, same batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A damped Gauss-Newton step: the minimum of the linearised model under a quadratic model of any loss."""
+"""A damped Gauss-Newton step: the minimum of the linearized model under a quadratic model of any loss."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Least squares and ridge regression of the linearised model, without its kernel."""
+"""Least squares and ridge regression of the linearized model, without its kernel."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def least_squares(
     outputs: jax.typing.ArrayLike | None = None,
     method: CG | LSMR | None = None,
 ) -> Solution:
-    """Minimise ||f_lin - y||^2 + ridge ||theta - theta_0||^2 over the parameters of the linearised model.
+    """Minimise ||f_lin - y||^2 + ridge ||theta - theta_0||^2 over the parameters of the linearized model.
 
     theta = theta_0 + J^T (K + ridge)^-1 (y - f_0): where gradient flow with that ridge ends, and kernel ridge
     regression with the empirical NTK, from theta_0 = `operator.params`. Kernel and Jacobian are never formed.

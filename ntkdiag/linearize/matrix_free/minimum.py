@@ -1,4 +1,4 @@
-"""The minimum of any convex loss of the linearised model, by Newton's method without matrices."""
+"""The minimum of any convex loss of the linearized model, by Newton's method without matrices."""
 
 import dataclasses
 from collections.abc import Callable

@@ -15,7 +15,7 @@ from jax.core import Tracer
 )
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A minimum of a quadratic problem of the linearised model, found by an iterative solver.
+    """A minimum of a quadratic problem of the linearized model, found by an iterative solver.
 
     Attributes:
         params: theta_0 + step: hand them to `linearize(f, theta_0)`, or see what the network does there.

@@ -1,4 +1,4 @@
-"""Training of the linearised model without a network: kernels and outputs in, predictions at any time out."""
+"""Training of the linearized model without a network: kernels and outputs in, predictions at any time out."""
 
 from ntkdiag.linearize.predict.best import Best as Best
 from ntkdiag.linearize.predict.best import best_on_path as best_on_path

@@ -37,9 +37,9 @@ def iterate_descent(
     weight_decay: Number = 0.0,
     origin: Origin | None = None,
 ) -> Prediction:
-    """Outputs of the linearised model after full-batch gradient descent on any loss of the outputs.
+    """Outputs of the linearized model after full-batch gradient descent on any loss of the outputs.
 
-    f <- f - eta Theta grad_f L(f), which is parameter-space descent on the linearised model, exactly, for the full
+    f <- f - eta Theta grad_f L(f), which is parameter-space descent on the linearized model, exactly, for the full
     kernel. What is kept are weights on the training rows, so that nothing is inverted.
     Cost: one product Theta v per step: O((NC)^2), or five forward passes for an `NTKOperator`.
     Source: Lee et al. 2019 (arXiv 1902.06720), section 2.2.

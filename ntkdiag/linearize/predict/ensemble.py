@@ -102,7 +102,7 @@ def over_initializations(
     ridge: Number = 0.0,
     loss_denominator: Number | None = None,
 ) -> Ensemble:
-    """Mean and covariance of the linearised model after training from random initial outputs, the kernel fixed.
+    """Mean and covariance of the linearized model after training from random initial outputs, the kernel fixed.
 
     f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0(X) - y) is linear in f_0. With S the covariance of f_0 and
     B = Theta(x, X) psi_t the covariance is S(x, x) - B S(X, x) - S(x, X) B^T + B S(X, X) B^T. For wide networks S is

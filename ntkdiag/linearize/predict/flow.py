@@ -35,7 +35,7 @@ def integrate_flow(
     solver: Any = None,
     max_steps: int = 100_000,
 ) -> Prediction:
-    """Outputs of the linearised model under gradient flow on any loss: df/dt = -Theta grad_f L(f).
+    """Outputs of the linearized model under gradient flow on any loss: df/dt = -Theta grad_f L(f).
 
     Integrated by diffrax, with steps chosen by the error of the weights on the training rows.
     Cost: six products Theta v for each step of the default solver. An explicit solver is bound to steps below about 3

@@ -1,4 +1,4 @@
-"""The linearised model as a function of weights on the training rows: by a matrix, or by products alone."""
+"""The linearized model as a function of weights on the training rows: by a matrix, or by products alone."""
 
 import dataclasses
 import functools

@@ -36,7 +36,7 @@ def gradient_flow(
     origin: Origin | None = None,
     loss_denominator: Number | None = None,
 ) -> Prediction:
-    """Outputs of the linearised model under gradient flow on (1/D) sum 1/2 (f - y)^2.
+    """Outputs of the linearized model under gradient flow on (1/D) sum 1/2 (f - y)^2.
 
     f_t = y + exp(-Theta t / D) (f_0 - y) on the training set, f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0 - y)
     with psi_t(lambda) = (1 - exp(-lambda t / D)) / lambda. A ridge adds (ridge / 2D) ||theta - theta_0||^2 to the
@@ -123,7 +123,7 @@ def gradient_descent(
     origin: Origin | None = None,
     loss_denominator: Number | None = None,
 ) -> Prediction:
-    """Outputs of the linearised model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
+    """Outputs of the linearized model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
 
     f_t = y + (1 - eta Theta / D)^t (f_0 - y), what iterating gives; with momentum by powers of each mode's
     transition matrix. Everything else as for `gradient_flow`. Above the critical learning rate the outputs grow

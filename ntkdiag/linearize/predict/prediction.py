@@ -1,4 +1,4 @@
-"""What the linearised model outputs after training."""
+"""What the linearized model outputs after training."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import jax
 )
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Outputs of the linearised model.
+    """Outputs of the linearized model.
 
     Attributes:
         train: `[... n o]`, shaped like y behind the axes of the time.

@@ -1,4 +1,4 @@
-"""The change of the outputs from A to B against what the model linearised at A predicts of it."""
+"""The change of the outputs from A to B against what the model linearized at A predicts of it."""
 
 from typing import Any
 
