@@ -21,6 +21,8 @@ default_role = "code"
 
 html_theme = "sphinx_book_theme"
 html_title = "ntkdiag"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "navbar_persistent": []}
 
 myst_enable_extensions = ["dollarmath", "deflist"]
