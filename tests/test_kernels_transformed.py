@@ -183,3 +183,26 @@ def test_columns_of_another_length_that_use_other_parameters():
     want = np.einsum("noP,mpP->nomp", *(reference.jacobian(f, params, x) for x in (long, short)))
     with double(params, long, short) as (p, x1, x2):
         assert_close(ntkdiag.ntk(f, p, x1, x2, outputs="full"), want)
+
+
+def test_random_keys_among_examples_a_jit_closes_over():
+    x = {"key": jax.random.split(jax.random.key(0), 3), "h": np.ones((3, 2), np.float32)}
+    f = lambda w, x: jax.vmap(lambda k, h: jnp.tanh(h + jax.random.normal(k, (2,))) @ w)(x["key"], x["h"])
+    run = lambda w: ntkdiag.ntk(f, w, x).array
+    w = jnp.ones((2, 3))
+    np.testing.assert_allclose(jax.jit(run)(w), run(w), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_kernel_that_no_parameter_reaches_has_the_dtype_of_the_model():
+    params, x = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 2))}, jnp.ones((3, 4))
+    kernel = ntkdiag.ntk(lambda p, x: x @ p["a"], params, x, f2=lambda p, x: x @ p["b"], outputs="full")
+    assert kernel.dtype == np.float64
+    assert not kernel.array.any()
+
+
+def test_leaves_whose_names_would_be_alike_are_told_apart():
+    params = {"a/b": jnp.ones((4, 2)), "a": {"b": jnp.ones((4, 2))}}
+    f = lambda p, x: x @ p["a/b"] + jnp.sin(x) @ p["a"]["b"]
+    leaves = ntkdiag.ntk(f, params, jnp.ones((3, 4)), per_leaf=True).leaves
+    assert set(leaves) == {"['a/b']", "['a']['b']"}

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ntkdiag.errors import InvalidInputError
 from ntkdiag.linearize import predict
 
 ROWS, WEIGHTS, CHANGE = (np.random.default_rng(4).normal(size=shape) for shape in ((12, 4), (4, 5), (4, 5)))
@@ -32,6 +33,12 @@ LAWS = {
     "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, np.inf, 0.5, **o),
     "weight decay": lambda k, y, **o: predict.gradient_descent(
         k, y, [3, 40], 0.5, ridge=0.2, origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))), **o
+    ),
+    "weight decay, one step": lambda k, y, **o: predict.gradient_descent(
+        k, y, 1, 0.5, ridge=0.2, origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))), **o
+    ),
+    "weight decay, hardly any": lambda k, y, **o: predict.gradient_flow(
+        k, y, 10.0, ridge=1e-9, origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))), **o
     ),
     "momentum": lambda k, y, **o: predict.gradient_descent(k, y, [3, 40], 0.2, momentum=0.9, ridge=0.1, **o),
     "ensemble": lambda k, y, **o: predict.over_initializations(
@@ -86,3 +93,36 @@ def test_derivatives_in_float32_of_a_decaying_spectrum():
         with jax.enable_x64(True):
             exact = float(slope(np.float64, time))
         np.testing.assert_allclose(slope(np.float32, time), exact, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("origin", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*is above the critical")
+def test_derivatives_where_a_step_goes_all_the_way_and_beyond(steps, origin):
+    y, start, pull = jnp.array([1.0, -2.0, 0.5])[:, None], jnp.array([0.3, 0.2, 1.0])[:, None], jnp.ones((3, 1))
+
+    def closed(rate, ridge, scale):
+        at = predict.Origin(pull, None) if origin else None
+        kernel = scale * jnp.diag(jnp.array([2.0, 2.0, 1.0]))
+        found = predict.gradient_descent(
+            kernel, y, steps, rate, outputs=start, ridge=ridge, origin=at, loss_denominator=1.0
+        )
+        return found.train.sum()
+
+    def stepped(rate, ridge, scale):
+        kernel, c, a = scale * jnp.diag(jnp.array([2.0, 2.0, 1.0])), jnp.zeros((3, 1)), 1.0
+        at = lambda c, a: start + (a - 1.0) * pull * origin + kernel @ c
+        for _ in range(steps):
+            c, a = c - rate * (at(c, a) - y + ridge * c), a - rate * ridge * a
+        return at(c, a).sum()
+
+    both = [jax.jit(jax.value_and_grad(f, (0, 1, 2))) for f in (stepped, closed)]
+    for rate in (0.25, 0.5, 0.6, 1.0, 1.1):  # learning rate x eigenvalue = 1, 2 and more among them
+        want, got = (np.stack(jax.tree.leaves(f(rate, 0.1, 1.0))) for f in both)
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_steps_with_momentum_are_counted_in_31_bits():
+    with pytest.raises(InvalidInputError, match=r"fewer than 2\^31 `steps` with momentum, or infinity; got 2147483648"):
+        predict.gradient_descent(np.eye(2), np.ones((2, 1)), 2**31, 0.1, momentum=0.5)

@@ -183,8 +183,11 @@ def test_sam_chooses_between_states_by_arithmetic():
     params, x, y = problem()
     memory = Memory()
     inside = optax.chain(optax.sgd(0.1), watch(f, x, y, every=1, writers=memory))
-    _, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 4, params)
-    assert np.isfinite([row["ntk_trace"] for row in memory.rows]).all()
+    trajectory, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 6, params)
+    assert memory.steps == [0, 1, 1, 2, 2]
+    last = {step: row["ntk_trace"] for step, row in zip(memory.steps, memory.rows, strict=True)}
+    for step, trace in last.items():  # of rows of one step the last is right
+        np.testing.assert_allclose(trace, naive(trajectory[2 * step], params, x=x)["trace"], rtol=1e-5)
     assert memory.rows[-1]["ntk_drift"] > 0
     assert np.isfinite(get(state, "ntk_kernel0")).all()
 

@@ -235,6 +235,9 @@ def _computed(request: _Request) -> Kernel:
     arrays = run(job, budget, options["spill"], options["progress"])
     with contextlib.nullcontext() if traced else job.gram.dot.mode():
         wanted = [sum(arrays[1:], start=arrays[0]), *(arrays if job.keys else [])]
+        wanted = [
+            array if array.dtype == job.dtype else array.astype(job.dtype) for array in wanted
+        ]  # zeros of no part
         finished = [job.reduction.finish(array) for array in wanted]
     whole, *parts = (Kernel(array, convention, symmetric, error) for array, error in finished)
     return dataclasses.replace(whole, leaves=dict(zip(job.keys, parts, strict=True))) if options["per_leaf"] else whole

@@ -13,7 +13,8 @@ def digest(x: Any) -> str:
     state = hashlib.sha256()
     for leaf in jax.tree.leaves(x):
         random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
-        array = np.ascontiguousarray(jax.random.key_data(leaf) if random_key else leaf)
+        with jax.ensure_compile_time_eval():  # also inside someone's jit
+            array = np.ascontiguousarray(jax.random.key_data(leaf) if random_key else leaf)
         state.update(repr((array.shape, array.dtype.str)).encode())
         state.update(array.tobytes())
     return state.hexdigest()

@@ -63,15 +63,20 @@ class Trace:
         return jax.tree.unflatten(self.structure, run(*jax.tree.leaves(fixed), *flat))
 
 
+def _paths(params: Any) -> list[str]:
+    """Names of the leaves, in full where a slash in a key would make two alike."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    times = collections.Counter(names)
+    return [name if times[name] == 1 else jax.tree_util.keystr(path) for name, path in zip(names, paths, strict=True)]
+
+
 class Program:
     """f at fixed shapes: the structure of its Jacobian and the compiled functions that compute its factors."""
 
     def __init__(self, f: Callable, params: Any, x: Any, kwargs: dict, *, joint: bool, call: str):
         self.joint = joint
-        self.paths = [
-            jax.tree_util.keystr(path, simple=True, separator="/")
-            for path, _ in jax.tree_util.tree_leaves_with_path(params)
-        ]
+        self.paths = _paths(params)
         shapes = lambda tree: jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), tree)
         self.dynamic = shapes(keywords.arrays(kwargs))
         self.params = jax.tree.leaves(shapes(params))

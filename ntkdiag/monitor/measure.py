@@ -1,6 +1,7 @@
 """The one function that measures, for the Optax transform and the host hook alike."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -77,18 +78,38 @@ def measure(
     raw = ntk(f, params, x, outputs=outputs, memory=memory, check=False)
     logits = None if loss == "mse" else f(params, x).reshape(-1, n_classes)
     finite = jnp.isfinite(raw.array).all() & (True if logits is None else jnp.isfinite(logits).all())
-    # The diagnostics are never shown NaN: an eigensolver need not return from it.
+    given = {"step": step, "first": first, "unmoved": unmoved, "learning_rate": learning_rate}
+    kind: MomentumKind = "nesterov" if nesterov else "heavy-ball"
+    training = {"momentum": momentum, "weight_decay": weight_decay, "loss_denominator": loss_denominator}
+    return _diagnose(raw, logits, y, kernel0, given, training, finite, top_k=top_k, loss=loss, kind=kind)
+
+
+@functools.partial(jax.jit, static_argnames=("top_k", "loss", "kind"))  # outside of a jit, one program
+def _diagnose(
+    raw: Kernel,
+    logits: Any,
+    y: Any,
+    kernel0: jax.Array,
+    given: dict[str, Any],
+    training: dict[str, Any],
+    finite: jax.Array,
+    *,
+    top_k: int,
+    loss: Loss,
+    kind: MomentumKind,
+) -> tuple[Measurement, jax.Array]:
+    """The diagnostics of a kernel, all in one program; arguments as of `measure`."""
+    # They are never shown NaN: an eigensolver need not return from it.
     safe = jnp.eye(kernel0.shape[0]).reshape(raw.shape)
     kernel = _with(raw, jnp.where(finite, raw.array, safe).astype(kernel0.dtype))
     logits = None if logits is None else jnp.where(finite, logits, 0.0)
-    reference = jnp.where(first, kernel.matrix, kernel0)
+    reference = jnp.where(given["first"], kernel.matrix, kernel0)
 
     found = spectrum(kernel)
     eigenvalues = jnp.asarray(found.eigenvalues, kernel0.dtype)
     moved = drift(_with(raw, reference.reshape(raw.shape)), kernel)
-    kind: MomentumKind = "nesterov" if nesterov else "heavy-ball"
-    training = {"momentum": momentum, "weight_decay": weight_decay, "loss_denominator": loss_denominator}
     critical = _critical(kernel, eigenvalues[0], loss, logits, kind, **training)
+    rate = given["learning_rate"]
     numbers = {
         "eigenvalues": jnp.where(eigenvalues < found.noise_floor, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
@@ -97,13 +118,13 @@ def measure(
         "distance_centred": moved.distance_centred,
         "alignment": jnp.nan if y is None else alignment(kernel, y),
         "critical_learning_rate": critical,
-        "margin": jnp.nan if learning_rate is None else learning_rate / critical,
+        "margin": jnp.nan if rate is None else rate / critical,
     }
-    valid = finite & unmoved
+    valid = finite & given["unmoved"]
     numbers = {name: jnp.where(valid, jnp.asarray(value, kernel.dtype), jnp.nan) for name, value in numbers.items()}
-    status = jnp.where(finite, jnp.where(unmoved, Status.MEASURED, Status.FIXED_MOVED), Status.NON_FINITE)
-    measured = Measurement(jnp.asarray(step, jnp.int32), status.astype(jnp.int32), **numbers)
-    return measured, jnp.where(first & ~valid, kernel0, reference)
+    status = jnp.where(finite, jnp.where(given["unmoved"], Status.MEASURED, Status.FIXED_MOVED), Status.NON_FINITE)
+    measured = Measurement(jnp.asarray(given["step"], jnp.int32), status.astype(jnp.int32), **numbers)
+    return measured, jnp.where(given["first"] & ~valid, kernel0, reference)
 
 
 def _with(kernel: Kernel, array: jax.Array) -> Kernel:

@@ -57,10 +57,11 @@ def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) ->
     """
     of_kernel = lambda profile, b: jnp.split(apply(profile, problem.kernel, modes, law, b), 2)
     shrink = law.decay()[:, None, None] - 1.0
-    learned, weights = of_kernel(_of_residual, -problem.residual)
+    source = problem.residual if problem.pull is None else problem.residual - problem.pull
+    learned, weights = of_kernel(_of_source, -source)
     train = problem.start + learned
     if problem.pull is not None:
-        kept, more = of_kernel(_of_pull, problem.pull)
+        kept, more = of_kernel(_of_pull, -problem.pull)
         train, weights = train + kept + shrink * problem.pull, weights + more
     test = None
     if problem.cross is not None and problem.start_test is not None:
@@ -74,14 +75,14 @@ def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) ->
     return Prediction(train.reshape(*axes, *problem.shape), test, unlearned, jnp.sum(unresolved))
 
 
-def _of_residual(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+def _of_source(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
     psi, _ = law.responses(values, floor)
     return jnp.concatenate([values * psi, psi])
 
 
 def _of_pull(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
-    psi, chi = law.responses(values, floor)
-    return jnp.concatenate([values * (psi - chi), psi - chi])
+    _, chi = law.responses(values, floor)
+    return jnp.concatenate([values * chi, chi])
 
 
 @jax.jit

@@ -61,7 +61,7 @@ def _apply_jvp(profile: Profile, primals: tuple, tangents: tuple) -> tuple[jax.A
 
     @jax.checkpoint  # a [k k] for each would be kept
     def turned(one: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        return (_divided_differences(values, *one) * turning) @ inner
+        return (_divided_differences(values, floor, *one) * turning) @ inner
 
     change = h[:, :, None] * inner_dot + h_dot[:, :, None] * inner
     change += lax.map(turned, (h, slope(values), along(slope)(values)))
@@ -72,12 +72,14 @@ def _rotate(vectors: jax.Array, coefficients: jax.Array) -> jax.Array:
     return jnp.einsum("kj,hjc->hkc", vectors, coefficients)
 
 
-def _divided_differences(values: jax.Array, h: jax.Array, slope: jax.Array, bend: jax.Array) -> jax.Array:
+def _divided_differences(
+    values: jax.Array, floor: jax.Array, h: jax.Array, slope: jax.Array, bend: jax.Array
+) -> jax.Array:
     """(h_i - h_j) / (lambda_i - lambda_j) off the diagonal, 0 on it; from h' and h'' where that cancels.
 
     The mean of h' over the gap is (h'_i + h'_j) / 2 - gap (h''_i - h''_j) / 12 up to its fourth power (Euler and
     Maclaurin); the square of the last term, relative to the first, tells about how large that is. Between a resolved
-    mode and one that is left out h jumps.
+    mode and one that is not h may jump.
     """
     gap, difference = values[:, None] - values, h[:, None] - h
     mean = 0.5 * (slope[:, None] + slope)
@@ -85,6 +87,7 @@ def _divided_differences(values: jax.Array, h: jax.Array, slope: jax.Array, bend
     series, size = mean - correction, jnp.abs(h)[:, None] + jnp.abs(h)
     eps = jnp.finfo(values.dtype).eps
     apart = correction**2 * jnp.abs(gap) > eps * size * jnp.abs(mean)
-    apart |= jnp.abs(difference - gap * series) > jnp.sqrt(eps) * size
+    resolved = values > floor
+    apart |= (resolved[:, None] != resolved) & (jnp.abs(difference - gap * series) > jnp.sqrt(eps) * size)
     found = jnp.where(apart, difference / jnp.where(apart, gap, 1.0), series)
     return found * (1.0 - jnp.eye(len(values), dtype=values.dtype))

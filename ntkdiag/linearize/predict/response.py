@@ -48,8 +48,9 @@ def descent_response(values: jax.Array, floor: jax.Array, rate: Number, steps: j
     endless = jnp.isinf(steps)[:, None]
     t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
     safe = jnp.where(values > 0.0, values, 1.0)
-    fixed = jnp.where(values > floor, one_minus_power(rate * safe, jnp.inf) / safe, 0.0)
-    return jnp.where(endless, fixed, rate * _geometric(rate * values, t))
+    fixed = jnp.where(values > floor, 1.0 / safe, 0.0)
+    found = jnp.where(endless, fixed, rate * _geometric(rate * values, t))
+    return jnp.where(endless & (values > floor) & (rate * values >= 2.0), jnp.nan, found)
 
 
 def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Number, steps: jax.Array) -> jax.Array:
@@ -76,15 +77,14 @@ def pulled_response(values: jax.Array, floor: jax.Array, rate: Number, ridge: Nu
     divisor, safe = jnp.where(a > 0.0, a, 1.0), jnp.where(values > 0.0, values, 1.0)
     ratio = jnp.where(smooth, rate * values / divisor, 0.0)
 
-    def learned(t: jax.Array | float, together: jax.Array) -> jax.Array:
-        kept = 1.0 - one_minus_power(1.0 - a, t)  # a^t
-        apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
-        return jnp.where(smooth, kept * together, apart / safe)
-
-    finite = learned(t, rate / divisor * _geometric(ratio, t))
-    limit = rate * t * (1.0 - one_minus_power(1.0 - a, t)) / jnp.where(a == 0.0, 1.0, a)
-    finite = jnp.where(smooth | (values > 0.0), finite, limit)
-    return jnp.where(endless, jnp.where(values > floor, learned(jnp.inf, 1.0 / safe), 0.0), finite)
+    kept = 1.0 - one_minus_power(1.0 - a, t)  # a^t
+    apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
+    limit = rate * t * kept / jnp.where(a == 0.0, 1.0, a)
+    apart = jnp.where(values > 0.0, apart / safe, limit)
+    finite = jnp.where(smooth, kept * rate / divisor * _geometric(ratio, t), apart)
+    fixed = jnp.where((values > floor) & (a == 1.0), 1.0 / safe, 0.0)  # a ridge lets every pull die out
+    diverges = (values > floor) & (rate * values + (1.0 - a) >= 2.0)
+    return jnp.where(endless & diverges, jnp.nan, jnp.where(endless, fixed, finite))
 
 
 def one_minus_power(x: jax.Array, t: jax.Array | float) -> jax.Array:
@@ -107,10 +107,10 @@ def one_minus_power(x: jax.Array, t: jax.Array | float) -> jax.Array:
     direct = -jnp.expm1(t * logs)
     size = jnp.abs(jnp.where(below, 0.5, 1.0 - x))
     at_one = size == 0.0
-    power = jnp.exp(t * jnp.log(jnp.where(at_one, 1.0, size)))
-    power = jnp.where(at_one & (t > 0.0), 0.0, power)
-    sign = 1.0 - 2.0 * (t % 2)
-    return jnp.where(endless, end, jnp.where(below, direct, 1.0 - jnp.where(x == 2.0, sign, sign * power)))
+    power = (1.0 - 2.0 * (t % 2)) * jnp.exp(t * jnp.log(jnp.where(at_one, 1.0, size)))
+    first = jnp.where(t == 1.0, 1.0 - x, jnp.where(t == 2.0, (1.0 - x) ** 2, 0.0))  # 0^t, with its derivatives
+    power = jnp.where(at_one, jnp.where(t == 0.0, 1.0, first), power)
+    return jnp.where(endless, end, jnp.where(below, direct, 1.0 - power))
 
 
 def _geometric(x: jax.Array, t: jax.Array) -> jax.Array:
