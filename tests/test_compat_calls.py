@@ -1,5 +1,6 @@
 """The calls themselves: names, numbers, defaults, trees, jit, tiles, devices, memory."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -278,6 +279,24 @@ def test_tiles_of_nngp_and_kernel_fn(x64):
     found, wanted = compat.batch(kernel_fn, 2)(x, None, None, p), kernel_fn(x, None, None, p)
     for kernel, other in zip(found, wanted, strict=True):
         compat_oracle.assert_equal(kernel, np.asarray(other))
+
+
+def test_tiles_of_a_function_with_arguments_bound(x64):
+    ntk_fn = compat.empirical_ntk_fn(lambda w, x: jnp.tanh(x @ w))
+    w, x = normal(3, 4), normal(5, 3)
+    tiled = compat.batch(functools.partial(ntk_fn, params=w), batch_size=2)
+    np.testing.assert_allclose(tiled(x, None), ntk_fn(x, None, w), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["x", "inputs", "params"])
+@pytest.mark.parametrize("expand", [compat.linearize, functools.partial(compat.taylor_expand, degree=1)])
+def test_linearize_takes_keywords_of_any_name(expand, name):
+    f = {
+        "x": lambda w, x: w**2 * x,
+        "inputs": lambda w, inputs: w**2 * inputs,
+        "params": lambda w, params: w**2 * params,
+    }
+    assert expand(f[name], jnp.array(3.0))(jnp.array(4.0), **{name: 2.0}) == 30.0
 
 
 def test_memory_budget():

@@ -259,3 +259,13 @@ def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(name,
         assert found.dtype == jnp.float32
         compiled = [r for r in caplog.records if "Compiling" in r.getMessage() and "_solve" in r.getMessage()]
         assert len(compiled) <= 1
+
+
+def test_initial_outputs_are_broadcast_along_axes_of_length_one(x64):
+    rows = np.random.default_rng(0).normal(size=(4, 6))
+    predict_fn = predict.gradient_descent_mse(rows @ rows.T, np.ones((4, 2)), trace_axes=(-1,))
+    bias, test = np.array([[0.5, -1.0]]), np.random.default_rng(1).normal(size=(3, 6)) @ rows.T
+    for fx_train, fx_test in ((bias, bias), (np.full((4, 1), 0.2), np.full((3, 1), 0.2))):
+        found = predict_fn(2.0, fx_train, fx_test, test)
+        wanted = predict_fn(2.0, np.broadcast_to(fx_train, (4, 2)), np.broadcast_to(fx_test, (3, 2)), test)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -1,5 +1,6 @@
 """`batch`: the same kernel in tiles, over several devices, or on the host."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from ntkdiag.kernels.operands.operand import refuse
 Batchable = KernelFunction | EmpiricalKernelFunction
 
 
-def batch(kernel_fn: Callable, batch_size: int = 0, device_count: int = -1, store_on_device: bool = True) -> Batchable:
+def batch(kernel_fn: Callable, batch_size: int = 0, device_count: int = -1, store_on_device: bool = True) -> Callable:
     """The same kernel function, computed in tiles of examples.
 
     It computes what `kernel_fn` computes, whatever the axes and keyword arguments: tiles are cut out of the kernel, not
@@ -22,7 +23,8 @@ def batch(kernel_fn: Callable, batch_size: int = 0, device_count: int = -1, stor
     Cost: as `kernel_fn`. Without `batch`, `memory=` of `empirical_ntk_fn` chooses tiles by itself.
 
     Args:
-        kernel_fn: Made by `empirical_ntk_fn`, `empirical_nngp_fn` or `empirical_kernel_fn`, possibly under `jax.jit`.
+        kernel_fn: Made by `empirical_ntk_fn`, `empirical_nngp_fn` or `empirical_kernel_fn`, possibly under `jax.jit` or
+            `functools.partial`.
         batch_size: Largest number of examples of a tile; 0 for as many as fit into memory.
         device_count: Devices of this host that share the rows; -1 for all, 0 for the default one. They do for kernels
             that fit into memory as one tile.
@@ -41,6 +43,9 @@ def batch(kernel_fn: Callable, batch_size: int = 0, device_count: int = -1, stor
         >>> batch(empirical_ntk_fn(lambda w, x: x @ w), batch_size=2)(jnp.ones((5, 3)), None, jnp.ones((3, 4))).shape
         (5, 5)
     """
+    if isinstance(kernel_fn, functools.partial):
+        tiled = batch(kernel_fn.func, batch_size, device_count, store_on_device)
+        return functools.partial(tiled, *kernel_fn.args, **kernel_fn.keywords)
     compiled = isinstance(kernel_fn, type(jax.jit(batch)))
     function = kernel_fn.__wrapped__ if compiled else kernel_fn  # type: ignore[attr-defined]
     if not isinstance(function, Batchable):

@@ -46,8 +46,8 @@ def taylor_expand(f: Callable, params: Any, degree: int) -> Callable:
 
 
 def _gather(f: Callable) -> Callable:
-    return lambda params, inputs, **kwargs: f(params, *inputs, **kwargs)
+    return lambda params, inputs: f(params, *inputs[0], **inputs[1])
 
 
 def _spread(f: Callable) -> Callable:
-    return lambda params, *inputs, **kwargs: f(params, inputs, **kwargs)
+    return lambda p, *inputs, **kwargs: f(p, (inputs, kwargs))

@@ -175,6 +175,8 @@ def _compare(
         with np.errstate(invalid="ignore"):
             error = np.where(np.isnan(a) & np.isnan(b) | (a == b), 0.0, np.abs(a - b))
         worst = float(np.nan_to_num(error, nan=np.inf).max(initial=0.0))
+        if np.isinf(worst):
+            return f"{what} that are not finite"
         if worst > eps**0.6 * scale + 100 * eps * max(scales) + rounded:
             return f"{what} that change by {worst:.2g} (scale {scale:.2g})"
     return None if comparable or not strict else f"{what} that are not finite"

@@ -85,10 +85,11 @@ class Layout:
         return _unzip(kernel).reshape(-1, math.prod(kept)), tuple(shape)
 
     def columns(self, outputs: Any, name: str, shape: tuple[int, ...] | None = None) -> Any:
-        """Outputs, or a number for all of them, as `[r c]`."""
+        """Outputs, or what is broadcast to them (a number, axes of length 1), as `[r c]`."""
         wanted = self.shape if shape is None else shape
         outputs = outputs if hasattr(outputs, "shape") else np.asarray(outputs, jnp.result_type(float))
-        if outputs.ndim and tuple(outputs.shape) != wanted:
+        fits = len(wanted) == outputs.ndim and all(n in (1, m) for n, m in zip(outputs.shape, wanted, strict=True))
+        if outputs.ndim and not fits:
             refuse(
                 self.call,
                 expected=f"`{name}` of shape {wanted}, or one number",
