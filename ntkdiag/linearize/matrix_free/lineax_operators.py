@@ -99,7 +99,7 @@ def _symmetric(operator: Any) -> bool:
 
 
 for _kind in (KernelOperator, DampedJacobian):
-    lx.linearize.register(_kind)(lambda operator: operator)
+    lx.linearise.register(_kind)(lambda operator: operator)
     lx.materialise.register(_kind)(lambda operator: lx.MatrixLinearOperator(operator.as_matrix()))
     lx.conj.register(_kind)(lambda operator: operator)
     lx.is_symmetric.register(_kind)(_symmetric)
