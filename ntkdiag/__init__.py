@@ -26,6 +26,7 @@ from ntkdiag.kernels import Convention as Convention
 from ntkdiag.kernels import Kernel as Kernel
 from ntkdiag.kernels import Plan as Plan
 from ntkdiag.kernels import RandomProjections as RandomProjections
+from ntkdiag.kernels import clear_caches as clear_caches
 from ntkdiag.kernels import ntk as ntk
 from ntkdiag.kernels import plan as plan
 from ntkdiag.linearize import NTKOperator as NTKOperator

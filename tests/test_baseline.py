@@ -199,7 +199,29 @@ def _run(data=CLASSES, **options):
         ),
         (lambda: _run((X, LABELS[:5], *CLASSES[2:])), "expected as many labels y as examples x; got (5,) and [24]."),
         (lambda: _run(loss="mse"), "got loss='mse' and labels int"),
-        (lambda: _run(TARGETS), "or as many outputs as targets; got outputs (24, 3) and labels (24, 1). Select an"),
+        (lambda: _run(TARGETS), "or as many outputs as targets; got outputs (24, 3) and labels (24, 1), (20, 1) for"),
+        (
+            lambda: _run((X, LABELS + 1, X_TEST, LABELS_TEST)),
+            "linear_baseline(model, data, optimizer): expected class numbers in [0, 3); got values from 1 to 3. The "
+            "model has 3 outputs: number the classes from 0, and leave out examples without a label.",
+        ),
+        (lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)), "in [0, 3); got values from -1 to 1."),
+        (
+            lambda: gap_over_training(
+                *functionalize(MODEL, VARIABLES), (X, LABELS - 1, X_TEST, LABELS_TEST), optax.sgd(0.1)
+            ),
+            "gap_over_training(f, params, data, optimizer): expected class numbers in [0, 3); got values from -1 to 1.",
+        ),
+        (lambda: _run((X, LABELS, X_TEST, LABELS_TEST + 1), loss=cross_entropy), "in [0, 3); got values from 1 to 3."),
+        (
+            lambda: _run((X, LABELS[:, None], X_TEST, LABELS_TEST[:, None]), loss=cross_entropy),
+            "or as many outputs as targets; got outputs (24, 3) and labels (24, 1), (20, 1) for the test.",
+        ),
+        (
+            lambda: _run((X, LABELS % 2, X_TEST, LABELS_TEST % 2), output=lambda out: out[:, :1]),
+            "expected class numbers [n] beside outputs [n C] with C > 1, or floating point targets; got outputs "
+            "(24, 1) and labels int",
+        ),
         (
             lambda: _run(steps=5, checkpoint=5),
             "expected 0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `outputs`",
@@ -246,3 +268,23 @@ def test_a_run_that_diverges_is_a_result():
     found = gap_over_training(*functionalize(MODEL, VARIABLES), one_hot, optax.sgd(1e6), steps=40, marks=[0, 40])
     assert not np.isfinite(found.rms[-1])
     assert found.first_beyond(0.1) == found.first_beyond(0.1, "rms") == 40
+
+
+def test_counts_beside_a_loss_of_the_user_are_targets():
+    counts, counts_test = (np.random.default_rng(1).poisson(2.0, len(x)) for x in (X, X_TEST))
+    poisson = lambda outputs, y: (jnp.exp(outputs[:, 0]) - y * outputs[:, 0]).mean()
+    model = nn.Sequential([nn.Dense(16), jnp.tanh, nn.Dense(1)])
+    variables = jax.jit(model.init)(jax.random.key(0), X)
+    found = [
+        linear_baseline(
+            model, (X, y, X_TEST, y_test), optax.sgd(0.1), variables=variables, loss=poisson, steps=4, checkpoint=2
+        )
+        for y, y_test in ((counts, counts_test), (counts.astype(np.float32), counts_test.astype(np.float32)))
+    ]
+    assert [line.accuracy for line in found[0].contenders] == [None] * 5
+    assert found[0].gap.accuracy is None
+    for whole, floating in zip(found[0].contenders, found[1].contenders, strict=True):
+        np.testing.assert_array_equal(whole.outputs, floating.outputs)
+        assert whole.test_loss == floating.test_loss
+    ridge = found[0]["kernel ridge, K_0"].outputs
+    assert abs(float(ridge.mean()) - counts.mean()) < 1  # regressed on counts, not on one-hot rows of them

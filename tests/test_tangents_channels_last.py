@@ -119,7 +119,7 @@ def scanned(params, x):
 
 def trained(params, x):
     y = jnp.zeros((3, 2))
-    data = Data(x, y, x, y, lambda outputs, y: ((outputs - y) ** 2).sum(), "squares", classes=False)
+    data = Data(x, y, x, y, lambda outputs, y: ((outputs - y) ** 2).sum(), "squares", classes=False, shape=y.shape)
     return list(trainer.train(scanned, params, optax.sgd(0.1), data, np.arange(3)[None], [1]))[-1]
 
 

@@ -38,8 +38,8 @@ def adapt(module: Any, request: Request) -> Functional:
     request.require_returned(call=_CALL)
     request.bound(module, call=_CALL)
     _require_state(module, request.options.get("state"))
-    part = partition(module, request.trainable, call=_CALL, check_finite=request.check_finite)
-    _warn_tied(part.params)
+    own, part = partition(module, request.trainable, call=_CALL, check_finite=request.check_finite)
+    _warn_tied(own)
     run = _runner(request, equinox_norm.axis_name(module, call=_CALL))
     state = parameters.owned(request.options.get("state"))
     if request.mode.statistics is not None:
@@ -54,7 +54,7 @@ def adapt(module: Any, request: Request) -> Functional:
 
     return Functional(
         apply=Apply(function, "equinox", str(request.mode), request.selected),
-        params=part.params,
+        params=own,
         restore=part.rebuild,
         library="equinox",
         mode=str(request.mode),

@@ -46,11 +46,11 @@ def adapt(module: Any, request: Request) -> Functional:
     boxed = _collections(request.variables, chosen)
     variables = nn.meta.unbox(boxed)
     candidates = variables[chosen[0]] if flat else {name: variables[name] for name in chosen}
-    part = partition(candidates, request.trainable, call=_CALL, check_finite=request.check_finite)
+    own, part = partition(candidates, request.trainable, call=_CALL, check_finite=request.check_finite)
     rest = parameters.owned({name: tree for name, tree in variables.items() if name not in chosen})
     wrap = (lambda tree: {chosen[0]: tree}) if flat else (lambda tree: tree)
-    moded = _in_mode(module, request)
-    run = _runner(moded, request, rest)
+    request = dataclasses.replace(request, variables=None)  # f is kept by caches, and shall not keep parameters
+    run = _runner(_in_mode(module, request), request, rest)
     statistics = rest
     if request.mode.statistics is not None:
         of_batch = linen_norm.of_batch(run, {**wrap(candidates), **rest}, request.mode.statistics)
@@ -73,7 +73,7 @@ def adapt(module: Any, request: Request) -> Functional:
     held = wrap({path: leaf for path, leaf in part.fixed.items()}) if flat else part.fixed
     return Functional(
         apply=Apply(function, "linen", str(request.mode), request.selected),
-        params=part.params,
+        params=own,
         restore=restore,
         library="linen",
         mode=str(request.mode),

@@ -44,7 +44,7 @@ def adapt(model: Any, request: Request) -> Functional:
         nnx_norm.hold(moded)
     graph, _, moded_rest = nnx.split(moded, kind, ...)
     structure_of_state = jax.tree.structure(state)
-    part = partition(nnx.to_pure_dict(state), trainable, call=_CALL, check_finite=request.check_finite)
+    own, part = partition(nnx.to_pure_dict(state), trainable, call=_CALL, check_finite=request.check_finite)
 
     def state_of(pure: Any) -> Any:
         # A State and its pure dictionary have the same leaves in the same order: both sort their keys.
@@ -65,7 +65,7 @@ def adapt(model: Any, request: Request) -> Functional:
 
     return Functional(
         apply=Apply(function, "nnx", str(request.mode), request.selected),
-        params=part.params,
+        params=own,
         restore=restore,
         library="nnx",
         mode=str(request.mode),

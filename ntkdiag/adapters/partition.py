@@ -16,15 +16,16 @@ class Partition:
     """The way between a full tree and its trainable part.
 
     Attributes:
-        params: The trainable part. Held leaves are absent: their dictionary keys are dropped, and where the container
-            is not a dictionary, None stands in their place.
+        like: Shapes of the trainable part, in its containers; the parameters themselves are not kept, so that what
+            keeps a function of them does not keep them. Held leaves are absent: their dictionary keys are dropped, and
+            where the container is not a dictionary, None stands in their place.
         held: All leaves in order, None where trainable.
         paths: Paths of all leaves in order.
         mask: One boolean per leaf, True where trainable.
         structure: Structure of the full tree.
     """
 
-    params: Any
+    like: Any
     held: list[Any]
     paths: list[str]
     mask: list[bool]
@@ -39,13 +40,13 @@ class Partition:
         """Put the held leaves back beside `params`.
 
         Args:
-            params: Same paths as `self.params`; shapes are free, as under `vmap`.
+            params: Same paths as `self.like`; shapes are free, as under `vmap`.
             call: The call to name in the message, in code form.
 
         Returns:
             The full tree.
         """
-        moving = iter(jax.tree.leaves(structure.repack(params, self.params, call=call)))
+        moving = iter(jax.tree.leaves(structure.repack(params, self.like, call=call)))
         leaves = [next(moving) if keep else leaf for keep, leaf in zip(self.mask, self.held, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
@@ -53,7 +54,7 @@ class Partition:
         """Put the held leaves back beside `params` of the same shapes; dtypes may differ.
 
         Args:
-            params: Same paths and shapes as `self.params`.
+            params: Same paths and shapes as `self.like`.
 
         Returns:
             The full tree.
@@ -62,28 +63,28 @@ class Partition:
             StructureError: If paths or shapes differ.
         """
         call = "Functional.restore(params)"
-        leaves = jax.tree.leaves(structure.repack(params, self.params, call=call))
-        if [np.shape(leaf) for leaf in leaves] != [np.shape(leaf) for leaf in jax.tree.leaves(self.params)]:
-            structure.require_same(self.params, params, call=call)
+        leaves = jax.tree.leaves(structure.repack(params, self.like, call=call))
+        if [np.shape(leaf) for leaf in leaves] != [leaf.shape for leaf in jax.tree.leaves(self.like)]:
+            structure.require_same(self.like, params, call=call)
         return self.merge(params, call=call)
 
     def take(self, tree: Any) -> Any:
         """Take the trainable part of another full tree.
 
         Args:
-            tree: A tree that has the paths of `self.params`, in any containers.
+            tree: A tree that has the paths of `self.like`, in any containers.
 
         Returns:
-            Its trainable part, structured as `self.params`.
+            Its trainable part, structured as `self.like`.
         """
         chosen = {path for path, keep in zip(self.paths, self.mask, strict=True) if keep}
         named = structure.leaves_by_path(tree)
         found = {path: parameters.as_jax(leaf) for path, leaf in named.items() if path in chosen}
         # A flat dictionary keyed by whole paths names its leaves as the tree does.
-        return structure.repack(found, self.params, call="Functional.extract(model)")
+        return structure.repack(found, self.like, call="Functional.extract(model)")
 
 
-def partition(tree: Any, trainable: Any, *, call: str, check_finite: bool) -> Partition:
+def partition(tree: Any, trainable: Any, *, call: str, check_finite: bool) -> tuple[Any, Partition]:
     """Split a tree into trainable and held leaves.
 
     Args:
@@ -93,7 +94,7 @@ def partition(tree: Any, trainable: Any, *, call: str, check_finite: bool) -> Pa
         check_finite: Refuse NaN and infinity in trainable leaves.
 
     Returns:
-        The partition.
+        The trainable part, and the way between it and the full tree.
 
     Raises:
         InvalidInputError: If nothing is trainable.
@@ -117,7 +118,8 @@ def partition(tree: Any, trainable: Any, *, call: str, check_finite: bool) -> Pa
     if check_finite:
         parameters.require_finite(params, call=call)
     held = [None if keep else leaf for leaf, keep in pairs]
-    return Partition(params, held, list(named), mask, full)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    return params, Partition(like, held, list(named), mask, full)
 
 
 def _prune(tree: Any) -> Any:

@@ -1,5 +1,6 @@
 """Plain callables `f(params, x, **kwargs)`: called as they are."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ def adapt(f: Callable[..., Any], request: Request) -> Functional:
     request.require_returned(call=_CALL)
     _require_plain(request)
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, request.variables)
-    part = partition(tree, request.trainable, call=_CALL, check_finite=request.check_finite)
+    own, part = partition(tree, request.trainable, call=_CALL, check_finite=request.check_finite)
+    request = dataclasses.replace(request, variables=None)  # f is kept by caches, and shall not keep parameters
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
         x = select(request.inputs, x)
@@ -45,7 +47,7 @@ def adapt(f: Callable[..., Any], request: Request) -> Functional:
 
     return Functional(
         apply=Apply(function, "callable", "unspecified", request.output),
-        params=part.params,
+        params=own,
         restore=part.rebuild,
         library="callable",
         mode="unspecified",

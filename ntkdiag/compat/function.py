@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.compat.cache import Cache, signature
 from ntkdiag.compat.inputs import as_arrays, is_none
 from ntkdiag.compat.per_input import split_kwargs
 from ntkdiag.compat.prepare import prepare
 from ntkdiag.compat.prepared import Prepared
 from ntkdiag.compat.request import Request
+from ntkdiag.compat.signature import signature
 from ntkdiag.kernels import constants, meshes
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.caches import Cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

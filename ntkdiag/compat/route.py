@@ -7,11 +7,12 @@ from typing import Any
 import jax
 
 from ntkdiag import errors
-from ntkdiag.compat.cache import Cache, signature
 from ntkdiag.compat.cut import Cut, cut_examples, cut_whole, is_array
 from ntkdiag.compat.independence import difference, interact_error
+from ntkdiag.compat.signature import signature
 from ntkdiag.compat.vmap_axes import VmapAxes, axes_of_leaves
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.caches import Cache
 from ntkdiag.kernels.keywords import Same
 from ntkdiag.kernels.operands.operand import refuse
 

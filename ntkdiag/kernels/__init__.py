@@ -1,5 +1,6 @@
 """Factors -> kernels."""
 
+from ntkdiag.kernels.caches import clear_caches as clear_caches
 from ntkdiag.kernels.convention import Convention as Convention
 from ntkdiag.kernels.kernel import Kernel as Kernel
 from ntkdiag.kernels.ntk import ntk as ntk

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ntkdiag import _compat, errors
 from ntkdiag.kernels import keywords, meshes, reversible
 from ntkdiag.kernels.arguments import is_traced
+from ntkdiag.kernels.caches import Cache
 from ntkdiag.kernels.compiled import Compiled
 from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents import channels_last
@@ -23,8 +24,7 @@ from ntkdiag.tangents.liveness import without_dead
 from ntkdiag.tangents.parts import Factor, Part
 from ntkdiag.tangents.tangents import Tangents, depends_on
 
-_CACHE: collections.OrderedDict[Any, "Program"] = collections.OrderedDict()
-_CACHE_SIZE = 64
+_PROGRAMS = Cache()
 # Merged Jacobians have a multiple of so many columns: they can be cut into pieces of any size.
 _COLUMNS = 256
 
@@ -87,6 +87,7 @@ class Program:
         consts = _compat.open_jaxpr(self.tangents.jaxpr)[1]
         self.closes_over_explicit = meshes.explicit(consts) is not None
         self.closes_over_tracers = is_traced(consts)
+        self.closes_over_bytes = sum(getattr(value, "nbytes", 0) for value in consts)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
             _compat.known_answer_test()  # while the rest is traced
@@ -103,15 +104,12 @@ class Program:
         if is_traced(params, x, kwargs):  # inside someone's trace: f may close over its tracers, so nothing is kept
             return Program(f, params, one, kwargs, joint=joint, call=call)
         key = _key(f, params, one, kwargs, joint)
-        if key not in _CACHE:
+        program = _PROGRAMS.get(key)
+        if program is None:
             program = Program(f, params, one, kwargs, joint=joint, call=call)
-            if program.closes_over_tracers:
-                return program
-            _CACHE[key] = program
-        _CACHE.move_to_end(key)
-        while len(_CACHE) > _CACHE_SIZE:
-            _CACHE.popitem(last=False)
-        return _CACHE[key]
+            if not program.closes_over_tracers:
+                _PROGRAMS.put(key, program, program.closes_over_bytes)
+        return program
 
     def parts(self, form: str) -> list[Part]:
         """What the kernel is a sum over; see `tangents.parts.group`."""

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag._compat import compiler_options
-from ntkdiag.adapters import Functional, functionalize
+from ntkdiag.adapters import functionalize
 from ntkdiag.kernels.interaction import check_few
 from ntkdiag.kernels.operands.operand import refuse
-from ntkdiag.linearize.baseline.data import Data, LossLike, accuracy, batches, read_data
+from ntkdiag.linearize.baseline.data import Data, LossLike, accuracy, batches, read_data, require_targets
 from ntkdiag.linearize.baseline.history import GapHistory, comparer, history_of
 from ntkdiag.linearize.baseline.kernel_ridge import kernel_ridge
 from ntkdiag.linearize.baseline.methods import methods
@@ -69,7 +69,6 @@ def linear_baseline(
         InvalidInputError: When data, loss or a number are not as described, or as `functionalize`.
         ExamplesInteractError: When outputs of one example depend on the others, as with batch norm in train mode.
     """
-    read = read_data(data, loss, _CALL)
     checkpoint = max(1, steps // 10) if checkpoint is None else checkpoint
     if not 0 < checkpoint < steps or not ridge > 0 or outputs not in ("mean", "full") or kernel_examples < 1:
         refuse(
@@ -82,7 +81,9 @@ def linear_baseline(
         )
     functional = functionalize(model, variables, **options)
     f, params = functional
-    shape = _output_shape(functional, read)
+    read = read_data(data, loss, f, params, _CALL)
+    require_targets(read, _CALL)
+    shape = read.shape
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         refuse(_CALL, expected="an Optax transformation", got=repr(optimizer), do="Pass optax.sgd(0.1), for instance.")
     check_few(f, params, read.x, _CALL)
@@ -141,20 +142,6 @@ class _Runs:
         order = self.order if len(self.order) == 1 else self.order[self.checkpoint :]
         since = [mark - self.checkpoint for mark in self.marks if mark >= self.checkpoint]
         return train(self.lin_later, self.own, self.optimizer, self.data, order, since, state)
-
-
-def _output_shape(functional: Functional, data: Data) -> tuple[int, ...]:
-    found = jax.eval_shape(functional.apply, functional.params, data.x)
-    shape = getattr(found, "shape", None)
-    wanted = data.n if shape is None or data.classes else np.prod(shape)
-    if shape is None or shape[:1] != (data.n,) or (data.classes and len(shape) != 2) or data.y.size != wanted:
-        refuse(
-            _CALL,
-            expected="outputs [n C] beside class numbers, or as many outputs as targets",
-            got=f"outputs {shape if shape is not None else type(found).__name__} and labels {data.y.shape}",
-            do="Select an output with output=, or reshape the labels.",
-        )
-    return shape
 
 
 def _trained(name: str, f: Any, params: Any, data: Data, network: Contender | None) -> Contender:

@@ -1,6 +1,7 @@
 """What the network is trained on, and by which loss."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ class Data:
         loss: `loss(outputs, y)`, one number for a batch.
         loss_name: What to call it.
         classes: Whether labels are class numbers.
+        shape: Of the outputs on the training examples.
     """
 
     x: Any
@@ -35,6 +37,7 @@ class Data:
     loss: Callable[[Any, Any], Any]
     loss_name: str
     classes: bool
+    shape: tuple[int, ...]
 
     @property
     def n(self) -> int:
@@ -47,23 +50,28 @@ class Data:
         return self.y_test.shape[0]
 
 
-def read_data(data: Any, loss: LossLike, call: str) -> Data:
-    """Read `(x, y, x_test, y_test)`.
+def read_data(data: Any, loss: LossLike, f: Callable[..., Any], params: Any, call: str) -> Data:
+    """Read `(x, y, x_test, y_test)` beside the outputs of f.
 
-    Cost: a copy to the device.
+    Integers `[n]` beside outputs `[n C]` with C > 1 are class numbers. With a loss of the user other integers are
+    targets like floating point numbers, counts for instance.
+
+    Cost: a copy to the device, and f traced once.
 
     Args:
         data: The four.
         loss: "mse" (1/2 squared error, summed over outputs), "cross_entropy" (softmax, class numbers), a function
             `loss(outputs, y)` that returns one number for a batch, or None: cross-entropy for integer labels.
+        f: `f(params, x)`.
+        params: Its parameters.
         call: The public call, for the message.
 
     Returns:
         The data.
 
     Raises:
-        InvalidInputError: When there are not four parts, examples and labels differ in number, or the loss is unknown
-            or needs other labels.
+        InvalidInputError: When there are not four parts, examples, labels and outputs differ in number, class numbers
+            are outside [0, C), or the loss is unknown or needs other labels.
     """
     if not isinstance(data, tuple | list) or len(data) != 4:
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
@@ -79,33 +87,84 @@ def read_data(data: Any, loss: LossLike, call: str) -> Data:
                 got=f"{labels.shape[:1]} and {sorted(sizes)}",
                 do="The example axis comes first.",
             )
-    classes = bool(jnp.issubdtype(y.dtype, jnp.integer)) or y.dtype == bool
-    if classes and not callable(loss):
-        y, y_test = (_class_numbers(labels, call) for labels in (y, y_test))
+    shape = _output_shape(f, params, x, y, call)
+    integers = all(jnp.issubdtype(v.dtype, jnp.integer) or v.dtype == bool for v in (y, y_test))
+    classes = integers and (not callable(loss) or (len(shape) == 2 and shape[1] > 1 and y.ndim == 1))
     loss = loss or ("cross_entropy" if classes else "mse")
     known = {"mse": squared_error, "cross_entropy": cross_entropy}
-    if callable(loss):
-        return Data(x, y, x_test, y_test, loss, _named(loss), classes)
-    if loss not in known or (loss == "cross_entropy") != classes:
+    if not callable(loss) and (loss not in known or (loss == "cross_entropy") != classes):
         refuse(
             call,
             expected='`loss` "cross_entropy" with class numbers, "mse" with floating point targets, or a function',
             got=f"loss={loss!r} and labels {y.dtype}{list(y.shape)}",
             do="For squared error on classes pass `jax.nn.one_hot(y, C)` as labels.",
         )
-    return Data(x, y, x_test, y_test, known[loss], loss, classes)
+    if classes:
+        y, y_test = (_class_numbers(labels, shape, call) for labels in (y, y_test))
+    elif not callable(loss):
+        _check_sizes(shape, y, y_test, call)
+    if callable(loss):
+        return Data(x, y, x_test, y_test, loss, _named(loss), classes, shape)
+    return Data(x, y, x_test, y_test, known[loss], loss, classes, shape)
 
 
-def _class_numbers(labels: jax.Array, call: str) -> jax.Array:
+def require_targets(data: Data, call: str) -> None:
+    """Refuse labels that a kernel cannot be regressed on: neither classes nor shaped like the outputs.
+
+    Cost: none.
+
+    Args:
+        data: The data.
+        call: The public call, for the message.
+
+    Raises:
+        InvalidInputError: When they are not.
+    """
+    if not data.classes:
+        _check_sizes(data.shape, data.y, data.y_test, call)
+
+
+def _output_shape(f: Callable[..., Any], params: Any, x: Any, y: jax.Array, call: str) -> tuple[int, ...]:
+    found = jax.eval_shape(f, params, x)
+    shape = getattr(found, "shape", None)
+    if shape is None or shape[:1] != y.shape[:1]:
+        refuse(
+            call,
+            expected=f"one array of outputs with the {y.shape[0]} examples on its first axis",
+            got=type(found).__name__ if shape is None else f"shape {shape}",
+            do="Select an output with output= of `functionalize`.",
+        )
+    return shape
+
+
+def _check_sizes(shape: tuple[int, ...], y: jax.Array, y_test: jax.Array, call: str) -> None:
+    if any(labels.size != len(labels) * math.prod(shape[1:]) for labels in (y, y_test)):
+        refuse(
+            call,
+            expected="outputs [n C] beside class numbers, or as many outputs as targets",
+            got=f"outputs {shape} and labels {y.shape}, {y_test.shape} for the test",
+            do="Select an output with output=, or reshape the labels.",
+        )
+
+
+def _class_numbers(labels: jax.Array, shape: tuple[int, ...], call: str) -> jax.Array:
     """`[n]` from `[n]` or a column `[n 1]`."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1:
+    if labels.ndim != 1 or len(shape) != 2 or shape[1] == 1:
         refuse(
             call,
-            expected="class numbers of shape [n], or floating point targets",
-            got=f"{labels.dtype}{list(labels.shape)}",
-            do="Pass one-hot rows as floating point targets, for squared error.",
+            expected="class numbers [n] beside outputs [n C] with C > 1, or floating point targets",
+            got=f"outputs {shape} and labels {labels.dtype}{list(labels.shape)}",
+            do="Pass one-hot rows, counts or a single label as floating point targets, for squared error.",
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= shape[1]:
+        refuse(
+            call,
+            expected=f"class numbers in [0, {shape[1]})",
+            got=f"values from {low} to {high}",
+            do=f"The model has {shape[1]} outputs: number the classes from 0, and leave out examples without a label.",
         )
     return labels.astype(jnp.int32)
 

@@ -136,7 +136,7 @@ def gap_over_training(
     Raises:
         InvalidInputError: When data, loss, steps or marks are not as described.
     """
-    read = read_data(data, loss, _CALL)
+    read = read_data(data, loss, f, params, _CALL)
     marks = log_spaced(steps) if marks is None else [int(mark) for mark in marks]
     if steps < 0 or not marks or list(marks) != sorted(set(marks)) or marks[0] < 0 or marks[-1] > steps:
         refuse(
