@@ -148,32 +148,35 @@ def _imported(name: str, call: str) -> Any:
     module, _, attribute = name.rpartition(":")
     if not module or not attribute:
         raise _usage(call, "module:attribute or path.py:attribute, such as mymodels:net", name)
+    found = _module(module, call)
     try:
-        found: Any = _module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise _usage(call, "a module that can be imported, with that attribute", f"{error}") from error
+    except AttributeError as error:
+        raise _usage(call, "a module with that attribute", f"{error}") from error
     makes_model = (inspect.isroutine(found) or inspect.isclass(found)) and _needs_nothing(found)
     return found() if makes_model else found
 
 
-def _module(name: str) -> Any:
+def _module(name: str, call: str) -> Any:
     """Import a module by name, or from a file, with the modules next to it in reach as for a script."""
     path = pathlib.Path(name)
-    # As `python -m` has it: modules of the working directory.
-    folder = str(path.parent.resolve()) if name.endswith(".py") else ""
-    sys.path.insert(0, folder)
-    try:
-        if not name.endswith(".py"):
-            return importlib.import_module(name)
+    # As `python -m` has it: modules of the working directory. It stays, for what is imported inside of functions.
+    sys.path.insert(0, str(path.parent.resolve()) if path.suffix == ".py" else "")
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise _usage(call, "a file that can be imported", f"no file at '{name}'")
         spec: Any = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module  # dataclasses and pytrees look their module up
         spec.loader.exec_module(module)
         return module
-    finally:
-        sys.path.remove(folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # it is there, and imports what is not
+            raise
+        raise _usage(call, "a module that can be imported", f"{error}") from error
 
 
 def _case(found: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

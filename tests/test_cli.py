@@ -1,6 +1,7 @@
 """The command line: every command end to end, and one clean message for every error."""
 
 import json
+import pathlib
 import re
 import sys
 
@@ -33,6 +34,8 @@ class Holder:
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Call the command line as a shell would; returns exit status, output and error output."""
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["ntkdiag", *map(str, arguments)])
@@ -86,7 +89,8 @@ def test_compare_says_that_the_model_is_imported(run, monkeypatch):
     [
         ({"--model": "net"}, ("ntkdiag compare --model net: expected module:attribute", "got net")),
         ({"--model": "nowhere_at_all:net"}, ("a module that can be imported", "No module named 'nowhere_at_all'")),
-        ({"--model": "net_for_cli:other"}, ("with that attribute", "has no attribute 'other'")),
+        ({"--model": "net_for_cli:other"}, ("a module with that attribute", "has no attribute 'other'")),
+        ({"--model": "nowhere.py:net"}, ("a file that can be imported", "no file at 'nowhere.py'")),
         ({"--data": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
         ({"--data": "net_for_cli.py"}, ("an .npz file written by numpy.savez",)),
         ({"--data": "nothing.npz"}, ("expected an array named x in the file; got z",)),
@@ -106,6 +110,37 @@ def test_errors_are_one_message_without_a_traceback(run, workspace, options, par
     assert err.count("\n") == 1
     for part in parts:
         assert part in err
+
+
+@pytest.mark.parametrize("name", ["broken_for_cli:net", "broken_for_cli.py:net"])
+@pytest.mark.parametrize(
+    ("line", "error"), [("import numpy; numpy.no_such_thing", AttributeError), ("import no_such_module", ImportError)]
+)
+def test_errors_inside_the_module_keep_their_traceback(workspace, monkeypatch, name, line, error):
+    (workspace / "broken_for_cli.py").write_text(f"# a module\n{line}\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["ntkdiag", "selfcheck", name])
+    monkeypatch.setattr(cli.app, "pretty_exceptions_enable", False)
+    monkeypatch.delitem(sys.modules, "broken_for_cli", raising=False)
+    with pytest.raises(error) as caught:
+        cli.main()
+    places = [(pathlib.Path(entry.path).name, entry.lineno) for entry in caught.traceback]
+    assert ("broken_for_cli.py", 1) in places  # lines count from 0
+    sys.modules.pop("broken_for_cli", None)
+
+
+def test_a_file_imports_what_lies_next_to_it_when_it_is_called(run, workspace):
+    folder = workspace / "elsewhere"
+    folder.mkdir()
+    (folder / "beside_for_cli.py").write_text(MODULE)
+    lines = ["def make():", "    import numpy as np, beside_for_cli", "    x = np.ones((2, 3), np.float32)"]
+    lines.append("    return {'model': beside_for_cli.net, 'variables': {'w': np.ones((3, 2), np.float32)}, 'x': x}")
+    (folder / "case_for_cli.py").write_text("\n".join(lines))
+    status, out, err = run("selfcheck", "elsewhere/case_for_cli.py:make")
+    assert (status, err) == (0, "")
+    assert "nothing is wrong" in out
+    for name in ("beside_for_cli", "case_for_cli"):
+        del sys.modules[name]
 
 
 def test_wrong_usage_is_status_2(run):

@@ -456,3 +456,11 @@ def test_half_precision_accumulates_in_float32():
     assert kernel.dtype == jnp.float32
     assert relative_error(kernel, reference.ntk(F, half, X)) < 0.05
     assert kernel.noise_floor == float(jnp.finfo(jnp.bfloat16).eps)
+
+
+def test_names_in_a_plan_stay_text():
+    plan = ntkdiag.plan(
+        lambda p, x: x @ p["w[/in]"] + p["[red]b"], {"w[/in]": jnp.ones((3, 2)), "[red]b": jnp.ones(())}, X
+    )
+    assert "w[/in]" in str(plan)
+    assert "[red]b" in str(plan)

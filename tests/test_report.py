@@ -102,6 +102,28 @@ def test_rich_markup_in_names_stays_text():
     assert name in str(comparison)
 
 
+def test_a_kernel_of_zero_is_said_and_not_a_number():
+    dead = jax.tree.map(np.zeros_like, params(1))
+    x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
+    found = compare(params(1), dead, model=model, x=x, y=np.arange(N) % C, learning_rate=0.1)
+    said = readings(found)
+    assert said[0] == "At B the kernel is zero: no parameter moves the outputs on the probe."
+    assert "Alignment with the labels is undefined at B: centred, the kernel is zero." in said
+    assert not any("critical" in sentence for sentence in said)
+    assert "S_c = undefined" in found.verdict.numbers
+    assert found.verdict.numbers.endswith("to undefined.")
+    assert found.verdict.name == "MIXED"
+    assert "nan" not in " ".join([*said, found.verdict.numbers])
+
+
+def test_a_kernel_that_is_constant_turns_by_nothing_defined():
+    bias = lambda params, x: params["b"] + 0 * x[:, :2] + jax.numpy.tanh(x @ params["w"])
+    one, other = ({"b": np.zeros(2, np.float32), "w": np.full((3, 2), w, np.float32)} for w in (1e5, 0.5))
+    x = np.abs(np.random.default_rng(9).normal(size=(N, 3))).astype(np.float32) + 1
+    found = compare(one, other, model=bias, x=x)
+    assert readings(found)[0].startswith("Centred, one of the kernels is zero: how far it turned is undefined. Its tr")
+
+
 def test_ids_are_unique_over_all_figures(page):
     ids = [attributes["id"] for _, attributes in Tags(page).tags if "id" in attributes]
     assert len(ids) > 50

@@ -1,6 +1,7 @@
 """One word for the regime between two checkpoints, with the criterion spelled out."""
 
 import dataclasses
+import math
 from typing import Literal
 
 LAZY_E1, LAZY_DISTANCE, RICH_DISTANCE, RICH_GROWTH = 0.1, 0.01, 0.1, 2.0
@@ -43,7 +44,7 @@ def regime(e1: float | None, distance_centred: float, alignment_a: float | None,
         said = "The outputs on the probe are the same at A and B, or differ by too little to tell it from rounding."
         return Verdict("UNCHANGED", said)
     growth, grew = _growth(alignment_a, alignment_b)
-    numbers = f"e1 = {e1:.3g}, S_c = {distance_centred:.3g}, {growth}."
+    numbers = f"e1 = {e1:.3g}, S_c = {_written(distance_centred)}, {growth}."
     if e1 < LAZY_E1 and distance_centred < LAZY_DISTANCE:
         return Verdict("LAZY", numbers)
     return Verdict("RICH" if grew and distance_centred > RICH_DISTANCE else "MIXED", numbers)
@@ -52,5 +53,9 @@ def regime(e1: float | None, distance_centred: float, alignment_a: float | None,
 def _growth(before: float | None, after: float | None) -> tuple[str, bool]:
     if before is None or after is None:
         return "alignment unknown without labels", False
-    ratio = f" ({after / before:.3g}-fold)" if before > 0 else ""
-    return f"alignment {before:.3g} to {after:.3g}{ratio}", after > 0 and after >= RICH_GROWTH * before
+    ratio = f" ({after / before:.3g}-fold)" if before > 0 and math.isfinite(after) else ""
+    return f"alignment {_written(before)} to {_written(after)}{ratio}", after > 0 and after >= RICH_GROWTH * before
+
+
+def _written(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "undefined"

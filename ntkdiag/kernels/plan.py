@@ -91,6 +91,7 @@ class Plan:
         """The plan as a table."""
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title=f"NTK of {self.n} x {self.m} examples, {self.directions} backward passes each")
         for name in ("parameters", "used by", "factor"):
@@ -99,7 +100,7 @@ class Plan:
             table.add_column(name, justify="right")
         for row in self.rows:
             cells = ("\n".join(row.paths), ", ".join(row.primitives), row.factor)
-            table.add_row(*cells, f"{row.flops:.2g}", readable(row.bytes))
+            table.add_row(*map(Text, (*cells, f"{row.flops:.2g}", readable(row.bytes))))
         console = Console(width=110, file=None, record=True, force_terminal=False)
         with console.capture() as capture:
             console.print(table)

@@ -1,5 +1,6 @@
 """The numbers in words: what they say about the run, and what one might do."""
 
+import math
 from typing import Any
 
 from ntkdiag.report.numbers import number, percent
@@ -23,11 +24,17 @@ def readings(comparison: Any) -> list[str]:
 
 
 def _motion(comparison: Any) -> str:
-    growth = comparison.b.trace / comparison.a.trace if comparison.a.trace else float("nan")
-    centred = float(comparison.drift.distance_centred)
+    if zero := [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.trace == 0]:
+        return f"At {' and '.join(zero)} the kernel is zero: no parameter moves the outputs on the probe."
+    growth, centred = comparison.b.trace / comparison.a.trace, float(comparison.drift.distance_centred)
+    if not math.isfinite(centred):
+        return f"Centred, one of the kernels is zero: how far it turned is undefined. {_grew(growth)}"
     turned = "hardly turned" if centred < 0.01 else "turned" if centred < 0.1 else "turned far"
-    distance, factor = number(centred, 3), number(growth, 3)
-    return f"The kernel {turned} (centred distance {distance}) and its trace changed by a factor of {factor}."
+    return f"The kernel {turned} (centred distance {number(centred, 3)}). {_grew(growth)}"
+
+
+def _grew(growth: float) -> str:
+    return f"Its trace changed by a factor of {number(growth, 3)}."
 
 
 def _linear(comparison: Any) -> str:
@@ -48,6 +55,8 @@ def _labels(comparison: Any) -> str:
     before, after = comparison.a.alignment, comparison.b.alignment
     if before is None:
         return ""
+    if undefined := [name for name, value in (("A", before), ("B", after)) if not math.isfinite(value)]:
+        return f"Alignment with the labels is undefined at {' and '.join(undefined)}: centred, the kernel is zero."
     if before > 0 and after >= 1.2 * before:
         turned = "turned towards the labels" if after >= 2 * before else "turned somewhat towards the labels"
         return f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions {turned}."
@@ -58,7 +67,7 @@ def _labels(comparison: Any) -> str:
 
 def _stability(comparison: Any) -> str:
     before, margin = comparison.a.margin, comparison.b.margin
-    if margin is None:
+    if margin is None or comparison.b.trace == 0:
         return ""
     at = f"At B the learning rate is {number(margin, 2)} of the critical one"
     if margin > OVER:
