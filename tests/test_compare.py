@@ -450,7 +450,7 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
     [
         ({"model": None}, ("expected model= beside parameters", "got model=None", "a callable f(params, x)")),
         ({"step_a": 3}, ("expected a CheckpointManager root beside a step", "got a dict and step 3")),
-        ({"x": np.zeros((1, 3))}, ("compare(x=...): expected two or more examples", "got shapes [(1, 3)]")),
+        ({"x": np.zeros((1, 3))}, ("compare(x=...): expected two or more examples", "got shapes (1, 3)")),
         (
             {"x": (np.zeros((2, 3)), np.zeros((4, 3)))},
             ("expected two or more examples on the leading axis of every leaf",),
@@ -466,6 +466,8 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
         ({"y": np.arange(N)}, ("expected class numbers in [0, 2)", "values from 0 to 5")),
         ({"y": np.zeros((N, 5))}, ("expected class numbers [N] or targets [N 2]", "(6, 5)")),
         ({"y": np.zeros(N, int)}, ("expected labels that differ between examples", "the same label")),
+        ({"y": np.zeros((N, C), complex)}, ("expected numbers; got complex128",)),
+        ({"x": np.ones((200, 3)).tolist()}, ("(); (); and 588 more", "arrays and no lists")),
         ({"y": np.full((N, C), np.nan)}, ("expected finite targets", "NaN or infinity")),
     ],
 )

@@ -75,6 +75,15 @@ def test_labels_and_numbers_that_are_none(options, match):
         compare(mlp_params(0), mlp_params(1), model=mlp, x=X, **options)
 
 
+def test_numbers_in_bfloat16_are_numbers():
+    targets = np.eye(len(X), C)
+    found = [
+        compare(mlp_params(0), mlp_params(1), model=mlp, x=X, y=y, learning_rate=rate)
+        for y, rate in ((jnp.asarray(targets, jnp.bfloat16), jnp.bfloat16(0.125)), (targets, 0.125))
+    ]
+    assert (found[0].b.alignment, found[0].b.margin) == (found[1].b.alignment, found[1].b.margin)
+
+
 @pytest.mark.parametrize("options", [{"loss": "cross_entropy"}, {"y": Y}])
 def test_classes_of_outputs_with_positions_are_refused(options):
     tokens = lambda p, x: jnp.stack([mlp(p, x), mlp(p, 2 * x)], axis=1)

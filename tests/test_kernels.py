@@ -459,8 +459,7 @@ def test_half_precision_accumulates_in_float32():
 
 
 def test_names_in_a_plan_stay_text():
-    plan = ntkdiag.plan(
-        lambda p, x: x @ p["w[/in]"] + p["[red]b"], {"w[/in]": jnp.ones((3, 2)), "[red]b": jnp.ones(())}, X
-    )
+    params = {"w[/in]": jnp.ones((X.shape[1], 2)), "[red]b": jnp.ones(())}
+    plan = ntkdiag.plan(lambda p, x: x @ p["w[/in]"] + p["[red]b"], params, X)
     assert "w[/in]" in str(plan)
     assert "[red]b" in str(plan)

@@ -375,22 +375,24 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         ),
         (
             lambda: predict.iterate_descent(K, squared, -1, 0.1, outputs=F0),
-            "expected ascending non-negative integer `steps`; got -1. Sort and round them.",
+            "expected ascending non-negative integer `steps`, at least one; got -1. Sort and round them.",
         ),
         (
             lambda: predict.iterate_descent(K, squared, [5, 2], 0.1, outputs=F0),
-            "iterate_descent(kernel, loss, steps, learning_rate): expected ascending non-negative integer `steps`; got "
-            "[5, 2]. Sort and round them.",
+            "iterate_descent(kernel, loss, steps, learning_rate): expected ascending non-negative integer `steps`, at "
+            "least one; got [5, 2]. Sort and round them.",
         ),
         (
             lambda: predict.iterate_descent(K, lambda f: f, 3, 0.1, outputs=F0),
             "iterate_descent(kernel, loss, steps, learning_rate): expected a `loss` that returns one number; got "
             "ShapeDtypeStruct(shape=(6, 2), dtype=float64). Sum or average over examples.",
         ),
+        (lambda: predict.iterate_descent(K, squared, np.zeros(0, int), 0.1, outputs=F0), "at least one; got []. Sort"),
+        (lambda: predict.integrate_flow(K, squared, [], 0.1, outputs=F0), "at least one; got []. Sort the times."),
         (
             lambda: predict.integrate_flow(K, squared, [2.0, 1.0], 0.1, outputs=F0),
-            "integrate_flow(kernel, loss, time, step): expected ascending, finite, non-negative `time`; got "
-            "[2.0, 1.0]. Sort the times.",
+            "integrate_flow(kernel, loss, time, step): expected ascending, finite, non-negative `time`, at least one; "
+            "got [2.0, 1.0]. Sort the times.",
         ),
         (
             lambda: predict.integrate_flow(K, squared, 1.0, 0.0, outputs=F0),
@@ -479,6 +481,16 @@ def test_squared_error_on_operators_compiles_once(caplog):
         again = predict.gradient_descent(operator, y.copy(), [2, 5], 0.1).train
     assert not [record for record in caplog.records if "_advance" in record.getMessage()]
     np.testing.assert_array_equal(first, again)
+
+
+def test_small_numbers_of_a_path_are_kept_outside_x64():
+    found = predict.best_on_path(predict.Prediction(None, np.array([[0.0], [1.0]])), np.ones(1), [1e-50, 1e-60])
+    assert found.value == 1e-60
+
+
+def test_times_are_numbers_however_large():
+    at = [predict.gradient_flow(np.eye(2, dtype=np.float32), np.ones((2, 1)), time).train for time in (10**10, 1e10)]
+    np.testing.assert_array_equal(*at)
 
 
 def test_nothing_is_best_where_everything_diverged():

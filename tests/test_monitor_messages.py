@@ -29,12 +29,12 @@ CALL = "watch(f, x, y, ...): "
         (
             {"x": np.float32(1)},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes [()]. Correct this argument.",
+            "got shapes (). Correct this argument.",
         ),
         (
             {"x": (np.ones((2, 3)), np.ones((3, 3)))},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes [(2, 3), (3, 3)]. Correct this argument.",
+            "got shapes (2, 3); (3, 3). Correct this argument.",
         ),
         ({"top_k": 0}, "expected an integer top_k of at least 1; got top_k=0. Correct this argument."),
         (

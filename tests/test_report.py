@@ -196,6 +196,17 @@ def test_history_from_a_log_file(comparison, tmp_path):
     assert "2 measurements from step 0 to step 5" in page
 
 
+def test_history_below_home_and_of_numpy_arrays(comparison, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = JsonLines("~/run.jsonl")
+    for row in rows():
+        log.write(row["step"], {key: value for key, value in row.items() if key != "step"})
+    arrays = [{**row, "ntk_eigenvalues": np.array(row["ntk_eigenvalues"])} for row in rows()]
+    for index, history in enumerate(("~/run.jsonl", arrays)):
+        text = comparison.save(tmp_path / f"{index}.html", history=history).read_text(encoding="utf-8")
+        assert "During training" in text
+
+
 def test_history_that_holds_nothing_is_refused(comparison, tmp_path):
     with pytest.raises(InvalidInputError, match=r"got no measurement in it\. Pass the path given to JsonLines"):
         comparison.save(tmp_path / "r.html", history=[])

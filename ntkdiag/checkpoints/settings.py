@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.adapters.structure import shown
 from ntkdiag.kernels.probe import digest
 
 Loss = Literal["mse", "cross_entropy"]
@@ -63,7 +64,8 @@ def read_settings(
     shapes = [leaf.shape for leaf in leaves]
     same = len({shape[:1] for shape in shapes}) == 1 and shapes[0] != ()
     if not same or shapes[0][0] < 2:
-        got, do = f"shapes {shapes}", "Pass a probe batch [N ...]; what is centred needs two examples or more."
+        got = f"shapes {shown([str(shape) for shape in shapes])}"
+        do = "Pass a probe batch [N ...], arrays and no lists; what is centred needs two examples or more."
         raise _error("x=...", "two or more examples on the leading axis of every leaf of x", got, do)
     floating = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
     if not all(np.isfinite(leaf.astype(np.float64)).all() for leaf in floating):
@@ -87,7 +89,8 @@ def read_settings(
 
 
 def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+    dtype = np.asarray(value).dtype
+    return np.ndim(value) == 0 and (dtype.kind in "iuf" or jnp.issubdtype(dtype, jnp.floating))
 
 
 def _error(argument: str, expected: str, got: str, do: str) -> errors.InvalidInputError:

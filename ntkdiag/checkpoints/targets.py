@@ -1,5 +1,6 @@
 """Labels read against the outputs of a model: targets, loss and accuracy."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
@@ -18,7 +19,7 @@ def read_targets(y: np.ndarray, n_outputs: int) -> tuple[np.ndarray, np.ndarray 
     Raises:
         InvalidInputError: The labels do not fit the outputs.
     """
-    if y.dtype.kind not in "biuf" and not np.issubdtype(y.dtype, np.number):
+    if y.dtype.kind not in "biuf" and not jnp.issubdtype(y.dtype, jnp.floating):  # bfloat16 is no dtype of NumPy's
         raise _error("numbers", f"{y.dtype}")
     integers = np.issubdtype(y.dtype, np.integer) or y.dtype == bool
     if y.ndim == 1 and integers and n_outputs > 1:

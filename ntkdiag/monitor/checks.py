@@ -8,6 +8,7 @@ from jax.core import Tracer
 
 from ntkdiag import errors
 from ntkdiag.adapters.functional import Functional
+from ntkdiag.adapters.structure import shown
 from ntkdiag.analysis.curvature import Loss
 from ntkdiag.kernels import arguments
 from ntkdiag.kernels.interaction import check_few
@@ -34,7 +35,7 @@ def check_settings(probe: "Probe") -> None:
         (
             len(leading) == 1 and leading.isdisjoint({(), (0,)}),
             "x with the same number of examples, at least one, on the leading axis of every leaf",
-            f"shapes {shapes}",
+            f"shapes {shown([str(shape) for shape in shapes])}",
         ),
         (
             isinstance(top_k, int | np.integer) and not isinstance(top_k, bool) and top_k >= 1,

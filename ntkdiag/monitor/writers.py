@@ -137,7 +137,7 @@ def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]],
     """
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for line in pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             content = json.loads(line)
         except json.JSONDecodeError:

@@ -28,18 +28,24 @@ def read_history(history: History | None) -> list[Mapping[str, Any]]:
     if history is None:
         return []
     if isinstance(history, str | os.PathLike):
+        history = os.path.expanduser(history)
         if not os.path.isfile(history):
             raise _error(f"no file at {os.fspath(history)!r}")
         history = read_json_lines(history)[1]
     measured = [row for row in history if "step" in row]
-    names = sorted({key.removesuffix(_MARK) for row in measured for key in row if key.endswith(_MARK) and row[key]})
+    found = {key for row in measured for key in row if key.endswith(_MARK) and _measured(row[key])}
+    names = sorted(key.removesuffix(_MARK) for key in found)
     if not names:
         raise _error("no measurement in it")
     name = "ntk" if "ntk" in names else names[0]
     if len(names) > 1 and name != "ntk":
         raise _error(f"those of several monitors: {', '.join(names)}", "Pass the rows of one of them.")
-    rows = {row["step"]: _renamed(row, name) for row in measured if row.get(name + _MARK)}
+    rows = {row["step"]: _renamed(row, name) for row in measured if _measured(row.get(name + _MARK))}
     return [rows[step] for step in sorted(rows)]
+
+
+def _measured(eigenvalues: Any) -> bool:
+    return eigenvalues is not None and len(eigenvalues) > 0
 
 
 def _renamed(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag.kernels.operands.operand import refuse
+from ntkdiag.kernels.operands.precision import keeps_float64
 from ntkdiag.linearize.predict.prediction import Prediction
 
 
@@ -28,6 +29,7 @@ class Best:
     errors: Any
 
 
+@keeps_float64
 def best_on_path(prediction: Prediction, y_test: jax.typing.ArrayLike, path: jax.typing.ArrayLike) -> Best:
     """Find where a path of predictions is closest to labels it has not seen.
 

@@ -69,8 +69,13 @@ def iterate_descent(
     stability_threshold(momentum, momentum_kind)
     counts = np.asarray(steps)
     marks = np.concatenate([[0], counts.reshape(-1)])
-    if not np.issubdtype(counts.dtype, np.integer) or np.any(np.diff(marks) < 0):
-        refuse(call, expected="ascending non-negative integer `steps`", got=f"{steps}", do="Sort and round them.")
+    if not counts.size or not np.issubdtype(counts.dtype, np.integer) or np.any(np.diff(marks) < 0):
+        refuse(
+            call,
+            expected="ascending non-negative integer `steps`, at least one",
+            got=f"{steps}",
+            do="Sort and round them.",
+        )
     model = read_model(call, kernel, outputs, kernel_test, outputs_test, origin)
     require_number(loss, jax.ShapeDtypeStruct(model.shape, model.start.dtype), call)
     one, zero = jnp.ones((), model.start.dtype), jnp.zeros_like(model.start)

@@ -130,7 +130,7 @@ def over_initializations(
     """
     call = "over_initializations(kernel, y, time)"
     require_at_least_zero(ridge, call, "ridge")
-    require_at_least_zero(jnp.asarray(time), call, "time", many=True)
+    require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), call, "time", many=True)
     problem = read_problem(
         call,
         kernel,

@@ -71,8 +71,10 @@ def integrate_flow(
     require_at_least_zero(weight_decay, call, "weight_decay")
     times = np.asarray(time, np.float64)
     marks = np.concatenate([[0.0], times.reshape(-1)])
-    if not np.isfinite(marks).all() or np.any(np.diff(marks) < 0):
-        refuse(call, expected="ascending, finite, non-negative `time`", got=f"{time}", do="Sort the times.")
+    if not times.size or not np.isfinite(marks).all() or np.any(np.diff(marks) < 0):
+        refuse(
+            call, expected="ascending, finite, non-negative `time`, at least one", got=f"{time}", do="Sort the times."
+        )
     model = read_model(call, kernel, outputs, kernel_test, outputs_test, origin)
     require_number(loss, jax.ShapeDtypeStruct(model.shape, model.start.dtype), call)
     tolerance = tolerance if tolerance is not None else (1e-8 if model.start.dtype == np.float64 else 1e-5)

@@ -72,7 +72,7 @@ def gradient_flow(
     """
     call = "gradient_flow(kernel, y, time)"
     require_at_least_zero(ridge, call, "ridge")
-    require_at_least_zero(jnp.asarray(time), call, "time", many=True)
+    require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), call, "time", many=True)
     if isinstance(kernel, NTKOperator):
         given = on_operators.Given(y, kernel_test, outputs, outputs_test, ridge, origin, loss_denominator)
         return on_operators.flow(kernel, given, time, call)
