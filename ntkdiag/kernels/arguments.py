@@ -1,5 +1,6 @@
 """Checks of what is handed to a kernel function, before any work."""
 
+import math
 from typing import Any
 
 import jax
@@ -40,25 +41,27 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
     Raises:
         InvalidInputError: There are none, or one is not or was deleted; the message names the leaf.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
+    leaves = jax.tree.leaves(params)
     if not leaves:
         raise errors.InvalidInputError(
             errors.message(call, expected="at least one parameter", got="an empty tree", do="Pass the parameters of f.")
         )
-    for path, leaf in leaves:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            raise errors.InvalidInputError(
-                errors.message(
-                    call,
-                    expected="parameters that are real floating-point arrays",
-                    got=f"{dtype or type(leaf).__name__} at {_name(path)}",
-                    do=_instead(params, leaf),
-                )
+    dtypes = [getattr(leaf, "dtype", None) for leaf in leaves]
+    other = {dtype for dtype in dict.fromkeys(dtypes) if dtype is None or not jnp.issubdtype(dtype, jnp.floating)}
+    if other:
+        first = next(k for k, dtype in enumerate(dtypes) if dtype in other)
+        raise errors.InvalidInputError(
+            errors.message(
+                call,
+                expected="parameters that are real floating-point arrays",
+                got=f"{dtypes[first] or type(leaves[first]).__name__} at {_names(params, [first])[0]}",
+                do=_instead(params, leaves[first]),
             )
+        )
     check_alive(params, call, "params")
     if finite and not is_traced(params):
-        bad = [_name(path) for path, leaf in leaves if not _all_finite(leaf)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            bad = _names(params, [k for k, leaf in enumerate(leaves) if not _all_finite(leaf)])
         if bad:
             raise errors.InvalidInputError(
                 errors.message(
@@ -87,9 +90,8 @@ def check_alive(tree: Any, call: str, name: str) -> None:
     Raises:
         InvalidInputError: One was donated to a compiled function, or deleted.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    gone = lambda leaf: isinstance(leaf, jax.Array) and not is_traced(leaf) and leaf.is_deleted()
-    deleted = [_name(path) for path, leaf in leaves if gone(leaf)]
+    gone = lambda leaf: isinstance(leaf, jax.Array) and not isinstance(leaf, _compat.Tracer) and leaf.is_deleted()
+    deleted = _names(tree, [k for k, leaf in enumerate(jax.tree.leaves(tree)) if gone(leaf)])
     if deleted:
         raise errors.InvalidInputError(
             errors.message(
@@ -159,8 +161,12 @@ def batch_size(x: Any, call: str, name: str) -> int:
     )
 
 
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path) or "the only leaf"
+def _names(tree: Any, numbers: list[int]) -> list[str]:
+    """Paths of some leaves, by their numbers."""
+    if not numbers:
+        return []
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return [jax.tree_util.keystr(paths[k]) or "the only leaf" for k in numbers]
 
 
 def all_zero(leaf: Any) -> bool:
@@ -180,5 +186,4 @@ def _all_finite(leaf: Any) -> bool:
     array = np.asarray(leaf)
     if array.dtype.itemsize < 4:
         array = array.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+    return math.isfinite(array.sum()) or bool(np.isfinite(array).all())

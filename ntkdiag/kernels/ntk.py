@@ -229,7 +229,7 @@ def _computed(request: _Request) -> Kernel:
                 do='Call ntk outside, or jax.config.update("jax_enable_x64", True).',
             )
         )
-    budget = 0 if traced else budgets.budget(options["memory"])
+    budget = None if traced or options["memory"] is None else budgets.budget(options["memory"])
     convention = _convention(job, options["examples"], options["precision"], p)
     symmetric = job.columns is None
     arrays = run(job, budget, options["spill"], options["progress"])

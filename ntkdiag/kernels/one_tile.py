@@ -43,4 +43,5 @@ def _begin(task: Task, cuts: list[tuple[Side, tuple[Way, ...], int]], contractio
 
 def _named(ways: tuple[Way, ...], like: tuple[Way, ...]) -> tuple[Way, ...]:
     """The same parts contracted like those of the other side."""
-    return tuple(dataclasses.replace(way, name=other.name) for way, other in zip(ways, like, strict=True))
+    named = lambda way, name: way if way.name == name else dataclasses.replace(way, name=name)
+    return tuple(named(way, other.name) for way, other in zip(ways, like, strict=True))

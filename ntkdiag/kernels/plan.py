@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ntkdiag.kernels import memory as budgets
 from ntkdiag.kernels.gram import in_strips
 from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.program import Program
@@ -18,6 +19,9 @@ from ntkdiag.kernels.ways import Way, streamed
 
 # Arrays as large as a piece that are alive while it is contracted: itself, and its cotangents in two layouts.
 _PIECE_COPIES = 2
+# Bytes that are there without asking.
+_SMALL = 2**26
+_UNBOUNDED = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +135,7 @@ def make(
     n_groups: int,
     n: int,
     m: int,
-    budget: int,
+    budget: int | None,
     call: str,
     streams: bool = False,
     spill: bool = False,
@@ -147,7 +151,7 @@ def make(
         n_groups: Number of kernels; with several there is their sum, too.
         n: Row examples.
         m: Column examples.
-        budget: Bytes allowed.
+        budget: Bytes allowed; None: half of what is free, which is looked up only for kernels above 64 MB.
         call: For messages.
         streams: Whether Jacobians may be formed while they are contracted.
         spill: Whether factors that do not fit wait in a file.
@@ -155,10 +159,16 @@ def make(
     Raises:
         MemoryBudgetError: Not even one example at a time fits.
     """
-    if streams and (late := streamed(ways)) != ways:
-        plan = _make(program, late, basis, reduction, dtype, n_groups, n, m, 2**62, call, streams, spill)
-        if plan.peak_bytes <= budget:
-            return dataclasses.replace(plan, budget_bytes=budget)
+    keys, tile = tuple(way.key for way in ways), reduction.tile_shape(1, 1)
+    key = keys, basis.shape, tile, reduction.contraction, dtype, n_groups, n, m, streams, Machine.here()
+    if key not in program.plans:
+        late = streamed(ways) if streams else ways
+        program.plans[key] = _make(program, late, basis, reduction, dtype, n_groups, n, m, _UNBOUNDED, call, streams)
+    roomy = program.plans[key]
+    if budget is None:
+        budget = _SMALL if roomy.peak_bytes <= _SMALL else budgets.budget(None)
+    if roomy.peak_bytes <= budget:
+        return dataclasses.replace(roomy, budget_bytes=budget)
     return _make(program, ways, basis, reduction, dtype, n_groups, n, m, budget, call, streams, spill)
 
 
@@ -174,7 +184,7 @@ def _make(
     budget: int,
     call: str,
     streams: bool,
-    spill: bool,
+    spill: bool = False,
 ) -> Plan:
     k = reduction.n_directions
     itemsize = jnp.dtype(program.tangents.dtype).itemsize

@@ -10,7 +10,7 @@ from ntkdiag.kernels.preconditioner import Preconditioner
 from ntkdiag.kernels.program import Program
 from ntkdiag.kernels.reduction import Reduction
 from ntkdiag.kernels.task import Side, Task
-from ntkdiag.kernels.ways import Way, choose
+from ntkdiag.kernels.ways import Way
 from ntkdiag.tangents.precision import Precision
 
 
@@ -43,13 +43,15 @@ def task(
     contraction, k = reduction.contraction, reduction.n_directions
     if joint:
         contraction, k = "full", program.tangents.n_outputs
-    parts = program.parts(form)
-    if other and [part.coordinates for part in parts] != [part.coordinates for part in other.parts(form)]:
-        form = "leaf order"  # the columns use some parameter in another way
-        parts = program.parts(form)
-        shared = {part.leaves for part in parts} & {part.leaves for part in other.parts(form)}
-        parts = [part for part in parts if part.leaves in shared]
-    ways = choose(parts, 1 if joint else n, 0 if other is None else (1 if joint else m), k, contraction)
+    alike = other is None or other is program
+    if other and not alike:
+        coordinates = [[part.coordinates for part in side.parts(form)] for side in (program, other)]
+        alike = coordinates[0] == coordinates[1]
+        form = form if alike else "leaf order"  # the columns use some parameter in another way
+    ways = program.ways(form, 1 if joint else n, 0 if other is None else (1 if joint else m), k, contraction)
+    if other and not alike:
+        shared = {part.leaves for part in other.parts(form)}
+        ways = tuple(way for way in ways if way.part.leaves in shared)
     columns = None
     if second and other:
         columns = Side(second[0], other, second[1], m, _same_ways(ways, other, form))

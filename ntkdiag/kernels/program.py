@@ -16,7 +16,7 @@ from ntkdiag.kernels import keywords, meshes, reversible
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.caches import Cache
 from ntkdiag.kernels.compiled import Compiled
-from ntkdiag.kernels.ways import Way
+from ntkdiag.kernels.ways import Way, choose
 from ntkdiag.tangents import channels_last
 from ntkdiag.tangents.cost import Cost, cost
 from ntkdiag.tangents.factors import Outer, merge
@@ -95,6 +95,8 @@ class Program:
         self._parts: dict[str, list[Part]] = {}
         self._traces: dict[tuple, Trace] = {}
         self.begun: set[Any] = set()
+        self.plans: dict[tuple, Any] = {}
+        self._ways: dict[tuple, tuple[Way, ...]] = {}
         self._compiled: dict[Any, Compiled] = {}
 
     @staticmethod
@@ -116,6 +118,13 @@ class Program:
         if form not in self._parts:
             self._parts[form] = self.tangents.parts(form)
         return self._parts[form]
+
+    def ways(self, form: str, n: int, m: int, k: int, contraction: str) -> tuple[Way, ...]:
+        """How the parts are contracted; see `ways.choose`."""
+        key = form, n, m, k, contraction
+        if key not in self._ways:
+            self._ways[key] = choose(self.parts(form), n, m, k, contraction)
+        return self._ways[key]
 
     def trace(self, ways: tuple[Way, ...], basis: Any, merged: bool = False) -> Trace:
         """The factors of one example in the form these ways contract, as a jaxpr; see `merge` for the last argument."""

@@ -11,12 +11,12 @@ from ntkdiag.kernels import spill as spilling
 from ntkdiag.kernels.task import Task
 
 
-def run(task: Task, budget: int, spill: str | os.PathLike | None, progress: bool) -> list[Any]:
+def run(task: Task, budget: int | None, spill: str | os.PathLike | None, progress: bool) -> list[Any]:
     """The kernels of all groups, before the reduction is finished.
 
     Args:
         task: What to compute.
-        budget: Bytes allowed.
+        budget: Bytes allowed; None is half of what is free.
         spill: Directory for factors that do not fit.
         progress: Whether tiles show a bar.
     """

@@ -1,6 +1,7 @@
 """One kernel to compute: everything checked, and the ways of contracting chosen."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +84,7 @@ class Task:
         chosen = jax.config.jax_default_device is not None  # type: ignore[attr-defined]
         return chosen or _compat.committed((self.params, self.kwargs, *(side.x for side in self.sides)))
 
-    @property
+    @functools.cached_property
     def dtype(self) -> Any:
         """That of the kernel."""
         return self.gram.dot.dtype(jnp.result_type(*(side.program.tangents.dtype for side in self.sides)))
@@ -100,8 +101,8 @@ class Task:
         """Keyword arguments of f for a side."""
         return self.kwargs if side.kwargs is None else side.kwargs
 
-    def plan(self, budget: int, spill: bool) -> planning.Plan:
-        """The plan within a budget, with a file for what does not fit or without."""
+    def plan(self, budget: int | None, spill: bool) -> planning.Plan:
+        """The plan within a budget, with a file for what does not fit or without; see `planning.make`."""
         m = self.columns.n if self.columns else 0
         side = self.rows
         given = side.program, side.ways, self.basis(side), self.reduction, self.dtype, self.gram.n_groups, side.n, m

@@ -1,6 +1,7 @@
 """Which exact way of contracting each part is cheapest, by counting multiply-adds."""
 
 import dataclasses
+import functools
 import math
 
 from ntkdiag.tangents.parts import Part
@@ -32,7 +33,7 @@ class Way:
     operand: int = 0
     slowness: int = 1
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple:
         """Equal for ways that build the same factor of the same function."""
         return self.part.key, self.name

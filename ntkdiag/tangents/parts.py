@@ -5,6 +5,7 @@ that share one cotangent.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -43,7 +44,7 @@ class Part:
     beside: tuple[Site, ...] = ()
     merged: tuple = ()
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple:
         """Equal for equal parts of the same function."""
         sites = tuple(site.key for site in (*self.sites, *self.beside))
