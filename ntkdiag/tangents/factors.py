@@ -201,13 +201,14 @@ def merge(factors: list, multiple: int = 1) -> list:
 
     Args:
         factors: Factors of one example.
-        multiple: Zeros fill the dense one up to a multiple of so many columns.
+        multiple: Zeros fill the dense one up to a multiple of so many columns, if it has more than that.
     """
     dense = [factor.j for factor in factors if isinstance(factor, Dense)]
     others = [factor for factor in factors if not isinstance(factor, Dense)]
     if not dense:
         return others
-    fill = -sum(j.shape[-1] for j in dense) % multiple
+    columns = sum(j.shape[-1] for j in dense)
+    fill = -columns % multiple if columns > multiple else 0
     zeros = [jnp.zeros((*dense[0].shape[:-1], fill), dense[0].dtype)] if fill else []
     return [Dense(jnp.concatenate([*dense, *zeros], axis=-1)), *others]
 
