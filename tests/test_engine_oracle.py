@@ -13,8 +13,9 @@ from thin import thin
 from tolerance import assert_close, double
 
 import ntkdiag
-from ntkdiag.kernels import prepare
 from ntkdiag.kernels.machine import Machine
+from ntkdiag.kernels.program import Program
+from ntkdiag.kernels.ways import choose
 
 
 @functools.cache
@@ -54,7 +55,7 @@ def prefer(way, monkeypatch):
     if way == "streamed":
         way = "dense"
         monkeypatch.setattr(Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3)))
-    monkeypatch.setattr(prepare, "choose", functools.partial(prepare.choose, prefer=way))
+    monkeypatch.setattr(Program, "ways", lambda self, form, *sizes: choose(self.parts(form), *sizes, prefer=way))
 
 
 @pytest.mark.usefixtures("light_compilation")

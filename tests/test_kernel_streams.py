@@ -14,7 +14,7 @@ from ntkdiag.kernels.machine import Machine
 from ntkdiag.kernels.side_by_side import side_by_side
 
 VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
-MACHINES = [Machine(step=20_000, piece=3_000, workers=3), Machine(step=2**40, piece=2**30, workers=1)]
+MACHINES = [Machine(step=10_000, piece=3_000, workers=3), Machine(step=2**40, piece=2**30, workers=1)]
 
 
 def network(p, tokens):

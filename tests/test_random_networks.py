@@ -1,7 +1,5 @@
 """Random networks against the dense oracle in float64: every way of contracting, every reduction."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -12,8 +10,9 @@ from random_network import Network
 from tolerance import double, relative_error
 
 import ntkdiag
-from ntkdiag.kernels import prepare
 from ntkdiag.kernels.machine import Machine
+from ntkdiag.kernels.program import Program
+from ntkdiag.kernels.ways import choose
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 DECISIONS = st.lists(st.integers(0, 10), min_size=12, max_size=60)
@@ -23,7 +22,6 @@ OPTIONS = st.tuples(
     st.booleans(),
 )
 PATTERNS = {"full": "noP,mpP->nomp", "trace": "noP,moP->nm", "diagonal": "noP,moP->nmo"}
-choose = prepare.choose
 
 
 def check(decisions, options):
@@ -34,7 +32,8 @@ def check(decisions, options):
     with pytest.MonkeyPatch.context() as patch, double(net.params, net.x) as (p, x):
         if way == "streamed":  # Jacobians formed in the smallest pieces, one example at a time, side by side
             patch.setattr(Machine, "here", staticmethod(lambda: Machine(step=1, piece=64, workers=3)))
-        patch.setattr(prepare, "choose", functools.partial(choose, prefer="dense" if way == "streamed" else way))
+        wanted = "dense" if way == "streamed" else way
+        patch.setattr(Program, "ways", lambda self, form, *sizes: choose(self.parts(form), *sizes, prefer=wanted))
         got = ntkdiag.ntk(net, p, x, outputs=outputs, per_leaf=per_leaf)
     assert relative_error(got, want) < 1e-10
     if per_leaf:
