@@ -1,5 +1,6 @@
 """What is kept between calls: programs of functions, not the parameters of the models they were made from."""
 
+import copy
 import gc
 import weakref
 
@@ -89,3 +90,10 @@ def test_the_one_not_asked_for_the_longest_goes_first(monkeypatch):
     assert cache.get("a") == 1
     cache.put("c", 3)
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
+
+
+def test_a_copy_begins_empty():
+    kernel_fn = ntkdiag.empirical_ntk_fn(jnp.tanh)
+    kernel_fn._prepared.put("a", 1)
+    assert copy.deepcopy(kernel_fn)._prepared.get("a") is None
+    assert kernel_fn._prepared.get("a") == 1

@@ -47,7 +47,7 @@ def check_params(params: Any, call: str, *, finite: bool = True) -> None:
             errors.message(call, expected="at least one parameter", got="an empty tree", do="Pass the parameters of f.")
         )
     dtypes = [getattr(leaf, "dtype", None) for leaf in leaves]
-    other = {dtype for dtype in dict.fromkeys(dtypes) if dtype is None or not jnp.issubdtype(dtype, jnp.floating)}
+    other = {dtype for dtype in set(dtypes) if dtype is None or not jnp.issubdtype(dtype, jnp.floating)}
     if other:
         first = next(k for k, dtype in enumerate(dtypes) if dtype in other)
         raise errors.InvalidInputError(

@@ -19,7 +19,7 @@ class Cache:
 
     def __init__(self):
         self._entries: collections.OrderedDict[Any, tuple[Any, int]] = collections.OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         _ALL.add(self)
 
     def get(self, key: Any) -> Any:
@@ -37,6 +37,10 @@ class Cache:
             held = sum(size for _, size in self._entries.values())
             while len(self._entries) > (_KEPT if held <= _HEAVY else _KEPT_HEAVY):
                 held -= self._entries.popitem(last=False)[1][1]
+
+    def __reduce__(self) -> tuple:
+        """A copy begins empty: what is kept belongs to this process."""
+        return Cache, ()
 
     def clear(self) -> None:
         """Forget all entries."""
