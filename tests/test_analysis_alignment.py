@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag.analysis import alignment, label_power, mode_power
+from ntkdiag.analysis import alignment, drift, label_power, mode_power, spectrum
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernels import Convention, Kernel
 
@@ -97,9 +97,19 @@ def test_jit_and_vmap():
 
 
 def test_single_output_kernels_take_integers_as_values():
-    kernel = Kernel(K1, Convention(outputs="full", n_outputs=1))
+    kernel = Kernel(K1.reshape(2, 1, 2, 1), Convention(outputs="full", n_outputs=1))
     np.testing.assert_allclose(alignment(kernel, np.array([1, -1]), centred=False), 0.6708203932, rtol=1e-9)
-    np.testing.assert_allclose(alignment(Kernel(K1.reshape(2, 1, 2, 1), kernel.convention), Y1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(alignment(kernel, Y1), 1.0, rtol=1e-12)
+
+
+def test_layouts_that_are_not_what_they_are_said_to_be():
+    flat = Kernel(K1, Convention(outputs="full", n_outputs=1))
+    with pytest.raises(InvalidInputError, match=r"shape \(2, 2\) with outputs='full'"):
+        alignment(flat, Y1)
+    theirs = FULL.array.transpose(0, 2, 1, 3)  # [n m o p]
+    for call in (lambda: drift(theirs, theirs), lambda: alignment(theirs, ONE_HOT), lambda: spectrum(theirs)):
+        with pytest.raises(InvalidInputError, match=r"neural-tangents\. Pass `kernel0?\.transpose\(0, 2, 1, 3\)`"):
+            call()
 
 
 @pytest.mark.parametrize(

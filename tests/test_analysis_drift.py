@@ -94,7 +94,7 @@ def test_jit_vmap_and_kernels_agree():
     a, b = jnp.asarray(_psd(rng, 4)), jnp.asarray(_psd(rng, 4))
     eager = drift(a, b)
     for other in (
-        jax.jit(drift)(Kernel(a), Kernel(b)),
+        jax.jit(drift)(Kernel(a, Convention()), Kernel(b, Convention())),
         jax.tree.map(lambda leaf: leaf[1], jax.vmap(drift)(jnp.stack([b, a]), jnp.stack([a, b]))),
     ):
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), eager, other)
@@ -136,7 +136,11 @@ def _full(**changes):
         (_full(), _full(examples="joint"), "got examples='independent' and examples='joint'."),
         (_full(preconditioner="scalar"), _full(), "got preconditioner='scalar' and preconditioner='none'."),
         (_full(probe="aa"), _full(probe="bb"), "got probe='aa' and probe='bb'."),
-        (Kernel(K1), Kernel(K1, symmetric=False), "got symmetric=True and symmetric=False."),
+        (
+            Kernel(K1, Convention()),
+            Kernel(K1, Convention(), symmetric=False),
+            "got symmetric=True and symmetric=False.",
+        ),
         (
             K1,
             np.full((2, 2), np.nan),

@@ -9,7 +9,7 @@ import pytest
 
 from ntkdiag.analysis import health
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernels import Kernel
+from ntkdiag.kernels import Convention, Kernel
 
 
 def test_sound_kernel():
@@ -67,4 +67,4 @@ def test_cross_kernels_are_refused():
         "Compute it as `ntk(f, params, x)`, without `x2`."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
-        health(Kernel(np.ones((2, 3)), symmetric=False))
+        health(Kernel(np.ones((2, 3)), Convention(), symmetric=False))

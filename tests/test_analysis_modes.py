@@ -11,7 +11,7 @@ from ntkdiag.analysis import reachable_power, spectral_position, steps_to_residu
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernels import Convention, Kernel
 
-K1 = Kernel(np.diag([2.0, 1.0]))
+K1 = Kernel(np.diag([2.0, 1.0]), Convention())
 
 
 def test_time_constants():
@@ -20,7 +20,7 @@ def test_time_constants():
 
 
 def test_unresolved_modes_are_never_learned():
-    kernel = Kernel(np.diag([1.0, 1e-9]).astype(np.float32))
+    kernel = Kernel(np.diag([1.0, 1e-9]).astype(np.float32), Convention())
     assert time_constants(kernel, 0.1)[1] == np.inf
     assert steps_to_residual(kernel, 0.1, 0.5)[1] == np.inf
 
@@ -29,7 +29,7 @@ def test_steps_to_residual_against_iterated_gradient_descent():
     rows = np.random.default_rng(0).normal(size=(4, 6))
     matrix = rows @ rows.T
     eta = 1.6 * 4 / np.linalg.eigvalsh(matrix)[-1]  # the fastest modes oscillate, the slowest creep
-    steps = steps_to_residual(Kernel(matrix), eta, 0.01)
+    steps = steps_to_residual(Kernel(matrix, Convention()), eta, 0.01)
     values, vectors = np.linalg.eigh(matrix)
     for k, (value, vector) in enumerate(zip(values[::-1], vectors.T[::-1], strict=True)):
         residual, count = vector.copy(), 0
@@ -39,7 +39,7 @@ def test_steps_to_residual_against_iterated_gradient_descent():
 
 
 def test_steps_at_the_special_rates():
-    kernel = Kernel(np.diag([6.0, 4.0, 2.0]))
+    kernel = Kernel(np.diag([6.0, 4.0, 2.0]), Convention())
     np.testing.assert_allclose(steps_to_residual(kernel, 1.5, 0.5), [np.inf, np.inf, 0.0], atol=1e-14)
 
 
@@ -63,7 +63,7 @@ def test_spectral_position_is_the_gradient_norm():
 
 @pytest.mark.usefixtures("x64")
 def test_jit():
-    kernel, y = Kernel(jnp.diag(jnp.array([2.0, 1.0]))), jnp.array([1.0, 2.0])
+    kernel, y = Kernel(jnp.diag(jnp.array([2.0, 1.0])), Convention()), jnp.array([1.0, 2.0])
     np.testing.assert_allclose(jax.jit(time_constants)(kernel, 0.1), [10.0, 20.0], rtol=1e-12)
     np.testing.assert_allclose(jax.jit(steps_to_residual)(kernel, 1.0, 0.25), [0.0, 2.0], atol=1e-12)
     np.testing.assert_allclose(jax.jit(reachable_power)(kernel, y, 0.1, 15), 0.2, rtol=1e-12)

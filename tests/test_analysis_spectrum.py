@@ -71,7 +71,7 @@ def test_floor_follows_what_the_kernel_was_computed_in():
     assert spectrum(Kernel(np.diag([1.0, 1e-3]), rounded)).rank == 1
     coarse_model = Convention(model_roundoff=2.0**-8)
     assert spectrum(Kernel(np.diag([1.0, 5e-3, 3e-3]), coarse_model)).rank == 2
-    assert spectrum(Kernel(np.diag([1.0, 1e-3]))).rank == 2
+    assert spectrum(Kernel(np.diag([1.0, 1e-3]), Convention())).rank == 2
 
 
 def test_ranks_are_over_resolved_eigenvalues_only():
@@ -140,7 +140,7 @@ def test_traced_kernel_can_be_printed_inside_jit():
         (np.ones((2, 3, 3, 2)), "shape (2, 3, 3, 2)"),
         (np.ones(4), "shape (4,)"),
         (np.ones((0, 0)), "shape (0, 0)"),
-        (Kernel(np.eye(2), symmetric=False), "shape (2, 2) of a cross kernel"),
+        (Kernel(np.eye(2), Convention(), symmetric=False), "shape (2, 2) of a cross kernel"),
     ],
 )
 def test_refuses_what_has_no_eigenvalues(kernel, got):
@@ -164,7 +164,8 @@ def test_refuses_a_matrix_that_is_not_symmetric():
 def test_refuses_complex_entries():
     message = (
         "spectrum(kernel): expected real numbers in `kernel`; got dtype complex128. Pass a Kernel or a real array. "
-        "`top_spectrum`, `stability_margin` and `predict` take operators."
+        "`top_spectrum`, the rates and margins, `gradient_flow`, `gradient_descent`, `iterate_descent` and "
+        "`integrate_flow` take operators."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         spectrum(np.eye(2) * 1j)

@@ -93,7 +93,7 @@ def _catapult(ratio):
     n = 512
     u, v = rng.normal(size=n), rng.normal(size=n)
     lam = (u @ u + v @ v) / n
-    kernel = Kernel(np.array([[lam]]))
+    kernel = Kernel(np.array([[lam]]), Convention())
     eta = ratio / 2 * float(critical_learning_rate(kernel))
     f, sizes = v @ u / np.sqrt(n), []
     for _ in range(4000):
@@ -166,8 +166,8 @@ def test_works_under_jit_and_vmap():
         (
             lambda: critical_learning_rate(MATRIX),
             "critical_learning_rate(kernel): expected `loss_denominator` beside a bare matrix, which does not say how "
-            "many outputs an example has; got None. Pass a Kernel, the array [n o n o], or `loss_denominator=` (the "
-            "number of examples for a mean loss).",
+            "many outputs an example has; got None. Pass the Kernel that `ntk` returned, the array [n o n o], or "
+            "`loss_denominator=` (the number of examples for a mean loss).",
         ),
         (
             lambda: critical_learning_rate(FULL, loss="cross_entropy"),

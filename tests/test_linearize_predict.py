@@ -146,8 +146,8 @@ def test_loss_denominator_rescales_time():
 def test_duplicated_examples_are_a_zero_mode_without_division(dtype):
     rows = np.random.default_rng(1).normal(size=(3, 8))
     rows = np.concatenate([rows, rows[:1]])
-    kernel = Kernel((rows @ rows.T).astype(dtype))
-    test = Kernel((np.ones((1, 8)) @ rows.T).astype(dtype), symmetric=False)
+    kernel = Kernel((rows @ rows.T).astype(dtype), Convention())
+    test = Kernel((np.ones((1, 8)) @ rows.T).astype(dtype), Convention(), symmetric=False)
     y = np.array([1.0, 2.0, 3.0, 5.0])
     for found in (
         predict.gradient_flow(kernel, y, [0.1, 1e3, 1e30, np.inf], kernel_test=test),
@@ -165,8 +165,8 @@ def test_duplicated_examples_are_a_zero_mode_without_division(dtype):
 
 
 def test_zero_kernel_learns_nothing():
-    kernel = Kernel(np.zeros((2, 2)))
-    cross = Kernel(np.ones((1, 2)), symmetric=False)
+    kernel = Kernel(np.zeros((2, 2)), Convention())
+    cross = Kernel(np.ones((1, 2)), Convention(), symmetric=False)
     y = np.array([1.0, -2.0])
     found = predict.gradient_flow(kernel, y, [1.0, np.inf], kernel_test=cross)
     np.testing.assert_array_equal(found.train, np.zeros((2, 2)))
@@ -185,7 +185,7 @@ def test_above_critical_diverges_and_infinity_is_nan():
 
 
 def test_special_rates():
-    kernel = Kernel(np.diag([1.0, 2.0, 4.0]))  # at eta / D = 1/2: 1 - x = 1/2, 0 and -1
+    kernel = Kernel(np.diag([1.0, 2.0, 4.0]), Convention())  # at eta / D = 1/2: 1 - x = 1/2, 0 and -1
     y = np.ones(3)
     found = predict.gradient_descent(kernel, y, [0, 1, 2, 3], 1.5)
     np.testing.assert_allclose(found.train, [[0, 0, 0], [0.5, 1, 2], [0.75, 1, 0], [0.875, 1, 2]], atol=1e-14)
@@ -462,7 +462,7 @@ def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
     basis = np.linalg.qr(rng.normal(size=(256, 256)))[0]
     values = 10.0 ** -np.linspace(0, 6, 256)
     exact, y = (basis * values) @ basis.T, rng.normal(size=(256, 1))
-    kernel = Kernel((0.5 * (exact + exact.T)).astype(np.float32))
+    kernel = Kernel((0.5 * (exact + exact.T)).astype(np.float32), Convention())
     steps = np.array([10**3, 10**5])
     psi = 1 - (1 - values) ** steps[:, None]
     want = np.einsum("ij,tj,kj,ko->tio", basis, psi, basis, y)

@@ -22,7 +22,7 @@ Scalar = Float[Array, ""]
     data_fields=["relative", "scale", "rotation", "distance", "distance_centred"],
     meta_fields=[],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Drift:
     """The motion from a kernel K0 to a kernel K1.
 

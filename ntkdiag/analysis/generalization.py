@@ -15,7 +15,7 @@ from ntkdiag.kernels.operands.precision import keeps_float64
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LeaveOneOut:
     """What kernel ridge regression gets wrong on each example when it is trained on all others.
 

@@ -18,7 +18,7 @@ from ntkdiag.kernels.operands.precision import keeps_float64
     data_fields=["nonfinite", "asymmetry", "negative", "unresolved", "smallest", "zero_rows", "mean_mode_share"],
     meta_fields=["size"],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Health:
     """Numbers that say whether a kernel can be used.
 

@@ -21,7 +21,7 @@ _STATUS = ("ok", "indefinite", "nonfinite")
     data_fields=["eigenvalues", "vectors", "noise_floor", "asymmetry"],
     meta_fields=["convention"],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Spectrum:
     """Eigenvalues in descending order, and the size below which they are rounding noise.
 

@@ -18,7 +18,7 @@ from ntkdiag.linearize import NTKOperator
 _CALL = "top_spectrum(kernel, k)"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TopSpectrum:
     """The largest eigenvalues of a kernel, each with a bound of its error.
 

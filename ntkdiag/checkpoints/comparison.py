@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ntkdiag.report.history import History
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
     """Two checkpoints of one model, seen through their kernels on one probe.
 

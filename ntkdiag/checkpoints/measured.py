@@ -19,7 +19,7 @@ from ntkdiag.checkpoints.targets import mean_loss
 from ntkdiag.kernels import Kernel, ntk
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
     """One side of a comparison.
 

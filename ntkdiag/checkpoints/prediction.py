@@ -15,7 +15,7 @@ from ntkdiag.linearize import linearize, taylor_expand
 _RESOLVED = 0.03
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prediction:
     """Outputs at B against f(theta_A) + J(theta_A) (theta_B - theta_A), on the probe.
 

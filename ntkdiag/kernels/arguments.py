@@ -175,8 +175,10 @@ def all_zero(leaf: Any) -> bool:
 
 
 def _off_host(leaf: Any) -> bool:
-    """Whether an array lies on an accelerator: it is not copied to the host to be looked at."""
-    return isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu"
+    """Whether an array lies on an accelerator, or in several processes: it is not copied here to be looked at."""
+    if not isinstance(leaf, jax.Array):
+        return False
+    return not leaf.is_fully_addressable or next(iter(leaf.devices())).platform != "cpu"
 
 
 def _all_finite(leaf: Any) -> bool:

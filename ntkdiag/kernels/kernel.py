@@ -17,7 +17,7 @@ from ntkdiag.kernels.convention import Convention
     data_fields=["array", "standard_error", "leaves"],
     meta_fields=["convention", "symmetric"],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
     """An empirical neural tangent kernel.
 
@@ -30,7 +30,7 @@ class Kernel:
     """
 
     array: Any
-    convention: Convention = dataclasses.field(default_factory=Convention)
+    convention: Convention
     symmetric: bool = True
     standard_error: Any = None
     leaves: dict[str, "Kernel"] | None = None

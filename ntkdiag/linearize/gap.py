@@ -21,7 +21,7 @@ from ntkdiag.linearize.taylor import ray_derivatives
     data_fields=["rms", "max", "e1", "e2", "agreement", "parameter_change", "resolution"],
     meta_fields=[],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LinearizationGap:
     """The difference between f at b and its linearization around a, at b.
 

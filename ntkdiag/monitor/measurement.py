@@ -31,7 +31,7 @@ class Status(enum.IntEnum):
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
     """The diagnostics of one step; NaN wherever a quantity does not exist or could not be measured.
 

@@ -29,6 +29,7 @@ def denominator_of(operand: Operand, loss_denominator: Number | None, call: str)
             call,
             expected="`loss_denominator` beside a bare matrix, which does not say how many outputs an example has",
             got="None",
-            do="Pass a Kernel, the array [n o n o], or `loss_denominator=` (the number of examples for a mean loss).",
+            do="Pass the Kernel that `ntk` returned, the array [n o n o], or `loss_denominator=` (the number of "
+            "examples for a mean loss).",
         )
     return float(operand.n_examples)

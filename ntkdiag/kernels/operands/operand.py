@@ -89,6 +89,14 @@ def read(
             if is_diagonal
             else "Pass one kernel at a time.",
         )
+    full = ("full", "projection")
+    if convention is not None and (array.ndim == 4) != (convention.outputs in full):
+        refuse(
+            call,
+            expected=f"`{name}` with the axes its convention states: 4 for {' and '.join(full)}, else fewer",
+            got=f"shape {tuple(array.shape)} with outputs={convention.outputs!r}",
+            do="Pass the Kernel that `ntk` returned, or state the right Convention.",
+        )
     if finite and is_concrete(array):
         bad = int(np.sum(~np.isfinite(np.asarray(array, np.float64))))
         if bad:
@@ -237,7 +245,15 @@ def unpack(kernel: KernelLike, call: str, name: str) -> tuple[Any, Convention | 
             call,
             expected=f"real numbers in `{name}`",
             got=f"dtype {array.dtype}" if array.dtype != object else type(kernel).__name__,
-            do="Pass a Kernel or a real array. `top_spectrum`, `stability_margin` and `predict` take operators.",
+            do="Pass a Kernel or a real array. `top_spectrum`, the rates and margins, `gradient_flow`, "
+            "`gradient_descent`, `iterate_descent` and `integrate_flow` take operators.",
+        )
+    if convention is None and array.ndim == 4 and array.shape[0] == array.shape[1] != array.shape[2] == array.shape[3]:
+        refuse(
+            call,
+            expected=f"`{name}` of shape [n o m p], the outputs of an example beside it",
+            got=f"shape {tuple(array.shape)}, which is the layout [n m o p] of neural-tangents",
+            do=f"Pass `{name}.transpose(0, 2, 1, 3)`.",
         )
     return array, convention, symmetric
 

@@ -15,7 +15,7 @@ LossName = Literal["mse", "cross_entropy"]
 LossLike = LossName | Callable[[Any, Any], Any] | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Data:
     """Training and test examples with labels, and the loss.
 

@@ -18,7 +18,7 @@ from ntkdiag.linearize.linearize import linearize
 _CALL = "gap_over_training(f, params, data, optimizer)"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GapHistory:
     """Network and linearization along training, on the test examples; every array has one entry for each step.
 

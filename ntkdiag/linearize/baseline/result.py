@@ -7,7 +7,7 @@ from typing import Any
 from ntkdiag.linearize.baseline.history import GapHistory
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Contender:
     """One line of the table.
 
@@ -32,7 +32,7 @@ class Contender:
     outputs: Any = dataclasses.field(repr=False)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class LinearBaseline:
     """A network beside its linearizations and the regressions with its kernels, all judged on the same test examples.
 

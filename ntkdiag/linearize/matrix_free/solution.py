@@ -13,7 +13,7 @@ from jax.core import Tracer
     data_fields=["params", "step", "outputs", "weights", "iterations", "residual", "converged"],
     meta_fields=["method"],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
     """A minimum of a quadratic problem of the linearized model, found by an iterative solver.
 

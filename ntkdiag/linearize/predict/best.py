@@ -14,7 +14,7 @@ from ntkdiag.linearize.predict.prediction import Prediction
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value", "error", "errors"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Best:
     """The point of a path with the smallest error.
 

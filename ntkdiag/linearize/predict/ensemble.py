@@ -19,7 +19,7 @@ from ntkdiag.linearize.predict.threshold import stability_threshold, warn_above_
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["train", "test_train", "test"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prior:
     """Covariance of the outputs at initialisation.
 
@@ -71,7 +71,7 @@ class Prior:
     data_fields=["train", "test", "covariance", "covariance_test"],
     meta_fields=[],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Ensemble:
     """Trained linear models, over initialisations.
 

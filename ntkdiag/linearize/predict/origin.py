@@ -13,7 +13,7 @@ from ntkdiag.linearize.tangent import as_arrays
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["train", "test"], meta_fields=[])
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
     """J theta_0 on the examples, so that a penalty may pull to theta = 0 and not to theta_0.
 

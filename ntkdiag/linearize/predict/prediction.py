@@ -10,7 +10,7 @@ import jax
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=["train", "test", "unlearned", "unresolved"], meta_fields=[]
 )
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Prediction:
     """Outputs of the linearized model.
 
