@@ -91,6 +91,12 @@ def staging() -> bool:
     return isinstance(jax.lax.iota(jnp.int32, 1), Tracer)  # the cheapest there is; nothing is copied to a device
 
 
+def trace_settings() -> tuple:
+    """What else decides how a function is traced, beside its arguments: random numbers, precision, the mesh."""
+    names = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_numpy_dtype_promotion")
+    return *(getattr(jax.config, name, None) for name in names), jax.sharding.get_abstract_mesh()
+
+
 def committed(tree: Any) -> bool:
     """Whether an array was put on devices of somebody's choice: JAX compiles for the place, not only the shape."""
     return any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(tree))

@@ -49,7 +49,7 @@ def compare(
     data: Annotated[pathlib.Path, typer.Option(help=".npz file with the arrays x and, optionally, y.")],
     step_a: Annotated[int | None, typer.Option(help="Step of A when it is a manager root.")] = None,
     step_b: Annotated[int | None, typer.Option(help="Step of B when it is a manager root.")] = None,
-    outputs: Annotated[str, typer.Option(help="Kernel: full, mean, trace or sum-of-logits.")] = "full",
+    outputs: Annotated[str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")] = "auto",
     loss: Annotated[str, typer.Option(help="mse or cross_entropy.")] = "mse",
     learning_rate: Annotated[float | None, typer.Option(help="Of SGD, for the stability margin.")] = None,
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,

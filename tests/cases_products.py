@@ -32,6 +32,43 @@ def learned_queries():
     return f, params, normal(3, 3, 4)
 
 
+def mixer():
+    """Channels and tokens mixed by two weights whose products are added, and a bias on the sum."""
+
+    def f(p, x):
+        one = lambda v: jnp.tanh(v @ p["channels"] + p["tokens"] @ v + p["b"])
+        return jax.lax.map(one, x).reshape(x.shape[0], -1)
+
+    return f, {"channels": normal(4, 4), "tokens": normal(5, 5), "b": normal(4)}, normal(3, 5, 4)
+
+
+def layers_with_a_shared_recurrence():
+    """Stacked input weights and biases beside one recurrent weight for all steps of a scan."""
+
+    def f(p, x):
+        def one(v):
+            step = lambda h, wt: (jnp.tanh(wt[1] @ wt[0]["w"] + wt[0]["b"] + h @ p["u"]), None)
+            return jax.lax.scan(step, jnp.zeros(4, x.dtype), (p["s"], v))[0]
+
+        return jax.vmap(one)(x)
+
+    return f, {"s": {"w": normal(3, 4, 4), "b": normal(3, 4)}, "u": normal(4, 4)}, normal(2, 3, 4)
+
+
+def latent_at_every_position():
+    """A latent projected once plus a parameter with an axis of positions: `add` repeats the product, not the bias."""
+    f = lambda p, z: jnp.tanh(z[:, None] @ p["w"] + p["positions"]).sum(1)
+    return f, {"w": normal(4, 3), "positions": normal(1, 5, 3)}, normal(3, 4)
+
+
+def tied_by_two_indices():
+    def f(p, ids):
+        h = jnp.tanh(p["table"][ids[:, 0], ids[:, 1]])
+        return jnp.einsum("nde,vde->nv", jnp.stack([h] * 3, 1), p["table"])
+
+    return f, {"table": normal(4, 3, 5)}, jnp.array([[0, 1], [1, 2], [3, 0]])
+
+
 def blocks_on_the_left():
     numbers = (((4, 2), (0, 3)), ((1, 3), (1, 2)))  # weight [d b i b' i'], example [i' b b' i]
 
@@ -238,7 +275,8 @@ def pooling():
 
 
 CASES = table(
-    bilinear, weight_times_itself, learned_queries, blocks_on_the_left, blocks_on_the_right, nothing_contracted,
+    bilinear, weight_times_itself, learned_queries, mixer, layers_with_a_shared_recurrence,
+    latent_at_every_position, tied_by_two_indices, blocks_on_the_left, blocks_on_the_right, nothing_contracted,
     everything_contracted,    whole_numbers, many_blocks, sum_of_products, sum_of_products_of_other_kinds,
     only_blocks, experts, tied_attention, made_by_a_network, gradient_inside, scalar_output, empty_leaf,
     conv_odd_dimension_numbers, conv_output_axes_swapped, conv_depthwise_causal, conv_with_the_weight_as_image,

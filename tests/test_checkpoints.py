@@ -1,9 +1,11 @@
 """Reading Orbax checkpoints: every layout comes back, everything else is one clear error."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
 
 import equinox as eqx
 import flax.linen as nn
@@ -318,3 +320,19 @@ v1.save({str(tmp_path / "a")!r}, {{"params": {{"w": w, "key": jax.random.key(3)}
     params = load_params(tmp_path / "a")
     np.testing.assert_array_equal(params["w"], np.arange(32.0).reshape(8, 4))
     np.testing.assert_array_equal(params["key"], jax.random.key_data(jax.random.key(3)))  # keys come as raw integers
+
+
+def test_readers_side_by_side_leave_the_logger_as_it_was(tmp_path):
+    v1.save(tmp_path / "one", {"w": np.ones((2, 2), np.float32)})
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        readers = [threading.Thread(target=lambda: load_params(tmp_path / "one")) for _ in range(6)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)

@@ -458,7 +458,7 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
         ({"x": np.float32(1)}, ("expected two or more examples",)),
         ({"x": np.full((2, 3), np.nan)}, ("expected a finite probe", "got NaN or infinity in x")),
         ({"x": np.zeros((2, 5), np.float32)}, ("expected a model that gives one array [N ...]", "TypeError")),
-        ({"outputs": "diagonal"}, ("compare(outputs='diagonal')", 'The default is "full"')),
+        ({"outputs": "diagonal"}, ("compare(outputs='diagonal')", 'The default is "auto"')),
         ({"loss": "hinge"}, ("compare(loss='hinge')", 'expected "mse" or "cross_entropy"')),
         ({"learning_rate": -1.0}, ("compare(learning_rate=-1.0): expected a positive number",)),
         ({"momentum": 1.0}, ("compare(momentum=1.0): expected a number in [0, 1)",)),

@@ -111,3 +111,14 @@ def test_statistics_missing_on_one_side():
     a, b = (Net().init(jax.random.key(seed), X) for seed in (0, 1))
     with pytest.raises(InvalidInputError, match=r"B: ScopeCollectionNotFound.*Pass variables=, as init returns them"):
         compare(a, {"params": b["params"]}, model=Net(), x=X)
+
+
+def test_many_outputs_are_reduced_unless_asked_for():
+    rng = np.random.default_rng(0)
+    params = [{"w": rng.normal(size=(3, 400)).astype(np.float32)} for _ in range(2)]
+    f = lambda p, x: jnp.tanh(x @ p["w"])
+    found = compare(*params, model=f, x=X, learning_rate=0.1)
+    assert found.a.kernel.convention.outputs == "mean"
+    assert found.a.margin is None
+    assert any('outputs="full" takes 2,400 rows' in note for note in found.notes)
+    assert compare(*params, model=f, x=X[:5]).a.kernel.convention.outputs == "full"

@@ -50,7 +50,9 @@ def test_decay_with_momentum_is_iterated(kind, center):
     train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay, center=center)
     options = {"momentum": beta, "momentum_kind": kind, "origin": None if center else ORIGIN, **OUTPUTS}
     closed = predict.gradient_descent(K, Y, steps, eta, ridge=N * decay, **options)
-    iterated = predict.iterate_descent(K, squared, steps, eta, weight_decay=decay, **options)
+    iterated = predict.iterate_descent(
+        K, squared, steps, eta, **{"damping" if center else "weight_decay": decay}, **options
+    )
     for found in (closed, iterated):
         np.testing.assert_allclose(found.train, train, atol=1e-11)
         np.testing.assert_allclose(found.test, test, atol=1e-11)
@@ -65,7 +67,8 @@ def test_decay_with_momentum_is_iterated(kind, center):
 def test_flow_with_decay_is_integrated_flow():
     for origin in (None, ORIGIN):
         closed = predict.gradient_flow(K, Y, [0.0, 0.5, 4.0], ridge=N * 0.3, origin=origin, **OUTPUTS)
-        integrated = predict.integrate_flow(K, squared, [0.0, 0.5, 4.0], weight_decay=0.3, origin=origin, **OUTPUTS)
+        decay = {"damping" if origin is None else "weight_decay": 0.3}
+        integrated = predict.integrate_flow(K, squared, [0.0, 0.5, 4.0], **decay, origin=origin, **OUTPUTS)
         np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
         np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
 
@@ -310,3 +313,16 @@ def test_covariances_of_fewer_than_two_networks():
 def test_steps_of_an_integrator(options):
     with pytest.raises(InvalidInputError, match=f"`{next(iter(options))}`"):
         predict.integrate_flow(K, lambda f: (f**2).sum(), 1.0, outputs=np.zeros((6, 2)), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [({"weight_decay": 0.1}, "`weight_decay` without"), ({"damping": 0.1, "origin": ORIGIN}, "`damping` with")],
+)
+def test_each_pull_says_what_it_needs(options, got):
+    for call in (
+        lambda: predict.iterate_descent(K, squared, 3, 0.1, **OUTPUTS, **options),
+        lambda: predict.integrate_flow(K, squared, 3.0, **OUTPUTS, **options),
+    ):
+        with pytest.raises(InvalidInputError, match=f"`weight_decay` with `origin`, or `damping` without; got {got}"):
+            call()

@@ -1,5 +1,6 @@
 """`Monitor`: the numbers of `watch` from a Python loop, within a budget, without ever raising into the loop."""
 
+import copy
 import importlib
 import types
 
@@ -231,6 +232,14 @@ def test_margin_is_left_out_where_it_would_not_hold(optimizer, note):
     margin = monitor(0, params, optimizer.init(params)).margin
     assert np.isnan(margin) == (note is not None)
     assert (note in memory.record["notes"]) == (note is not None)
+
+
+def test_a_monitor_can_be_copied():
+    params, x, y = problem()
+    monitor = Monitor(f, x, y, every=At((0, 1)), writers=[Memory()])
+    first = monitor(0, params)
+    other = copy.deepcopy(monitor)
+    assert float(other(1, params).eigenvalues[0]) == float(first.eigenvalues[0])
 
 
 def test_close_closes_the_writers():

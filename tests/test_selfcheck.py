@@ -276,7 +276,7 @@ def test_the_command_line(run):
     )
     status, _, err = run("nowhere.py:case")
     assert status == 1
-    assert "ntkdiag selfcheck nowhere.py:case: expected a module that can be imported, with that attribute" in err
+    assert "ntkdiag selfcheck nowhere.py:case: expected a file that can be imported; got no file at" in err
     assert run("selfcheck_cases.py")[2] == (
         "ntkdiag: ntkdiag selfcheck selfcheck_cases.py: expected module:attribute or path.py:attribute, such as "
         f"mymodels:net; got selfcheck_cases.py{end}"

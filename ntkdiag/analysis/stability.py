@@ -82,7 +82,8 @@ def stability_margin(
     Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same characteristic roots.
 
     Args:
-        kernel: The full kernel, that of a single output, or an `NTKOperator`. A bare matrix needs `loss_denominator`.
+        kernel: The full kernel, that of a single output, or an `NTKOperator`. A bare matrix needs `loss_denominator`,
+            or `logits`.
         learning_rate: eta.
         loss: "mse", "cross_entropy" (softmax) or "sigmoid_cross_entropy".
         logits: `[n o]` outputs of the same examples, for the cross-entropies; an `NTKOperator` computes them where they
@@ -97,7 +98,7 @@ def stability_margin(
 
     Raises:
         InvalidInputError: When the kernel is reduced, not finite or not square, a bare matrix comes without
-            `loss_denominator`, or a number is out of its range.
+            `loss_denominator` and `logits`, or a number is out of its range.
     """
     call = "stability_margin(kernel, learning_rate)"
     require_at_least_zero(learning_rate, call, "learning_rate")

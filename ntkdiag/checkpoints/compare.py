@@ -1,5 +1,6 @@
 """Two checkpoints, one probe, one answer."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from ntkdiag.checkpoints.prediction import predict
 from ntkdiag.checkpoints.settings import Loss, Settings, read_settings
 from ntkdiag.checkpoints.sides import Side, is_model, read_side, require_comparable
 from ntkdiag.checkpoints.targets import read_targets, require_probabilities
+from ntkdiag.kernels.reduction import automatic
 
 _FIT = "Check that x has the shape the model takes, and wrap the model to return the outputs to compare."
 
@@ -30,7 +32,7 @@ def compare(
     y: Any = None,
     step_a: int | None = None,
     step_b: int | None = None,
-    outputs: str = "full",
+    outputs: str = "auto",
     loss: Loss = "mse",
     learning_rate: float | None = None,
     momentum: float = 0.0,
@@ -57,7 +59,8 @@ def compare(
         y: `[N]` class numbers or values, or `[N C]` targets; None leaves out alignment, loss and accuracy.
         step_a: Step of `a` when it is a manager root; None takes its latest.
         step_b: Step of `b` when it is a manager root; None takes its latest.
-        outputs: Reduction of the kernels as `ntk` has it; reduced kernels have no stability margin.
+        outputs: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C, else "mean". Reduced
+            kernels have no stability margin.
         loss: For loss and stability, as a mean over examples: "mse" is half the squared error summed over outputs,
             "cross_entropy" the softmax cross-entropy of the outputs as logits.
         learning_rate: Learning rate of plain or heavy-ball SGD, for the stability margin.
@@ -81,6 +84,8 @@ def compare(
     side_b = read_side(b, name="b", label=names[1], step=step_b, **given)
     side_a, side_b = require_comparable(side_a, side_b)
     shape, _ = (_output_shape(side, settings) for side in (side_a, side_b))
+    if settings.outputs == "auto":
+        settings = dataclasses.replace(settings, outputs=automatic(*shape))
     targets, classes = (None, None) if settings.y is None else read_targets(settings.y, shape[1])
     if targets is not None and settings.loss == "cross_entropy":
         require_probabilities(targets)

@@ -73,9 +73,11 @@ def notes(a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b
             "Parameters saved as float64 were computed in float32: switch on jax_enable_x64 to use them as saved."
         )
     if settings.outputs != "full" and measured_a.kernel.convention.n_outputs > 1:
+        rows = settings.n_examples * measured_a.kernel.convention.n_outputs
         said.append(
             f"Kernels are reduced over outputs ({settings.outputs}): their largest eigenvalue is not that of the full "
-            "kernel, so no learning rate or margin is given; drift and alignment are those of the reduced kernel."
+            "kernel, so no learning rate or margin is given; drift and alignment are those of the reduced kernel. "
+            f'outputs="full" takes {rows:,} rows.'
         )
     elif settings.n_examples < FEW_EXAMPLES:
         said.append(

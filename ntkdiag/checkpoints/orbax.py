@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,15 +111,34 @@ def _bytes(leaf: Any) -> int:
 
 @contextlib.contextmanager
 def _orbax_errors(location: Location, what: str) -> Iterator[None]:
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        yield
+        with _quiet:
+            yield
     except Exception as error:
         first = (str(error).strip() or "no message").splitlines()[0]
         raise checkpoint_error(
             location.root, f"{what} ({type(error).__name__}: {first[:160]})", "Use another step, or save it again."
         ) from error
-    finally:
-        logger.setLevel(level)
+
+
+class _Quiet:
+    """Holds back what Orbax logs while it reads, on threads of its own; also where several of ours read at once."""
+
+    def __init__(self):
+        self._lock, self._readers, self._level = threading.Lock(), 0, 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._readers:
+                self._level = logging.getLogger("absl").level
+                logging.getLogger("absl").setLevel(logging.ERROR)
+            self._readers += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                logging.getLogger("absl").setLevel(self._level)
+
+
+_quiet = _Quiet()

@@ -13,7 +13,7 @@ from ntkdiag.kernels.probe import digest
 
 Loss = Literal["mse", "cross_entropy"]
 LOSSES = ("mse", "cross_entropy")
-OUTPUTS = ("full", "mean", "trace", "sum-of-logits")
+OUTPUTS = ("auto", "full", "mean", "trace", "sum-of-logits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_settings(
     if not all(np.isfinite(leaf.astype(np.float64)).all() for leaf in floating):
         raise _error("x=...", "a finite probe", "NaN or infinity in x", "Drop the examples that hold them.")
     if outputs not in OUTPUTS:
-        raise _error(f"outputs={outputs!r}", f"one of {OUTPUTS}", repr(outputs), 'The default is "full".')
+        raise _error(f"outputs={outputs!r}", f"one of {OUTPUTS}", repr(outputs), 'The default is "auto".')
     if loss not in LOSSES:
         do = "It sets the loss and the stability numbers; kernels do not depend on it."
         raise _error(f"loss={loss!r}", '"mse" or "cross_entropy"', repr(loss), do)

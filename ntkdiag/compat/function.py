@@ -65,8 +65,8 @@ class KernelFunction:
     def _find(self, arguments: tuple) -> Prepared:
         """What was prepared for arguments of these shapes before, or now."""
         key = signature(arguments)
-        prepared = self._prepared.get(key)
+        prepared = self._prepared.get(self.request.f, key)
         if prepared is None:
             prepared = prepare(self.request, *arguments)
-            self._prepared.put(key, prepared)
+            self._prepared.put(self.request.f, key, prepared)
         return prepared

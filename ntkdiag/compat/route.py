@@ -13,7 +13,6 @@ from ntkdiag.compat.signature import signature
 from ntkdiag.compat.vmap_axes import VmapAxes, axes_of_leaves
 from ntkdiag.kernels.arguments import is_traced
 from ntkdiag.kernels.caches import Cache
-from ntkdiag.kernels.keywords import Same
 from ntkdiag.kernels.operands.operand import refuse
 
 # Functions already looked at, so that the kernels of one function share the answer.
@@ -78,11 +77,11 @@ def find_route(
     arguments = params, [(side.x, side.kwargs) for side in sides]
     if is_traced(arguments):  # f may close over tracers of the same trace
         return _find(f, params, sides, axes, call, check=check)
-    key = Same(f), repr(axes), check, signature(arguments)
-    route = _FOUND.get(key)
+    key = repr(axes), check, signature(arguments)
+    route = _FOUND.get(f, key)
     if route is None:
         route = _find(f, params, sides, axes, call, check=check)
-        _FOUND.put(key, route)
+        _FOUND.put(f, key, route)
     return route
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from ntkdiag import _compat
 from ntkdiag.kernels.keywords import hashable
 
 
@@ -17,8 +18,7 @@ def signature(arguments: Any) -> tuple:
         A key for a `Cache`.
     """
     leaves, tree = jax.tree.flatten(arguments)
-    mode = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()
-    return tree, tuple(map(_of_leaf, leaves)), mode
+    return tree, tuple(map(_of_leaf, leaves)), _compat.trace_settings()
 
 
 def _of_leaf(leaf: Any) -> Any:

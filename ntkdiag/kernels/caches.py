@@ -2,62 +2,105 @@
 
 import collections
 import threading
+import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-# An entry keeps the function it belongs to, and so the arrays that function closes over: frozen weights, statistics.
+from ntkdiag.kernels.keywords import hashable
+
 _KEPT = 64
-_KEPT_HEAVY = 4
-_HEAVY = 2**28
+
+
+class Weakly:
+    """A function as part of a key that does not keep it alive: equal to what is equal to it, until it is gone."""
+
+    def __init__(self, function: Callable):
+        bound = isinstance(function, types.MethodType)  # made anew at every access, unlike its owner
+        self._reference = weakref.WeakMethod(function) if bound else weakref.ref(function)
+        self._hash = hash(hashable(function))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        function = self._reference()
+        return isinstance(other, Weakly) and function is not None and hashable(function) == hashable(other._reference())
 
 
 class Cache:
-    """A few entries by key; the one not asked for the longest goes first.
+    """At most 64 entries by function and key, each until its function is gone; that unused for the longest goes first.
 
-    At most 64 are kept, and at most 4 once they hold 256 MB together.
+    An entry must not hold its function, or that is never gone.
     """
 
     def __init__(self):
-        self._entries: collections.OrderedDict[Any, tuple[Any, int]] = collections.OrderedDict()
+        self._entries: collections.OrderedDict[Any, Any] = collections.OrderedDict()
         self._lock = threading.RLock()
         _ALL.add(self)
 
-    def get(self, key: Any) -> Any:
+    def get(self, function: Callable, key: Any) -> Any:
         """The entry, or None."""
+        whole = _weakly(function), key
         with self._lock:
-            if key not in self._entries:
+            if whole not in self._entries:
                 return None
-            self._entries.move_to_end(key)
-            return self._entries[key][0]
+            self._entries.move_to_end(whole)
+            return self._entries[whole]
 
-    def put(self, key: Any, entry: Any, nbytes: int = 0) -> None:
-        """Keep an entry that holds arrays of so many bytes."""
+    def put(self, function: Callable, key: Any, entry: Any) -> None:
+        """Keep an entry."""
+        whole = _weakly(function), key
+        if isinstance(whole[0], Weakly):
+            owner = function.__self__ if isinstance(function, types.MethodType) else function
+            # What waits for the end of a function must not keep the rest of the key.
+            weakref.finalize(owner, _drop, weakref.ref(self), weakref.ref(whole[0])).atexit = False
         with self._lock:
-            self._entries[key] = entry, nbytes
-            held = sum(size for _, size in self._entries.values())
-            while len(self._entries) > (_KEPT if held <= _HEAVY else _KEPT_HEAVY):
-                held -= self._entries.popitem(last=False)[1][1]
-
-    def __reduce__(self) -> tuple:
-        """A copy begins empty: what is kept belongs to this process."""
-        return Cache, ()
+            self._entries[whole] = entry
+            while len(self._entries) > _KEPT:
+                self._entries.popitem(last=False)
 
     def clear(self) -> None:
         """Forget all entries."""
         with self._lock:
             self._entries.clear()
 
+    def drop(self, function: Weakly) -> None:
+        """Forget what was kept under this very key of a function."""
+        with self._lock:
+            for whole in [whole for whole in self._entries if whole[0] is function]:
+                del self._entries[whole]
+
+    def __reduce__(self) -> tuple:
+        """A copy begins empty: what is kept belongs to this process."""
+        return Cache, ()
+
+
+def _drop(cache: "weakref.ref[Cache]", function: weakref.ref[Weakly]) -> None:
+    found, key = cache(), function()
+    if found is not None and key is not None:
+        found.drop(key)
+
+
+def _weakly(function: Callable) -> Any:
+    """A key for a function; one to which there are no weak references is kept."""
+    try:
+        return Weakly(function)
+    except TypeError:
+        return hashable(function)
+
 
 _ALL: weakref.WeakSet[Cache] = weakref.WeakSet()
 
 
 def clear_caches() -> None:
-    """Forget all functions that kernels were computed of, their compiled programs, and the arrays they close over.
+    """Forget all functions that kernels and products were computed of, with their compiled programs.
 
-    ntkdiag keeps what it traced and compiled for up to 64 functions and sets of shapes, and with it the arrays those
-    functions close over, such as frozen weights; parameters that are passed to a function are not kept. Once these
-    arrays take 256 MB together, the last 4 functions are kept. Kernels after this call are traced and compiled anew;
-    `jax.clear_caches` empties JAX's own caches.
+    ntkdiag keeps what it traced and compiled for up to 64 functions and sets of shapes, each as long as the function
+    lives; for `NTKOperator` the functions themselves are kept with it. Parameters that are passed to a function are not
+    kept. What is computed after this call is traced and compiled anew; `jax.clear_caches` empties JAX's own caches.
 
     Cost: none.
     """

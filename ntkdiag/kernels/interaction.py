@@ -9,6 +9,7 @@ import numpy as np
 
 from ntkdiag import _compat, errors
 from ntkdiag.kernels.arguments import all_zero
+from ntkdiag.kernels.keywords import hashable
 from ntkdiag.tangents.roundoff import eps_of, unit_roundoff
 
 _FEW = 4
@@ -29,7 +30,7 @@ def check_few(f: Callable[..., Any], params: Any, x: Any, call: str, otherwise: 
     Raises:
         ExamplesInteractError: They differ by more than rounding.
     """
-    few, run = _first(x), jax.jit(f)
+    few, run = _first(x), jax.jit(f if hashable(f) is f else lambda params, x: f(params, x))
     if jax.tree.leaves(few)[0].shape[0] > 1:
         judges = _compat.judges_numbers(jax.make_jaxpr(f)(params, few))
         roundoff = roundoff_of(f, params, few)

@@ -1,9 +1,12 @@
 """Keyword arguments of f: arrays are inputs of what is compiled, everything else is part of the function."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +36,13 @@ def arrays(kwargs: Any) -> list:
     return [leaf for leaf in jax.tree.leaves(kwargs) if _is_array(leaf)]
 
 
+def switches(kwargs: Any) -> tuple:
+    """Whole numbers and truth values among the arrays: what a function may decide by, such as `train`."""
+    kinds = jnp.inexact, jax.dtypes.extended
+    small = [leaf for leaf in arrays(kwargs) if math.prod(leaf.shape) == 1]
+    return tuple(np.asarray(v).tobytes() for v in small if not any(jnp.issubdtype(v.dtype, kind) for kind in kinds))
+
+
 @dataclasses.dataclass(frozen=True)
 class Fixed:
     """Keyword arguments without their arrays; two are equal when nothing but array values differs.
@@ -49,14 +59,17 @@ class Fixed:
     def of(kwargs: dict) -> "Fixed":
         """What is left when the arrays are taken out."""
         leaves, structure = jax.tree.flatten(kwargs)
-        kept = tuple(None if _is_array(leaf) else (type(leaf), hashable(leaf)) for leaf in leaves)
+        # Floats by their bits: 0.0 and -0.0 are equal, and NaN is not equal to itself.
+        value = lambda leaf: leaf.hex() if type(leaf) is float else hashable(leaf)
+        kept = tuple(None if _is_array(leaf) else (type(leaf), value(leaf)) for leaf in leaves)
         return Fixed(structure, kept)
 
     def fill(self, arrays: list) -> dict:
         """The keyword arguments with these arrays."""
         rest = iter(arrays)
         plain = lambda value: value.value if isinstance(value, Same) else value
-        leaves = [next(rest) if leaf is None else plain(leaf[1]) for leaf in self.leaves]
+        value = lambda kind, kept: float.fromhex(kept) if kind is float else plain(kept)
+        leaves = [next(rest) if leaf is None else value(*leaf) for leaf in self.leaves]
         return jax.tree.unflatten(self.structure, leaves)
 
 

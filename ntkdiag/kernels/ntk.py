@@ -51,7 +51,8 @@ def ntk(
     kernel is one block.
 
     Args:
-        f: `f(params, x, **kwargs)`; its outputs (an array or a pytree of them) have the example axis first.
+        f: `f(params, x, **kwargs)`; its outputs (an array or a pytree of them) have the example axis first. It is
+            traced once for its shapes, as by `jax.jit`: what it reads beside its arguments is fixed then.
         params: Pytree of real floating arrays.
         x1: Row examples: an array or pytree of arrays with the example axis first.
         x2: Column examples; None stands for x1.

@@ -33,7 +33,7 @@ def _begin(task: Task, cuts: list[tuple[Side, tuple[Way, ...], int]], contractio
     program.begun.add(key)
     for side, ways, step in cuts:
         side.program.compiled_factors(ways, task.single).begin(*steps.arguments(task, side, step))
-        if task.check and not side.program.verified and side.n > 1:
+        if steps.must_verify(task, side) and side.n > 1:
             n = steps.block_size(side, step)
             x = jax.eval_shape(functools.partial(steps.examples, start=0, size=min(n, side.n), n=side.n), side.x)
             kwargs = task.kwargs_of(side)

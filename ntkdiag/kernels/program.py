@@ -87,11 +87,10 @@ class Program:
         consts = _compat.open_jaxpr(self.tangents.jaxpr)[1]
         self.closes_over_explicit = meshes.explicit(consts) is not None
         self.closes_over_tracers = is_traced(consts)
-        self.closes_over_bytes = sum(getattr(value, "nbytes", 0) for value in consts)
         self.reduces = _compat.contains(self.tangents.jaxpr, "reduce_sum") and self.tangents.dtype == jnp.float32
         if self.reduces and jax.default_backend() == "cpu":
             _compat.known_answer_test()  # while the rest is traced
-        self.verified = False
+        self.verified: set[tuple] = set()  # settings among the keyword arguments for which examples did not interact
         self._parts: dict[str, list[Part]] = {}
         self._traces: dict[tuple, Trace] = {}
         self.begun: set[Any] = set()
@@ -105,12 +104,12 @@ class Program:
         one = x if joint else jax.tree.map(lambda v: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype), x)
         if is_traced(params, x, kwargs):  # inside someone's trace: f may close over its tracers, so nothing is kept
             return Program(f, params, one, kwargs, joint=joint, call=call)
-        key = _key(f, params, one, kwargs, joint)
-        program = _PROGRAMS.get(key)
+        key = _key(params, one, kwargs, joint)
+        program = _PROGRAMS.get(f, key)
         if program is None:
             program = Program(f, params, one, kwargs, joint=joint, call=call)
             if not program.closes_over_tracers:
-                _PROGRAMS.put(key, program, program.closes_over_bytes)
+                _PROGRAMS.put(f, key, program)
         return program
 
     def parts(self, form: str) -> list[Part]:
@@ -164,9 +163,13 @@ class Program:
         return self.compiled(key, functools.partial(self.factors, ways, merged=merged), reduces=self.reduces)
 
     def compiled_outputs(self, f: Callable, kwargs: dict) -> Compiled:
-        """f compiled, as a function of (params, x, kwargs)."""
+        """f compiled, as a function of (params, x, kwargs), until `forget_outputs`: it keeps f."""
         fixed = keywords.Fixed.of(kwargs)
         return self.compiled("outputs", lambda params, x, arrays: f(params, x, **fixed.fill(arrays)), once=True)
+
+    def forget_outputs(self) -> None:
+        """Let go of f."""
+        self._compiled.pop("outputs", None)
 
     def compiled(
         self, key: Any, function: Callable, *, reduces: bool = False, once: bool = False, donate: int | None = None
@@ -206,16 +209,16 @@ def _formed_apart(factor: Factor, way: Way) -> list[Factor]:
     return [_formed(factor, way)]
 
 
-def _key(f: Callable, params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
+def _key(params: Any, x: Any, kwargs: dict, joint: bool) -> tuple:
     """What two calls must share to share a program."""
 
     def shapes(tree):
         leaves = jax.tree.leaves(tree)
         return jax.tree.structure(tree), tuple((tuple(v.shape), v.dtype) for v in leaves)
 
-    mode = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()  # the same shapes trace differently
+    mode = _compat.trace_settings()  # the same shapes trace differently
     fixed = keywords.Fixed.of(kwargs)
-    return keywords.hashable(f), joint, mode, fixed, shapes(params), shapes(x), shapes(keywords.arrays(kwargs))
+    return joint, mode, fixed, shapes(params), shapes(x), shapes(keywords.arrays(kwargs))
 
 
 def _as_vector(

@@ -10,6 +10,7 @@ import numpy as np
 
 from ntkdiag import errors
 
+FULL_ROWS = 2048  # rows of the full kernel up to which it is the choice where nothing is said
 NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 
 
@@ -136,3 +137,8 @@ class Reduction:
             left = max(0.0, 1.0 - self.n_directions / 2.0 ** min(self.n_outputs - 1, 1000))
             return k.mean(-1), k.std(-1, ddof=1) * math.sqrt(left / self.n_directions)
         return k, None
+
+
+def automatic(n_examples: int, n_outputs: int) -> str:
+    """`outputs="auto"`: "full" where it has at most 2048 rows, else "mean"."""
+    return "full" if n_examples * n_outputs <= FULL_ROWS else "mean"

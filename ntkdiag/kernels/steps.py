@@ -44,6 +44,11 @@ def block_size(side: Side, step: int) -> int:
     return step * math.ceil(side.n / step / _MOST_BLOCKS)
 
 
+def must_verify(task: Task, side: Side) -> bool:
+    """Whether it is still to be seen that examples do not interact."""
+    return task.check and keywords.switches(task.kwargs_of(side)) not in side.program.verified
+
+
 def arguments(task: Task, side: Side, step: int) -> tuple:
     """Arguments of the compiled factors of a step, the examples as shapes."""
     x = jax.eval_shape(functools.partial(examples, start=0, size=step, n=side.n), side.x)
@@ -83,7 +88,7 @@ def _block(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int,
         outputs.append(y)
         block = block or (factors if size == step else [room(factor, size) for factor in factors])
         block = factors if size == step else write(block, factors, first)
-    if task.check and not side.program.verified and min(size, side.n) > 1:
+    if must_verify(task, side) and min(size, side.n) > 1:
         n = min(size, side.n - start)
         alone = np.empty((size, outputs[0].shape[-1]), outputs[0].dtype)
         for first, y in zip(firsts, outputs, strict=True):
@@ -92,8 +97,11 @@ def _block(task: Task, side: Side, ways: tuple[Way, ...], start: int, size: int,
         f, x = lambda params, x: all_at_once(params, x, kwargs), examples(side.x, start, n, side.n)
         tangents = side.program.tangents
         judges = _compat.judges_numbers(tangents.jaxpr)
-        interaction.check_independent(f, task.params, x, alone[:n], tangents.roundoff, judges, task.call)
-        side.program.verified = True
+        try:
+            interaction.check_independent(f, task.params, x, alone[:n], tangents.roundoff, judges, task.call)
+        finally:
+            side.program.forget_outputs()
+        side.program.verified.add(keywords.switches(task.kwargs_of(side)))
     return block
 
 

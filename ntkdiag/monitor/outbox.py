@@ -34,6 +34,12 @@ class Outbox:
         # Callbacks of a compiled step arrive on XLA's threads.
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     def send(self, step: int, values: Values, record: Mapping[str, Any]) -> None:
         """Write one measurement everywhere, unless it is the last one again; the convention record goes first, once."""
         with self._lock:

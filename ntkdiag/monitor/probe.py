@@ -14,12 +14,11 @@ from ntkdiag._compat import open_jaxpr, sub_jaxprs
 from ntkdiag.adapters.functional import Functional
 from ntkdiag.analysis.curvature import Loss
 from ntkdiag.kernels.probe import digest as digest_of  # so that kernels and records name a probe alike
+from ntkdiag.kernels.reduction import automatic
 from ntkdiag.monitor.checks import check_fit, check_independent, check_settings, output_shape
 from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
 from ntkdiag.monitor.parameters import as_parameters_of
-
-FULL_KERNEL_LIMIT = 2048  # rows of the full kernel up to which it is the default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Probe:
         n_classes = output.shape[-1] if len(output.shape) > 1 else 1
         outputs = self.outputs
         if outputs == "auto":
-            outputs = "full" if n_examples * n_outputs <= FULL_KERNEL_LIMIT else "mean"
+            outputs = automatic(n_examples, n_outputs)
         layout = Layout(n_examples, n_outputs, n_classes, outputs, _compat.at_least_float32(output.dtype))
         check_fit(self, layout)
         return layout

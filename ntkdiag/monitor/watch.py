@@ -93,7 +93,8 @@ def watch(
     K = N C for the full kernel, N for a reduced one.
 
     Args:
-        f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the optimizer trains.
+        f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the optimizer trains. It is
+            traced once: what it reads beside its arguments is fixed then.
         x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
         y: Their labels: `[N]` integer classes (`[N T]` for outputs `[N T V]`), or targets shaped like the outputs. None
             leaves the alignment out.

@@ -87,7 +87,7 @@ class SelfCheck:
         for finding in self.findings:
             if finding.question == question:
                 return finding
-        raise KeyError(question)
+        raise KeyError(f"{question!r}: there are {', '.join(repr(one.question) for one in self.findings)}")
 
     def __rich__(self) -> Any:
         """The tables, for `rich.print`."""

@@ -191,6 +191,8 @@ class _Rule:
                 return
             atom = eqn.invars[0]
             name, shape = eqn.primitive.name, atom.aval.shape
+            if not _is_floating(atom):  # cast to whole numbers and back
+                return
             same = name in _SAME and len(eqn.invars) == 1
             if same or (name == "broadcast_in_dim" and math.prod(shape) == math.prod(eqn.outvars[0].aval.shape)):
                 seen = seen.reshape(shape)

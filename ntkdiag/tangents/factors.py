@@ -158,7 +158,8 @@ class Rows:
 
         def row(ic):
             index, c1 = ic  # [t], [o t d]
-            same = ((index[:, None, None] == index2) & (index[:, None, None] < self.rows)).astype(c1.dtype)  # [t m s]
+            own = index[:, None, None]
+            same = ((own == index2[None]) & (own < self.rows)).astype(c1.dtype)  # [t m s]
             if reduction != "full":
                 return _weighted(same, c1, c2, reduction, dot)
             picked = dot.einsum("tms,mpsd->tdmp", same, c2)  # what the other side holds for the row of position t

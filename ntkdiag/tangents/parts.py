@@ -205,7 +205,7 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
     b, i, d = weight["outer"].n_axes
     layout = weight["outer"].weight.transpose((*range(b), *range(b + i, b + i + d), *range(b, b + i)))
     one_block = math.prod(layout.shape[:b]) == 1 and math.prod(layout.shape[b : b + d]) == shape[0]
-    return one_block and layout.whole and weight["rows"].weight.whole and weight["rows"].weight.shape[0] == shape[0]
+    return one_block and layout.whole and weight["rows"].weight.whole and weight["rows"].sizes()[2] == shape[0]
 
 
 def _merge_joined(parts: list[Part]) -> list[Part]:
@@ -222,6 +222,7 @@ def _merge_joined(parts: list[Part]) -> list[Part]:
         else:
             leaves = tuple(dict.fromkeys(leaf for part in own for leaf in part.leaves))
             whole = dataclasses.replace(site, use=site.joined[1])
+            own = sorted(own, key=lambda part: part.sites[0].use.window[2])  # type: ignore[index]
             size, coordinates = sum(part.size for part in own), tuple(part.coordinates for part in own)
             merged.append(Part(leaves, (whole,), "outer", size, merged=coordinates))
     return merged
@@ -251,8 +252,9 @@ def _merge_weights(parts: list[Part]) -> list[Part]:
 
 def _merge_biases(parts: list[Part]) -> list[Part]:
     """Let a bias ride with the weight whose cotangent it shares, where each is a single unscaled use."""
+    lies = lambda site: (site.tap, site.scans, site.use.out_shape, site.use.out_roles)
     weights = {
-        part.sites[0].tap: k
+        lies(part.sites[0]): k
         for k, part in enumerate(parts)
         if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer"
         if part.sites[0].use.window is None
@@ -261,7 +263,7 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
     for k, part in enumerate(parts):
         if part.kind != "outer" or len(part.sites) != 1 or part.sites[0].use.kind != "ones" or part.sites[0].scaled:
             continue
-        home = weights.get(part.sites[0].tap)
+        home = weights.get(lies(part.sites[0]))
         host = None if home is None else merged[home]
         if home is None or host is None or host.ones:
             continue

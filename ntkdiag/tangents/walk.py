@@ -163,6 +163,8 @@ def _add_bias(
     own = ["b" if name in view.scans else "t" for name, _ in recorder.scans]
     if len(view.layout.shape) != len(shape) or own != [role for _, role in site.scans]:
         return None
+    if shape != eqn.outvars[0].aval.shape:  # `add` repeats the result of the contraction: that is no bias of it
+        return None
     layout = fresh[other_var].undo(view.layout.broadcast(shape, tuple(range(len(shape)))))  # `add` repeats axes of 1
     if layout is None:
         return None

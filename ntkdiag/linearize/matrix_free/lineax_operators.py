@@ -37,7 +37,7 @@ class KernelOperator(lx.AbstractLinearOperator):
         k = self.kernel
         if k.symmetric:
             return self
-        return KernelOperator(NTKOperator(k.f, k.params, k.x2, k.x, microbatch=k.microbatch))
+        return KernelOperator(NTKOperator(k.f, k.params, k.x2, k.x, microbatch=k.microbatch, check=False))
 
     def in_structure(self) -> Any:
         """Shape and dtype of v."""

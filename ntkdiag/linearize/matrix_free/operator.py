@@ -139,7 +139,20 @@ class NTKOperator:
 
         Returns:
             `[n ...]`.
+
+        Raises:
+            InvalidInputError: When it is not like them.
         """
+        expected, got = (
+            (jax.tree.structure(v), [jnp.shape(leaf) for leaf in jax.tree.leaves(v)]) for v in (self.params, step)
+        )
+        if expected != got:
+            refuse(
+                "NTKOperator.tangent(step)",
+                expected=f"a tree like the parameters, {expected[0]} of shapes {expected[1]}"[:300],
+                got=f"{got[0]} of shapes {got[1]}"[:300],
+                do="Pass a step of the parameters, such as a difference of two checkpoints.",
+            )
         return run(_tangent, self, step)
 
     def cotangent(self, v: jax.typing.ArrayLike) -> Any:

@@ -1,6 +1,5 @@
 """Running a function of an operator, compiled with the options its arithmetic needs."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -8,8 +7,11 @@ import jax
 
 from ntkdiag import _compat
 from ntkdiag.kernels import arguments, meshes
+from ntkdiag.kernels.caches import Cache
+from ntkdiag.kernels.keywords import hashable
 
 CALL = "NTKOperator(f, params, x)"
+_COMPILED = Cache()
 
 
 class Operator(Protocol):
@@ -48,10 +50,17 @@ def run(function: Callable[..., Any], operator: Operator, *args: Any, static: An
     with jax.default_matmul_precision("highest"):
         if arguments.is_traced(operator, args) or _compat.staging():
             return function(*given)
-        return _compiled(function, operator.reduces, None if static is None else len(given) - 1)(*given)
+        leaves, structure = jax.tree.flatten(operator)
+        return _compiled(function, structure, operator.reduces, static)(leaves, *args)
 
 
-@functools.cache
-def _compiled(function: Callable[..., Any], reduces: bool, static: int | None) -> Callable[..., Any]:
-    options = _compat.compiler_options(reduces=reduces)
-    return jax.jit(function, static_argnums=() if static is None else static, compiler_options=options or None)
+def _compiled(function: Callable[..., Any], structure: Any, reduces: bool, static: Any) -> Callable[..., Any]:
+    """`function` compiled for operators of one structure, which holds the network: JAX itself is to keep none of it."""
+    key = structure, reduces, hashable(static)
+    found = _COMPILED.get(function, key)
+    if found is None:
+        last = () if static is None else (static,)
+        whole = lambda leaves, *args: function(jax.tree.unflatten(structure, leaves), *args, *last)
+        found = jax.jit(whole, compiler_options=_compat.compiler_options(reduces=reduces) or None)
+        _COMPILED.put(function, key, found)
+    return found

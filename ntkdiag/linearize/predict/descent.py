@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
+from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
 from ntkdiag.linearize.matrix_free.gauss_newton import require_number
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.matrix_free.program import run
-from ntkdiag.linearize.predict.linear_model import LinearModel, read_model
+from ntkdiag.linearize.predict.linear_model import LinearModel, penalty, read_model
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
 from ntkdiag.linearize.predict.threshold import MomentumKind, stability_threshold
@@ -34,6 +34,7 @@ def iterate_descent(
     outputs_test: jax.typing.ArrayLike | None = None,
     momentum: Number = 0.0,
     momentum_kind: MomentumKind = "heavy-ball",
+    damping: Number = 0.0,
     weight_decay: Number = 0.0,
     origin: Origin | None = None,
 ) -> Prediction:
@@ -54,18 +55,21 @@ def iterate_descent(
         outputs_test: f_0 on the test examples; None for 0 (for an operator: computed).
         momentum: beta.
         momentum_kind: "heavy-ball", "nesterov" or "ema".
-        weight_decay: Coefficient of 1/2 ||theta - theta_0||^2 in the loss, or of 1/2 ||theta||^2 with `origin`.
-        origin: J theta_0, for decay to zero; see `origin`.
+        damping: Coefficient of 1/2 ||theta - theta_0||^2 in the loss.
+        weight_decay: Coefficient of 1/2 ||theta||^2 in the loss, as of `optax.add_decayed_weights` before SGD; it needs
+            `origin`.
+        origin: J theta_0, for weight decay; see `origin`.
 
     Returns:
         Outputs `[... n o]` on training and test examples.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, or steps are no ascending integers.
+        InvalidInputError: When arrays do not fit or are not finite, steps are no ascending integers, or weight
+            decay comes without `origin`.
     """
     call = "iterate_descent(kernel, loss, steps, learning_rate)"
     require_positive(learning_rate, call, "learning_rate")
-    require_at_least_zero(weight_decay, call, "weight_decay")
+    decay = penalty(damping, weight_decay, origin, call)
     stability_threshold(momentum, momentum_kind)
     counts = np.asarray(steps)
     marks = np.concatenate([[0], counts.reshape(-1)])
@@ -80,7 +84,7 @@ def iterate_descent(
     require_number(loss, jax.ShapeDtypeStruct(model.shape, model.start.dtype), call)
     one, zero = jnp.ones((), model.start.dtype), jnp.zeros_like(model.start)
     state: State = (zero, zero, one, jnp.zeros_like(one))
-    numbers = tuple(jnp.asarray(number, one.dtype) for number in (learning_rate, momentum, weight_decay))
+    numbers = tuple(jnp.asarray(number, one.dtype) for number in (learning_rate, momentum, decay))
     saved = []
     for count in np.diff(marks):
         state = run(_advance, model, state, int(count), numbers, static=(loss, momentum_kind))

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
+from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
 from ntkdiag.linearize.matrix_free.gauss_newton import require_number
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.matrix_free.program import run
-from ntkdiag.linearize.predict.linear_model import LinearModel, read_model
+from ntkdiag.linearize.predict.linear_model import LinearModel, penalty, read_model
 from ntkdiag.linearize.predict.ode import solve_ode
 from ntkdiag.linearize.predict.origin import Origin
 from ntkdiag.linearize.predict.prediction import Prediction
@@ -29,6 +29,7 @@ def integrate_flow(
     outputs: jax.typing.ArrayLike | None = None,
     kernel_test: KernelLike | NTKOperator | None = None,
     outputs_test: jax.typing.ArrayLike | None = None,
+    damping: Number = 0.0,
     weight_decay: Number = 0.0,
     origin: Origin | None = None,
     tolerance: float | None = None,
@@ -50,6 +51,7 @@ def integrate_flow(
         outputs: As for `iterate_descent`.
         kernel_test: As for `iterate_descent`.
         outputs_test: As for `iterate_descent`.
+        damping: As for `iterate_descent`.
         weight_decay: As for `iterate_descent`.
         origin: As for `iterate_descent`.
         tolerance: Relative error of each step; None is 1e-8, or 1e-5 in float32.
@@ -60,7 +62,8 @@ def integrate_flow(
         Outputs `[... n o]` on training and test examples.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, or times are not ascending and finite.
+        InvalidInputError: When arrays do not fit or are not finite, times are not ascending and finite, or weight
+            decay comes without `origin`.
     """
     call = "integrate_flow(kernel, loss, time, step)"
     if step is not None:
@@ -68,7 +71,7 @@ def integrate_flow(
     if tolerance is not None:
         require_positive(tolerance, call, "tolerance")
     require_positive(max_steps, call, "max_steps")
-    require_at_least_zero(weight_decay, call, "weight_decay")
+    decay = penalty(damping, weight_decay, origin, call)
     times = np.asarray(time, np.float64)
     marks = np.concatenate([[0.0], times.reshape(-1)])
     if not times.size or not np.isfinite(marks).all() or np.any(np.diff(marks) < 0):
@@ -83,7 +86,7 @@ def integrate_flow(
     static = (loss, solver, step, tolerance, max_steps)
     ends, where = np.unique(marks[1:], return_inverse=True)
     dtype = model.start.dtype
-    decay = jnp.asarray(weight_decay, dtype)
+    decay = jnp.asarray(decay, dtype)
     weights = run(_integrate, model, jnp.asarray(ends, dtype), decay, static=static)[where]
     kept = jnp.exp(-decay * jnp.asarray(marks[1:], dtype)) if origin is not None else jnp.ones(times.size, dtype)
     return model.follow(weights, kept, times.shape)

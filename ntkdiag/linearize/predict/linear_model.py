@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.kernels.operands.operand import KernelLike, refuse
+from ntkdiag.kernels.operands.number import Number, require_at_least_zero
+from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, refuse
 from ntkdiag.linearize.matrix_free.least_squares import require_outputs, require_square
 from ntkdiag.linearize.matrix_free.operator import NTKOperator
 from ntkdiag.linearize.predict.origin import Origin
@@ -151,3 +152,34 @@ def _read_operators(
         pull_test = require_outputs(kernel_test, origin.test, "origin.test", call)
     lines = (kernel_test.n_examples, *kernel_test.output_shape)
     return LinearModel(kernel, start, pull, kernel_test, start_test, pull_test, rows, lines)
+
+
+def penalty(damping: Number, weight_decay: Number, origin: Origin | None, call: str) -> Number:
+    """The coefficient of the one pull there is: to theta_0, or with `origin` to zero.
+
+    Cost: none.
+
+    Args:
+        damping: Of 1/2 ||theta - theta_0||^2.
+        weight_decay: Of 1/2 ||theta||^2.
+        origin: J theta_0, without which nothing can be pulled to zero.
+        call: The public call, for the message.
+
+    Returns:
+        The coefficient.
+
+    Raises:
+        InvalidInputError: One is negative, or it is the wrong one of the two.
+    """
+    require_at_least_zero(damping, call, "damping")
+    require_at_least_zero(weight_decay, call, "weight_decay")
+    name, idle = ("weight_decay", weight_decay) if origin is None else ("damping", damping)
+    if not is_concrete(idle) or idle != 0:
+        refuse(
+            call,
+            expected="`weight_decay` with `origin`, or `damping` without",
+            got=f"`{name}` {'without' if origin is None else 'with'} `origin`",
+            do="Weight decay pulls to zero and needs origin=predict.origin(f, params, x, x_test); damping pulls to the "
+            "initial parameters.",
+        )
+    return damping if origin is None else weight_decay

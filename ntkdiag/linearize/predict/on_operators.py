@@ -36,8 +36,9 @@ class Given(NamedTuple):
 
     def options(self, denominator: Number) -> dict[str, Any]:
         """Those of the predictions for any loss."""
+        pull = "damping" if self.origin is None else "weight_decay"
         names = ("outputs", "kernel_test", "outputs_test", "origin")
-        return {name: getattr(self, name) for name in names} | {"weight_decay": self.ridge / denominator}
+        return {name: getattr(self, name) for name in names} | {pull: self.ridge / denominator}
 
 
 def flow(kernel: NTKOperator, given: Given, time: Any, call: str) -> Prediction:

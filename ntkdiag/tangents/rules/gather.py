@@ -30,7 +30,7 @@ def gather(params: dict, position: int, layout: Layout, other: tuple[int, ...]) 
     total = math.prod(shape[:n])
 
     def operand(index):
-        index = index.reshape(-1, len(columns)).astype(jnp.int32)
+        index = _as_int32(index.reshape(-1, len(columns)), max(shape))
         row, inside = jnp.zeros(index.shape[:1], jnp.int32), jnp.ones(index.shape[:1], bool)
         for axis, size in enumerate(shape):
             own = index[:, columns.index(axis)] if axis in columns else jnp.zeros_like(row)
@@ -60,7 +60,15 @@ def as_gather(eqn: Any) -> tuple[Any, list]:
     )
 
     def gathered(operand, *starts):
-        return look_up(operand, jnp.stack([start.astype(jnp.int32) for start in starts]))
+        return look_up(operand, jnp.stack([_as_int32(start, max(operand.shape)) for start in starts]))
 
     shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
     return _compat.open_jaxpr(jax.make_jaxpr(gathered)(*shapes))
+
+
+def _as_int32(index: Any, most: int) -> Any:
+    """Indices as int32; those out of range stay so, and on their side of it."""
+    if jnp.iinfo(index.dtype).max <= jnp.iinfo(jnp.int32).max:
+        return index.astype(jnp.int32)
+    least = 0 if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else -1
+    return jnp.clip(index, jnp.asarray(least, index.dtype), jnp.asarray(most, index.dtype)).astype(jnp.int32)
