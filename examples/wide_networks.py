@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import ntkdiag
-from ntkdiag.linearize import gap_over_training
+from ntkdiag.linearization import gap_over_training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())

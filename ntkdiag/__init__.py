@@ -11,6 +11,8 @@ from ntkdiag.analysis import drift as drift
 from ntkdiag.analysis import spectrum as spectrum
 from ntkdiag.analysis import stability_margin as stability_margin
 from ntkdiag.analysis import top_spectrum as top_spectrum
+from ntkdiag.checking import SelfCheck as SelfCheck
+from ntkdiag.checking import selfcheck as selfcheck
 from ntkdiag.checkpoints import Comparison as Comparison
 from ntkdiag.checkpoints import compare as compare
 from ntkdiag.checkpoints import load_params as load_params
@@ -29,18 +31,16 @@ from ntkdiag.kernels import RandomProjections as RandomProjections
 from ntkdiag.kernels import clear_caches as clear_caches
 from ntkdiag.kernels import ntk as ntk
 from ntkdiag.kernels import plan as plan
-from ntkdiag.linearize import NTKOperator as NTKOperator
-from ntkdiag.linearize import linear_baseline as linear_baseline
-from ntkdiag.linearize import linearization_gap as linearization_gap
-from ntkdiag.linearize import linearize as linearize
-from ntkdiag.linearize import linearized_model as linearized_model
-from ntkdiag.linearize import matrix_free as matrix_free
-from ntkdiag.linearize import predict as predict
-from ntkdiag.linearize import taylor_expand as taylor_expand
+from ntkdiag.linearization import NTKOperator as NTKOperator
+from ntkdiag.linearization import linear_baseline as linear_baseline
+from ntkdiag.linearization import linearization_gap as linearization_gap
+from ntkdiag.linearization import linearize as linearize
+from ntkdiag.linearization import linearized_model as linearized_model
+from ntkdiag.linearization import matrix_free as matrix_free
+from ntkdiag.linearization import predict as predict
+from ntkdiag.linearization import taylor_expand as taylor_expand
 from ntkdiag.monitor import JsonLines as JsonLines
 from ntkdiag.monitor import Monitor as Monitor
 from ntkdiag.monitor import watch as watch
-from ntkdiag.selfcheck import SelfCheck as SelfCheck
-from ntkdiag.selfcheck import selfcheck as selfcheck
 
 __version__ = "0.1.0"

@@ -110,8 +110,8 @@ def selfcheck(
 
     CASE names a module or a file, which is imported and so runs its code. The exit status is 1 when something is wrong.
     """
+    from ntkdiag.checking import selfcheck as check
     from ntkdiag.report.table import terminal
-    from ntkdiag.selfcheck import selfcheck as check
 
     arguments, options = _case(_imported(case, f"ntkdiag selfcheck {case}"), case)
     given = {"mode": mode, "trainable": trainable, "examples": "joint" if joint else None}

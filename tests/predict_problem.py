@@ -6,7 +6,7 @@ import numpy as np
 import reference
 
 from ntkdiag.kernels import Convention, Kernel
-from ntkdiag.linearize import linearize, predict
+from ntkdiag.linearization import linearize, predict
 
 N, M, C = 6, 4, 2
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntkdiag.analysis import alignment, drift, spectrum
-from ntkdiag.linearize import predict
+from ntkdiag.linearization import predict
 
 
 def _descend(loss, params, eta, steps):

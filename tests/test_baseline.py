@@ -14,8 +14,8 @@ from flax import nnx
 
 from ntkdiag import functionalize, linear_baseline
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.linearize import gap_over_training, linearization_gap, linearize
-from ntkdiag.linearize.baseline.trainer import log_spaced
+from ntkdiag.linearization import gap_over_training, linearization_gap, linearize
+from ntkdiag.linearization.baseline.trainer import log_spaced
 
 RNG = np.random.default_rng(0)
 X, X_TEST = RNG.normal(size=(24, 4)).astype(np.float32), RNG.normal(size=(20, 4)).astype(np.float32)

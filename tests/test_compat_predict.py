@@ -8,7 +8,7 @@ import pytest
 import ntkdiag
 from ntkdiag import compat
 from ntkdiag.compat import predict
-from ntkdiag.linearize.predict import closed_form
+from ntkdiag.linearization.predict import closed_form
 
 RNG = np.random.default_rng(0)
 J, J_TEST = RNG.normal(size=(3, 2, 2, 13)), RNG.normal(size=(4, 2, 2, 13))

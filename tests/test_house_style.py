@@ -21,16 +21,16 @@ LAYERS = {
     "adapters": set(),
     "tangents": set(),
     "kernels": {"tangents"},
-    "compat": {"analysis", "kernels", "linearize", "tangents"},
-    "linearize": {"adapters", "kernels", "tangents"},
-    "analysis": {"kernels", "linearize"},
+    "compat": {"analysis", "kernels", "linearization", "tangents"},
+    "linearization": {"adapters", "kernels", "tangents"},
+    "analysis": {"kernels", "linearization"},
     "report": {"monitor"},
     "monitor": {"adapters", "kernels", "analysis"},
-    "checkpoints": {"adapters", "kernels", "linearize", "analysis", "report"},
-    "selfcheck": {"adapters", "kernels"},
-    "demo": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report"},
+    "checkpoints": {"adapters", "kernels", "linearization", "analysis", "report"},
+    "checking": {"adapters", "kernels"},
+    "demo": {"adapters", "kernels", "linearization", "analysis", "checkpoints", "monitor", "report"},
     "__main__": {"cli"},
-    "cli": {"adapters", "kernels", "linearize", "analysis", "checkpoints", "monitor", "report", "selfcheck", "demo"},
+    "cli": {"adapters", "kernels", "linearization", "analysis", "checkpoints", "monitor", "report", "checking", "demo"},
 }
 
 

@@ -43,7 +43,7 @@ assert {row.factor for row in ntkdiag.plan(bound, copied, spread, outputs="full"
 """
 EXPLICIT = """
 from ntkdiag.compat import empirical_ntk_fn
-from ntkdiag.linearize import predict
+from ntkdiag.linearization import predict
 from ntkdiag.monitor import Memory
 
 ones, labels = jax.device_put(jnp.ones(4), over()), np.arange(8) % 4

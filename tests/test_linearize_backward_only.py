@@ -7,7 +7,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag.errors import UnsupportedModelError
-from ntkdiag.linearize import matrix_free, predict
+from ntkdiag.linearization import matrix_free, predict
 
 RNG = np.random.default_rng(0)
 PARAMS = {"a": RNG.normal(size=(4, 8)), "h": RNG.normal(size=(8, 3))}

@@ -16,7 +16,7 @@ from thin import thin
 from benchmarks import linearized
 from ntkdiag import functionalize, load_params
 from ntkdiag.errors import InvalidInputError, StructureError
-from ntkdiag.linearize import last_layer, linearize, linearized_model, taylor_expand
+from ntkdiag.linearization import last_layer, linearize, linearized_model, taylor_expand
 
 N, D, C = 5, 3, 2
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.linearize import predict
+from ntkdiag.linearization import predict
 
 ROWS, WEIGHTS, CHANGE = (np.random.default_rng(4).normal(size=shape) for shape in ((12, 4), (4, 5), (4, 5)))
 

@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from ntkdiag.errors import InvalidInputError, StructureError
-from ntkdiag.linearize import linearization_gap, taylor_expand
+from ntkdiag.linearization import linearization_gap, taylor_expand
 
 X = np.random.default_rng(0).normal(size=(6, 3))
 A = {"w": np.random.default_rng(1).normal(size=(3, 5)), "v": np.random.default_rng(2).normal(size=(5, 3))}

@@ -10,7 +10,7 @@ import reference
 from jax.flatten_util import ravel_pytree
 
 from ntkdiag.errors import InvalidInputError, StructureError
-from ntkdiag.linearize import linearize, taylor_expand
+from ntkdiag.linearization import linearize, taylor_expand
 
 X = np.random.default_rng(0).normal(size=(5, 3))
 PARAMS = {"w": np.random.default_rng(1).normal(size=(3, 4)), "v": np.random.default_rng(2).normal(size=(4, 2))}

@@ -16,8 +16,8 @@ from ntkdiag.adapters import functionalize
 from ntkdiag.adapters.functional import Functional
 from ntkdiag.errors import InvalidInputError, UnsupportedModelError
 from ntkdiag.kernels import Convention, Kernel
-from ntkdiag.linearize import linearized_model, predict
-from ntkdiag.linearize.model import _unsupported
+from ntkdiag.linearization import linearized_model, predict
+from ntkdiag.linearization.model import _unsupported
 
 N, D, C = 5, 3, 2
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

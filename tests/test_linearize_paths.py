@@ -30,9 +30,9 @@ from predict_problem import (
 
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernels import Convention, Kernel
-from ntkdiag.linearize import NTKOperator, predict
-from ntkdiag.linearize.matrix_free import CG, least_squares
-from ntkdiag.linearize.predict import on_operators
+from ntkdiag.linearization import NTKOperator, predict
+from ntkdiag.linearization.matrix_free import CG, least_squares
+from ntkdiag.linearization.predict import on_operators
 
 Y_TEST = np.random.default_rng(5).normal(size=(M, C))
 

@@ -31,7 +31,7 @@ from predict_problem import (
 
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernels import Convention, Kernel
-from ntkdiag.linearize import NTKOperator, predict
+from ntkdiag.linearization import NTKOperator, predict
 
 
 def warned(*, above=True):

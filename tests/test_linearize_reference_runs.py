@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ntkdiag.analysis import critical_learning_rate, drift
-from ntkdiag.linearize import linearization_gap, predict
+from ntkdiag.linearization import linearization_gap, predict
 
 N = 32
 

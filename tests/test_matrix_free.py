@@ -12,8 +12,8 @@ from thin import thin
 
 from ntkdiag import linearize
 from ntkdiag.errors import ExamplesInteractError, InvalidInputError
-from ntkdiag.linearize import predict
-from ntkdiag.linearize.matrix_free import CG, LSMR, NTKOperator, gauss_newton_step, least_squares, minimize
+from ntkdiag.linearization import predict
+from ntkdiag.linearization.matrix_free import CG, LSMR, NTKOperator, gauss_newton_step, least_squares, minimize
 
 N, M, D, C, W = 11, 4, 3, 2, 5
 RNG = np.random.default_rng(0)
@@ -213,7 +213,7 @@ CROSS = NTKOperator(net, PARAMS, X_TEST, X)
         (
             lambda: least_squares(CROSS, Y),
             "least_squares(operator, y): expected `operator` as NTKOperator(f, params, x) of the training examples; "
-            "got one of two sets of examples. Leave x2 out; kernels that are arrays go to ntkdiag.linearize.predict.",
+            "got one of two sets of examples. Leave x2 out; kernels that are arrays go to ntkdiag.predict.",
         ),
         (
             lambda: minimize(np.eye(3), cross_entropy, 0.1),

@@ -32,7 +32,7 @@ def test_import_loads_no_framework():
 
 
 def test_import_of_every_public_package_loads_no_framework():
-    packages = ["adapters", "analysis", "checkpoints", "kernels", "linearize", "monitor", "tangents"]
+    packages = ["adapters", "analysis", "checkpoints", "kernels", "linearization", "monitor", "tangents"]
     imports = "; ".join(f"import ntkdiag.{name}" for name in packages)
     code = f"import sys; {imports}; print([name for name in {LAZY} if name in sys.modules])"
     assert python("-c", code).strip() == "[]"

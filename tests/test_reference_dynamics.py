@@ -7,7 +7,7 @@ import pytest
 
 from ntkdiag import alignment, drift, linearize, ntk
 from ntkdiag.analysis import label_power
-from ntkdiag.linearize import predict
+from ntkdiag.linearization import predict
 
 pytestmark = pytest.mark.slow
 

@@ -165,7 +165,7 @@ def test_what_depends_on_tracing_and_on_wide_parameters(x64):
 
 
 def test_an_engine_that_is_wrong_is_found(monkeypatch):
-    from ntkdiag.selfcheck import brute
+    from ntkdiag.checking import brute
 
     monkeypatch.setattr(
         brute, "ntk", lambda *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * (x @ p), *args[1:], **kwargs)
@@ -184,7 +184,7 @@ def test_models_that_are_others_in_float64():
 
 
 def test_rounding_is_told_from_a_wrong_engine(monkeypatch):
-    from ntkdiag.selfcheck import brute
+    from ntkdiag.checking import brute
 
     exact = brute.wide_rows
 

@@ -12,8 +12,8 @@ from thin import thin
 
 import ntkdiag
 from ntkdiag import _compat
-from ntkdiag.linearize.baseline import trainer
-from ntkdiag.linearize.baseline.data import Data
+from ntkdiag.linearization.baseline import trainer
+from ntkdiag.linearization.baseline.data import Data
 from ntkdiag.tangents.channels_last import channels_last
 
 pytestmark = pytest.mark.usefixtures("x64", "light_compilation")

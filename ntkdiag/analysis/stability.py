@@ -12,7 +12,7 @@ from ntkdiag.kernels.operands.denominator import denominator_of
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize import NTKOperator
+from ntkdiag.linearization import NTKOperator
 
 Scalar = Float[Array, ""]
 

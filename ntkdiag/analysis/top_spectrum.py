@@ -13,7 +13,7 @@ from ntkdiag.kernels import arguments
 from ntkdiag.kernels.convention import Convention
 from ntkdiag.kernels.interaction import roundoff_of
 from ntkdiag.kernels.operands.operand import KernelLike, coarsest, noise_floor, refuse, unpack
-from ntkdiag.linearize import NTKOperator
+from ntkdiag.linearization import NTKOperator
 
 _CALL = "top_spectrum(kernel, k)"
 

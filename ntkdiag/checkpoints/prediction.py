@@ -9,7 +9,7 @@ import numpy as np
 
 from ntkdiag._compat import compiler_options
 from ntkdiag.kernels.interaction import roundoff_of
-from ntkdiag.linearize import linearize, taylor_expand
+from ntkdiag.linearization import linearize, taylor_expand
 
 # Rounding over the change of the outputs up to which it does not decide on which side of 0.1 e1 lies.
 _RESOLVED = 0.03

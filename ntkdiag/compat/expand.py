@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ntkdiag.linearize import linearize as linearize_one
-from ntkdiag.linearize import taylor_expand as taylor_expand_one
+from ntkdiag.linearization import linearize as linearize_one
+from ntkdiag.linearization import taylor_expand as taylor_expand_one
 
 
 def linearize(f: Callable, params: Any) -> Callable:

@@ -11,7 +11,7 @@ from ntkdiag.compat.axes import KernelAxes
 from ntkdiag.compat.inputs import as_arrays, check_outputs, check_parameters, is_none
 from ntkdiag.compat.per_input import read_pairs, split_kwargs
 from ntkdiag.kernels.operands.operand import refuse
-from ntkdiag.linearize.pushforward import linearization
+from ntkdiag.linearization.pushforward import linearization
 
 # Gradients pushed through the rows at a time while a kernel is built from products, in numbers.
 _PUSHED = 2**22

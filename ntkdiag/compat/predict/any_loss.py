@@ -17,7 +17,7 @@ from ntkdiag.compat.predict.ode_state import ODEState
 from ntkdiag.kernels.operands.number import Number, require_positive
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize.predict.ode import solve_ode
+from ntkdiag.linearization.predict.ode import solve_ode
 
 _CALL = "gradient_descent(loss, k_train_train, y_train)"
 _FIELDS = ("fx_train", "fx_test", "qx_train", "qx_test")
@@ -40,7 +40,7 @@ def gradient_descent(
     df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s = sqrt(learning_rate) t.
     Cost: one product with the kernel for each evaluation; see `linearize.predict.ode`.
     Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of gradient descent; for
-    the steps themselves see `ntkdiag.linearize.predict.iterate_descent`.
+    the steps themselves see `ntkdiag.predict.iterate_descent`.
 
     Args:
         loss: `loss(f(x_train), y_train)`, one number.

@@ -11,10 +11,10 @@ from ntkdiag.compat.predict.layout import Layout, array, as_precise
 from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
 from ntkdiag.kernels.operands.operand import is_concrete, refuse
 from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearize.predict.closed_form import Modes, modes_of
-from ntkdiag.linearize.predict.mse import follow_flow
-from ntkdiag.linearize.predict.prediction import Prediction
-from ntkdiag.linearize.predict.problem import read_problem
+from ntkdiag.linearization.predict.closed_form import Modes, modes_of
+from ntkdiag.linearization.predict.mse import follow_flow
+from ntkdiag.linearization.predict.prediction import Prediction
+from ntkdiag.linearization.predict.problem import read_problem
 
 _CALL = "gradient_descent_mse(k_train_train, y_train)"
 
@@ -31,7 +31,7 @@ def gradient_descent_mse(
 
     f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the regularised training
     kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y| and are left
-    out at infinity; nothing is divided by them. This is `ntkdiag.linearize.predict.gradient_flow` in another layout,
+    out at infinity; nothing is divided by them. This is `ntkdiag.predict.gradient_flow` in another layout,
     with the loss denominator |y|.
     Cost: one eigendecomposition, on the first call of the result; O((NC)^2) per time.
     Source: Lee et al. 2019, arXiv:1902.06720.

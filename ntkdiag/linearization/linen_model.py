@@ -1,0 +1,55 @@
+"""The linearized network as a Flax linen module."""
+
+from typing import Any
+
+from flax import linen as nn
+
+from ntkdiag import errors
+from ntkdiag.linearization.expansion import Expansion
+
+
+class LinearizedLinen(nn.Module):
+    """A linen module whose output is linear in its parameters; made by `linearized_model`.
+
+    Attributes:
+        expansion: The network and where it is expanded.
+    """
+
+    expansion: Expansion
+
+    @nn.compact
+    def __call__(self, x: Any, **kwargs: Any) -> Any:
+        """Evaluate the linear model on a batch.
+
+        Args:
+            x: The batch, as the network takes it.
+            **kwargs: Handed to the network.
+
+        Returns:
+            Outputs like the network's.
+        """
+        if self.is_initializing():
+            for name, value in self.expansion.start.items():
+                self.put_variable("params", name, value)
+        others = sorted(set(self.variables) - {"params"})
+        if others:
+            raise errors.InvalidInputError(
+                errors.message(
+                    "LinearizedLinen.apply(variables, x)",
+                    expected='variables {"params": p} alone',
+                    got=f"also {', '.join(others)}",
+                    do="The linear model holds all other collections at their value when it was made: leave them out.",
+                )
+            )
+        return self.expansion.function(self.variables["params"], x, **kwargs)
+
+    def network(self, variables: Any) -> Any:
+        """Put trained parameters into the network itself.
+
+        Args:
+            variables: ``{"params": p}``, as `init` returned it and an optimizer changed it.
+
+        Returns:
+            The variables of the network, for `model.apply`.
+        """
+        return self.expansion.network(variables["params"])

@@ -1,0 +1,45 @@
+"""The linearized network as a Flax NNX module."""
+
+from typing import Any
+
+from flax import nnx
+
+from ntkdiag.linearization.expansion import Expansion
+
+
+class LinearizedNNX(nnx.Module):
+    """An NNX module whose output is linear in its parameters; made by `linearized_model`.
+
+    Attributes:
+        model: A copy of the network that holds what is trained; its own outputs are not those of the linear model.
+        expansion: The network and where it is expanded.
+    """
+
+    def __init__(self, expansion: Expansion):
+        self.model = expansion.functional.restore(expansion.start)
+        self.expansion = expansion
+
+    def __call__(self, x: Any, **kwargs: Any) -> Any:
+        """Evaluate the linear model on a batch.
+
+        Args:
+            x: The batch, as the network takes it.
+            **kwargs: Handed to the network.
+
+        Returns:
+            Outputs like the network's.
+        """
+        return self.expansion.function(self._values(), x, **kwargs)
+
+    def network(self) -> Any:
+        """Put the trained parameters into the network itself.
+
+        Returns:
+            A new model like the one that was linearized.
+        """
+        return self.expansion.network(self._values())
+
+    def _values(self) -> Any:
+        extract = self.expansion.functional.extract
+        assert extract is not None  # every NNX functional has one
+        return extract(self.model)
