@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import ntkdiag
-from ntkdiag.linearization import predict
+from ntkdiag import predict
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
