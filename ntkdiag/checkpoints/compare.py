@@ -36,7 +36,7 @@ def compare(
     loss: Loss = "mse",
     learning_rate: float | None = None,
     momentum: float = 0.0,
-    memory: int | str | None = None,
+    memory: int | float | str | None = None,
     labels: tuple[str, str] | None = None,
 ) -> Comparison:
     """Compare two checkpoints of one model through their neural tangent kernels on a probe.

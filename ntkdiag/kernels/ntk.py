@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -32,7 +32,7 @@ def ntk(
     *,
     f2: Callable | None = None,
     outputs: Any = "mean",
-    per_leaf: bool | str | list[str] = False,
+    per_leaf: bool | str | Sequence[str] = False,
     preconditioner: Any = None,
     memory: int | float | str | None = None,
     spill: str | os.PathLike | None = None,
@@ -114,7 +114,7 @@ def plan(
     *,
     f2: Callable | None = None,
     outputs: Any = "mean",
-    per_leaf: bool | str | list[str] = False,
+    per_leaf: bool | str | Sequence[str] = False,
     preconditioner: Any = None,
     memory: int | float | str | None = None,
     spill: str | os.PathLike | None = None,

@@ -76,7 +76,7 @@ def watch(
     outputs: str = "auto",
     writers: Sequence[Writer] = (),
     name: str = "ntk",
-    memory: Any = None,
+    memory: int | float | str | None = None,
 ) -> "optax.GradientTransformationExtraArgs":
     """Watch the neural tangent kernel of `f` on a probe batch, from inside an Optax chain.
 
