@@ -172,9 +172,9 @@ def split(tree, trainable=None, check_finite=True):
 
 
 def test_held_leaves_are_absent_and_come_back():
-    part = split({"a": {"w": jnp.ones(2), "n": 3}, "b": {"w": jnp.zeros(2)}, "f": jnp.sin}, "a/*")
-    assert leaves_by_path(part.params).keys() == {"a/w"}
-    assert part.params.keys() == {"a"}
+    own, part = split({"a": {"w": jnp.ones(2), "n": 3}, "b": {"w": jnp.zeros(2)}, "f": jnp.sin}, "a/*")
+    assert leaves_by_path(own).keys() == {"a/w"}
+    assert own.keys() == {"a"}
     assert part.fixed.keys() == {"b/w"}
     full = part.merge({"a": {"w": jnp.full(2, 5.0)}})
     assert full["f"] is jnp.sin
@@ -184,21 +184,22 @@ def test_held_leaves_are_absent_and_come_back():
 
 def test_a_tree_in_other_containers_is_matched_by_path_not_by_order():
     linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    part = split(linear)
+    _, part = split(linear)
     # In a dictionary "bias" comes before "weight", in the module after it.
     merged = part.merge({"weight": linear.weight, "bias": linear.bias})
     np.testing.assert_array_equal(merged.weight, linear.weight)
 
 
 def test_numpy_parameters_become_arrays_and_keep_their_dtype():
-    part = split({"w": np.ones(2, np.float16), "held": np.arange(2)})
-    assert isinstance(part.params["w"], jax.Array)
-    assert part.params["w"].dtype == np.float16
+    own, part = split({"w": np.ones(2, np.float16), "held": np.arange(2)})
+    assert isinstance(own["w"], jax.Array)
+    assert own["w"].dtype == np.float16
+    assert isinstance(part.like["w"], jax.ShapeDtypeStruct)
     assert isinstance(part.fixed["held"], np.ndarray)
 
 
 def test_rebuild_refuses_other_shapes_and_takes_other_dtypes():
-    part = split({"w": jnp.ones(2)})
+    _, part = split({"w": jnp.ones(2)})
     assert part.rebuild({"w": jnp.ones(2, jnp.bfloat16)})["w"].dtype == jnp.bfloat16
     with pytest.raises(errors.StructureError, match=re.escape("w: expected float32[2], got float32[3]")):
         part.rebuild({"w": jnp.ones(3)})
@@ -239,7 +240,7 @@ def test_parameters_that_are_not_finite(bad):
         "diverged, or pass check_finite=False to go on regardless."
     ):
         split(tree, ["a", "b/*"])
-    assert split(tree, check_finite=False).fixed == {}
+    assert split(tree, check_finite=False)[1].fixed == {}
 
 
 def test_donated_parameters_are_named():
@@ -253,5 +254,5 @@ def test_donated_parameters_are_named():
 
 
 def test_traced_and_abstract_parameters_pass():
-    assert jax.jit(lambda tree: split(tree).params)({"w": jnp.array([jnp.nan])})["w"].shape == (1,)
-    assert split(jax.eval_shape(lambda: {"w": jnp.ones(2)})).params["w"].shape == (2,)
+    assert jax.jit(lambda tree: split(tree)[0])({"w": jnp.array([jnp.nan])})["w"].shape == (1,)
+    assert split(jax.eval_shape(lambda: {"w": jnp.ones(2)}))[0]["w"].shape == (2,)

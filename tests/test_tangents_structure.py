@@ -36,7 +36,7 @@ GENERAL = {
     "filters-side-by-side": "c d", "gates-side-by-side": "bi bo", "side-by-side-and-elsewhere": "c d",
     "side-by-side-across-borders": "e g",
     "rule-of-a-view": "w", "rule-not-linear": "w", "rule-that-adds": "w",
-    "rounded-in-steps-of-a-parameter": "s",
+    "rounded-in-steps-of-a-parameter": "s", "latent-at-every-position": "positions", "tied-by-two-indices": "table",
     "state-in-mutable-arrays": "w", "by-platform": "w",
     "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
 }  # fmt: skip
