@@ -205,6 +205,14 @@ def _run(data=CLASSES, **options):
             "linear_baseline(model, data, optimizer): expected class numbers in [0, 3); got values from 1 to 3. The "
             "model has 3 outputs: number the classes from 0, and leave out examples without a label.",
         ),
+        (
+            lambda: _run(output=lambda out: out.sum(0)),
+            "expected one array of outputs with the 24 examples on its first axis; got shape (3,). Select an output",
+        ),
+        (
+            lambda: gap_over_training(lambda p, x: (x @ p,), np.ones((4, 3)), CLASSES, optax.sgd(0.1)),
+            "expected one array of outputs with the 24 examples on its first axis; got tuple. Select an output",
+        ),
         (lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)), "in [0, 3); got values from -1 to 1."),
         (
             lambda: gap_over_training(

@@ -211,6 +211,10 @@ CROSS = NTKOperator(net, PARAMS, X_TEST, X)
             "NTKOperator.mv(v): expected v of shape (22,), (22, k) or (11, 2); got shape (5,).",
         ),
         (
+            lambda: OPERATOR.tangent(np.ones(3)),
+            "NTKOperator.tangent(step): expected a tree like the parameters, PyTreeDef(",
+        ),
+        (
             lambda: least_squares(CROSS, Y),
             "least_squares(operator, y): expected `operator` as NTKOperator(f, params, x) of the training examples; "
             "got one of two sets of examples. Leave x2 out; kernels that are arrays go to ntkdiag.predict.",

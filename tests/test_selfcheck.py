@@ -48,7 +48,7 @@ def test_a_model_that_is_right():
         "engine          ok   kernel of 2 examples, 2 output directions: relative error ",
     ):
         assert line in text, text
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"'speed': there are '.*'engine'"):
         check["speed"]
 
 

@@ -49,7 +49,7 @@ def adapt(module: Any, request: Request) -> Functional:
     own, part = partition(candidates, request.trainable, call=_CALL, check_finite=request.check_finite)
     rest = parameters.owned({name: tree for name, tree in variables.items() if name not in chosen})
     wrap = (lambda tree: {chosen[0]: tree}) if flat else (lambda tree: tree)
-    request = dataclasses.replace(request, variables=None)  # f is kept by caches, and shall not keep parameters
+    request = dataclasses.replace(request, variables=None)  # f shall not keep the parameters
     run = _runner(_in_mode(module, request), request, rest)
     statistics = rest
     if request.mode.statistics is not None:

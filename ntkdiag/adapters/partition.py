@@ -16,9 +16,9 @@ class Partition:
     """The way between a full tree and its trainable part.
 
     Attributes:
-        like: Shapes of the trainable part, in its containers; the parameters themselves are not kept, so that what
-            keeps a function of them does not keep them. Held leaves are absent: their dictionary keys are dropped, and
-            where the container is not a dictionary, None stands in their place.
+        like: Shapes of the trainable part, in its containers: a function of parameters does not keep them. Held leaves
+            are absent: their dictionary keys are dropped, and where the container is not a dictionary, None stands in
+            their place.
         held: All leaves in order, None where trainable.
         paths: Paths of all leaves in order.
         mask: One boolean per leaf, True where trainable.

@@ -34,7 +34,7 @@ def adapt(f: Callable[..., Any], request: Request) -> Functional:
     _require_plain(request)
     tree = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, request.variables)
     own, part = partition(tree, request.trainable, call=_CALL, check_finite=request.check_finite)
-    request = dataclasses.replace(request, variables=None)  # f is kept by caches, and shall not keep parameters
+    request = dataclasses.replace(request, variables=None)  # f shall not keep the parameters
 
     def function(params: Any, x: Any, **kwargs: Any) -> Any:
         x = select(request.inputs, x)

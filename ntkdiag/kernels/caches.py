@@ -1,6 +1,7 @@
 """What is kept from call to call: programs of functions, and what was found out about them."""
 
 import collections
+import functools
 import threading
 import types
 import weakref
@@ -15,9 +16,9 @@ _KEPT = 64
 class Weakly:
     """A function as part of a key that does not keep it alive: equal to what is equal to it, until it is gone."""
 
-    def __init__(self, function: Callable):
+    def __init__(self, function: Callable, when_gone: Callable[[Any], None] | None = None):
         bound = isinstance(function, types.MethodType)  # made anew at every access, unlike its owner
-        self._reference = weakref.WeakMethod(function) if bound else weakref.ref(function)
+        self.reference = (weakref.WeakMethod if bound else weakref.ref)(function, when_gone)
         self._hash = hash(hashable(function))
 
     def __hash__(self) -> int:
@@ -26,8 +27,8 @@ class Weakly:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        function = self._reference()
-        return isinstance(other, Weakly) and function is not None and hashable(function) == hashable(other._reference())
+        function = self.reference()
+        return isinstance(other, Weakly) and function is not None and hashable(function) == hashable(other.reference())
 
 
 class Cache:
@@ -52,11 +53,7 @@ class Cache:
 
     def put(self, function: Callable, key: Any, entry: Any) -> None:
         """Keep an entry."""
-        whole = _weakly(function), key
-        if isinstance(whole[0], Weakly):
-            owner = function.__self__ if isinstance(function, types.MethodType) else function
-            # What waits for the end of a function must not keep the rest of the key.
-            weakref.finalize(owner, _drop, weakref.ref(self), weakref.ref(whole[0])).atexit = False
+        whole = _weakly(function, functools.partial(_drop, weakref.ref(self))), key
         with self._lock:
             self._entries[whole] = entry
             while len(self._entries) > _KEPT:
@@ -67,10 +64,10 @@ class Cache:
         with self._lock:
             self._entries.clear()
 
-    def drop(self, function: Weakly) -> None:
-        """Forget what was kept under this very key of a function."""
+    def drop(self, reference: Any) -> None:
+        """Forget what was kept for the function this referred to."""
         with self._lock:
-            for whole in [whole for whole in self._entries if whole[0] is function]:
+            for whole in [whole for whole in self._entries if getattr(whole[0], "reference", None) is reference]:
                 del self._entries[whole]
 
     def __reduce__(self) -> tuple:
@@ -78,16 +75,15 @@ class Cache:
         return Cache, ()
 
 
-def _drop(cache: "weakref.ref[Cache]", function: weakref.ref[Weakly]) -> None:
-    found, key = cache(), function()
-    if found is not None and key is not None:
-        found.drop(key)
+def _drop(cache: "weakref.ref[Cache]", reference: Any) -> None:
+    if (found := cache()) is not None:
+        found.drop(reference)
 
 
-def _weakly(function: Callable) -> Any:
+def _weakly(function: Callable, when_gone: Callable[[Any], None] | None = None) -> Any:
     """A key for a function; one to which there are no weak references is kept."""
     try:
-        return Weakly(function)
+        return Weakly(function, when_gone)
     except TypeError:
         return hashable(function)
 

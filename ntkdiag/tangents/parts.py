@@ -236,7 +236,7 @@ def _merge_weights(parts: list[Part]) -> list[Part]:
         if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer":
             [site] = part.sites
             b, t, _, d = site.use.sizes()
-            key = site.tap, site.use.window, site.scans, site.use.out_shape, site.use.out_roles, (b, t, d)
+            key = *_cotangent_of(site), site.use.window, (b, t, d)
         if key in merged:
             host = merged[key]
             part = dataclasses.replace(
@@ -250,11 +250,15 @@ def _merge_weights(parts: list[Part]) -> list[Part]:
     return list(merged.values())
 
 
+def _cotangent_of(site: Site) -> tuple:
+    """Equal for sites that read one cotangent in one way: a tap alone may serve products of different roles."""
+    return site.tap, site.scans, site.use.out_shape, site.use.out_roles
+
+
 def _merge_biases(parts: list[Part]) -> list[Part]:
     """Let a bias ride with the weight whose cotangent it shares, where each is a single unscaled use."""
-    lies = lambda site: (site.tap, site.scans, site.use.out_shape, site.use.out_roles)
     weights = {
-        lies(part.sites[0]): k
+        _cotangent_of(part.sites[0]): k
         for k, part in enumerate(parts)
         if part.kind == "outer" and len(part.sites) == 1 and part.sites[0].use.kind == "outer"
         if part.sites[0].use.window is None
@@ -263,7 +267,7 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
     for k, part in enumerate(parts):
         if part.kind != "outer" or len(part.sites) != 1 or part.sites[0].use.kind != "ones" or part.sites[0].scaled:
             continue
-        home = weights.get(lies(part.sites[0]))
+        home = weights.get(_cotangent_of(part.sites[0]))
         host = None if home is None else merged[home]
         if home is None or host is None or host.ones:
             continue

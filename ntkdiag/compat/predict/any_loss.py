@@ -38,7 +38,7 @@ def gradient_descent(
 
     df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a differential equation,
     df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s = sqrt(learning_rate) t.
-    Cost: one product with the kernel for each evaluation; see `linearize.predict.ode`.
+    Cost: one product with the kernel for each evaluation; see `linearization.predict.ode`.
     Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of gradient descent; for
     the steps themselves see `ntkdiag.predict.iterate_descent`.
 

@@ -103,9 +103,8 @@ def read_data(data: Any, loss: LossLike, f: Callable[..., Any], params: Any, cal
         y, y_test = (_class_numbers(labels, shape, call) for labels in (y, y_test))
     elif not callable(loss):
         _check_sizes(shape, y, y_test, call)
-    if callable(loss):
-        return Data(x, y, x_test, y_test, loss, _named(loss), classes, shape)
-    return Data(x, y, x_test, y_test, known[loss], loss, classes, shape)
+    function, name = (loss, _named(loss)) if callable(loss) else (known[loss], loss)
+    return Data(x, y, x_test, y_test, function, name, classes, shape)
 
 
 def require_targets(data: Data, call: str) -> None:
