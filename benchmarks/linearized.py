@@ -30,37 +30,51 @@ class ConvNet(nn.Module):
 
 def mlp(tiny):
     width, n = (16, 4) if tiny else (512, 128)
-    return nn.Sequential([nn.Dense(width), nn.relu, nn.Dense(width), nn.relu, nn.Dense(10)]), jnp.ones((n, 256))
+    layers = [nn.Dense(width), nn.relu, nn.Dense(width), nn.relu, nn.Dense(10)]
+    return nn.Sequential(layers), jnp.ones((n, 256))
 
 
 def convnet(tiny):
-    side, n = (8, 2) if tiny else (32, 32)
-    return ConvNet(8 if tiny else 32), jnp.ones((n, side, side, 3))
+    width, side, n = (8, 8, 2) if tiny else (32, 32, 32)
+    return ConvNet(width), jnp.ones((n, side, side, 3))
 
 
 NETWORKS = {"MLP": mlp, "ConvNet": convnet}
 
 
+def taylor_models(f, params, degrees):
+    """Degree -> function; the network itself is degree 0."""
+    models = {0: f}
+    for degree in degrees:
+        models[degree] = linearize(f, params) if degree == 1 else taylor_expand(f, params, degree)
+    return models
+
+
+def gradient_step(model):
+    """The gradient of a loss of the model by its parameters, compiled."""
+    return jax.jit(jax.grad(lambda params, x: jnp.mean(model(params, x) ** 2)))
+
+
 def measure(module, x, rounds, degrees=(1, 2)):
     """CPU seconds of a step of the network, and of its Taylor models, round by round."""
     f, params = functionalize(module, module.init(jax.random.key(0), x))
-    models = {0: f} | {k: linearize(f, params) if k == 1 else taylor_expand(f, params, k) for k in degrees}
     moved = jax.tree.map(lambda p: p * 1.01, params)
-    steps = {k: jax.jit(jax.grad(lambda p, x, g=g: jnp.mean(g(p, x) ** 2))) for k, g in models.items()}
-    seconds = {k: [] for k in steps}
+    models = taylor_models(f, params, degrees)
+    steps = {degree: gradient_step(model) for degree, model in models.items()}
+    seconds = {degree: [] for degree in steps}
     for round_number in range(rounds + 1):
-        for k, step in steps.items():
+        for degree, step in steps.items():
             begun = time.process_time()
             jax.block_until_ready(step(moved, x))
-            if round_number:  # the first one compiles
-                seconds[k].append(time.process_time() - begun)
+            if round_number > 0:  # the first one compiles
+                seconds[degree].append(time.process_time() - begun)
     return seconds
 
 
 def ratios(seconds):
     """Median CPU time of each Taylor model over that of the network."""
-    median = {k: statistics.median(values) for k, values in seconds.items()}
-    return {k: median[k] / median[0] for k in median if k}
+    median = {degree: statistics.median(values) for degree, values in seconds.items()}
+    return {degree: median[degree] / median[0] for degree in median if degree > 0}
 
 
 def main(argv=None):
@@ -69,15 +83,17 @@ def main(argv=None):
     parser.add_argument("--tiny", action="store_true", help="smoke-test sizes")
     arguments = parser.parse_args(argv)
     table = Table(title="CPU time of a training step / the network's")
-    for column in ("network", "parameters", "linear", "quadratic"):
-        table.add_column(column, justify="left" if column == "network" else "right")
+    table.add_column("network")
+    for column in ("parameters", "linear", "quadratic"):
+        table.add_column(column, justify="right")
     found = {}
     for name, make in NETWORKS.items():
         module, x = make(arguments.tiny)
         found[name] = ratios(measure(module, x, arguments.rounds))
         shapes = jax.eval_shape(module.init, jax.random.key(0), x)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-        table.add_row(name, f"{size:,}", *(f"{found[name][k]:.2f}" for k in (1, 2)))
+        linear, quadratic = (f"{found[name][degree]:.2f}" for degree in (1, 2))
+        table.add_row(name, f"{size:,}", linear, quadratic)
     Console().print(table)
     return found
 

@@ -27,25 +27,34 @@ class Process:
         arguments: Of `python -m`.
         memory_limit: Resident bytes at which it is stopped.
         environment: Variables to set.
+        root: The folder that holds the packages `benchmarks` and `ntkdiag`.
     """
 
     def __init__(
-        self, python: str, arguments: list[str], memory_limit: int, environment: dict[str, str] | None = None
+        self,
+        python: str,
+        arguments: list[str],
+        memory_limit: int,
+        environment: dict[str, str] | None = None,
+        root: str = ROOT,
     ) -> None:
-        environ = {**os.environ, "PYTHONPATH": ROOT, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        environ = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._process = subprocess.Popen(
             [python, "-m", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=ROOT,
+            cwd=root,
             env=environ,
         )
         self._limit = memory_limit
         self._answers: queue.Queue[str] = queue.Queue()
         self._last = ""
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_answers, self._read_errors)]
+        self._readers = [
+            threading.Thread(target=read, daemon=True)
+            for read in (self._read_answers, self._read_errors)
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -73,7 +82,9 @@ class Process:
         for reader in self._readers:
             reader.join()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(OSError):  # what was not yet sent to it is lost, as it is itself
+            with contextlib.suppress(
+                OSError
+            ):  # what was not yet sent to it is lost, as it is itself
                 stream.close()
 
     def _wait(self, seconds: float) -> str:

@@ -13,7 +13,7 @@ class Result:
 
     Attributes:
         workload: Its name.
-        outputs: "trace" or "full".
+        reduction: "trace" or "full".
         peer: Its name.
         first: Seconds to the first result: trace, compile and run.
         error: Largest error over the largest entry of the float64 kernel.
@@ -26,7 +26,7 @@ class Result:
     """
 
     workload: str
-    outputs: str
+    reduction: str
     peer: str
     first: float | None = None
     error: float | None = None
@@ -66,7 +66,10 @@ def load(path: str) -> list[Result]:
     """The results in a JSON file of an earlier run."""
     names = {field.name for field in dataclasses.fields(Result)}
     found = json.loads(pathlib.Path(path).read_text())["results"]
-    return [Result(**{name: value for name, value in result.items() if name in names}) for result in found]
+    return [
+        Result(**{name: value for name, value in result.items() if name in names})
+        for result in found
+    ]
 
 
 def best(results: list[Result], ours: str = "ntkdiag") -> Result | None:

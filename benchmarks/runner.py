@@ -38,20 +38,22 @@ class Options:
     tiny: bool = False
 
 
-def measure(name: str, outputs: str, peers: list[str], options: Options, say: Callable[[str], None]) -> list[Result]:
+def measure(
+    name: str, reduction: str, peers: list[str], options: Options, say: Callable[[str], None]
+) -> list[Result]:
     """Every peer on one workload; one that fails is a result with a reason."""
-    results = [Result(name, outputs, peer) for peer in peers]
+    results = [Result(name, reduction, peer) for peer in peers]
     running: dict[str, Process] = {}
     try:
         reference = _reference(name, options, say)
         for result in results:
-            say(f"{name} {outputs}: {result.peer} compiles")
+            say(f"{name} {reduction}: {result.peer} compiles")
             _start(result, running, reference, options)
         for result in results:
-            say(f"{name} {outputs}: memory of {result.peer}")
+            say(f"{name} {reduction}: memory of {result.peer}")
             _attempt(result, running, options, _remember)
         for turn in range(options.rounds):
-            say(f"{name} {outputs}: round {turn + 1} of {options.rounds}")
+            say(f"{name} {reduction}: round {turn + 1} of {options.rounds}")
             for result in results:
                 if sum(result.seconds) < options.total * result.scale:
                     _attempt(result, running, options, _run)
@@ -66,19 +68,32 @@ def _start(result: Result, running: dict[str, Process], reference: str, options:
     if python is None or not os.path.exists(python):
         result.failed = "not installed"
         return
-    arguments = ["--peer", result.peer, "--workload", result.workload, "--outputs", result.outputs]
+    arguments = [
+        "--peer",
+        result.peer,
+        "--workload",
+        result.workload,
+        "--reduction",
+        result.reduction,
+    ]
     arguments += ["--tiny"] if options.tiny else []
     running[result.peer] = Process(python, ["benchmarks.worker", *arguments], options.memory_limit)
 
     def prepare(result: Result, process: Process, limit: float) -> None:
         process.ask(limit)
         answer = process.ask(limit, do="prepare", reference=reference)
-        result.first, result.error, result.scale = answer["seconds"], answer["error"], answer["scale"]
+        result.first, result.error, result.scale = (
+            answer["seconds"],
+            answer["error"],
+            answer["scale"],
+        )
 
     _attempt(result, running, options, prepare)
 
 
-def _attempt(result: Result, running: dict[str, Process], options: Options, action: Callable) -> None:
+def _attempt(
+    result: Result, running: dict[str, Process], options: Options, action: Callable
+) -> None:
     """A failure takes the worker out of the run and leaves its reason."""
     process = running.get(result.peer)
     if process is None:
@@ -113,7 +128,13 @@ def _reference(name: str, options: Options, say: Callable[[str], None]) -> str:
     if not path.exists():
         say(f"{name}: float64 reference")
         start = time.monotonic()
-        command = [options.pythons["jax"] or sys.executable, "-m", "benchmarks.reference", name, str(path)]
+        command = [
+            options.pythons["jax"] or sys.executable,
+            "-m",
+            "benchmarks.reference",
+            name,
+            str(path),
+        ]
         command += ["--tiny"] if options.tiny else []
         subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ROOT})
         say(f"{name}: float64 reference took {time.monotonic() - start:.0f} s")

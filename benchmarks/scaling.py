@@ -22,7 +22,9 @@ from benchmarks.peers.jax_arrays import load
 SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
-def measure(name: str, outputs: str, sizes: tuple[int, ...], rounds: int) -> list[dict[str, float]]:
+def measure(
+    name: str, reduction: str, sizes: tuple[int, ...], rounds: int
+) -> list[dict[str, float]]:
     """One row for every N: flops, seconds of the whole, of the passes, and their difference."""
     import dataclasses
 
@@ -33,11 +35,16 @@ def measure(name: str, outputs: str, sizes: tuple[int, ...], rounds: int) -> lis
     f, params, x = load(dataclasses.replace(workloads.get(name), n=max(sizes)))
 
     def seconds(*examples) -> float:
-        return _median(lambda: jax.block_until_ready(ntkdiag.ntk(f, params, *examples, outputs=outputs).array), rounds)
+        return _median(
+            lambda: jax.block_until_ready(
+                ntkdiag.ntk(f, params, *examples, reduction=reduction).array
+            ),
+            rounds,
+        )
 
     rows = []
     for n in sizes:
-        plan = ntkdiag.plan(f, params, x[:n], outputs=outputs)
+        plan = ntkdiag.plan(f, params, x[:n], reduction=reduction)
         whole, passes = seconds(x[:n]), seconds(x[:n], x[:1])
         rows.append(
             {
@@ -63,17 +70,32 @@ def slope(rows: list[dict[str, float]], column: str) -> float:
     return rise / sum((a - x_mean) ** 2 for a in x)
 
 
-def table(name: str, outputs: str, rows: list[dict[str, float]]) -> Table:
+def table(name: str, reduction: str, rows: list[dict[str, float]]) -> Table:
     """Rows by N, and the fitted exponents, of all rows and of the larger half."""
-    columns = ("network_flops", "contraction_flops", "passes_seconds", "contraction_seconds", "seconds")
-    made = Table(title=f"{workloads.get(name).title}, {outputs}", title_justify="left")
-    for heading in ("N", "network flops", "contraction flops", "passes [s]", "contraction [s]", "whole [s]"):
+    columns = (
+        "network_flops",
+        "contraction_flops",
+        "passes_seconds",
+        "contraction_seconds",
+        "seconds",
+    )
+    made = Table(title=f"{workloads.get(name).title}, {reduction}", title_justify="left")
+    for heading in (
+        "N",
+        "network flops",
+        "contraction flops",
+        "passes [s]",
+        "contraction [s]",
+        "whole [s]",
+    ):
         made.add_column(heading, justify="right")
     for row in rows:
         made.add_row(str(row["n"]), *(f"{row[column]:.3g}" for column in columns))
     made.add_section()
     made.add_row("N^", *(f"{slope(rows, column):.2f}" for column in columns))
-    made.add_row("N^ (upper half)", *(f"{slope(rows[len(rows) // 2 :], column):.2f}" for column in columns))
+    made.add_row(
+        "N^ (upper half)", *(f"{slope(rows[len(rows) // 2 :], column):.2f}" for column in columns)
+    )
     return made
 
 
@@ -90,14 +112,14 @@ def _median(call: Callable, rounds: int) -> float:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--workload", default="W1")
-    parser.add_argument("--outputs", default="trace")
+    parser.add_argument("--reduction", default="trace")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json")
     arguments = parser.parse_args(argv)
     sizes = tuple(int(size) for size in arguments.sizes.split(","))
-    rows = measure(arguments.workload, arguments.outputs, sizes, arguments.rounds)
-    Console(width=120).print(table(arguments.workload, arguments.outputs, rows))
+    rows = measure(arguments.workload, arguments.reduction, sizes, arguments.rounds)
+    Console(width=120).print(table(arguments.workload, arguments.reduction, rows))
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=1))
 

@@ -10,48 +10,95 @@ from rich.text import Text
 from benchmarks import workloads
 from benchmarks.results import Result, best, load
 
-TOLERATED = 1e-5  # float32 against float64
+# float32 against float64: what is beyond this is red.
+TOLERATED = 1e-5
+OURS = "ntkdiag"
+GEMM = "gemm"
 
 
 def table(results: Iterable[Result], tiny: bool = False) -> Table:
     """Rows by workload; times are medians, ratios are theirs over ours."""
     made = Table(title="Empirical NTK, x2=None, float32", title_justify="left", header_style="bold")
-    for name in ("workload", "outputs", "peer"):
+    for name in ("workload", "reduction", "peer"):
         made.add_column(name)
-    for name in ("first [s]", "median [s]", "/ ntkdiag", "cpu / ntkdiag", "GF/s", "peak", "planned", "error"):
+    numbers = ("first [s]", "median [s]", "/ ntkdiag", "cpu / ntkdiag", "GF/s", "peak", "planned")
+    for name in (*numbers, "error"):
         made.add_column(name, justify="right")
     for group in _grouped(results):
-        ours = next((result for result in group if result.peer == "ntkdiag"), None)
+        ours = _by_peer(group).get(OURS, _nothing())
         fastest = best(group)
         for result in group:
-            made.add_row(*_cells(result, ours, result is fastest, result is group[0], tiny))
+            heading = ["", ""]
+            if result is group[0]:
+                heading = [_title(result, tiny), result.reduction]
+            is_bold = result is fastest or result is ours
+            peer = Text(result.peer, style="bold" if is_bold else "")
+            cells = _cells(result, ours, result is fastest)
+            made.add_row(*heading, peer, *cells)
         made.add_section()
     return made
 
 
+def _cells(result: Result, ours: Result, is_fastest: bool) -> list[str | Text]:
+    """What was measured of one peer, or why nothing was."""
+    if result.median is None or result.failed:
+        reason = Text(result.failed or "not run", style="yellow")
+        return [reason, *[""] * 7]
+
+    seconds = f"{result.median:.3g}"
+    if result.scale > 1:
+        seconds += f" (1/{result.scale:.0f} run)"
+
+    # A matrix product is no kernel: there is nothing to compare.
+    ratio = cpu_ratio = ""
+    if result.peer != GEMM:
+        ratio = _ratio(result.median, ours.median)
+        cpu_ratio = _ratio(result.median_cpu, ours.median_cpu)
+    if is_fastest:
+        ratio += " best"
+
+    rate = f"{result.rate / 1e9:.0f}" if result.rate else ""
+    return [
+        f"{result.first:.2f}",
+        seconds,
+        Text(ratio, style="bold" if is_fastest else ""),
+        cpu_ratio,
+        rate,
+        _mebibytes(result.peak_bytes),
+        _mebibytes(result.plan.get("peak_bytes")),
+        _error(result),
+    ]
+
+
+def _error(result: Result) -> Text:
+    if result.error is None:
+        return Text("")
+    return Text(f"{result.error:.1e}", style="red" if result.error > TOLERATED else "")
+
+
 def summary(results: Iterable[Result], tiny: bool = False) -> Table:
-    """One row for each workload: ntkdiag against the best of all others, and against what was promised or predicted."""
+    """One row for each workload: ntkdiag against the best of all others, and against what was predicted."""
     made = Table(title="ntkdiag and the best peer", title_justify="left", header_style="bold")
-    for name in ("workload", "outputs", "best peer"):
+    for name in ("workload", "reduction", "best peer"):
         made.add_column(name)
     for name in ("time", "cpu", "first", "naive", "GF/s of gemm", "peak of planned", "error"):
         made.add_column(name, justify="right")
     for group in _grouped(results):
-        by_peer = {result.peer: result for result in group}
-        ours, fastest = by_peer.get("ntkdiag"), best(group)
+        peers = _by_peer(group)
+        ours, fastest = peers.get(OURS), best(group)
         if ours is None or ours.failed or fastest is None:
             continue
-        naive, gemm = by_peer.get("naive", Result("", "", "")), by_peer.get("gemm", Result("", "", ""))
-        firsts = [result.first for result in group if result.peer not in ("ntkdiag", "gemm") and result.seconds]
+        kernels = [result for result in group if result.peer not in (OURS, GEMM)]
+        first_of_others = min(result.first for result in kernels if result.seconds)
         made.add_row(
             _title(ours, tiny),
-            ours.outputs,
+            ours.reduction,
             fastest.peer,
             _ratio(fastest.median, ours.median) + "x",
             _ratio(fastest.median_cpu, ours.median_cpu) + "x",
-            _ratio(min(firsts), ours.first) + "x",
-            _ratio(naive.median, ours.median),
-            _ratio(ours.rate, gemm.rate),
+            _ratio(first_of_others, ours.first) + "x",
+            _ratio(peers.get("naive", _nothing()).median, ours.median),
+            _ratio(ours.rate, peers.get(GEMM, _nothing()).rate),
             _ratio(ours.peak_bytes, ours.plan.get("peak_bytes")),
             f"{ours.error:.1e}",
         )
@@ -64,31 +111,20 @@ def show(made: Table, console: Console | None = None) -> None:
 
 
 def _grouped(results: Iterable[Result]) -> list[list[Result]]:
+    """The results of one workload and one reduction, one list for each pair."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((result.workload, result.outputs), []).append(result)
+        groups.setdefault((result.workload, result.reduction), []).append(result)
     return list(groups.values())
 
 
-def _cells(result: Result, ours: Result | None, fastest: bool, first: bool, tiny: bool) -> list[str | Text]:
-    head = [_title(result, tiny), result.outputs] if first else ["", ""]
-    name = Text(result.peer, style="bold" if fastest or result is ours else "")
-    if result.median is None or result.failed:
-        return [*head, name, Text(result.failed or "not run", style="yellow"), "", "", "", "", "", "", ""]
-    ratio = "" if result.peer == "gemm" else _ratio(result.median, ours and ours.median) + (" best" if fastest else "")
-    seconds = f"{result.median:.3g}" + (f" (1/{result.scale:.0f} run)" if result.scale > 1 else "")
-    return [
-        *head,
-        name,
-        f"{result.first:.2f}",
-        seconds,
-        Text(ratio, style="bold" if fastest else ""),
-        "" if result.peer == "gemm" else _ratio(result.median_cpu, ours and ours.median_cpu),
-        f"{result.rate / 1e9:.0f}" if result.rate else "",
-        _mebibytes(result.peak_bytes),
-        _mebibytes(result.plan.get("peak_bytes")),
-        "" if result.error is None else Text(f"{result.error:.1e}", style="red" if result.error > TOLERATED else ""),
-    ]
+def _by_peer(group: list[Result]) -> dict[str, Result]:
+    return {result.peer: result for result in group}
+
+
+def _nothing() -> Result:
+    """A peer that did not run."""
+    return Result("", "", "")
 
 
 def _ratio(theirs: float | None, ours: float | None) -> str:
@@ -105,6 +141,8 @@ def _mebibytes(size: int | None) -> str:
 
 
 if __name__ == "__main__":
-    earlier = [result for path in sys.argv[1:] for result in load(path)]
+    earlier = []
+    for path in sys.argv[1:]:
+        earlier += load(path)
     show(table(earlier))
     show(summary(earlier))

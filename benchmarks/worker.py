@@ -22,23 +22,24 @@ from benchmarks.peers.job import Job
 class Worker:
     """Answers requests about one job."""
 
-    def __init__(self, job: Job, outputs: str) -> None:
+    def __init__(self, job: Job, reduction: str) -> None:
         self.job = job
-        self.outputs = outputs
+        self.reduction = reduction
 
-    def prepare(self, reference: str) -> dict[str, Any]:
-        """Trace, compile and run once; compare with float64."""
+    def prepare(self, reference: str | None) -> dict[str, Any]:
+        """Trace, compile and run once; compare with float64 where there is a reference."""
         start = time.perf_counter()
         found = self.job.compute()
         seconds = time.perf_counter() - start
-        error = self._error(found, np.load(reference)) if self.job.is_kernel else None
+        compared = reference is not None and self.job.is_kernel
+        error = self._error(found, np.load(reference)) if compared else None
         return {"seconds": seconds, "error": error, "scale": self.job.scale}
 
     def _error(self, found: Any, expected: np.ndarray) -> float:
         """Largest difference over the largest entry, of the examples that both cover."""
         n = min(len(found), len(expected))
         expected = expected[:n, :, :n]
-        if self.outputs == "trace":
+        if self.reduction == "trace":
             expected = np.einsum("nomo->nm", expected)
         return float(np.abs(self.job.canonical(found, n) - expected).max() / np.abs(expected).max())
 
@@ -79,13 +80,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peer", required=True)
     parser.add_argument("--workload", required=True)
-    parser.add_argument("--outputs", required=True)
+    parser.add_argument("--reduction", required=True)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints does not belong among the answers
     workload = workloads.get(arguments.workload, arguments.tiny)
-    worker = Worker(registry.get(arguments.peer).build(workload, arguments.outputs), arguments.outputs)
+    worker = Worker(
+        registry.get(arguments.peer).build(workload, arguments.reduction), arguments.reduction
+    )
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

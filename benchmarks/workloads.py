@@ -18,8 +18,8 @@ class Workload:
         sizes: Handed to its functions.
         n: Examples.
         classes: Outputs of one example.
-        outputs: Reductions that are measured.
-        budget: `memory=` of ntkdiag; None is its default.
+        reductions: Those that are measured.
+        memory: `memory=` of ntkdiag; None is its default.
         chunk: Examples at a time for peers that form Jacobians; None where they manage the whole batch at once.
         tile: The same for neural-tangents' structured derivatives, which need less memory.
     """
@@ -30,8 +30,8 @@ class Workload:
     sizes: dict[str, Any]
     n: int
     classes: int = 10
-    outputs: tuple[str, ...] = ("trace", "full")
-    budget: str | None = None
+    reductions: tuple[str, ...] = ("trace", "full")
+    memory: str | None = None
     chunk: int | None = None
     tile: int | None = None
 
@@ -73,7 +73,14 @@ def _mlp(*widths: int) -> dict[str, Any]:
     return {"widths": widths}
 
 
-_TRANSFORMER = {"width": 128, "layers": 4, "heads": 4, "tokens": 64, "vocabulary": 1000, "classes": 10}
+_TRANSFORMER = {
+    "width": 128,
+    "layers": 4,
+    "heads": 4,
+    "tokens": 64,
+    "vocabulary": 1000,
+    "classes": 10,
+}
 _LSTM = {"features": 64, "units": 64, "steps": 32, "classes": 10}
 _RESNET = {"side": 32, "widths": (16, 32, 64), "classes": 10}
 _WIDE = _mlp(784, 1024, 1024, 1024, 10)
@@ -83,14 +90,29 @@ ALL = (
     Workload("W2", "MLP 784-1024x3-100", "mlp", _mlp(784, 1024, 1024, 1024, 100), 32, 100, chunk=2),
     Workload("W3", "tutorial CNN", "cnn", {"side": 32, "channels": 32, "classes": 10}, 20),
     Workload("W4", "residual CNN 16-32-64", "resnet", _RESNET, 16),
-    Workload("W5", "transformer d=128, 4 layers", "transformer", {**_TRANSFORMER, "scan": False}, 16),
-    Workload("W6", "transformer, scan + checkpoint", "transformer", {**_TRANSFORMER, "scan": True}, 16),
+    Workload(
+        "W5", "transformer d=128, 4 layers", "transformer", {**_TRANSFORMER, "scan": False}, 16
+    ),
+    Workload(
+        "W6", "transformer, scan + checkpoint", "transformer", {**_TRANSFORMER, "scan": True}, 16
+    ),
     Workload("W7", "LSTM 64 units, 32 steps", "lstm", _LSTM, 16),
-    Workload("W8", "residual CNN, N=1000, 2 GB", "resnet", _RESNET, 1000, 10, ("trace",), "2GB", 50, 50),
-    Workload("W9", "MLP 784-1024x3-10, N=2000, 4 GB", "mlp", _WIDE, 2000, 10, ("full",), "4GB", 10, 200),
+    Workload(
+        "W8", "residual CNN, N=1000, 2 GB", "resnet", _RESNET, 1000, 10, ("trace",), "2GB", 50, 50
+    ),
+    Workload(
+        "W9", "MLP 784-1024x3-10, N=2000, 4 GB", "mlp", _WIDE, 2000, 10, ("full",), "4GB", 10, 200
+    ),
 )
 
-_TINY_TRANSFORMER = {"width": 16, "layers": 2, "heads": 2, "tokens": 8, "vocabulary": 20, "classes": 3}
+_TINY_TRANSFORMER = {
+    "width": 16,
+    "layers": 2,
+    "heads": 2,
+    "tokens": 8,
+    "vocabulary": 20,
+    "classes": 3,
+}
 _TINY = {
     "W1": {"sizes": _mlp(6, 16, 16, 3), "n": 4, "classes": 3},
     "W2": {"sizes": _mlp(6, 16, 16, 7), "n": 4, "classes": 7},
@@ -99,6 +121,12 @@ _TINY = {
     "W5": {"sizes": {**_TINY_TRANSFORMER, "scan": False}, "n": 3, "classes": 3},
     "W6": {"sizes": {**_TINY_TRANSFORMER, "scan": True}, "n": 3, "classes": 3},
     "W7": {"sizes": {"features": 4, "units": 5, "steps": 6, "classes": 3}, "n": 3, "classes": 3},
-    "W8": {"sizes": {"side": 8, "widths": (4, 8), "classes": 3}, "n": 8, "classes": 3, "chunk": 2, "tile": 4},
+    "W8": {
+        "sizes": {"side": 8, "widths": (4, 8), "classes": 3},
+        "n": 8,
+        "classes": 3,
+        "chunk": 2,
+        "tile": 4,
+    },
     "W9": {"sizes": _mlp(6, 16, 16, 3), "n": 8, "classes": 3, "chunk": 2, "tile": 4},
 }

@@ -4,9 +4,15 @@ import os
 import re
 import typing
 
-typing.GENERATING_DOCUMENTATION = "ntkdiag"  # jaxtyping then writes Float[Array, "n o"] in signatures
-os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # figures, whatever the environment says
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the executed pages run wherever the documentation is built
+typing.GENERATING_DOCUMENTATION = (
+    "ntkdiag"  # jaxtyping then writes Float[Array, "n o"] in signatures
+)
+os.environ["MPLBACKEND"] = (
+    "module://matplotlib_inline.backend_inline"  # figures, whatever the environment says
+)
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cpu"
+)  # the executed pages run wherever the documentation is built
 
 import ntkdiag  # noqa: E402
 
@@ -49,7 +55,9 @@ def _to_restructured_text(app, what, name, obj, options, lines):
     text: list[str] = []
     in_section = False
     for line in lines:
-        in_section = bool(_SECTION.match(line)) or (in_section and (not line or line.startswith(" ")))
+        in_section = bool(_SECTION.match(line)) or (
+            in_section and (not line or line.startswith(" "))
+        )
         if line.startswith(("Cost:", "Source:")) and text:
             text.append("")
         is_code = line.startswith("    ") and not in_section

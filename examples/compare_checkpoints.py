@@ -43,15 +43,13 @@ with ocp.CheckpointManager(checkpoints) as manager:
 # %%
 probe = slice(0, 32)
 comparison = ntkdiag.compare(
-    checkpoints,
-    checkpoints,
-    step_a=0,
-    step_b=200,
+    f"{checkpoints}@0",
+    f"{checkpoints}@200",
     model=model,
     x=x[probe],
     y=y[probe],
     loss="cross_entropy",
-    learning_rate=0.2,
+    descent=0.2,
 )
 print(comparison)
 print("written:", comparison.save("report.html").name, comparison.save("report.json").name)

@@ -14,7 +14,6 @@ from flax import linen as nn
 from sklearn.datasets import load_digits
 
 import ntkdiag
-from ntkdiag.analysis import kernel_distance, velocity
 
 images, labels = load_digits(return_X_y=True)
 x, y = (images / 16).astype(np.float32)[:512], labels[:512]
@@ -35,22 +34,22 @@ def train_step(params, state, x, y):
 
 # %%
 state, rng, epochs = optimizer.init(params), np.random.default_rng(0), 12
-kernels = [ntkdiag.ntk(f, params, probe, outputs="full")]
+kernels = [ntkdiag.ntk(f, params, probe, reduction="full")]
 for _ in range(epochs):
     for batch in rng.permutation(len(x)).reshape(-1, 64):
         params, state = train_step(params, state, x[batch], y[batch])
-    kernels.append(ntkdiag.ntk(f, params, probe, outputs="full"))
+    kernels.append(ntkdiag.ntk(f, params, probe, reduction="full"))
 
 # %%
-speed = [float(velocity(a, b, gap=1)) for a, b in itertools.pairwise(kernels)]
-distance = [float(kernel_distance(kernels[0], kernel, centred=True)) for kernel in kernels]
-for epoch, (v, s) in enumerate(zip(speed, distance[1:], strict=True), start=1):
+speed = [float(ntkdiag.drift(a, b).distance) for a, b in itertools.pairwise(kernels)]
+distance = [float(ntkdiag.drift(kernels[0], kernel).distance_centred) for kernel in kernels[1:]]
+for epoch, (v, s) in enumerate(zip(speed, distance, strict=True), start=1):
     print(f"epoch {epoch:2d}  velocity {v:.5f}  centred distance from initialisation {s:.3f}")
 print(ntkdiag.drift(kernels[0], kernels[-1]))
 
 # %%
 plt.semilogy(range(1, epochs + 1), speed, ".-", label="velocity")
-plt.semilogy(range(1, epochs + 1), distance[1:], ".-", label="centred distance from initialisation")
+plt.semilogy(range(1, epochs + 1), distance, ".-", label="centred distance from initialisation")
 plt.xlabel("epoch")
 plt.legend()
 plt.savefig("drift.png")

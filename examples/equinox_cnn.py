@@ -22,7 +22,9 @@ class CNN(eqx.Module):
     def __init__(self, width, key):
         keys = jax.random.split(key, 4)
         sizes = ((3, width), (width, 2 * width), (2 * width, 4 * width))
-        self.convs = [eqx.nn.Conv2d(i, o, 3, 2, 1, key=k) for (i, o), k in zip(sizes, keys, strict=False)]
+        self.convs = [
+            eqx.nn.Conv2d(i, o, 3, 2, 1, key=k) for (i, o), k in zip(sizes, keys, strict=False)
+        ]
         self.norms = [eqx.nn.BatchNorm(o, axis_name="batch", mode="batch") for _, o in sizes]
         self.dropout = eqx.nn.Dropout(0.2)
         self.head = eqx.nn.Linear(4 * width, 10, key=keys[3])
@@ -39,7 +41,9 @@ def case(width=8, size=16):
     model, state = eqx.nn.make_with_state(CNN)(width, jax.random.key(1))
     x = jax.random.normal(jax.random.key(0), (8, 3, size, size))
     # One training step, so that the running statistics are those of some data.
-    step = jax.vmap(lambda x: model(x, state, key=jax.random.key(2)), axis_name="batch", out_axes=(0, None))
+    step = jax.vmap(
+        lambda x: model(x, state, key=jax.random.key(2)), axis_name="batch", out_axes=(0, None)
+    )
     return {"model": model, "x": x, "state": step(x)[1]}
 
 
@@ -51,7 +55,9 @@ def main(width=8, size=16):
         fn = ntkdiag.functionalize(model, state=state, key=key, **options)
         examples = "joint" if fn.mode == "train" else "independent"
         kernel = ntkdiag.ntk(*fn, x, examples=examples)
-        print(f"mode {fn.mode:24} examples {examples:12} trace {float(jnp.trace(kernel.array)):9.3f}")
+        print(
+            f"mode {fn.mode:24} examples {examples:12} trace {float(jnp.trace(kernel.array)):9.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ class Classifier(eqx.Module):
             token, valid = now
             return jnp.where(valid, self.cell(token, h), h), None
 
-        h, _ = jax.lax.scan(step, jnp.zeros(self.cell.hidden_size, sequence.dtype), (sequence, mask))
+        h, _ = jax.lax.scan(
+            step, jnp.zeros(self.cell.hidden_size, sequence.dtype), (sequence, mask)
+        )
         return self.head(h)
 
 
@@ -35,7 +37,10 @@ class Classifier(eqx.Module):
 def case(width=16, length=10):
     keys = jax.random.split(jax.random.key(0), 3)
     lengths = jax.random.randint(keys[0], (8, 1), 3, length + 1)
-    x = {"sequence": jax.random.normal(keys[1], (8, length, 4)), "mask": jnp.arange(length) < lengths}
+    x = {
+        "sequence": jax.random.normal(keys[1], (8, length, 4)),
+        "mask": jnp.arange(length) < lengths,
+    }
     return {"model": Classifier(4, width, 3, keys[2]), "x": x, "unpack": True}
 
 
@@ -45,7 +50,9 @@ def main(width=16, length=10):
     fn = ntkdiag.functionalize(model, unpack=unpack)
     kernel = ntkdiag.ntk(*fn, x, per_leaf=True)
     for path, part in kernel.leaves.items():
-        print(f"{path:16} {float(jnp.trace(part.array) / jnp.trace(kernel.array)):6.1%} of the trace")
+        print(
+            f"{path:16} {float(jnp.trace(part.array) / jnp.trace(kernel.array)):6.1%} of the trace"
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import ntkdiag
-from ntkdiag.adapters import labelled
+from ntkdiag.models.optax_labels import labelled
 
 
 def case(width=32, depth=2):
@@ -24,8 +24,12 @@ def main(width=32, depth=2):
     model, x = case(width, depth).values()
     print(ntkdiag.selfcheck(model, x))
     params = eqx.filter(model, eqx.is_inexact_array)
-    labels = jax.tree.map(lambda leaf: "weights" if leaf.ndim > 1 else "biases", params)  # as for optax.multi_transform
-    last = eqx.tree_at(lambda m: m.layers[-1], jax.tree.map(lambda _: False, model), replace_fn=lambda _: True)
+    labels = jax.tree.map(
+        lambda leaf: "weights" if leaf.ndim > 1 else "biases", params
+    )  # as for optax.multi_transform
+    last = eqx.tree_at(
+        lambda m: m.layers[-1], jax.tree.map(lambda _: False, model), replace_fn=lambda _: True
+    )
     choices = {
         "everything": None,
         "the last layer, by glob": f"layers/{depth}/*",

@@ -18,7 +18,9 @@ class Block(eqx.Module):
 
     def __init__(self, width, key):
         self.attention = eqx.nn.MultiheadAttention(width // 16, width, key=key)
-        self.mlp = eqx.nn.MLP(width, width, 4 * width, 1, jax.nn.gelu, key=jax.random.fold_in(key, 1))
+        self.mlp = eqx.nn.MLP(
+            width, width, 4 * width, 1, jax.nn.gelu, key=jax.random.fold_in(key, 1)
+        )
         self.norms = [eqx.nn.LayerNorm(width) for _ in range(2)]
 
     def __call__(self, x):
@@ -32,7 +34,10 @@ class Transformer(eqx.Module):
     blocks: Block
 
     def __init__(self, width, depth, vocabulary, key):
-        pair = eqx.nn.Embedding(vocabulary, width, key=key), eqx.nn.Linear(width, vocabulary, False, key=key)
+        pair = (
+            eqx.nn.Embedding(vocabulary, width, key=key),
+            eqx.nn.Linear(width, vocabulary, False, key=key),
+        )
         self.tied = eqx.nn.Shared(pair, lambda pair: pair[1].weight, lambda pair: pair[0].weight)
         self.blocks = eqx.filter_vmap(lambda key: Block(width, key))(jax.random.split(key, depth))
 
@@ -47,7 +52,7 @@ class Transformer(eqx.Module):
 def case(width=32, depth=2, vocabulary=64):
     x = jax.random.randint(jax.random.key(0), (6, 12), 0, vocabulary)
     model = Transformer(width, depth, vocabulary, jax.random.key(1))
-    return {"model": model, "x": x, "output": ntkdiag.adapters.last_token()}
+    return {"model": model, "x": x, "output": ntkdiag.models.last_token()}
 
 
 def main(width=32, depth=2, vocabulary=64):

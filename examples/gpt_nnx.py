@@ -10,13 +10,15 @@ import optax
 from flax import nnx
 
 import ntkdiag
-from ntkdiag.adapters import example_loss, last_token
+from ntkdiag.models.outputs import example_loss, last_token
 
 
 class Block(nnx.Module):
     def __init__(self, width, rngs):
         self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(2)])
-        self.attention = nnx.MultiHeadAttention(width // 16, width, decode=False, dropout_rate=0.1, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            width // 16, width, decode=False, dropout_rate=0.1, rngs=rngs
+        )
         self.up = nnx.LoRALinear(width, 4 * width, lora_rank=2, rngs=rngs)
         self.down = nnx.LoRALinear(4 * width, width, lora_rank=2, rngs=rngs)
 
@@ -41,7 +43,9 @@ class GPT(nnx.Module):
 def case(width=32, depth=2, vocabulary=64, length=16, examples=6):
     ids = jax.random.randint(jax.random.key(0), (examples, length + 1), 0, vocabulary)
     x = {"ids": ids[:, :-1], "labels": ids[:, 1:]}
-    next_token = lambda logits, ids: optax.softmax_cross_entropy_with_integer_labels(logits, ids).mean(axis=1)
+    next_token = lambda logits, ids: optax.softmax_cross_entropy_with_integer_labels(
+        logits, ids
+    ).mean(axis=1)
     model = GPT(width, depth, vocabulary, length, nnx.Rngs(1))
     return {"model": model, "x": x, "inputs": "ids", "output": example_loss(next_token)}
 
@@ -53,7 +57,7 @@ def main(width=32, depth=2, vocabulary=64):
         fn = ntkdiag.functionalize(model, inputs=inputs, output=output, trainable=kind)
         print(kind.__name__, ntkdiag.spectrum(ntkdiag.ntk(*fn, x)))
     logits = ntkdiag.functionalize(model, inputs=inputs, output=last_token())
-    print("last token:", ntkdiag.ntk(*logits, x, outputs=ntkdiag.RandomProjections(4)))
+    print("last token:", ntkdiag.ntk(*logits, x, reduction=ntkdiag.kernel.RandomProjections(4)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ x, y = (images / 16).astype(np.float32)[:512], labels[:512]
 probe_x, probe_y = x[:32], y[:32]
 learning_rate = 0.1
 
-model = eqx.nn.MLP(64, 10, width_size=64, depth=2, key=jax.random.key(0))  # takes one example, as usual in Equinox
+model = eqx.nn.MLP(
+    64, 10, width_size=64, depth=2, key=jax.random.key(0)
+)  # takes one example, as usual in Equinox
 optimizer = optax.sgd(learning_rate)
 opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
@@ -37,9 +39,9 @@ with ntkdiag.Monitor(
     probe_x,
     probe_y,
     every=25,
-    learning_rate=learning_rate,
     loss="cross_entropy",
-    budget=None,  # measure at every scheduled step; the default keeps to 2 % of the wall time
+    descent=learning_rate,
+    time_share=None,  # measure at every scheduled step; the default keeps to 2 % of the wall time
     writers=[ntkdiag.monitor.Terminal()],
 ) as monitor:
     for step in range(101):

@@ -26,9 +26,8 @@ watch = ntkdiag.watch(
     probe_x,
     probe_y,
     every=20,
-    learning_rate=learning_rate,
-    momentum=momentum,
     loss="cross_entropy",
+    descent=ntkdiag.Descent(learning_rate, momentum=momentum),
     writers=[ntkdiag.JsonLines("linen.jsonl"), ntkdiag.monitor.Terminal()],
 )
 tx = optax.chain(optax.sgd(learning_rate, momentum=momentum), watch)

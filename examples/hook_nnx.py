@@ -28,13 +28,15 @@ class Net(nnx.Module):
 
 # %% [markdown]
 # The probe is seen in eval mode, without dropout, whatever the training step does. For Adam there is no margin: the
-# plain kernel does not describe its steps, so no learning rate is given.
+# plain kernel does not describe its steps, so neither loss nor update rule is named.
 
 # %%
 model = Net(nnx.Rngs(0))
-memory = ntkdiag.monitor.Memory()
+memory = ntkdiag.monitor.InMemory()
 schedule = ntkdiag.monitor.LogSpaced()  # 0, 1, 2, 4, 8, ...: the kernel moves most at the beginning
-watch = ntkdiag.watch(ntkdiag.functionalize(model), probe_x, probe_y, every=schedule, writers=[memory])
+watch = ntkdiag.watch(
+    ntkdiag.functionalize(model), probe_x, probe_y, every=schedule, writers=[memory]
+)
 optimizer = nnx.Optimizer(model, optax.chain(optax.adam(3e-3), watch), wrt=nnx.Param)
 
 
@@ -52,4 +54,6 @@ for _ in range(65):
 # %%
 jax.effects_barrier()
 for row in memory.rows:
-    print(f"step {row['step']:3d}  drift {row['ntk_drift']:.3f}  alignment {row['ntk_alignment']:.3f}")
+    print(
+        f"step {row['step']:3d}  drift {row['ntk_drift']:.3f}  alignment {row['ntk_alignment']:.3f}"
+    )

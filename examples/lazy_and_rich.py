@@ -22,7 +22,10 @@ parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
 rng = np.random.default_rng(0)
 x, x_test = (rng.normal(size=(n, 15)).astype("f") for n in (150, 400))
 y, y_test = (1.66 * (np.abs(z[:, 0]) - 0.8) for z in (x, x_test))
-params = {"u": jnp.asarray(rng.normal(size=(15, 64)), "f4"), "v": jnp.asarray(rng.normal(size=64), "f4")}
+params = {
+    "u": jnp.asarray(rng.normal(size=(15, 64)), "f4"),
+    "v": jnp.asarray(rng.normal(size=64), "f4"),
+}
 h = lambda p, x: jax.nn.relu(x @ p["u"] / np.sqrt(15)) @ p["v"] / 64
 kernels = {"K_0": ntkdiag.ntk(h, params, x)}
 eta = 0.7 * 150 / float(jnp.linalg.eigvalsh(kernels["K_0"].array)[-1])
@@ -30,7 +33,9 @@ eta = 0.7 * 150 / float(jnp.linalg.eigvalsh(kernels["K_0"].array)[-1])
 
 def regression_error(p, kernel):
     ridge = 1e-3 * float(jnp.mean(jnp.diag(kernel.array)))
-    path = predict.ridge_path(kernel, y, np.array([ridge]), kernel_test=ntkdiag.ntk(h, p, x_test, x))
+    path = predict.ridge_path(
+        kernel, y, np.array([ridge]), kernel_test=ntkdiag.ntk(h, p, x_test, x)
+    )
     return float(np.mean((path.test[0] - y_test) ** 2))
 
 
@@ -38,7 +43,9 @@ def regression_error(p, kernel):
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 errors = {"K_0": regression_error(params, kernels["K_0"])}
 for alpha in (32.0, 1.0):
-    loss = lambda p, alpha=alpha: 0.5 * jnp.mean((alpha * (h(p, x) - h(params, x)) - y) ** 2) / alpha**2
+    loss = lambda p, alpha=alpha: (
+        0.5 * jnp.mean((alpha * (h(p, x) - h(params, x)) - y) ** 2) / alpha**2
+    )
     descend = lambda _, p, loss=loss: jax.tree.map(lambda a, g: a - eta * g, p, jax.grad(loss)(p))
     trained = jax.jit(lambda p, d=descend: jax.lax.fori_loop(0, 2000, d, p))(params)
     name = f"K_T, α = {alpha:g}"
@@ -49,7 +56,9 @@ for alpha in (32.0, 1.0):
     print(f"α = {alpha:4g}: S_c {float(moved.distance_centred):.4f}, alignment x {float(gain):.2f}, "
           f"regression error {errors[name]:.3f} against {errors['K_0']:.3f} with K_0")  # fmt: skip
 for name, kernel in kernels.items():
-    axes[0].semilogx(np.arange(1, 151), ntkdiag.analysis.label_power(kernel, y, centred=False), label=name)
+    axes[0].semilogx(
+        np.arange(1, 151), ntkdiag.analysis.label_power(kernel, y, centred=False), label=name
+    )
 axes[0].set(xlabel="eigenmodes, largest first", ylabel="share of the labels in them")
 axes[0].legend()
 axes[1].bar(list(errors), list(errors.values()), color=["C0", "C1", "C2"])

@@ -24,8 +24,14 @@ images = (images / 16).astype("f")
 data = images[:400], labels[:400], images[-400:], labels[-400:]
 model = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64), nn.relu, nn.Dense(10)])
 variables = model.init(jax.random.key(0), data[0])
-baseline = ntkdiag.linear_baseline(
-    model, data, optax.adam(2e-3), variables=variables, steps=300, batch_size=100, kernel_examples=300
+baseline = ntkdiag.baselines.linear_baseline(
+    model,
+    data,
+    optax.adam(2e-3),
+    variables=variables,
+    steps=300,
+    batch_size=100,
+    kernel_examples=300,
 )
 print(baseline)
 for name, gap in (("init", baseline.gap), (f"step {baseline.checkpoint}", baseline.gap_later)):

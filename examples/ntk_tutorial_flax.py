@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-import ntkdiag.compat as nt
+import ntkdiag.neural_tangents as nt
 
 
 class CNN(nn.Module):
@@ -20,10 +20,15 @@ class CNN(nn.Module):
 
 
 keys = jax.random.split(jax.random.key(0), 3)
-x_train, x_test = jax.random.normal(keys[0], (20, 32, 32, 3)), jax.random.normal(keys[1], (5, 32, 32, 3))
+x_train, x_test = (
+    jax.random.normal(keys[0], (20, 32, 32, 3)),
+    jax.random.normal(keys[1], (5, 32, 32, 3)),
+)
 net = CNN()
 params = net.init(keys[2], x_train)["params"]  # a dict of dicts: any pytree will do
-f = lambda params, x: net.apply({"params": params}, x)  # takes the batch; `vmap_axes=0` is what fnet_single is there
+f = lambda params, x: net.apply(
+    {"params": params}, x
+)  # takes the batch; `vmap_axes=0` is what fnet_single is there
 
 # %% [markdown]
 # Method 1, Jacobian contraction. `compute=` is a choice of axes; a trace is a mean here, and a sum there.
@@ -31,7 +36,9 @@ AXES = {"full": ((), ()), "trace": ((-1,), ()), "diagonal": ((), (-1,))}
 
 
 def ntk(implementation, compute, f=f, x1=x_train, x2=x_test):
-    return nt.empirical_ntk_fn(f, *AXES[compute], vmap_axes=0, implementation=implementation)(x1, x2, params)
+    return nt.empirical_ntk_fn(f, *AXES[compute], vmap_axes=0, implementation=implementation)(
+        x1, x2, params
+    )
 
 
 found = [(compute, ntk(1, compute)) for compute in AXES]
@@ -50,10 +57,19 @@ found += [("full", ntk(0, "full", lambda params, x: f(params, x["image"] * x["sc
 def jacobian_contraction(x1, x2):
     single = jax.vmap(jax.jacrev(lambda params, x: f(params, x[None])[0]), (None, 0))
     pairs = zip(*(jax.tree.leaves(single(params, x)) for x in (x1, x2)), strict=True)
-    return sum(jnp.einsum("naf,mbf->nmab", a.reshape(20, 10, -1), b.reshape(5, 10, -1)) for a, b in pairs)
+    return sum(
+        jnp.einsum("naf,mbf->nmab", a.reshape(20, 10, -1), b.reshape(5, 10, -1)) for a, b in pairs
+    )
 
 
 full = jacobian_contraction(x_train, x_test)
-wanted = {"full": full, "trace": jnp.einsum("nmaa->nm", full) / 10, "diagonal": jnp.einsum("nmaa->nma", full)}
-assert all(jnp.allclose(kernel, wanted[compute], rtol=1e-4, atol=1e-4 * full.max()) for compute, kernel in found)
+wanted = {
+    "full": full,
+    "trace": jnp.einsum("nmaa->nm", full) / 10,
+    "diagonal": jnp.einsum("nmaa->nma", full),
+}
+assert all(
+    jnp.allclose(kernel, wanted[compute], rtol=1e-4, atol=1e-4 * full.max())
+    for compute, kernel in found
+)
 print("explicit, implicit, AUTO and a tree of inputs agree with jacobian_contraction")

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 import ntkdiag
-from ntkdiag.analysis import kernel_distance
 
 
 class Block(nn.Module):
@@ -43,7 +42,11 @@ class ResNet18(nn.Module):
 # %%
 def case(width=8, size=16):
     x = jax.random.normal(jax.random.key(0), (6, size, size, 3))
-    return {"model": ResNet18(width), "variables": ResNet18(width).init(jax.random.key(1), x, train=False), "x": x}
+    return {
+        "model": ResNet18(width),
+        "variables": ResNet18(width).init(jax.random.key(1), x, train=False),
+        "x": x,
+    }
 
 
 def main(width=8, size=16):
@@ -53,7 +56,10 @@ def main(width=8, size=16):
     running = ntkdiag.ntk(*ntkdiag.functionalize(model, variables), x)
     fixed = ntkdiag.ntk(*ntkdiag.functionalize(model, variables, mode="train", statistics=x), x)
     for kernel in (running, fixed, joint):
-        print(kernel.convention.mode, f"{kernel_distance(kernel.array, joint.array):.3f} from the last")
+        print(
+            kernel.convention.mode,
+            f"{ntkdiag.drift(kernel.array, joint.array).distance:.3f} from the last",
+        )
 
 
 if __name__ == "__main__":

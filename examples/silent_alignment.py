@@ -23,7 +23,10 @@ d, n, rng = 10, 40, np.random.default_rng(0)
 x = (np.linalg.qr(rng.normal(size=(n, d)))[0] * np.sqrt(n)).astype("f")  # whitened: x^T x = n
 direction = rng.normal(size=d)
 y = (x @ direction / np.linalg.norm(direction)).astype("f")
-params = {"u": 1e-3 * rng.normal(size=(d, 20)).astype("f"), "v": 1e-3 * rng.normal(size=20).astype("f")}
+params = {
+    "u": 1e-3 * rng.normal(size=(d, 20)).astype("f"),
+    "v": 1e-3 * rng.normal(size=20).astype("f"),
+}
 f = lambda p, x: x @ p["u"] @ p["v"]
 loss = lambda p: 0.5 * jnp.mean((f(p, x) - y) ** 2)
 
@@ -41,17 +44,28 @@ def train(params):
 
 
 trained, (losses, aligned, size) = train(params)
-turned, halved = np.argmax(aligned > (aligned[0] + aligned[-1]) / 2), np.argmax(losses < losses[0] / 2)
-print(f"aligned half way at step {turned}, loss half way at step {halved}; kernel x {size[-1] / size[0]:.0f}")
+turned, halved = (
+    np.argmax(aligned > (aligned[0] + aligned[-1]) / 2),
+    np.argmax(losses < losses[0] / 2),
+)
+print(
+    f"aligned half way at step {turned}, loss half way at step {halved}; kernel x {size[-1] / size[0]:.0f}"
+)
 print(f"alignment {aligned[-1]:.3f}, in theory {2 / np.sqrt(d + 3):.3f}")
 x_test = rng.normal(size=(100, d)).astype("f")
 cross = ntkdiag.ntk(f, trained, x_test, x)
 machine = predict.gradient_flow(ntkdiag.ntk(f, trained, x), y, kernel_test=cross)
-print(f"network and kernel machine of the final kernel differ by {np.abs(machine.test - f(trained, x_test)).max():.1e}")
+print(
+    f"network and kernel machine of the final kernel differ by {np.abs(machine.test - f(trained, x_test)).max():.1e}"
+)
 
 # %%
 figure, ax = plt.subplots(figsize=(5.5, 3.5), layout="constrained")
-for values, label in ((losses / losses[0], "loss"), (aligned, "alignment"), (size / size[-1], "size of the kernel")):
+for values, label in (
+    (losses / losses[0], "loss"),
+    (aligned, "alignment"),
+    (size / size[-1], "size of the kernel"),
+):
     ax.plot(values, label=label)
 ax.set(xlabel="steps")
 ax.legend(loc="center right")

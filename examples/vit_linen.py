@@ -31,11 +31,15 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(self, images, deterministic: bool):
-        x = nn.Conv(self.width, (self.patch, self.patch), self.patch, padding="VALID", name="patches")(images)
+        x = nn.Conv(
+            self.width, (self.patch, self.patch), self.patch, padding="VALID", name="patches"
+        )(images)
         x = x.reshape(len(x), -1, self.width)
         x = x + self.param("positions", nn.initializers.normal(0.02), x.shape[1:])
         axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True, "dropout": True}}
-        layers = nn.scan(nn.remat(Block, static_argnums=2), in_axes=nn.broadcast, length=self.depth, **axes)
+        layers = nn.scan(
+            nn.remat(Block, static_argnums=2), in_axes=nn.broadcast, length=self.depth, **axes
+        )
         x, _ = layers(self.width // 16, name="blocks")(x, deterministic)
         return nn.Dense(10, name="head")(nn.LayerNorm(name="norm")(x).mean(axis=1))
 
@@ -44,7 +48,11 @@ class ViT(nn.Module):
 def case(width=32, depth=2, size=16, patch=4):
     x = jax.random.normal(jax.random.key(0), (6, size, size, 3))
     model = ViT(width, depth, patch)
-    return {"model": model, "variables": model.init(jax.random.key(1), x, deterministic=True), "x": x}
+    return {
+        "model": model,
+        "variables": model.init(jax.random.key(1), x, deterministic=True),
+        "x": x,
+    }
 
 
 def main(width=32, depth=2, size=16, patch=4):
@@ -53,7 +61,9 @@ def main(width=32, depth=2, size=16, patch=4):
     groups = ["**/attention/**", "**/up/*", "**/down/*", "patches/*", "head/*"]
     kernel = ntkdiag.ntk(*ntkdiag.functionalize(model, variables), x, per_leaf=groups)
     for name, part in kernel.leaves.items():
-        print(f"{name:16} {float(jnp.trace(part.array) / jnp.trace(kernel.array)):6.1%} of the trace")
+        print(
+            f"{name:16} {float(jnp.trace(part.array) / jnp.trace(kernel.array)):6.1%} of the trace"
+        )
 
 
 if __name__ == "__main__":

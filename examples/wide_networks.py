@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import ntkdiag
-from ntkdiag.linearization import gap_over_training
+from ntkdiag.baselines.gap_over_training import gap_over_training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path())
@@ -36,13 +36,18 @@ def run(width, alpha):
     shapes = ((10, width), (width, width), (width, 1))
     params = [jax.random.normal(jax.random.key(k), shape) for k, shape in enumerate(shapes)]
     f = lambda p, x: alpha * (network(p, x) - network(params, x))
-    kernel = ntkdiag.ntk(f, params, x[:32], outputs="full")
-    eta = 0.5 * float(ntkdiag.critical_learning_rate(kernel))
-    data, gradient = (x[:32], y[:32], x[32:], y[32:]), jax.grad(lambda p: 0.5 * jnp.mean((f(p, x[:32]) - y[:32]) ** 2))
-    history = gap_over_training(f, params, data, optax.sgd(eta), marks=[50, 100, 200], second_order=False)
+    kernel = ntkdiag.ntk(f, params, x[:32], reduction="full")
+    eta = 0.5 * float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
+    data, gradient = (
+        (x[:32], y[:32], x[32:], y[32:]),
+        jax.grad(lambda p: 0.5 * jnp.mean((f(p, x[:32]) - y[:32]) ** 2)),
+    )
+    history = gap_over_training(
+        f, params, data, optax.sgd(eta), marks=[50, 100, 200], second_order=False
+    )
     descend = lambda _, p: jax.tree.map(lambda a, g: a - eta * g, p, gradient(p))
     trained = jax.jit(lambda p: jax.lax.fori_loop(0, 200, descend, p))(params)
-    moved = ntkdiag.drift(kernel, ntkdiag.ntk(f, trained, x[:32], outputs="full"))
+    moved = ntkdiag.drift(kernel, ntkdiag.ntk(f, trained, x[:32], reduction="full"))
     return history.rms.max(), history.e1[-1], float(moved.relative), float(moved.distance)
 
 
@@ -50,7 +55,10 @@ def run(width, alpha):
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 sweeps = {"width": [(w, 1.0) for w in (64, 128, 256)], "α": [(64, a) for a in (2.0, 4.0, 8.0)]}
 for ax, (name, settings) in zip(axes, sweeps.items(), strict=True):
-    values, rows = [w if name == "width" else a for w, a in settings], np.array([run(*s) for s in settings])
+    values, rows = (
+        [w if name == "width" else a for w, a in settings],
+        np.array([run(*s) for s in settings]),
+    )
     for row, label in zip(rows.T, ("gap", "e1", "drift D", "rotation S"), strict=True):
         slope = np.polyfit(np.log(values), np.log(row), 1)[0]
         print(f"{label:10s} against {name}: slope {slope:.2f}")

@@ -26,64 +26,88 @@ app = typer.Typer(
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option(help="Library of the model: linen, equinox or nnx.")] = "linen",
+    model: Annotated[
+        str, typer.Option(help="Library of the model: linen, equinox or nnx.")
+    ] = "linen",
     steps: Annotated[int, typer.Option(help="Number of training steps.")] = 300,
     every: Annotated[int, typer.Option(help="Steps between two measurements of the kernel.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of data split, initialisation and batches.")] = 0,
-    out: Annotated[pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")] = None,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")
+    ] = None,
 ) -> None:
     """Train a small network on digits, watch its kernel, compare first and last checkpoint, write a report."""
-    from ntkdiag.demo import DemoSettings, run_demo
+    from ntkdiag.demo.demo_settings import DemoSettings
+    from ntkdiag.demo.run_through import run_demo
 
     run_demo(DemoSettings(library=model, steps=steps, every=every, seed=seed), out)  # pyright: ignore[reportArgumentType]
 
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="Orbax checkpoint, step, or manager root.")],
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="Orbax checkpoint, step, manager root, or root@step."),
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
     model: Annotated[
         str,
-        typer.Option(help="module:attribute or path.py:attribute, a model or a function that makes one. IMPORTS CODE."),
+        typer.Option(
+            help="module:attribute or path.py:attribute, a model or a function that makes one. IMPORTS CODE."
+        ),
     ],
-    data: Annotated[pathlib.Path, typer.Option(help=".npz file with the arrays x and, optionally, y.")],
-    step_a: Annotated[int | None, typer.Option(help="Step of A when it is a manager root.")] = None,
-    step_b: Annotated[int | None, typer.Option(help="Step of B when it is a manager root.")] = None,
-    outputs: Annotated[str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")] = "auto",
-    loss: Annotated[str, typer.Option(help="mse or cross_entropy.")] = "mse",
-    learning_rate: Annotated[float | None, typer.Option(help="Of SGD, for the stability margin.")] = None,
+    data: Annotated[
+        pathlib.Path, typer.Option(help=".npz file with the arrays x and, optionally, y.")
+    ],
+    reduction: Annotated[
+        str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")
+    ] = "auto",
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="mse, cross_entropy or sigmoid_cross_entropy; without it there are no stability "
+            "numbers."
+        ),
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of SGD, for the stability margin.")
+    ] = None,
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,
-    history: Annotated[pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")] = None,
-    out: Annotated[pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")] = None,
+    history: Annotated[
+        pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")
+    ] = None,
 ) -> None:
     """Compare two Orbax checkpoints of one model through their kernels on a probe.
 
     --model imports the module it names from the working directory or the environment, which runs its code.
     Nothing is ever imported from a checkpoint.
     """
-    from ntkdiag import checkpoints
-    from ntkdiag.checkpoints.comparison import check_report
-    from ntkdiag.report.table import terminal
+    from ntkdiag.comparison.compare import compare
+    from ntkdiag.comparison.comparison import check_report
+    from ntkdiag.descent import Descent
+    from ntkdiag.report.comparison_table import terminal
 
     if out is not None:
         check_report(out, history=history)
     elif history is not None:
         raise _usage("ntkdiag compare --history", "--out with the report to draw it in", "no --out")
     arrays = _read_arrays(data)
-    comparison = checkpoints.compare(
+    comparison = compare(
         a,
         b,
         model=_imported(model, f"ntkdiag compare --model {model}"),
         x=arrays["x"],
         y=arrays.get("y"),
-        step_a=step_a,
-        step_b=step_b,
-        outputs=outputs,
-        loss=loss,  # pyright: ignore[reportArgumentType]
-        learning_rate=learning_rate,
-        momentum=momentum,
+        reduction=reduction,
+        loss=loss,
+        descent=Descent(learning_rate, momentum=momentum),
     )
-    report = None if out is None else comparison.save(out, history=history)  # first: printing may fail
+    report = (
+        None if out is None else comparison.save(out, history=history)
+    )  # first: printing may fail
     console = terminal()
     console.print(comparison)
     if report is not None:
@@ -111,7 +135,7 @@ def selfcheck(
     CASE names a module or a file, which is imported and so runs its code. The exit status is 1 when something is wrong.
     """
     from ntkdiag.checking import selfcheck as check
-    from ntkdiag.report.table import terminal
+    from ntkdiag.report.comparison_table import terminal
 
     arguments, options = _case(_imported(case, f"ntkdiag selfcheck {case}"), case)
     given = {"mode": mode, "trainable": trainable, "examples": "joint" if joint else None}
@@ -124,7 +148,7 @@ def selfcheck(
 @app.command()
 def version() -> None:
     """Print the versions of ntkdiag, JAX, Flax, Equinox, Optax, Orbax and Python."""
-    from ntkdiag.checkpoints.versions import installed_versions
+    from ntkdiag.comparison.versions import installed_versions
 
     typer.echo("\n".join(installed_versions()))
 
@@ -182,19 +206,23 @@ def _module(name: str, call: str) -> Any:
 def _case(found: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Read what a case function returned as the arguments of `selfcheck`."""
     if isinstance(found, dict) and {"model", "x"} <= found.keys():
-        options = {key: value for key, value in found.items() if key not in ("model", "variables", "x")}
+        options = {
+            key: value for key, value in found.items() if key not in ("model", "variables", "x")
+        }
         return tuple(found[key] for key in ("model", "variables", "x") if key in found), options
     if isinstance(found, tuple) and len(found) in (2, 3):
         return found, {}
-    got = f"a dictionary with {', '.join(map(str, found))}" if isinstance(found, dict) else type(found).__name__
+    got = (
+        f"a dictionary with {', '.join(map(str, found))}"
+        if isinstance(found, dict)
+        else type(found).__name__
+    )
     expected = "(model, x), (model, variables, x), or a dictionary with model and x"
     raise errors.InvalidInputError(
-        errors.message(
-            f"ntkdiag selfcheck {name}",
-            expected=f"a function that returns {expected}",
-            got=got,
-            do="See: ntkdiag selfcheck --help",
-        )
+        call=f"ntkdiag selfcheck {name}",
+        expected=f"a function that returns {expected}",
+        got=got,
+        do="See: ntkdiag selfcheck --help",
     )
 
 
@@ -212,7 +240,15 @@ def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             names = list(file)
             arrays = {name: file[name] for name in ("x", "y") if name in names}
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         expected = "an .npz file written by numpy.savez(path, x=..., y=...)"
         got = "an array without a name (.npy)" if isinstance(error, TypeError) else f"{error}"
         raise _usage(call, expected, got) from error
@@ -223,5 +259,5 @@ def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
 
 def _usage(call: str, expected: str, got: str) -> errors.InvalidInputError:
     return errors.InvalidInputError(
-        errors.message(call, expected=expected, got=got, do=f"See: {' '.join(call.split()[:2])} --help")
+        call=call, expected=expected, got=got, do=f"See: {' '.join(call.split()[:2])} --help"
     )

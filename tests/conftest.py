@@ -3,6 +3,7 @@
 import datetime
 import gc
 import os
+import pathlib
 import random
 import time
 
@@ -10,16 +11,21 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
+from jax._src import xla_bridge
+from selected import BLAS, SMOKE
 
+TESTS = pathlib.Path(__file__).parent
 _BEGUN = time.monotonic()
-os.environ.setdefault("NTKDIAG_TESTS_ORDER", str(datetime.date.today()))  # the same in the processes of pytest-xdist
+# The same in the processes of pytest-xdist.
+os.environ.setdefault("NTKDIAG_TESTS_ORDER", str(datetime.date.today()))
 
-gc.set_threshold(100_000, 20, 100)  # thousands of traces stay alive: looking through them often takes time
+# Thousands of traces stay alive: looking through them often takes time.
+gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_addoption(parser):
     """`--minutes M`: what does not fit is left out."""
-    says = "begin no test after so many minutes; the files are taken in an order that changes from day to day"
+    says = "begin no test after so many minutes; the order of the files changes from one day to another"
     parser.addoption("--minutes", type=float, default=None, help=says)
 
 
@@ -30,12 +36,55 @@ def pytest_report_header(config):
     return None
 
 
+def pytest_ignore_collect(collection_path, config):
+    """`-m smoke` and `-m blas` do not import files that have no part in them."""
+    files = {"smoke": SMOKE.keys(), "blas": BLAS}.get(config.option.markexpr)
+    if files is None or collection_path.suffix != ".py":
+        return None
+    inside = collection_path.is_relative_to(TESTS)
+    if inside and collection_path.relative_to(TESTS).as_posix() not in files:
+        return True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Nothing is computed while test modules are imported: the first of them to wake JAX is an error."""
+    asleep = not xla_bridge.backends_are_initialized()
+    report = yield
+    if asleep and xla_bridge.backends_are_initialized():
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{collector.nodeid}: a computation ran while this file was imported. "
+            "Use NumPy for constants, and fixtures or functions with functools.cache for the rest."
+        )
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Shuffle the files where not all of them may have their turn."""
+    """Mark the selections; shuffle the files where not all of them may have their turn."""
+    _mark(items)
     if config.getoption("minutes") is not None:
         files = sorted({item.path for item in items})
         random.Random(os.environ["NTKDIAG_TESTS_ORDER"]).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
+
+
+def _mark(items):
+    """Mark what `selected.py` lists: of a test of the smoke set its first case that is not slow."""
+    marked = set()
+    for item in items:
+        slow = item.get_closest_marker("slow") is not None
+        if slow or not item.path.is_relative_to(TESTS):
+            continue
+        file = item.path.relative_to(TESTS).as_posix()
+        test = (file, item.originalname)
+        if item.originalname in SMOKE.get(file, ()) and test not in marked:
+            item.add_marker(pytest.mark.smoke)
+            marked.add(test)
+        if file in BLAS:
+            item.add_marker(pytest.mark.blas)
 
 
 def pytest_runtest_setup(item):
@@ -61,7 +110,8 @@ def light_compilation():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def bounded_memory():
-    """Compiled programs do not outlive the file whose tests made them."""
+def bounded_memory(request):
+    """Compiled programs do not outlive the file whose tests made them; the smoke set is small and keeps them."""
     yield
-    jax.clear_caches()
+    if request.config.option.markexpr != "smoke":
+        jax.clear_caches()

@@ -12,10 +12,10 @@ from orbax.checkpoint import v1
 
 import ntkdiag
 from ntkdiag import cli, demo
-from ntkdiag.checkpoints import load_params
-from ntkdiag.demo.data import load_digits
+from ntkdiag.checkpoints.params import load_params
+from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
-from ntkdiag.monitor import read_json_lines
+from ntkdiag.monitor.writers import read_json_lines
 
 MODULE = """
 import jax.numpy as jnp
@@ -55,7 +55,9 @@ def workspace(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         v1.save(tmp_path / name, {"w": rng.normal(size=(3, 2)).astype(np.float32)})
-    np.savez(tmp_path / "probe.npz", x=rng.normal(size=(6, 3)).astype(np.float32), y=np.arange(6) % 2)
+    np.savez(
+        tmp_path / "probe.npz", x=rng.normal(size=(6, 3)).astype(np.float32), y=np.arange(6) % 2
+    )
     (tmp_path / "net_for_cli.py").write_text(MODULE)
     return tmp_path
 
@@ -68,7 +70,18 @@ def test_version(run):
 
 @pytest.mark.parametrize("attribute", ["net", "make", "Holder.inner"])
 def test_compare(run, workspace, attribute):
-    options = ("--model", f"net_for_cli:{attribute}", "--data", "probe.npz", "--out", "r.json", "--learning-rate", 0.1)
+    options = (
+        "--model",
+        f"net_for_cli:{attribute}",
+        "--data",
+        "probe.npz",
+        "--out",
+        "r.json",
+        "--loss",
+        "mse",
+        "--learning-rate",
+        0.1,
+    )
     status, out, err = run("compare", "a", "b", *options)
     assert (status, err) == (0, "")
     assert "stability margin" in out
@@ -88,16 +101,30 @@ def test_compare_says_that_the_model_is_imported(run, monkeypatch):
     ("options", "parts"),
     [
         ({"--model": "net"}, ("ntkdiag compare --model net: expected module:attribute", "got net")),
-        ({"--model": "nowhere_at_all:net"}, ("a module that can be imported", "No module named 'nowhere_at_all'")),
-        ({"--model": "net_for_cli:other"}, ("a module with that attribute", "has no attribute 'other'")),
+        (
+            {"--model": "nowhere_at_all:net"},
+            ("a module that can be imported", "No module named 'nowhere_at_all'"),
+        ),
+        (
+            {"--model": "net_for_cli:other"},
+            ("a module with that attribute", "has no attribute 'other'"),
+        ),
         ({"--model": "nowhere.py:net"}, ("a file that can be imported", "no file at 'nowhere.py'")),
         ({"--data": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
         ({"--data": "net_for_cli.py"}, ("an .npz file written by numpy.savez",)),
         ({"--data": "nothing.npz"}, ("expected an array named x in the file; got z",)),
-        ({"--data": "objects.npz"}, ("an .npz file written by numpy.savez", "Object arrays cannot be loaded")),
-        ({"--step-a": 3}, ("load_params: expected an Orbax checkpoint", "and step=3")),
-        ({"--out": "r.pdf", "--data": "nowhere.npz"}, ("expected a file name that ends in .html or .json",)),
-        ({"--out": "r.html", "--history": "none.jsonl", "--data": "nowhere.npz"}, ("got no file at 'none.jsonl'",)),
+        (
+            {"--data": "objects.npz"},
+            ("an .npz file written by numpy.savez", "Object arrays cannot be loaded"),
+        ),
+        (
+            {"--out": "r.pdf", "--data": "nowhere.npz"},
+            ("expected a file name that ends in .html or .json",),
+        ),
+        (
+            {"--out": "r.html", "--history": "none.jsonl", "--data": "nowhere.npz"},
+            ("got no file at 'none.jsonl'",),
+        ),
     ],
 )
 def test_errors_are_one_message_without_a_traceback(run, workspace, options, parts):
@@ -112,9 +139,17 @@ def test_errors_are_one_message_without_a_traceback(run, workspace, options, par
         assert part in err
 
 
+def test_a_step_of_what_is_no_manager_root(run, workspace):
+    status, _, err = run("compare", "a@3", "b", "--model", "net_for_cli:net", "--data", "probe.npz")
+    assert status == 1
+    assert ": expected an Orbax checkpoint" in err
+    assert "and step=3" in err
+
+
 @pytest.mark.parametrize("name", ["broken_for_cli:net", "broken_for_cli.py:net"])
 @pytest.mark.parametrize(
-    ("line", "error"), [("import numpy; numpy.no_such_thing", AttributeError), ("import no_such_module", ImportError)]
+    ("line", "error"),
+    [("import numpy; numpy.no_such_thing", AttributeError), ("import no_such_module", ImportError)],
 )
 def test_errors_inside_the_module_keep_their_traceback(workspace, monkeypatch, name, line, error):
     (workspace / "broken_for_cli.py").write_text(f"# a module\n{line}\n")
@@ -133,8 +168,14 @@ def test_a_file_imports_what_lies_next_to_it_when_it_is_called(run, workspace):
     folder = workspace / "elsewhere"
     folder.mkdir()
     (folder / "beside_for_cli.py").write_text(MODULE)
-    lines = ["def make():", "    import numpy as np, beside_for_cli", "    x = np.ones((2, 3), np.float32)"]
-    lines.append("    return {'model': beside_for_cli.net, 'variables': {'w': np.ones((3, 2), np.float32)}, 'x': x}")
+    lines = [
+        "def make():",
+        "    import numpy as np, beside_for_cli",
+        "    x = np.ones((2, 3), np.float32)",
+    ]
+    lines.append(
+        "    return {'model': beside_for_cli.net, 'variables': {'w': np.ones((3, 2), np.float32)}, 'x': x}"
+    )
     (folder / "case_for_cli.py").write_text("\n".join(lines))
     status, out, err = run("selfcheck", "elsewhere/case_for_cli.py:make")
     assert (status, err) == (0, "")
@@ -154,8 +195,8 @@ def tiny(monkeypatch, tmp_path):
     """A demo of a second: one probe example per class, two narrow layers, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ntkdiag.demo.training.PROBE_PER_CLASS", 1)
-    monkeypatch.setattr("ntkdiag.demo.run.PROBE_PER_CLASS", 1)
-    monkeypatch.setattr("ntkdiag.demo.models.WIDTHS", (2, 3))
+    monkeypatch.setattr("ntkdiag.demo.run_through.PROBE_PER_CLASS", 1)
+    monkeypatch.setattr("ntkdiag.demo.networks.WIDTHS", (2, 3))
 
 
 @pytest.mark.slow
@@ -166,7 +207,9 @@ def test_demo(run, tiny, tmp_path, library):
     assert (status, err) == (0, "")
     assert re.search(r"step +2  lambda [\d.]+", out)
     assert f"report: runs/digits-{library}/report.html" in out
-    assert "2 measurements from step 0 to step 2" in (root / "report.html").read_text(encoding="utf-8")
+    assert "2 measurements from step 0 to step 2" in (root / "report.html").read_text(
+        encoding="utf-8"
+    )
     assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
     records, rows = read_json_lines(root / "ntk.jsonl")
     assert [row["step"] for row in rows] == [0, 2]
@@ -181,7 +224,10 @@ def test_demo_never_writes_into_an_existing_folder(run, tiny, tmp_path):
     (tmp_path / "mine").mkdir()
     status, _, err = run("demo", "--out", "mine")
     assert status == 1
-    assert "ntkdiag demo --out mine: expected a folder that does not exist yet; got FileExistsError" in err
+    assert (
+        "ntkdiag demo --out mine: expected a folder that does not exist yet; got FileExistsError"
+        in err
+    )
     assert "a run is never overwritten" in err
     (tmp_path / "runs" / "digits-linen").mkdir(parents=True)
     assert demo.run_directory.make_run_directory(None, "digits-linen").root.name == "digits-linen-2"
@@ -197,7 +243,10 @@ def test_demo_never_writes_into_an_existing_folder(run, tiny, tmp_path):
 )
 def test_demo_settings_are_checked(run, tiny, option, value, expected):
     status, _, err = run("demo", option, value)
-    assert (status, err) == (1, f"ntkdiag: ntkdiag demo {option} {value}: {expected}. See: ntkdiag demo --help\n")
+    assert (status, err) == (
+        1,
+        f"ntkdiag: ntkdiag demo {option} {value}: {expected}. See: ntkdiag demo --help\n",
+    )
 
 
 def test_demo_names_the_extra_that_is_missing(monkeypatch):
@@ -223,8 +272,16 @@ def test_an_error_of_ntkdiag_is_not_swallowed_outside_the_command_line():
 @pytest.mark.parametrize(
     ("data", "options", "said"),
     [
-        ("probe.npz", ["--history", "log.jsonl"], "expected --out with the report to draw it in; got no --out"),
-        ("probe.npz", ["--out", "r.json", "--history", "log.jsonl"], "file beside a history, which is drawn"),
+        (
+            "probe.npz",
+            ["--history", "log.jsonl"],
+            "expected --out with the report to draw it in; got no --out",
+        ),
+        (
+            "probe.npz",
+            ["--out", "r.json", "--history", "log.jsonl"],
+            "file beside a history, which is drawn",
+        ),
         ("bare.npy", [], "got an array without a name (.npy)"),
         ("cut.npz", [], "expected an .npz file written by numpy.savez"),
     ],
@@ -232,7 +289,9 @@ def test_an_error_of_ntkdiag_is_not_swallowed_outside_the_command_line():
 def test_data_and_history_that_cannot_be_used(run, workspace, data, options, said):
     np.save(workspace / "bare.npy", np.ones(3))
     (workspace / "cut.npz").write_bytes((workspace / "probe.npz").read_bytes()[:-40])
-    status, out, err = run("compare", "a", "b", "--model", "net_for_cli:net", "--data", data, *options)
+    status, out, err = run(
+        "compare", "a", "b", "--model", "net_for_cli:net", "--data", data, *options
+    )
     assert (status, out) == (1, "")
     assert said in err
     assert "Traceback" not in err

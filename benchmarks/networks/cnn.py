@@ -21,9 +21,12 @@ def in_jax(side: int, channels: int, classes: int):
 
     def f(params, x):
         for k, layer in enumerate(params["convolutions"]):
-            x = jax.nn.relu(x) if k else x
-            dimensions = ("NHWC", "HWIO", "NHWC")
-            x = jax.lax.conv_general_dilated(x, layer["w"], (1, 1), "VALID", dimension_numbers=dimensions) + layer["b"]
+            if k > 0:
+                x = jax.nn.relu(x)
+            x = jax.lax.conv_general_dilated(
+                x, layer["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = x + layer["b"]
         return x.reshape(x.shape[0], -1) @ params["head"]["w"] + params["head"]["b"]
 
     return f
@@ -34,7 +37,8 @@ def in_torch(side: int, channels: int, classes: int):
 
     def f(params, x):
         for k, layer in enumerate(params["convolutions"]):
-            x = x.relu() if k else x
+            if k > 0:
+                x = x.relu()
             x = torch.nn.functional.conv2d(x, layer["w"], layer["b"])
         return x.flatten(1) @ params["head"]["w"] + params["head"]["b"]
 
@@ -43,8 +47,14 @@ def in_torch(side: int, channels: int, classes: int):
 
 def to_torch(params: dict, x: np.ndarray) -> tuple[dict, np.ndarray]:
     """Channels first, as torch prefers."""
-    channels, classes = params["convolutions"][-1]["w"].shape[-1], params["head"]["w"].shape[-1]
-    side = x.shape[1] - 6
-    head = params["head"]["w"].reshape(side, side, channels, classes).transpose(2, 0, 1, 3).reshape(-1, classes)
-    moved = [{"w": layer["w"].transpose(3, 2, 0, 1), "b": layer["b"]} for layer in params["convolutions"]]
-    return {"convolutions": moved, "head": {"w": head, "b": params["head"]["b"]}}, x.transpose(0, 3, 1, 2)
+    channels = params["convolutions"][-1]["w"].shape[-1]
+    classes = params["head"]["w"].shape[-1]
+    side = x.shape[1] - 6  # three VALID convolutions take two pixels each
+    # The head reads pixels and channels in one axis: [(h w c) o] -> [(c h w) o]
+    head = params["head"]["w"].reshape(side, side, channels, classes)
+    head = head.transpose(2, 0, 1, 3).reshape(-1, classes)
+    convolutions = [
+        {"w": layer["w"].transpose(3, 2, 0, 1), "b": layer["b"]} for layer in params["convolutions"]
+    ]
+    moved = {"convolutions": convolutions, "head": {"w": head, "b": params["head"]["b"]}}
+    return moved, x.transpose(0, 3, 1, 2)

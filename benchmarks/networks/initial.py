@@ -21,7 +21,9 @@ def dense(rng: np.random.Generator, fan_in: int, fan_out: int) -> dict[str, np.n
     return {"w": normal(rng, fan_in, fan_out), "b": small(rng, fan_out)}
 
 
-def convolution(rng: np.random.Generator, size: int, fan_in: int, fan_out: int) -> dict[str, np.ndarray]:
+def convolution(
+    rng: np.random.Generator, size: int, fan_in: int, fan_out: int
+) -> dict[str, np.ndarray]:
     """Weight [height width i d] and bias [d]."""
     return {"w": normal(rng, size, size, fan_in, fan_out), "b": small(rng, fan_out)}
 

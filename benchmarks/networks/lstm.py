@@ -5,7 +5,9 @@ import numpy as np
 from benchmarks.networks import initial
 
 
-def parameters(rng: np.random.Generator, features: int, units: int, steps: int, classes: int) -> dict:
+def parameters(
+    rng: np.random.Generator, features: int, units: int, steps: int, classes: int
+) -> dict:
     return {
         "input": initial.dense(rng, features, 4 * units),
         "recurrent": initial.normal(rng, units, 4 * units),
@@ -13,7 +15,9 @@ def parameters(rng: np.random.Generator, features: int, units: int, steps: int, 
     }
 
 
-def inputs(rng: np.random.Generator, n: int, features: int, units: int, steps: int, classes: int) -> np.ndarray:
+def inputs(
+    rng: np.random.Generator, n: int, features: int, units: int, steps: int, classes: int
+) -> np.ndarray:
     return rng.standard_normal((n, steps, features)).astype(np.float32)
 
 

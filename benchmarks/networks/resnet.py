@@ -28,7 +28,9 @@ def parameters(rng: np.random.Generator, side: int, widths: tuple[int, ...], cla
     }
 
 
-def inputs(rng: np.random.Generator, n: int, side: int, widths: tuple[int, ...], classes: int) -> np.ndarray:
+def inputs(
+    rng: np.random.Generator, n: int, side: int, widths: tuple[int, ...], classes: int
+) -> np.ndarray:
     return rng.standard_normal((n, side, side, 3)).astype(np.float32)
 
 
@@ -39,7 +41,9 @@ def in_jax(side: int, widths: tuple[int, ...], classes: int):
     def conv(layer, x, stride=1):
         pad = (layer["w"].shape[0] - 1) // 2
         dimensions = ("NHWC", "HWIO", "NHWC")
-        y = jax.lax.conv_general_dilated(x, layer["w"], (stride,) * 2, [(pad, pad)] * 2, dimension_numbers=dimensions)
+        y = jax.lax.conv_general_dilated(
+            x, layer["w"], (stride,) * 2, [(pad, pad)] * 2, dimension_numbers=dimensions
+        )
         return y + layer["b"]
 
     def norm(layer, x):
@@ -65,7 +69,9 @@ def in_torch(side: int, widths: tuple[int, ...], classes: int):
     import torch
 
     def conv(layer, x, stride=1):
-        return torch.nn.functional.conv2d(x, layer["w"], layer["b"], stride, (layer["w"].shape[-1] - 1) // 2)
+        return torch.nn.functional.conv2d(
+            x, layer["w"], layer["b"], stride, (layer["w"].shape[-1] - 1) // 2
+        )
 
     def norm(layer, x):
         x = x - x.mean(1, keepdim=True)

@@ -21,19 +21,24 @@ def parameters(
     classes: int,
     scan: bool,
 ) -> dict:
-    stack = [_layer(rng, width) for _ in range(layers)]
-    if scan:
-        stack = {
-            group: {name: np.stack([layer[group][name] for layer in stack]) for name in stack[0][group]}
-            for group in stack[0]
-        }
+    each = [_layer(rng, width) for _ in range(layers)]
     return {
         "embedding": initial.normal(rng, vocabulary, width, fan_in=1),
         "positions": initial.normal(rng, tokens, width, fan_in=1),
-        "layers": stack,
+        "layers": _stacked(each) if scan else each,
         "norm": initial.norm(rng, width),
         "head": initial.dense(rng, width, classes),
     }
+
+
+def _stacked(layers: list[dict]) -> dict:
+    """One tree whose leaves have the layers as first axis."""
+    stacked = {}
+    for group, leaves in layers[0].items():
+        stacked[group] = {
+            name: np.stack([layer[group][name] for layer in layers]) for name in leaves
+        }
+    return stacked
 
 
 def _layer(rng: np.random.Generator, width: int) -> dict:
@@ -51,7 +56,9 @@ def inputs(rng: np.random.Generator, n: int, tokens: int, vocabulary: int, **_) 
     return rng.integers(0, vocabulary, (n, tokens)).astype(np.int32)
 
 
-def in_jax(width: int, layers: int, heads: int, tokens: int, vocabulary: int, classes: int, scan: bool):
+def in_jax(
+    width: int, layers: int, heads: int, tokens: int, vocabulary: int, classes: int, scan: bool
+):
     import jax
     import jax.numpy as jnp
 
@@ -61,9 +68,11 @@ def in_jax(width: int, layers: int, heads: int, tokens: int, vocabulary: int, cl
         return x * layer["scale"] + layer["bias"]
 
     def attention(layer, x):
-        split = (x.shape[0], x.shape[1], heads, width // heads)
-        q, k, v = (h.reshape(split) for h in jnp.split(x @ layer["qkv"]["w"] + layer["qkv"]["b"], 3, axis=-1))
-        weights = jax.nn.softmax(jnp.einsum("nthi,nshi->nhts", q, k) / math.sqrt(width // heads), axis=-1)
+        by_head = (x.shape[0], x.shape[1], heads, width // heads)  # [n t h i]
+        qkv = x @ layer["qkv"]["w"] + layer["qkv"]["b"]
+        q, k, v = (part.reshape(by_head) for part in jnp.split(qkv, 3, axis=-1))
+        scores = jnp.einsum("nthi,nshi->nhts", q, k) / math.sqrt(width // heads)
+        weights = jax.nn.softmax(scores, axis=-1)
         mixed = jnp.einsum("nhts,nshi->nthi", weights, v).reshape(x.shape)
         return mixed @ layer["mix"]["w"] + layer["mix"]["b"]
 
@@ -75,7 +84,8 @@ def in_jax(width: int, layers: int, heads: int, tokens: int, vocabulary: int, cl
     def f(params, x):
         x = params["embedding"][x] + params["positions"]
         if scan:
-            x, _ = jax.lax.scan(jax.checkpoint(lambda x, layer: (apply(x, layer), None)), x, params["layers"])
+            step = jax.checkpoint(lambda x, layer: (apply(x, layer), None))
+            x, _ = jax.lax.scan(step, x, params["layers"])
         else:
             for layer in params["layers"]:
                 x = apply(x, layer)
@@ -84,16 +94,20 @@ def in_jax(width: int, layers: int, heads: int, tokens: int, vocabulary: int, cl
     return f
 
 
-def in_torch(width: int, layers: int, heads: int, tokens: int, vocabulary: int, classes: int, scan: bool):
+def in_torch(
+    width: int, layers: int, heads: int, tokens: int, vocabulary: int, classes: int, scan: bool
+):
     import torch
 
     def norm(layer, x):
         return torch.nn.functional.layer_norm(x, (width,), layer["scale"], layer["bias"], 1e-5)
 
     def attention(layer, x):
-        split = (x.shape[0], x.shape[1], heads, width // heads)
-        q, k, v = (h.reshape(split) for h in (x @ layer["qkv"]["w"] + layer["qkv"]["b"]).chunk(3, -1))
-        weights = (torch.einsum("nthi,nshi->nhts", q, k) / math.sqrt(width // heads)).softmax(-1)
+        by_head = (x.shape[0], x.shape[1], heads, width // heads)  # [n t h i]
+        qkv = x @ layer["qkv"]["w"] + layer["qkv"]["b"]
+        q, k, v = (part.reshape(by_head) for part in qkv.chunk(3, -1))
+        scores = torch.einsum("nthi,nshi->nhts", q, k) / math.sqrt(width // heads)
+        weights = scores.softmax(-1)
         mixed = torch.einsum("nhts,nshi->nthi", weights, v).reshape(x.shape)
         return mixed @ layer["mix"]["w"] + layer["mix"]["b"]
 
@@ -103,13 +117,18 @@ def in_torch(width: int, layers: int, heads: int, tokens: int, vocabulary: int, 
         h = torch.nn.functional.gelu(h, approximate="tanh")
         return x + h @ layer["down"]["w"] + layer["down"]["b"]
 
-    def at(layers, k):
-        return {group: {name: leaf[k] for name, leaf in values.items()} for group, values in layers.items()}
+    def layer_of(params, k):
+        if not scan:
+            return params["layers"][k]
+        layer = {}
+        for group, leaves in params["layers"].items():
+            layer[group] = {name: leaf[k] for name, leaf in leaves.items()}
+        return layer
 
     def f(params, x):
         x = torch.nn.functional.embedding(x, params["embedding"]) + params["positions"]
         for k in range(layers):
-            x = apply(x, at(params["layers"], k) if scan else params["layers"][k])
+            x = apply(x, layer_of(params, k))
         return norm(params["norm"], x).mean(1) @ params["head"]["w"] + params["head"]["b"]
 
     return f

@@ -8,7 +8,7 @@ from benchmarks.peers.job import Job
 from benchmarks.workloads import Workload
 
 
-def build(workload: Workload, outputs: str) -> Job:
+def build(workload: Workload, reduction: str) -> Job:
     import jax
     import jax.numpy as jnp
 
@@ -18,8 +18,13 @@ def build(workload: Workload, outputs: str) -> Job:
         return jax.vmap(jax.jacrev(lambda p, x: f(p, x[None])[0]), (None, 0))(params, x)
 
     def gram(j):  # [n o ...] -> [n o m p], or [n m]
-        rows = j.reshape(j.shape[0] * j.shape[1] if outputs == "full" else j.shape[0], -1)
-        return (rows @ rows.T).reshape(j.shape[:2] * 2 if outputs == "full" else (len(rows),) * 2)
+        n, o = j.shape[:2]
+        if reduction == "full":
+            rows = j.reshape(n * o, -1)
+            return (rows @ rows.T).reshape(n, o, n, o)
+        # The trace sums over outputs as it sums over parameters.
+        rows = j.reshape(n, -1)
+        return rows @ rows.T
 
     @jax.jit
     def terms(params, x):

@@ -11,12 +11,12 @@ from benchmarks.workloads import Workload
 SUBSET = 2  # tiles to a side that nt.batch computes of a kernel too large to wait for
 
 
-def build(workload: Workload, outputs: str, implementation: str) -> Job:
+def build(workload: Workload, reduction: str, implementation: str) -> Job:
     import jax
 
     nt = _module()
     f, params, x = load(workload)
-    axes, divided = ((-1,), workload.classes) if outputs == "trace" else ((), 1)
+    axes, divided = ((-1,), workload.classes) if reduction == "trace" else ((), 1)
     kernel_fn = nt.empirical_ntk_fn(
         lambda params, x: f(params, x),
         trace_axes=axes,
@@ -30,12 +30,19 @@ def build(workload: Workload, outputs: str, implementation: str) -> Job:
     batched = nt.batch(kernel_fn, batch_size=tile, device_count=0)
     part = x[: SUBSET * tile]
     scale = (workload.n / part.shape[0]) ** 2
-    return Job(lambda: jax.block_until_ready(batched(part, None, params)), layout="nmop", divided=divided, scale=scale)
+    return Job(
+        lambda: jax.block_until_ready(batched(part, None, params)),
+        layout="nmop",
+        divided=divided,
+        scale=scale,
+    )
 
 
 def _module() -> Any:
     """neural_tangents without its `experimental` part, which wants TensorFlow."""
-    sys.modules.setdefault("neural_tangents.experimental", types.ModuleType("neural_tangents.experimental"))
+    sys.modules.setdefault(
+        "neural_tangents.experimental", types.ModuleType("neural_tangents.experimental")
+    )
     import neural_tangents
 
     return neural_tangents

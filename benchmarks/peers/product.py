@@ -6,10 +6,12 @@ from benchmarks.workloads import Workload
 SIZE = 2048
 
 
-def build(workload: Workload, outputs: str) -> Job:
+def build(workload: Workload, reduction: str) -> Job:
     import jax
     import jax.numpy as jnp
 
     x = jnp.ones((SIZE, SIZE), jnp.float32)
     product = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
-    return Job(lambda: product(x).block_until_ready(), plan=lambda: {"flops": 2 * SIZE**3}, is_kernel=False)
+    return Job(
+        lambda: product(x).block_until_ready(), plan=lambda: {"flops": 2 * SIZE**3}, is_kernel=False
+    )

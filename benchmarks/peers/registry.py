@@ -24,9 +24,11 @@ class Peer:
     file: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def build(self, workload: Workload, outputs: str) -> Job:
+    def build(self, workload: Workload, reduction: str) -> Job:
         """Ready to be measured in this process."""
-        return importlib.import_module(f"benchmarks.peers.{self.file}").build(workload, outputs, **self.options)
+        return importlib.import_module(f"benchmarks.peers.{self.file}").build(
+            workload, reduction, **self.options
+        )
 
 
 PEERS = (

@@ -13,7 +13,7 @@ from benchmarks.peers.job import Job
 from benchmarks.workloads import Workload
 
 
-def build(workload: Workload, outputs: str, method: str) -> Job:
+def build(workload: Workload, reduction: str, method: str) -> Job:
     import torch
 
     f, params, x = _load(workload)
@@ -21,7 +21,7 @@ def build(workload: Workload, outputs: str, method: str) -> Job:
     def single(params, x):
         return f(params, x[None])[0]
 
-    kernel = {"explicit": _explicit, "implicit": _implicit}[method](single, outputs)
+    kernel = {"explicit": _explicit, "implicit": _implicit}[method](single, reduction)
     x = x[: workload.chunk]
 
     def compute() -> Any:
@@ -32,13 +32,18 @@ def build(workload: Workload, outputs: str, method: str) -> Job:
     return Job(compute, layout=layout, scale=workload.pairs)
 
 
-def _explicit(single, outputs: str):
+def _explicit(single, reduction: str):
     from torch.func import jacrev, vmap
     from torch.utils._pytree import tree_leaves
 
     def gram(j):  # [n o ...] -> [n o m p], or [n m]
-        rows = j.flatten(0, 1).flatten(1) if outputs == "full" else j.flatten(1)
-        return (rows @ rows.T).reshape(j.shape[:2] * 2 if outputs == "full" else (len(rows),) * 2)
+        n, o = j.shape[:2]
+        if reduction == "full":
+            rows = j.reshape(n * o, -1)
+            return (rows @ rows.T).reshape(n, o, n, o)
+        # The trace sums over outputs as it sums over parameters.
+        rows = j.reshape(n, -1)
+        return rows @ rows.T
 
     def kernel(params, x):
         return sum(gram(leaf) for leaf in tree_leaves(vmap(jacrev(single), (None, 0))(params, x)))
@@ -46,7 +51,7 @@ def _explicit(single, outputs: str):
     return kernel
 
 
-def _implicit(single, outputs: str):
+def _implicit(single, reduction: str):
     import torch
     from torch.func import jvp, vjp, vmap
 
@@ -60,7 +65,7 @@ def _implicit(single, outputs: str):
             return vmap(row)(torch.eye(y.numel(), dtype=y.dtype))
 
         full = vmap(vmap(pair, (None, 0)), (0, None))(x, x)
-        return full if outputs == "full" else torch.einsum("nmoo->nm", full)
+        return full if reduction == "full" else torch.einsum("nmoo->nm", full)
 
     return kernel
 
@@ -73,6 +78,11 @@ def _load(workload: Workload):
     params, x = workload.params(), workload.inputs()
     if hasattr(workload.module, "to_torch"):
         params, x = workload.module.to_torch(params, x)
-    tensor = lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf))
-    x = tensor(x) if x.dtype == np.float32 else tensor(x).long()
+
+    def tensor(leaf):
+        return torch.from_numpy(np.ascontiguousarray(leaf))
+
+    x = tensor(x)
+    if not x.is_floating_point():
+        x = x.long()
     return workload.module.in_torch(**workload.sizes), tree_map(tensor, params), x

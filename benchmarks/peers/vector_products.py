@@ -5,7 +5,7 @@ from benchmarks.peers.job import Job
 from benchmarks.workloads import Workload
 
 
-def build(workload: Workload, outputs: str) -> Job:
+def build(workload: Workload, reduction: str) -> Job:
     import jax
     import jax.numpy as jnp
 
@@ -21,9 +21,9 @@ def build(workload: Workload, outputs: str) -> Job:
                 return jax.jvp(lambda p: f(p, x), (params,), pull(cotangent))[1]
 
             block = jax.vmap(column, out_axes=-1)(jnp.eye(y.size, dtype=y.dtype))  # [n o p]
-            return block if outputs == "full" else jnp.trace(block, axis1=1, axis2=2)
+            return block if reduction == "full" else jnp.trace(block, axis1=1, axis2=2)
 
         found = jax.lax.map(columns, x)
-        return jnp.moveaxis(found, 0, 2 if outputs == "full" else 1)
+        return jnp.moveaxis(found, 0, 2 if reduction == "full" else 1)
 
     return Job(lambda: jax.block_until_ready(kernel(params, x)), scale=workload.pairs)

@@ -4,14 +4,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ntkdiag import errors
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
-from ntkdiag.kernels.operands.labels import read_labels
-from ntkdiag.kernels.operands.operand import KernelLike, Operand, is_concrete, read_square, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.kernel.labels import read_labels
+from ntkdiag.kernel.operand import KernelLike, Operand, is_concrete, read_square
+from ntkdiag.kernel.working_precision import keeps_float64
 
 Scalar = Float[Array, ""]
 
 
+@errors.public
 @keeps_float64
 def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Scalar:
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
@@ -38,15 +40,16 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = Tr
         InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all zero or, centred,
             the same for all examples.
     """
-    call = "alignment(kernel, y)"
-    operand, labels = _read(kernel, y, call, centred)
+    operand, labels = _read(kernel, y, centred)
     return _align(_centre(operand) if centred else operand.array, labels)
 
 
 def _centre(operand: Operand) -> jax.Array:
     """The centred kernel; NaN for one that is constant over examples, of which centring leaves rounding."""
     array = centre_kernel(operand.array)
-    constant = jnp.max(jnp.abs(array)) <= 8 * jnp.finfo(array.dtype).eps * jnp.max(jnp.abs(operand.array))
+    constant = jnp.max(jnp.abs(array)) <= 8 * jnp.finfo(array.dtype).eps * jnp.max(
+        jnp.abs(operand.array)
+    )
     return jnp.where(constant, jnp.nan, array)
 
 
@@ -56,12 +59,17 @@ def _align(array: jax.Array, labels: jax.Array) -> jax.Array:
     norm = jnp.linalg.norm(array)
     if array.ndim == 4:
         return jnp.einsum("no,nomp,mp->", labels, array, labels) / (norm * jnp.sum(labels**2))
-    target = jnp.linalg.norm(labels.T @ labels)  # ||Y Y^T||_F = ||Y^T Y||_F, and the second is small
+    target = jnp.linalg.norm(
+        labels.T @ labels
+    )  # ||Y Y^T||_F = ||Y^T Y||_F, and the second is small
     return jnp.einsum("no,nm,mo->", labels, array, labels) / (norm * target)
 
 
+@errors.public
 @keeps_float64
-def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Float[Array, " k"]:
+def label_power(
+    kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
+) -> Float[Array, " k"]:
     """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2 over the eigenvectors, largest first.
 
     C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y it is the
@@ -79,11 +87,14 @@ def label_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = 
     Raises:
         InvalidInputError: As `alignment`.
     """
-    return jnp.cumsum(_power(kernel, y, centred, "label_power(kernel, y)"))
+    return jnp.cumsum(_power(kernel, y, centred))
 
 
+@errors.public
 @keeps_float64
-def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Float[Array, " k"]:
+def mode_power(
+    kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
+) -> Float[Array, " k"]:
     """Label power of each mode, c_k = ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
 
     Cost: one eigendecomposition, O((NC)^3).
@@ -99,11 +110,11 @@ def mode_power(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = T
     Raises:
         InvalidInputError: As `alignment`.
     """
-    return _power(kernel, y, centred, "mode_power(kernel, y)")
+    return _power(kernel, y, centred)
 
 
-def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool, call: str) -> jax.Array:
-    operand, labels = _read(kernel, y, call, centred)
+def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool) -> jax.Array:
+    operand, labels = _read(kernel, y, centred)
     array = _centre(operand) if centred else operand.array
     matrix = array.reshape(operand.matrix.shape)
     vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))[1]
@@ -111,16 +122,17 @@ def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool, call: str
     return jnp.sum((vectors.T @ columns)[::-1] ** 2, axis=1) / jnp.sum(labels**2)
 
 
-def _read(kernel: KernelLike, y: jax.typing.ArrayLike, call: str, centred: bool) -> tuple[Operand, jax.Array]:
-    operand, labels = read_labels(y, read_square(kernel, call), call)
+def _read(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool) -> tuple[Operand, jax.Array]:
+    operand, labels = read_labels(y, read_square(kernel))
     size = jnp.max(jnp.abs(labels))
     labels = labels / size
     labels = centre_labels(labels) if centred else labels
     largest = jnp.max(jnp.abs(labels))
     if is_concrete(largest) and not largest > 8 * jnp.finfo(labels.dtype).eps:
-        refuse(
-            call,
-            expected="labels that differ between examples" if centred else "labels that are not all zero",
+        raise errors.InvalidInputError(
+            expected="labels that differ between examples"
+            if centred
+            else "labels that are not all zero",
             got="the same label for every example" if centred else "zero labels",
             do="Use a probe set that holds several classes or targets.",
         )

@@ -1,27 +1,33 @@
-"""How far a kernel moved: how much of it is scale, how much is rotation."""
+"""How far a kernel moved: how much of it is scale, how much is rotation.
+
+The relative change D = ||K1 - K0|| / ||K0|| mixes two things. With phi the angle between the kernels and a the length
+of K1 along K0, in units of K0,
+
+    D^2 = (a - 1)^2 + (a tan phi)^2.
+
+A kernel that only grows speeds learning up; one that turns has learned features. All sums are of kernels that were
+divided by their largest entry before, so that no square leaves the range of float32.
+"""
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from ntkdiag import errors
 from ntkdiag.analysis.centring import centre_kernel
-from ntkdiag.analysis.pair import read_pair
-from ntkdiag.kernels.operands.number import Number, require_positive
-from ntkdiag.kernels.operands.operand import KernelLike, is_concrete
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.analysis.comparable import read_pair
+from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.scalars import Scalar, is_concrete
 
-Scalar = Float[Array, ""]
+_FIELDS = ["relative", "scale", "rotation", "distance", "distance_centred"]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["relative", "scale", "rotation", "distance", "distance_centred"],
-    meta_fields=[],
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drift:
     """The motion from a kernel K0 to a kernel K1.
@@ -32,18 +38,20 @@ class Drift:
         relative: D = ||K1 - K0||_F / ||K0||_F.
         scale: a = <K1, K0> / ||K0||^2, the part of K1 along K0.
         rotation: phi = arccos(1 - S), the angle between the kernels, in radians.
-        distance: S, the kernel distance.
-        distance_centred: S of the centred kernels; see `kernel_distance`.
+        distance: S = 1 - <K0, K1> / (||K0|| ||K1||), the kernel distance, blind to scale; in [0, 1] for kernels without
+            negative eigenvalues. Over the steps or epochs between two kernels it is the kernel velocity.
+        distance_centred: S of the kernels centred over examples, per output: 1 - CKA. Networks with biases have a large
+            constant mode that hides motion in `distance`.
     """
 
-    relative: Any
-    scale: Any
-    rotation: Any
-    distance: Any
-    distance_centred: Any
+    relative: Scalar
+    scale: Scalar
+    rotation: Scalar
+    distance: Scalar
+    distance_centred: Scalar
 
     def __repr__(self) -> str:
-        if not is_concrete(self.relative) or getattr(self.relative, "ndim", 0):
+        if not is_concrete(self.relative) or np.ndim(self.relative):
             return "Drift(traced or batched)"
         return (
             f"Drift(relative {float(self.relative):.4g} = scale {float(self.scale):.4g}, "
@@ -52,100 +60,62 @@ class Drift:
         )
 
 
+@errors.public
 @keeps_float64
-def drift(kernel0: KernelLike, kernel1: KernelLike) -> Drift:
-    """Measure the motion from `kernel0` to `kernel1`.
+def drift(a: KernelLike, b: KernelLike) -> Drift:
+    """Measure the motion from `a` to `b`.
 
     D = ||K1 - K0|| / ||K0||, a = <K1, K0> / ||K0||^2, S = 1 - <K0, K1> / (||K0|| ||K1||), phi = arccos(1 - S).
     For a pure rotation S is about D^2 / 2, so S and D scale with different exponents in the width.
-    Cost: O(N^2 C^2). Source: Fort et al. 2020 (arXiv 2010.15110) for S; Lee et al. 2019 (1902.06720) for D.
+    Cost: O(N^2 C^2). Source: Fort et al. 2020 (arXiv 2010.15110), eq. 5 and section 3, for S and its velocity; Lee et
+    al. 2019 (1902.06720) for D.
 
     Args:
-        kernel0: The reference, usually the kernel at initialisation.
-        kernel1: The kernel now; same probe, same order, same convention.
+        a: The reference, usually the kernel at initialisation.
+        b: The kernel now; same probe, same order, same convention.
 
     Returns:
-        The drift; NaN where `kernel0` or `kernel1` is zero.
+        The drift; NaN where `a` or `b` is zero.
 
     Raises:
         InvalidInputError: When a kernel is not finite, or shapes or conventions differ.
+
+    Example:
+        >>> import numpy as np
+        >>> drift(np.diag([2.0, 1.0]), np.diag([4.0, 2.0]))
+        Drift(relative 1 = scale 2, rotation 0 rad; distance 0, centred 0)
     """
-    first, second = read_pair(kernel0, kernel1, "drift(kernel0, kernel1)", ("kernel0", "kernel1"))
-    return _drift(first.array, second.array)
-
-
-@keeps_float64
-def kernel_distance(kernel0: KernelLike, kernel1: KernelLike, *, centred: bool = False) -> Scalar:
-    """Kernel distance S = 1 - <K0, K1> / (||K0|| ||K1||), blind to scale.
-
-    In [0, 1] for kernels without negative eigenvalues. Computed as half the squared distance of the normalised
-    kernels, which stays accurate for small S.
-    Networks with biases have a large constant mode that hides motion; `centred` removes it.
-    Cost: O(N^2 C^2). Source: Fort et al. 2020 (arXiv 2010.15110), eq. 5; centred: 1 - CKA.
-
-    Args:
-        kernel0: One kernel.
-        kernel1: The other; same probe, same order, same convention.
-        centred: Centre both kernels over examples first, per output.
-
-    Returns:
-        S; NaN where a kernel is zero.
-
-    Raises:
-        InvalidInputError: When a kernel is not finite, or shapes or conventions differ.
-    """
-    first, second = read_pair(kernel0, kernel1, "kernel_distance(kernel0, kernel1)", ("kernel0", "kernel1"))
-    a, b = first.array, second.array
-    return _distance(centre_kernel(a), centre_kernel(b)) if centred else _distance(a, b)
-
-
-@keeps_float64
-def velocity(kernel0: KernelLike, kernel1: KernelLike, gap: Number, *, centred: bool = False) -> Scalar:
-    """Kernel velocity v = S(K0, K1) / gap.
-
-    Cost: as `kernel_distance`. Source: Fort et al. 2020 (arXiv 2010.15110), section 3.
-
-    Args:
-        kernel0: The earlier kernel.
-        kernel1: The later kernel.
-        gap: Time between them, in steps or epochs; the result is per that unit.
-        centred: As for `kernel_distance`.
-
-    Returns:
-        v, per unit of `gap`.
-
-    Raises:
-        InvalidInputError: When `gap` is not positive, or as `kernel_distance`.
-    """
-    require_positive(gap, "velocity(kernel0, kernel1, gap)", "gap")
-    return kernel_distance(kernel0, kernel1, centred=centred) / gap
+    before, now = read_pair(a, b, ("a", "b"))
+    return _drift(before.array, now.array)
 
 
 @jax.jit
-def _drift(a: jax.Array, b: jax.Array) -> Drift:
-    size = jnp.max(jnp.abs(a))  # dividing first keeps the squares below in range
+def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
+    """The drift between two arrays of one shape."""
+    size = jnp.max(jnp.abs(a))
     a, b = a / size, b / size
     norm = jnp.linalg.norm(a)
-    plain = _distance(a, b)
+    distance = _distance(a, b)
     return Drift(
         relative=jnp.linalg.norm(b - a) / norm,
         scale=jnp.sum(a * b) / norm**2,
-        rotation=_angle(plain),
-        distance=plain,
+        rotation=_angle(distance),
+        distance=distance,
         distance_centred=_distance(centre_kernel(a), centre_kernel(b)),
     )
 
 
-@jax.jit
-def _distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    # 1 - <a, b> cancels to eps for nearby kernels; |a - b|^2 / 2 of unit kernels is the same number without that.
-    return 0.5 * jnp.sum((_unit(a) - _unit(b)) ** 2)
+def _distance(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, ""]:
+    """S, as half the squared distance of the kernels at unit length: 1 - <a, b> would cancel for nearby kernels."""
+    return 0.5 * jnp.sum((_at_unit_length(a) - _at_unit_length(b)) ** 2)
 
 
-def _unit(a: jax.Array) -> jax.Array:
+def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The kernel divided by its Frobenius norm; NaN for zero."""
     a = a / jnp.max(jnp.abs(a))
     return a / jnp.linalg.norm(a)
 
 
-def _angle(distance: jax.Array) -> jax.Array:
+def _angle(distance: Float[Array, ""]) -> Float[Array, ""]:
+    """arccos(1 - S), by the half angle: accurate for small S."""
     return 2.0 * jnp.arcsin(jnp.sqrt(jnp.clip(distance / 2.0, 0.0, 1.0)))

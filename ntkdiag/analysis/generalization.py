@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag.kernels.operands.labels import read_labels
-from ntkdiag.kernels.operands.number import Number, require_at_least_zero
-from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag import errors
+from ntkdiag.kernel.labels import read_labels
+from ntkdiag.kernel.operand import KernelLike, Operand, read_square
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.scalars import Number, require_at_least_zero
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class LeaveOneOut:
     """What kernel ridge regression gets wrong on each example when it is trained on all others.
@@ -30,6 +33,7 @@ class LeaveOneOut:
     resolved: Any
 
 
+@errors.public
 @keeps_float64
 def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
@@ -53,12 +57,15 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
     Raises:
         InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is negative.
     """
-    operand, labels = _read(kernel, y, ridge, "leave_one_out(kernel, y, ridge)")
+    operand, labels = _read(kernel, y, ridge)
     return _press(operand.symmetric_matrix, operand.noise_floor, labels, ridge)
 
 
+@errors.public
 @keeps_float64
-def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> Float[Array, ""]:
+def generalized_cross_validation(
+    kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0
+) -> Float[Array, ""]:
     """GCV = (1/N) ||A^-1 y||^2 / ((1/NC) tr A^-1)^2, A = K + ridge I: leave-one-out with equal leverages.
 
     Biased where the leverages differ (inputs of different norms: -24 % measured); trust `leave_one_out` when the
@@ -77,15 +84,17 @@ def generalized_cross_validation(kernel: KernelLike, y: jax.typing.ArrayLike, ri
     Raises:
         InvalidInputError: As `leave_one_out`.
     """
-    operand, labels = _read(kernel, y, ridge, "generalized_cross_validation(kernel, y, ridge)")
+    operand, labels = _read(kernel, y, ridge)
     inverse, _ = _regularised_inverse(operand.symmetric_matrix, operand.noise_floor, ridge)
     solved = inverse @ labels.reshape(len(inverse), -1)
     return jnp.sum(solved**2) / operand.n_examples / jnp.mean(jnp.diagonal(inverse)) ** 2
 
 
-def _read(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number, call: str) -> tuple[Operand, Float[Array, "n o"]]:
-    require_at_least_zero(ridge, call, "ridge")
-    return read_labels(y, read_square(kernel, call), call)
+def _read(
+    kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number
+) -> tuple[Operand, Float[Array, "n o"]]:
+    require_at_least_zero(ridge, "ridge")
+    return read_labels(y, read_square(kernel))
 
 
 @jax.jit
@@ -100,13 +109,17 @@ def _press(matrix: jax.Array, noise_floor: float, labels: jax.Array, ridge: Numb
 
 
 @jax.jit
-def _regularised_inverse(matrix: jax.Array, noise_floor: float, ridge: Number) -> tuple[jax.Array, jax.Array]:
+def _regularised_inverse(
+    matrix: jax.Array, noise_floor: float, ridge: Number
+) -> tuple[jax.Array, jax.Array]:
     values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(matrix))
     floor = noise_floor * jnp.max(jnp.abs(values))
     shifted = values + jax.lax.stop_gradient(ridge)
     resolved = shifted[0] > floor
     kept = jnp.where(resolved, 1.0 / jnp.where(resolved, shifted, 1.0), jnp.nan)
-    return _inverse(matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype), kept, vectors), resolved
+    return _inverse(
+        matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype), kept, vectors
+    ), resolved
 
 
 @jax.custom_jvp

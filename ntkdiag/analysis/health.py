@@ -8,14 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag.analysis.spectrum import spectrum
-from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, read_square
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag import errors
+from ntkdiag.kernel.operand import KernelLike, is_concrete, read_square
+from ntkdiag.kernel.spectrum import spectrum
+from ntkdiag.kernel.working_precision import keeps_float64
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["nonfinite", "asymmetry", "negative", "unresolved", "smallest", "zero_rows", "mean_mode_share"],
+    data_fields=[
+        "nonfinite",
+        "asymmetry",
+        "negative",
+        "unresolved",
+        "smallest",
+        "zero_rows",
+        "mean_mode_share",
+    ],
     meta_fields=["size"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,6 +69,7 @@ class Health:
         )
 
 
+@errors.public
 @keeps_float64
 def health(kernel: KernelLike) -> Health:
     """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows and a dominant constant mode.
@@ -75,7 +85,7 @@ def health(kernel: KernelLike) -> Health:
     Raises:
         InvalidInputError: When the kernel is not one of a set of examples with itself.
     """
-    operand = read_square(kernel, "health(kernel)", finite=False)
+    operand = read_square(kernel, finite=False)
     matrix, n, c = operand.matrix, operand.n_examples, operand.n_outputs
     nonfinite = jnp.sum(~jnp.isfinite(matrix))
     size = jnp.max(jnp.abs(matrix))

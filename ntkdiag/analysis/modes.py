@@ -1,20 +1,29 @@
-"""How fast each eigenmode of the kernel is learned, and what part of the labels lies in it."""
+"""How fast each eigenmode of the kernel is learned, and what part of the labels lies in it.
+
+Gradient descent on the linearized model under squared error multiplies the residual in mode k by 1 - r_k at every step,
+with the rate r_k = eta lambda_k / D. What is not resolved has rate 0: it is never learned.
+"""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ntkdiag import errors
 from ntkdiag.analysis.alignment import mode_power
-from ntkdiag.kernels.operands.denominator import denominator_of
-from ntkdiag.kernels.operands.labels import read_labels
-from ntkdiag.kernels.operands.number import Number, require_positive
-from ntkdiag.kernels.operands.operand import KernelLike, read_square, refuse_trace
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
+from ntkdiag.descent import DescentLike, as_descent
+from ntkdiag.kernel.labels import read_labels
+from ntkdiag.kernel.operand import KernelLike, read_square, refuse_trace
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import LossLike
+from ntkdiag.losses.loss_argument import require_loss
+from ntkdiag.scalars import Number, is_concrete, require_positive
 
 
+@errors.public
 @keeps_float64
 def time_constants(
-    kernel: KernelLike, learning_rate: Number, *, loss_denominator: Number | None = None
+    kernel: KernelLike, descent: DescentLike, *, loss: LossLike = "mse"
 ) -> Float[Array, " k"]:
     """t_k = D / (eta lambda_k): steps of gradient descent in which mode k of the residual falls by a factor e.
 
@@ -23,24 +32,26 @@ def time_constants(
     Cost: one eigendecomposition without vectors, O((NC)^3).
 
     Args:
-        kernel: A `Kernel`, a matrix `[n n]` (with `loss_denominator`), or a full kernel `[n o n o]`; not a trace,
-            which is C times too large.
-        learning_rate: eta; divide by 1 - beta for momentum.
-        loss_denominator: D in loss = (1/D) sum 1/2 (f - y)^2 over examples and outputs; None for N.
+        kernel: A `Kernel`, a matrix `[n n]` (with a loss that states its denominator), or a full kernel `[n o n o]`;
+            not a trace, which is C times too large.
+        descent: Plain gradient descent: its learning rate, or a `Descent` without momentum and decay. For momentum
+            divide the learning rate by 1 - beta.
+        loss: Squared error, which these modes are of; `MSE(denominator=...)` where D is not the number of examples.
 
     Returns:
         `[k]` steps, fastest mode first; infinite for unresolved eigenvalues.
 
     Raises:
-        InvalidInputError: When the kernel is not finite, not square or a trace, or a number is out of range.
+        InvalidInputError: When the kernel is not finite, not square or a trace, the loss is not squared error, the
+            update rule is not plain, or a number is out of range.
     """
-    rates = _rates(kernel, learning_rate, loss_denominator, "time_constants(kernel, learning_rate)")
-    return 1.0 / rates
+    return 1.0 / _rates(kernel, descent, loss)
 
 
+@errors.public
 @keeps_float64
 def steps_to_residual(
-    kernel: KernelLike, learning_rate: Number, fraction: Number, *, loss_denominator: Number | None = None
+    kernel: KernelLike, descent: DescentLike, fraction: Number, *, loss: LossLike = "mse"
 ) -> Float[Array, " k"]:
     """Steps of gradient descent until mode k keeps `fraction` of its residual.
 
@@ -49,9 +60,9 @@ def steps_to_residual(
 
     Args:
         kernel: As for `time_constants`.
-        learning_rate: As for `time_constants`, without momentum.
+        descent: As for `time_constants`.
         fraction: epsilon, in (0, 1).
-        loss_denominator: As for `time_constants`.
+        loss: As for `time_constants`.
 
     Returns:
         `[k]` steps, largest eigenvalue first, not rounded; infinite for modes that diverge or are unresolved.
@@ -59,22 +70,24 @@ def steps_to_residual(
     Raises:
         InvalidInputError: As `time_constants`, or when the fraction is not in (0, 1).
     """
-    call = "steps_to_residual(kernel, learning_rate, fraction)"
-    require_positive(fraction, call, "fraction")
-    require_positive(1.0 - fraction, call, "1 - fraction")
-    rates = _rates(kernel, learning_rate, loss_denominator, call)
-    decay = -jnp.log1p(-jnp.where(rates < 1.0, rates, 2.0 - rates))  # |1 - r| = 1 - (2 - r) beyond 1
+    require_positive(fraction, "fraction")
+    require_positive(1.0 - fraction, "1 - fraction")
+    rates = _rates(kernel, descent, loss)
+    # Beyond a rate of 1 the residual changes its sign: |1 - r| = 1 - (2 - r).
+    distance_from_2 = jnp.where(rates < 1.0, rates, 2.0 - rates)
+    decay = -jnp.log1p(-distance_from_2)
     return jnp.where(decay > 0.0, -jnp.log(fraction) / decay, jnp.inf)
 
 
+@errors.public
 @keeps_float64
 def reachable_power(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
-    learning_rate: Number,
+    descent: DescentLike,
     steps: Number,
     *,
-    loss_denominator: Number | None = None,
+    loss: LossLike = "mse",
 ) -> Float[Array, ""]:
     """The share of the labels in modes with a time constant below `steps`: sum of c_k over t_k < steps.
 
@@ -84,9 +97,9 @@ def reachable_power(
     Args:
         kernel: As for `time_constants`.
         y: `[n]` or `[n o]` targets or residuals.
-        learning_rate: As for `time_constants`.
+        descent: As for `time_constants`.
         steps: The budget.
-        loss_denominator: As for `time_constants`.
+        loss: As for `time_constants`.
 
     Returns:
         A number in [0, 1].
@@ -94,12 +107,13 @@ def reachable_power(
     Raises:
         InvalidInputError: As `time_constants` and `alignment`.
     """
-    call = "reachable_power(kernel, y, learning_rate, steps)"
-    require_positive(steps, call, "steps")
-    rates = _rates(kernel, learning_rate, loss_denominator, call)
-    return jnp.sum(jnp.where(rates * steps > 1.0, mode_power(kernel, y, centred=False), 0.0))
+    require_positive(steps, "steps")
+    rates = _rates(kernel, descent, loss)
+    power = mode_power(kernel, y, centred=False)
+    return jnp.sum(jnp.where(rates * steps > 1.0, power, 0.0))
 
 
+@errors.public
 @keeps_float64
 def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Float[Array, ""]:
     """rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
@@ -118,18 +132,43 @@ def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Flo
     Raises:
         InvalidInputError: When kernel or residual are not finite or do not fit.
     """
-    call = "spectral_position(kernel, residual)"
-    operand, columns = read_labels(residual, read_square(kernel, call), call, "residual")
+    operand, columns = read_labels(residual, read_square(kernel), "residual")
     columns = columns.reshape(operand.matrix.shape[0], -1)
-    columns = columns / jnp.max(jnp.abs(columns))
+    columns = columns / jnp.max(jnp.abs(columns))  # keeps the squares below in range
     return jnp.sum(columns * (operand.symmetric_matrix @ columns)) / jnp.sum(columns**2)
 
 
-def _rates(kernel: KernelLike, learning_rate: Number, loss_denominator: Number | None, call: str) -> jax.Array:
-    require_positive(learning_rate, call, "learning_rate")
-    operand = read_square(kernel, call)
-    refuse_trace(operand, call)
-    denominator = denominator_of(operand, loss_denominator, call)
+def _rates(kernel: KernelLike, descent: DescentLike, loss: LossLike) -> Float[Array, " k"]:
+    """r_k = eta lambda_k / D, largest first; 0 for what is not resolved."""
+    learning_rate = _plain_learning_rate(descent)
+    squared_error = require_loss(loss, "the time constant of a mode")
+    if not squared_error.is_quadratic:
+        raise errors.InvalidInputError(
+            expected="squared error: under another loss the modes do not decay one by one",
+            got=f'loss="{squared_error.name}"',
+            do="Pass loss=ntkdiag.losses.MSE(), or leave it out.",
+        )
+    operand = read_square(kernel)
+    refuse_trace(operand)
+    denominator = denominator_of(squared_error, shape_of_outputs(operand, None))
     values = jnp.linalg.eigvalsh(operand.symmetric_matrix)[::-1]
     floor = operand.noise_floor * jnp.max(jnp.abs(values))
     return learning_rate * jnp.where(values > floor, values, 0.0) / denominator
+
+
+def _plain_learning_rate(descent: DescentLike) -> Number:
+    """The learning rate of plain gradient descent; NaN where it is too late to refuse momentum or decay."""
+    rule = as_descent(descent)
+    learning_rate = rule.require_learning_rate()
+    require_positive(learning_rate, "learning_rate")
+    beyond_plain = rule.momentum + rule.weight_decay  # both are 0 or more
+    is_plain = beyond_plain == 0
+    if rule.preconditioner is not None or (is_concrete(is_plain) and not is_plain):
+        raise errors.InvalidInputError(
+            expected="plain gradient descent",
+            got=f"{rule!r}",
+            do="With momentum far below critical, pass learning_rate / (1 - momentum).",
+        )
+    if is_concrete(is_plain):
+        return learning_rate
+    return jnp.where(is_plain, learning_rate, jnp.nan)

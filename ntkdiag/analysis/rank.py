@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag import _compat
-from ntkdiag.analysis import renyi
-from ntkdiag.analysis.spectrum import Spectrum
-from ntkdiag.kernels.operands.number import Number, require_positive
-from ntkdiag.kernels.operands.operand import KernelLike, is_concrete, noise_floor, read_square, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
+from ntkdiag import _jax, errors
+from ntkdiag.kernel import effective_ranks
+from ntkdiag.kernel.operand import KernelLike, is_concrete, noise_floor, read_square
+from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.scalars import Number, require_positive
 
 Scalar = Float[Array, ""]
 Eigenvalues: TypeAlias = jax.typing.ArrayLike | Spectrum
 
 
+@errors.public
 @keeps_float64
 def participation_ratio(kernel: KernelLike) -> Scalar:
     """PR = (tr K)^2 / ||K||_F^2 = (sum lambda)^2 / sum lambda^2.
@@ -33,13 +34,16 @@ def participation_ratio(kernel: KernelLike) -> Scalar:
     Raises:
         InvalidInputError: When the kernel is not finite or not square.
     """
-    matrix = read_square(kernel, "participation_ratio(kernel)").symmetric_matrix
+    matrix = read_square(kernel).symmetric_matrix
     matrix = matrix / jnp.max(jnp.abs(matrix))
     return jnp.trace(matrix) ** 2 / jnp.sum(matrix**2)
 
 
+@errors.public
 @keeps_float64
-def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | None = None) -> Scalar:
+def entropy_rank(
+    kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | None = None
+) -> Scalar:
     """exp(-sum p log p) with p = lambda / sum lambda, over the resolved eigenvalues (0 log 0 = 0).
 
     Falls during training when the kernel compresses onto few directions.
@@ -56,11 +60,14 @@ def entropy_rank(kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues |
     Raises:
         InvalidInputError: Without exactly one of the two arguments, for negative eigenvalues, or as `stable_rank`.
     """
-    return renyi.entropy_rank(eigenvalues_of(kernel, eigenvalues, "entropy_rank(kernel)"))
+    return effective_ranks.entropy_rank(eigenvalues_of(kernel, eigenvalues))
 
 
+@errors.public
 @keeps_float64
-def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | None = None) -> Scalar:
+def stable_rank(
+    kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | None = None
+) -> Scalar:
     """Stable rank tr K / lambda_max, the smallest of the effective ranks (for K = J J^T it is ||J||_F^2 / ||J||^2).
 
     Cost: one eigendecomposition without vectors, O((NC)^3).
@@ -76,9 +83,10 @@ def stable_rank(kernel: KernelLike | None = None, *, eigenvalues: Eigenvalues | 
         InvalidInputError: Without exactly one of the two arguments, for negative eigenvalues, or when the kernel is
             not finite or not square.
     """
-    return renyi.stable_rank(eigenvalues_of(kernel, eigenvalues, "stable_rank(kernel)"))
+    return effective_ranks.stable_rank(eigenvalues_of(kernel, eigenvalues))
 
 
+@errors.public
 @keeps_float64
 def effective_dimension(
     kernel: KernelLike | None = None,
@@ -101,12 +109,14 @@ def effective_dimension(
     Raises:
         InvalidInputError: When gamma is not positive, or as `stable_rank`.
     """
-    require_positive(gamma, "effective_dimension(kernel, gamma)", "gamma")
-    values = eigenvalues_of(kernel, eigenvalues, "effective_dimension(kernel, gamma)")
+    require_positive(gamma, "gamma")
+    values = eigenvalues_of(kernel, eigenvalues)
     return jnp.sum(values / (values + gamma))
 
 
-def eigenvalues_of(kernel: KernelLike | None, eigenvalues: Eigenvalues | None, call: str) -> Float[Array, " k"]:
+def eigenvalues_of(
+    kernel: KernelLike | None, eigenvalues: Eigenvalues | None
+) -> Float[Array, " k"]:
     """The eigenvalues of a kernel that should have no negative ones, unresolved ones set to 0.
 
     Cost: one eigendecomposition without vectors.
@@ -114,7 +124,6 @@ def eigenvalues_of(kernel: KernelLike | None, eigenvalues: Eigenvalues | None, c
     Args:
         kernel: The kernel, or None.
         eigenvalues: The eigenvalues, or None.
-        call: The public call, for the message.
 
     Returns:
         `[k]`, not negative; NaN throughout when some are below minus the noise floor and it is too late to refuse.
@@ -124,17 +133,18 @@ def eigenvalues_of(kernel: KernelLike | None, eigenvalues: Eigenvalues | None, c
     """
     if (kernel is None) == (eigenvalues is None):
         got = "neither" if kernel is None else "both"
-        refuse(call, expected="a kernel or `eigenvalues=`", got=got, do="Pass exactly one of the two.")
+        raise errors.InvalidInputError(
+            expected="a kernel or `eigenvalues=`", got=got, do="Pass exactly one of the two."
+        )
     if kernel is not None:
-        operand = read_square(kernel, call)
+        operand = read_square(kernel)
         values = jnp.linalg.eigvalsh(operand.symmetric_matrix)
         floor = operand.noise_floor * jnp.max(jnp.abs(values))
     else:
-        values, floor = _read_eigenvalues(eigenvalues, call)
+        values, floor = _read_eigenvalues(eigenvalues)
     negative = jnp.sum(values < -floor)
     if is_concrete(negative) and negative > 0:
-        refuse(
-            call,
+        raise errors.InvalidInputError(
             expected="a kernel J J^T, which has no negative eigenvalues",
             got=f"{int(negative)} eigenvalues below the noise floor {-float(floor):.2g}",
             do="Compute all rows in one call and one batch size; see `health(kernel)`.",
@@ -142,16 +152,22 @@ def eigenvalues_of(kernel: KernelLike | None, eigenvalues: Eigenvalues | None, c
     return jnp.where(negative > 0, jnp.nan, jnp.where(values > floor, values, 0.0))
 
 
-def _read_eigenvalues(eigenvalues: Eigenvalues | None, call: str) -> tuple[jax.Array, Any]:
+def _read_eigenvalues(eigenvalues: Eigenvalues | None) -> tuple[jax.Array, Any]:
     floor = None
     if isinstance(eigenvalues, Spectrum):
         eigenvalues, floor = eigenvalues.eigenvalues, eigenvalues.noise_floor
     values = jnp.asarray(eigenvalues)
-    values = values.astype(_compat.at_least_float32(values.dtype))
+    values = values.astype(_jax.at_least_float32(values.dtype))
     if values.ndim != 1 or values.shape[0] == 0:
-        refuse(
-            call, expected="`eigenvalues` of shape [k]", got=f"shape {values.shape}", do="Pass one spectrum at a time."
+        raise errors.InvalidInputError(
+            expected="`eigenvalues` of shape [k]",
+            got=f"shape {values.shape}",
+            do="Pass one spectrum at a time.",
         )
     if is_concrete(values) and not jnp.isfinite(values).all():
-        refuse(call, expected="finite `eigenvalues`", got="NaN or Inf", do="See `spectrum(kernel).status`.")
-    return values, noise_floor(values, None, values.shape[0]) * jnp.max(jnp.abs(values)) if floor is None else floor
+        raise errors.InvalidInputError(
+            expected="finite `eigenvalues`", got="NaN or Inf", do="See `spectrum(kernel).status`."
+        )
+    return values, noise_floor(values, None, values.shape[0]) * jnp.max(
+        jnp.abs(values)
+    ) if floor is None else floor

@@ -1,145 +1,256 @@
-"""Whether a learning rate is too large for the kernel at hand."""
+"""Whether a learning rate is too large for the kernel at hand.
+
+The Gauss-Newton matrix J^T Sigma J / D of a loss with curvature Sigma in the outputs has the nonzero eigenvalues of
+L^T Theta L / D, Sigma = L L^T. Its largest one is the curvature h that gradient descent meets first, and how large a
+learning rate the update rule bears at that curvature is its own affair:
+
+1. read the kernel, the loss and the outputs, and find D;
+2. h = lambda_max(L^T Theta L) / D, from the spectrum of the kernel, or from products with an operator;
+3. `Descent.margin(h)` or `Descent.critical_rate(h)`.
+"""
+
+import dataclasses
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
 
-from ntkdiag.analysis.curvature import Loss, curvature_matrix, curvature_product
-from ntkdiag.analysis.momentum import MomentumKind, stability_threshold
-from ntkdiag.analysis.top_spectrum import largest_pairs, operator_product
-from ntkdiag.kernels.kernel import Kernel
-from ntkdiag.kernels.operands.denominator import denominator_of
-from ntkdiag.kernels.operands.number import Number, require_at_least_zero, require_positive
-from ntkdiag.kernels.operands.operand import KernelLike, Operand, read_square, refuse
-from ntkdiag.kernels.operands.precision import keeps_float64
-from ntkdiag.linearization import NTKOperator
+from ntkdiag import errors
+from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.operand import KernelLike, Operand, read_square
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import Loss, LossLike
+from ntkdiag.losses.loss_argument import require_loss
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.matrix_free.top_spectrum import largest_pairs, operator_products
+from ntkdiag.scalars import Number
 
-Scalar = Float[Array, ""]
+Outputs = Float[ArrayLike, "n *o"]
 
 
+@errors.public
 @keeps_float64
 def critical_learning_rate(
     kernel: KernelLike | NTKOperator,
+    descent: DescentLike | None = None,
     *,
-    loss: Loss = "mse",
-    logits: jax.typing.ArrayLike | None = None,
-    momentum: Number = 0.0,
-    momentum_kind: MomentumKind = "heavy-ball",
-    weight_decay: Number = 0.0,
-    loss_denominator: Number | None = None,
-) -> Scalar:
+    loss: LossLike | None = None,
+    outputs: Outputs | None = None,
+    y: Any = None,
+) -> Float[Array, ""]:
     """The learning rate at which training of the linearized model starts to diverge: the margin is 1 there.
 
-    eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2); without momentum and decay,
-    2 D / lambda_max. Exact for full-batch gradient descent on the linearized model under squared error; for the
-    cross-entropies see `stability_margin`.
+    eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2); without momentum and decay, 2 D / lambda_max.
+    Exact for full-batch gradient descent on the linearized model under squared error; for the cross-entropies see
+    `stability_margin`.
     Cost: as `stability_margin`.
 
     Args:
         kernel: As for `stability_margin`.
+        descent: A `Descent`; its learning rate is not used. None is plain gradient descent.
         loss: As for `stability_margin`.
-        logits: As for `stability_margin`.
-        momentum: As for `stability_margin`.
-        momentum_kind: As for `stability_margin`.
-        weight_decay: As for `stability_margin`.
-        loss_denominator: As for `stability_margin`.
+        outputs: As for `stability_margin`.
+        y: As for `stability_margin`.
 
     Returns:
         A learning rate; infinite for a zero kernel without weight decay.
 
     Raises:
         InvalidInputError: As `stability_margin`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(critical_learning_rate(jnp.eye(4).reshape(2, 2, 2, 2), loss="mse"))  # 2 N / lambda_max
+        4.0
     """
-    call = "critical_learning_rate(kernel)"
-    require_at_least_zero(weight_decay, call, "weight_decay")
-    threshold = stability_threshold(momentum, momentum_kind)
-    curvature = _largest_curvature(kernel, loss, logits, loss_denominator, call)
-    return 1.0 / (curvature / threshold + 0.5 * weight_decay)
+    rule = Descent() if descent is None else as_descent(descent)
+    return jnp.asarray(rule.critical_rate(_largest_curvature(kernel, rule, loss, outputs, y)))
 
 
+@errors.public
 @keeps_float64
 def stability_margin(
     kernel: KernelLike | NTKOperator,
-    learning_rate: Number,
+    descent: DescentLike,
     *,
-    loss: Loss = "mse",
-    logits: jax.typing.ArrayLike | None = None,
-    momentum: Number = 0.0,
-    momentum_kind: MomentumKind = "heavy-ball",
-    weight_decay: Number = 0.0,
-    loss_denominator: Number | None = None,
-) -> Scalar:
+    loss: LossLike | None = None,
+    outputs: Outputs | None = None,
+    y: Any = None,
+) -> Float[Array, ""]:
     """How close a learning rate is to divergence: under squared error the linearized model diverges iff it is above 1.
 
-    m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + weight_decay / 2).
+    m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2), with eta, tau and w those of the `Descent` and
+    Sigma and D those of the `Loss`.
     Below 0.5 there is slack, 0.8 to 1.1 is the edge of stability, above it for many steps a catapult or divergence.
     For the cross-entropies it is that of the quadratic model of the loss at these outputs: above 1 the loss may rise or
     oscillate, but its gradient is bounded and its curvature falls as predictions become certain.
-    tau is `stability_threshold`. For Adam pass the preconditioned kernel J P^-1 J^T and ``momentum_kind="ema"``.
-    The loss is (1/D) sum_i loss_i, with 1/2 squared error summed over outputs for "mse". By default D = N.
-    A loss that means over outputs too has D = N C; one without the 1/2 has D = N / 2.
+    For Adam pass the preconditioned kernel J P^-1 J^T and ``Descent(..., kind="ema", preconditioner=P)``.
     Cost: one eigendecomposition without vectors, O((NC)^3); for an `NTKOperator` some 50 products, as `top_spectrum`.
     Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same characteristic roots.
 
     Args:
-        kernel: The full kernel, that of a single output, or an `NTKOperator`. A bare matrix needs `loss_denominator`,
-            or `logits`.
-        learning_rate: eta.
-        loss: "mse", "cross_entropy" (softmax) or "sigmoid_cross_entropy".
-        logits: `[n o]` outputs of the same examples, for the cross-entropies; an `NTKOperator` computes them where they
-            are not given.
-        momentum: beta in [0, 1).
-        momentum_kind: "heavy-ball", "nesterov" or "ema".
-        weight_decay: Decoupled decay (w <- w - eta weight_decay w beside the update), per unit of learning rate.
-        loss_denominator: D; None for the number of examples.
+        kernel: The full kernel, that of a single output, or an `NTKOperator`. A bare matrix needs `outputs`, or a loss
+            that states its denominator.
+        descent: A `Descent`, or the learning rate of plain gradient descent.
+        loss: The loss that is trained: "mse", "cross_entropy" (softmax), "sigmoid_cross_entropy", an object of
+            `ntkdiag.losses`, or a function `loss(outputs, y)`. There is no margin without a loss.
+        outputs: `[n ...]`, the values f(params, x) of the same examples, where the curvature is taken. Not needed for
+            squared error; an `NTKOperator` computes them.
+        y: The labels, for a loss of the user, whose curvature may depend on them.
 
     Returns:
         m, without unit.
 
     Raises:
-        InvalidInputError: When the kernel is reduced, not finite or not square, a bare matrix comes without
-            `loss_denominator` and `logits`, or a number is out of its range.
+        InvalidInputError: When no loss is named, the kernel is reduced, not finite or not square, outputs or labels are
+            missing or do not fit, the update rule has a preconditioner and the kernel none, or there is no learning
+            rate.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(stability_margin(jnp.eye(4).reshape(2, 2, 2, 2), 1.0, loss="mse"))
+        0.25
     """
-    call = "stability_margin(kernel, learning_rate)"
-    require_at_least_zero(learning_rate, call, "learning_rate")
-    require_at_least_zero(weight_decay, call, "weight_decay")
-    threshold = stability_threshold(momentum, momentum_kind)
-    curvature = _largest_curvature(kernel, loss, logits, loss_denominator, call)
-    return learning_rate * (curvature / threshold + 0.5 * weight_decay)
+    rule = as_descent(descent)
+    rule.require_learning_rate()
+    return jnp.asarray(rule.margin(_largest_curvature(kernel, rule, loss, outputs, y)))
 
 
 def _largest_curvature(
     kernel: KernelLike | NTKOperator,
-    loss: Loss,
-    logits: jax.typing.ArrayLike | None,
-    loss_denominator: Number | None,
-    call: str,
-) -> jax.Array:
+    descent: Descent,
+    loss: LossLike | None,
+    outputs: Outputs | None,
+    y: Any,
+) -> Float[Array, ""]:
+    """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
+    trained = require_loss(loss, "the curvature")
     if isinstance(kernel, NTKOperator):
-        if loss != "mse" and logits is None:
-            logits = kernel.outputs()
-        denominator = float(kernel.n_examples) if loss_denominator is None else loss_denominator
-        require_positive(denominator, call, "loss_denominator")
-        product, rows = operator_product(kernel, call)
-        product = curvature_product(product, rows, kernel.n_examples, loss, logits, call)
-        return jnp.asarray(largest_pairs(product, rows, 1, call=call).values[0]) / denominator
-    operand = _read_full(kernel, call)
-    matrix = curvature_matrix(operand, loss, logits, call)
-    if loss_denominator is None and logits is not None:
-        loss_denominator = float(jnp.shape(logits)[0])  # the logits say what a bare matrix does not
-    return jnp.linalg.eigvalsh(matrix)[-1] / denominator_of(operand, loss_denominator, call)
+        _require_preconditioned("none", descent)
+        return _of_operator(kernel, trained, outputs, y)
+    operand = _read_full(kernel)
+    if operand.convention is not None:
+        _require_preconditioned(operand.convention.preconditioner, descent)
+    return _of_kernel(operand, trained, outputs, y)
 
 
-def _read_full(kernel: KernelLike, call: str) -> Operand:
-    convention = kernel.convention if isinstance(kernel, Kernel) else None
-    if convention is not None and (
-        convention.outputs == "projection" or (convention.outputs != "full" and convention.n_outputs > 1)
-    ):
-        refuse(
-            call,
-            expected='the full kernel (outputs="full") or that of a single output',
-            got=f'outputs="{convention.outputs}" of {convention.n_outputs} outputs',
-            do="lambda_max(reduced) <= lambda_max(full), up to the factor C of a trace, so the learning rate would "
-            'be unsafe: compute `ntk(..., outputs="full")` or a matrix-free lambda_max.',
+def _of_kernel(operand: Operand, loss: Loss, outputs: Outputs | None, y: Any) -> Float[Array, ""]:
+    """The largest curvature from a kernel in memory."""
+    shape = shape_of_outputs(operand, outputs)
+    denominator = denominator_of(loss, shape)
+    matrix = operand.symmetric_matrix
+    if not loss.is_quadratic:
+        values = _require_outputs(loss, outputs)
+        labels = None if y is None else loss.read(y, values.shape)
+        factor = loss.curvature(values.astype(operand.array.dtype), labels)
+        matrix = factor.around(operand.matrix)
+    return jnp.linalg.eigvalsh(matrix)[-1] / denominator
+
+
+def _of_operator(
+    operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: Any
+) -> Float[Array, ""]:
+    """The largest curvature from products with an operator: v -> L^T Theta L v, in float64 on the host."""
+    shape = (operator.n_examples, *operator.output_shape)
+    products = operator_products(operator)
+    if not loss.is_quadratic:
+        values = operator.outputs() if outputs is None else jnp.asarray(outputs)
+        _require_rows(values.shape, products.size)
+        labels = None if y is None else loss.read(y, shape)
+        factor = loss.curvature(values.reshape(shape), labels).on_host()
+        with_kernel = products.product
+
+        def with_curvature(v: np.ndarray, /) -> np.ndarray:
+            return factor.transposed_times(with_kernel(factor.times(v)))
+
+        products = dataclasses.replace(products, product=with_curvature)
+    largest = largest_pairs(products, 1).values[0]
+    return jnp.asarray(largest) / loss.denominator_for(shape)
+
+
+def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ...] | None:
+    """The shape of the outputs, as they came or as the kernel states it; None beside a bare matrix alone."""
+    rows = operand.matrix.shape[0]
+    if outputs is not None:
+        shape = jnp.shape(outputs)
+        _require_rows(shape, rows)
+        if operand.array.ndim == 2 and operand.convention is None:
+            return shape
+        if shape[0] == operand.n_examples:
+            return shape
+        raise errors.InvalidInputError(
+            expected=f"`outputs` of the {operand.n_examples} examples of the kernel",
+            got=f"shape {shape}",
+            do="Pass f(params, x) of the same examples as the kernel.",
         )
-    return read_square(kernel, call)
+    if operand.array.ndim == 4 or operand.convention is not None:
+        return operand.n_examples, operand.n_outputs
+    return None
+
+
+def _require_rows(shape: tuple[int, ...], rows: int) -> None:
+    """Refuse outputs that are not as many as the kernel has rows."""
+    if not shape or math.prod(shape) != rows:
+        raise errors.InvalidInputError(
+            expected=f"`outputs` [n o] with n o = {rows} rows of the kernel",
+            got=f"shape {shape}",
+            do="Pass f(params, x) of the same examples as the kernel, and the full kernel.",
+        )
+
+
+def denominator_of(loss: Loss, shape: tuple[int, ...] | None) -> Number:
+    """D of the loss; a bare matrix does not say how many examples its rows stand for."""
+    if shape is not None:
+        return loss.denominator_for(shape)
+    stated = getattr(loss, "denominator", None)
+    if stated is not None:
+        return stated
+    raise errors.InvalidInputError(
+        expected="a loss with a denominator beside a bare matrix, which does not say how many "
+        "outputs an example has",
+        got=f'loss="{loss.name}"',
+        do="Pass the Kernel that `ntk` returned, the array [n o n o], `outputs=f(params, x)`, or "
+        "ntkdiag.losses.MSE(denominator=...) with the number of examples.",
+    )
+
+
+def _require_outputs(loss: Loss, outputs: Outputs | None) -> jax.Array:
+    """The outputs, refused where they are missing."""
+    if outputs is None:
+        raise errors.InvalidInputError(
+            expected=f'`outputs` of shape [n o]: the curvature of loss="{loss.name}" depends on '
+            "them",
+            got="None",
+            do="Pass `outputs=f(params, x)` of the same examples as the kernel.",
+        )
+    return jnp.asarray(outputs)
+
+
+def _require_preconditioned(of_kernel: str, descent: Descent) -> None:
+    """Refuse an update rule with a preconditioner beside a kernel without one."""
+    if descent.preconditioner is not None and of_kernel == "none":
+        raise errors.InvalidInputError(
+            expected="the kernel J P^-1 J^T beside a Descent with a preconditioner",
+            got="the kernel J J^T",
+            do="Compute it as ntk(..., preconditioner=P), with the same P.",
+        )
+
+
+def _read_full(kernel: KernelLike) -> Operand:
+    """The kernel, refused where it is reduced over several outputs: its largest eigenvalue is another one."""
+    convention = kernel.convention if isinstance(kernel, Kernel) else None
+    if convention is not None:
+        is_reduced = convention.reduction != "full" and convention.n_outputs > 1
+        if is_reduced or convention.reduction == "projection":
+            raise errors.InvalidInputError(
+                expected='the full kernel (reduction="full") or that of a single output',
+                got=f'reduction="{convention.reduction}" of {convention.n_outputs} outputs',
+                do="lambda_max(reduced) <= lambda_max(full), up to the factor C of a trace, so the "
+                'learning rate would be unsafe: compute `ntk(..., reduction="full")` or a '
+                "matrix-free lambda_max.",
+            )
+    return read_square(kernel)

@@ -1,108 +1,153 @@
-"""Is a model a function of its parameters and its own inputs, and of nothing else?"""
+"""Is a model a function of its parameters and its own inputs, and of nothing else?
 
-from collections.abc import Callable
+Three questions, each asked by changing something and looking at the outputs: does the same call
+give the same outputs; does one example change those of another; does every input change any? What
+counts as a change, and what as rounding, the engine says (`engine/independence.py`).
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from ntkdiag.adapters import leaves_by_path
-from ntkdiag.checking.numbers import listed
-from ntkdiag.checking.result import Finding
-from ntkdiag.kernels.interaction import rounding
+from ntkdiag import errors
+from ntkdiag.checking.findings import Finding, listed
+from ntkdiag.checking.subject import Subject
+from ntkdiag.engine.independence import check_few, largest_difference
+from ntkdiag.models.paths import leaves_by_path
 
 
-def deterministic(
-    f: Callable[..., Any], compiled: Callable[..., Any], params: Any, x: Any, y: Any, unit: float
-) -> Finding:
+def deterministic(subject: Subject) -> Finding:
     """Does the same call give the same outputs, also when it is compiled?"""
-    again, other = f(params, x), compiled(params, x)
-    if difference(again, y):
-        text = f"two calls differ by {difference(again, y):.2g}: something draws random numbers outside of JAX's keys"
+    again = subject.f(subject.params, subject.x)
+    change = largest_difference(subject.outputs, again)
+    if change > 0:
+        text = (
+            f"two calls differ by {change:.2g}: something draws random numbers outside of JAX's "
+            "keys"
+        )
         return Finding("deterministic", "wrong", text)
-    if difference(other, y) > tolerance(y, unit):
-        text = f"compiled, the outputs differ by {difference(other, y):.2g}: something is read while tracing"
+    compiled = subject.compiled(subject.params, subject.x)
+    change = largest_difference(subject.outputs, compiled)
+    if not subject.is_rounding(change):
+        text = f"compiled, the outputs differ by {change:.2g}: something is read while tracing"
         return Finding("deterministic", "wrong", text)
-    return Finding("deterministic", "ok", "two calls give the same outputs, and so does the compiled function")
+    text = "two calls give the same outputs, and so does the compiled function"
+    return Finding("deterministic", "ok", text)
 
 
-def interaction(f: Callable[..., Any], params: Any, x: Any, joint: bool, unit: float) -> Finding:
-    """Do the outputs of an example change when another one does, or when it is evaluated by itself?"""
-    n = _length(x)
-    if n < 2:
+def interaction(subject: Subject) -> Finding:
+    """Do the outputs of an example depend on the others, and is that as it was said to be?"""
+    if subject.count < 2:
         return Finding("examples", "not checked", "there is one example only")
-    y = f(params, x)
-    moved = f(params, jax.tree.map(_with_another_first, x))
-    others = jax.tree.map(lambda leaf: leaf[1:], (moved, y))
-    by_others = difference(*others)
-    last = lambda tree: jax.tree.map(lambda leaf: leaf[n - 1 :], tree)
-    by_itself = difference(f(params, last(x)), last(y))
-    allowed = tolerance(y, unit)
-    if max(by_others, by_itself) > allowed:
-        allowed = max(allowed, rounding(lambda params: f(params, x), params, unit))
-    if max(by_others, by_itself) <= allowed:
-        status = "note" if joint else "ok"
-        extra = '; examples="joint" is not needed' if joint else ""
-        return Finding("examples", status, f"independent: no example changes the outputs of another{extra}")
-    if by_others > allowed:
-        text = f"changing one example changes the outputs of others by {by_others:.2g}"
-    else:
-        text = f"an example by itself gives other outputs (by {by_itself:.2g}), as with masks drawn by position"
-    if joint:
-        return Finding("examples", "ok", f"they interact, as said: {text}")
-    do = 'Use mode="eval" or mode="dropout", or examples="joint" if that is meant.'
-    return Finding("examples", "wrong", f"they interact: {text}. {do}")
+    how = _how_examples_interact(subject)
+    if subject.joint:
+        if how:
+            return Finding("examples", "ok", f"they interact, as said: {how}")
+        text = (
+            'independent: no example changes the outputs of another; examples="joint" is not needed'
+        )
+        return Finding("examples", "note", text)
+    if how:
+        do = 'Use mode="eval" or mode="dropout", or examples="joint" if that is meant.'
+        return Finding("examples", "wrong", f"they interact: {how}. {do}")
+    text = "independent: no example changes the outputs of another"
+    return Finding("examples", "ok", text)
 
 
-def inputs(f: Callable[..., Any], params: Any, x: Any) -> Finding:
-    """Does every array of x reach the outputs?"""
-    y, named = f(params, x), leaves_by_path(x)
-    reached, lost, untested = [], [], []
-    for path, leaf in named.items():
-        moves = []
-        for changed in _changed(leaf):
-            leaves = [changed if other == path else value for other, value in named.items()]
-            moves.append(difference(f(params, jax.tree.unflatten(jax.tree.structure(x), leaves)), y) > 0)
-        (reached if any(moves) else lost if moves else untested).append(path)
-    names = lambda paths: listed([f'"{path}"' if path else "x" for path in paths])
-    if not reached and lost:
-        return Finding("inputs", "wrong", "the outputs do not depend on x: they are the same for other inputs")
-    if lost:
-        return Finding("inputs", "note", f"{names(lost)} does not reach the outputs; {names(reached)} does")
-    if untested:
-        return Finding("inputs", "not checked", f"{names(untested)} is the same for all examples and not floating")
-    return Finding("inputs", "ok", f"{names(reached)} reaches the outputs" if len(reached) == 1 else "all reach them")
+def _how_examples_interact(subject: Subject) -> str:
+    """What shows that examples interact, in words; empty where nothing does."""
+    outputs = subject.compiled(subject.params, subject.x)
+
+    # Batch statistics: change the first example, and look at the others.
+    changed = subject.compiled(subject.params, jax.tree.map(_with_another_first, subject.x))
+    change = largest_difference(_examples_from(outputs, 1), _examples_from(changed, 1))
+    if not subject.is_rounding(change):
+        return f"changing one example changes the outputs of others by {change:.2g}"
+
+    # Masks drawn by position: the last example on its own is the first of its batch.
+    last = subject.count - 1
+    alone = subject.compiled(subject.params, _examples_from(subject.x, last))
+    change = largest_difference(_examples_from(outputs, last), alone)
+    if not subject.is_rounding(change):
+        return (
+            f"an example by itself gives other outputs (by {change:.2g}), as with masks drawn by "
+            "position"
+        )
+
+    # What the engine asks before it relies on independent examples sees more: an interaction that
+    # is multiplied by zero for now, in a network whose last layer begins as zero.
+    try:
+        check_few(subject.compiled, subject.params, subject.x)
+    except errors.ExamplesInteractError:
+        return "not at these parameters, but at others one example changes the outputs of another"
+    return ""
 
 
-def _changed(leaf: Any) -> list[Any]:
-    """Other valid values: those of the next example, shifted ones where they are floating, inverted ones."""
-    rolled = jnp.roll(leaf, 1, axis=0)
-    others = [] if np.array_equal(rolled, leaf) else [rolled]
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        others.append(leaf + jnp.linspace(0.5, 1.0, leaf.size, dtype=leaf.dtype).reshape(leaf.shape))
-    return [*others, ~leaf] if leaf.dtype == bool else others
+def _examples_from(tree: PyTree, start: int) -> PyTree:
+    """The examples from a position on."""
+    return jax.tree.map(lambda leaf: leaf[start:], tree)
 
 
-def _with_another_first(leaf: Any) -> Any:
+def _with_another_first(leaf: jax.Array) -> jax.Array:
     """Put the last example in place of the first, and shift it where it is floating."""
-    other = leaf[-1]
+    example = leaf[-1]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
-        other = other * 0.5 + 0.1
-    return leaf.at[0].set(other)
+        example = example * 0.5 + 0.1
+    return leaf.at[0].set(example)
 
 
-def _length(x: Any) -> int:
-    return jax.tree.leaves(x)[0].shape[0]
+def inputs(subject: Subject) -> Finding:
+    """Does every array of x reach the outputs?"""
+    outputs = subject.compiled(subject.params, subject.x)
+    leaves = leaves_by_path(subject.x)
+    structure = jax.tree.structure(subject.x)
+    reaching: list[str] = []
+    lost: list[str] = []
+    untested: list[str] = []
+    for path, leaf in leaves.items():
+        changes = []
+        for changed_leaf in _changed_values(leaf):
+            x = jax.tree.unflatten(structure, {**leaves, path: changed_leaf}.values())
+            changes.append(largest_difference(outputs, subject.compiled(subject.params, x)))
+        if not changes:
+            untested.append(path)
+        elif max(changes) > 0:
+            reaching.append(path)
+        else:
+            lost.append(path)
+
+    if lost and not reaching:
+        text = "the outputs do not depend on x: they are the same for other inputs"
+        return Finding("inputs", "wrong", text)
+    if lost:
+        text = f"{_quoted(lost)} does not reach the outputs; {_quoted(reaching)} does"
+        return Finding("inputs", "note", text)
+    if untested:
+        text = f"{_quoted(untested)} is the same for all examples and not floating"
+        return Finding("inputs", "not checked", text)
+    if len(reaching) == 1:
+        return Finding("inputs", "ok", f"{_quoted(reaching)} reaches the outputs")
+    return Finding("inputs", "ok", "all reach them")
 
 
-def difference(a: Any, b: Any) -> float:
-    """How far outputs are apart, at most."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    gaps = [np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)).max(initial=0.0) for x, y in pairs]
-    return float(np.max(gaps))
+def _quoted(paths: Iterable[str]) -> str:
+    """Paths of arrays in quotes; an x that is a single array has an empty path."""
+    return listed([f'"{path}"' if path else "x" for path in paths])
 
 
-def tolerance(y: Any, unit: float) -> float:
-    """What rounding may change: the square root of the unit roundoff, of the largest output."""
-    return unit**0.5 * max(float(jnp.abs(leaf).max(initial=0.0)) for leaf in jax.tree.leaves(y))
+def _changed_values(leaf: jax.Array) -> list[Any]:
+    """Values an input can have as well: those of the next example, shifted or inverted ones."""
+    changed = []
+    of_next_example = jnp.roll(leaf, 1, axis=0)
+    if not np.array_equal(of_next_example, leaf):
+        changed.append(of_next_example)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        shift = jnp.linspace(0.5, 1.0, leaf.size, dtype=leaf.dtype)
+        changed.append(leaf + shift.reshape(leaf.shape))
+    if leaf.dtype == bool:
+        changed.append(~leaf)
+    return changed

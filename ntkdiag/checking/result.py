@@ -1,60 +1,13 @@
-"""What a self-check found."""
+"""The result of a self-check: it prints as tables, and exports as plain values."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from ntkdiag import display
+from ntkdiag.checking.findings import Finding, Leaf
 
-from ntkdiag.adapters import leaves_by_path
-
-Status = Literal["ok", "note", "wrong", "not checked"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """One array of a model.
-
-    Attributes:
-        path: Its path; for linen the first part of a fixed array is its collection.
-        shape: Its shape.
-        dtype: Its dtype.
-        size: How many numbers it holds.
-        bytes: How many bytes they take.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    size: int
-    bytes: int
-
-    @staticmethod
-    def of(tree: Any) -> "tuple[Leaf, ...]":
-        """The leaves of a tree, or of a dictionary path -> array."""
-        return tuple(Leaf._of_one(path, leaf) for path, leaf in leaves_by_path(tree).items())
-
-    @staticmethod
-    def _of_one(path: str, leaf: Any) -> "Leaf":
-        raw = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        size = int(np.prod(leaf.shape, dtype=int))
-        return Leaf(path, tuple(leaf.shape), str(leaf.dtype), size, int(raw.size * raw.dtype.itemsize))
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """The answer to one question.
-
-    Attributes:
-        question: What was asked, in a few words.
-        status: ``"ok"``; ``"note"``, worth a look; ``"wrong"``; or ``"not checked"``.
-        text: The answer.
-    """
-
-    question: str
-    status: Status
-    text: str
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +40,56 @@ class SelfCheck:
         for finding in self.findings:
             if finding.question == question:
                 return finding
-        raise KeyError(f"{question!r}: there are {', '.join(repr(one.question) for one in self.findings)}")
+        questions = ", ".join(repr(finding.question) for finding in self.findings)
+        raise KeyError(f"{question!r}: there are {questions}")
 
-    def __rich__(self) -> Any:
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values, with `ok`."""
+        return display.plain({"ok": self.ok, **dataclasses.asdict(self)})
+
+    def __rich__(self) -> "Group":
         """The tables, for `rich.print`."""
-        from ntkdiag.checking.table import selfcheck_table
+        # Imported here: rich is not needed to check a model.
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
 
-        return selfcheck_table(self)
+        from ntkdiag.checking import tables
+
+        verdict = Text(self._verdict, "bold green" if self.ok else "bold red")
+        heading = Text.assemble(
+            (self.model, "bold"), f", mode {self.mode}: ", verdict, f"  ({self.seconds:.1f} s)"
+        )
+        parts = [
+            heading,
+            tables.leaves_table("Differentiated", self.trainable),
+            tables.leaves_table("Held fixed", self.fixed),
+            tables.findings_table("Checked", self.findings),
+        ]
+        return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         """The tables as plain text, 110 columns wide."""
-        from ntkdiag.checking.table import selfcheck_text
+        from ntkdiag.checking import tables
 
-        return selfcheck_text(self)
+        return tables.as_text(self)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("differentiated", f"{len(self.trainable)} arrays", _size_text(self.trainable)),
+            ("held fixed", f"{len(self.fixed)} arrays", _size_text(self.fixed)),
+        ]
+        for finding in self.findings:
+            rows.append((finding.question, finding.status, finding.text))
+        return display.html_table(f"{self.model}, mode {self.mode}: {self._verdict}", rows)
+
+    @property
+    def _verdict(self) -> str:
+        return "nothing is wrong" if self.ok else "something is wrong"
+
+
+def _size_text(leaves: tuple[Leaf, ...]) -> str:
+    return f"{sum(leaf.size for leaf in leaves):,} numbers"

@@ -1,5 +1,3 @@
-"""Orbax checkpoints -> parameters, and two of them -> a comparison."""
+"""Checkpoints on disk -> parameters; knows nothing of kernels."""
 
-from ntkdiag.checkpoints.compare import compare as compare
-from ntkdiag.checkpoints.comparison import Comparison as Comparison
 from ntkdiag.checkpoints.params import load_params as load_params

@@ -1,4 +1,7 @@
-"""A checkpoint may only lead to files inside itself, and declare no more bytes than the machine has."""
+"""A checkpoint may only lead to files inside itself, and declare no more bytes than there are.
+
+Both are asked before Orbax acts on what the files of a checkpoint say.
+"""
 
 import os
 import pathlib
@@ -11,16 +14,9 @@ def require_contained(location: Location) -> None:
     """Refuse a checkpoint in which a symlink leads out of the path that was asked for.
 
     The root itself may be a link: the caller named it. Cost: one directory walk, no file is opened.
-
-    Args:
-        location: What `locate` found.
-
-    Raises:
-        CheckpointError: An entry is a symlink whose target lies outside the root.
     """
     inside = location.root.resolve()
-    start = location.folder
-    for entry in _entries(location.root, start):
+    for entry in _entries(location):
         if entry.is_symlink() and not _lies_in(entry.resolve(), inside):
             raise checkpoint_error(
                 location.root,
@@ -30,20 +26,13 @@ def require_contained(location: Location) -> None:
 
 
 def require_affordable(location: Location, declared_bytes: int) -> None:
-    """Refuse to allocate more than the machine's memory because a metadata file says so.
-
-    Args:
-        location: What `locate` found.
-        declared_bytes: Size of the arrays about to be read.
-
-    Raises:
-        CheckpointError: The declared arrays are larger than physical memory.
-    """
+    """Refuse to allocate more than the machine's memory because a metadata file says so."""
     available = physical_memory()
     if available is not None and declared_bytes > available:
         raise checkpoint_error(
             location.root,
-            f"arrays of {declared_bytes:,} bytes declared in its metadata, on a machine with {available:,}",
+            f"arrays of {declared_bytes:,} bytes declared in its metadata, on a machine with "
+            f"{available:,}",
             "Load it on a larger machine; if it should be small, its metadata is damaged.",
         )
 
@@ -56,12 +45,13 @@ def physical_memory() -> int | None:
         return None
 
 
-def _entries(root: pathlib.Path, start: pathlib.Path) -> Iterator[pathlib.Path]:
-    for part in [start, *start.parents]:
-        if part == root:
+def _entries(location: Location) -> Iterator[pathlib.Path]:
+    """Directories between the root and the arrays, and everything below these."""
+    for part in [location.folder, *location.folder.parents]:
+        if part == location.root:
             break
         yield part
-    for folder, directories, files in os.walk(start, followlinks=False):
+    for folder, directories, files in os.walk(location.folder, followlinks=False):
         for name in (*directories, *files):
             yield pathlib.Path(folder) / name
 

@@ -1,15 +1,32 @@
-"""Parameters and fixed collections inside the tree a training script happened to save."""
+"""Parameters and fixed collections inside the tree a training script happened to save.
+
+Scripts save bare parameters, variables dictionaries, train states with optimizer states beside
+them, several networks. The rule: the parameters are the tree under the shallowest key `params`; a
+tree without such a key is taken to be the parameters; what stands beside `params` and is no state
+of an optimizer is a collection of fixed arrays. `at` says where they are when the rule does not
+fit. Only what is asked for is read from disk.
+"""
 
 import dataclasses
 import os
-from typing import Any
+
+from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.contained import require_contained
 from ntkdiag.checkpoints.location import Location, checkpoint_error, locate
 from ntkdiag.checkpoints.manifest import Keys
-from ntkdiag.checkpoints.orbax import Tree, describe, keyed_leaves, load
+from ntkdiag.checkpoints.orbax import describe, keyed_leaves, load
 
-NOT_COLLECTIONS = ("opt_state", "optimizer", "optimizer_state", "optim", "ema", "ema_params", "grads")
+# What train states hold beside the parameters and the collections of a model.
+NOT_COLLECTIONS = (
+    "opt_state",
+    "optimizer",
+    "optimizer_state",
+    "optim",
+    "ema",
+    "ema_params",
+    "grads",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,108 +35,155 @@ class Contents:
 
     Attributes:
         params: Nested dicts and lists of arrays.
-        collections: Trees saved beside the parameters, such as `batch_stats`; empty when there are none.
+        collections: Trees saved beside the parameters, such as `batch_stats`; empty when there are
+            none.
         location: Where it was found.
     """
 
-    params: Tree
-    collections: dict[str, Tree]
+    params: PyTree
+    collections: dict[str, PyTree]
     location: Location
 
 
-def read_contents(path: str | os.PathLike[str], step: int | None = None, at: str | None = None) -> Contents:
+def read_contents(
+    path: str | os.PathLike[str], step: int | None = None, at: str | None = None
+) -> Contents:
     """Read parameters, and the collections beside them, from an Orbax checkpoint.
 
-    The parameters are the tree under the shallowest key `params` (a variables dict, or a saved train state);
-    a tree without such a key is taken to be the parameters. Optimizer state is not read from disk.
-
-    Args:
-        path: Checkpoint, step or item directory, or a manager root.
-        step: Step of a manager root; None takes the latest finished one.
-        at: Where the parameters stand when the rule above does not fit, such as ``"model"`` or ``"ema/params"``.
-
-    Returns:
-        The contents; NNX's `value` level is taken out of the keys.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be opened or read, or `at` names nothing in it.
+    `path`, `step` and `at` are those of `load_params`. Optimizer state is not read from disk, and
+    NNX's `value` level is taken out of the keys.
     """
     location = locate(path, step)
     require_contained(location)
     described = describe(location)
-    prefix = _params_prefix(location, described, at)
-    beside = _collection_names(described, prefix) if prefix and prefix[-1] == "params" else []
-    roots = [prefix, *((*prefix[:-1], name) for name in beside)]
-    tree = load(location, described, lambda keys: any(keys[: len(root)] == root for root in roots))
-    collections = {name: strip_value_level(_subtree(tree, (*prefix[:-1], name))) for name in beside}
-    return Contents(strip_value_level(_subtree(tree, prefix)), collections, location)
+
+    # Where the parameters are, and the collections beside them.
+    params_keys = _find_params(location, described, at)
+    collection_keys: dict[str, Keys] = {}
+    if params_keys and params_keys[-1] == "params":
+        parent_keys = params_keys[:-1]
+        for name in _collection_names(_subtree(described, parent_keys)):
+            collection_keys[name] = (*parent_keys, name)
+
+    # Read these parts of the tree, and nothing else.
+    parts_to_read = (params_keys, *collection_keys.values())
+
+    def is_read(keys: Keys) -> bool:
+        return any(_begins(keys, part) for part in parts_to_read)
+
+    tree = load(location, described, is_read)
+    params = strip_value_level(_subtree(tree, params_keys))
+    collections = {}
+    for name, keys in collection_keys.items():
+        collections[name] = strip_value_level(_subtree(tree, keys))
+    return Contents(params, collections, location)
 
 
-def strip_value_level(tree: Tree) -> Tree:
-    """Take out the `value` level that a saved NNX State has under every variable.
-
-    Only when every leaf stands under such a level, so that a parameter that is itself named `value` stays.
-    """
-    leaves = keyed_leaves(tree)
-    if leaves and all(keys and keys[-1] == "value" for keys, _ in leaves):
-        return _without_value(tree)
-    return tree
-
-
-def _without_value(tree: Tree) -> Tree:
-    if isinstance(tree, dict):
-        return tree["value"] if set(tree) == {"value"} else {key: _without_value(sub) for key, sub in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_without_value(sub) for sub in tree]
-    return tree
-
-
-def _params_prefix(location: Location, described: Tree, at: str | None) -> Keys:
+def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
+    """Keys that lead to the parameters; none where the whole tree is taken to be the parameters."""
     leaf_keys = [keys for keys, _ in keyed_leaves(described)]
     if at is not None:
         prefix = tuple(at.split("/"))
-        if not any(keys[: len(prefix)] == prefix for keys in leaf_keys):
-            raise checkpoint_error(location.root, f"nothing under {at!r}", f"It holds: {_top_level(described)}.")
+        if not any(_begins(keys, prefix) for keys in leaf_keys):
+            raise checkpoint_error(
+                location.root, f"nothing under {at!r}", f"It holds: {_top_level(described)}."
+            )
         return prefix
-    found = {prefix for keys in leaf_keys if (prefix := _up_to_params(keys))}
-    if not found and "opt_state" in _top_level(described).split(", "):
-        got = f"an optimizer state but no key 'params' (it holds: {_top_level(described)})"
-        raise checkpoint_error(location.root, got, 'Say where the parameters stand: load_params(path, at="model").')
-    shallowest = sorted(prefix for prefix in found if len(prefix) == min(map(len, found)))
+
+    prefixes = set()
+    for keys in leaf_keys:
+        prefix = _up_to_params(keys)
+        if prefix is not None:
+            prefixes.add(prefix)
+    if not prefixes:
+        _require_no_optimizer_state(location, described)
+        return ()
+    depth = min(len(prefix) for prefix in prefixes)
+    shallowest = sorted(prefix for prefix in prefixes if len(prefix) == depth)
     if len(shallowest) > 1:
         names = ["/".join(prefix) for prefix in shallowest]
-        got = f"several parameter trees: {', '.join(names)}"
-        raise checkpoint_error(location.root, got, f'Choose one: load_params(path, at="{names[0]}").')
-    return _innermost(described, shallowest[0]) if shallowest else ()
+        raise checkpoint_error(
+            location.root,
+            f"several parameter trees: {', '.join(names)}",
+            f'Choose one: load_params(path, at="{names[0]}").',
+        )
+    return _innermost_params(described, shallowest[0])
 
 
-def _innermost(described: Tree, prefix: Keys) -> Keys:
-    inner = _subtree(described, prefix)
-    while isinstance(inner, dict) and isinstance(inner.get("params"), dict):  # `params` was a whole variables dict
-        prefix, inner = (*prefix, "params"), inner["params"]
-    return prefix
+def _begins(keys: Keys, prefix: Keys) -> bool:
+    return keys[: len(prefix)] == prefix
 
 
 def _up_to_params(keys: Keys) -> Keys | None:
+    """The beginning of the keys up to the first `params`, unless that is a part of an optimizer."""
     if "params" not in keys:
         return None
     prefix = keys[: keys.index("params") + 1]
-    return None if set(NOT_COLLECTIONS) & set(prefix) else prefix
+    if any(key in NOT_COLLECTIONS for key in prefix):
+        return None
+    return prefix
 
 
-def _collection_names(described: Tree, prefix: Keys) -> list[str]:
-    parent = _subtree(described, prefix[:-1])
+def _require_no_optimizer_state(location: Location, described: PyTree) -> None:
+    """Refuse to take a tree with an optimizer state for parameters."""
+    if isinstance(described, dict) and "opt_state" in described:
+        raise checkpoint_error(
+            location.root,
+            f"an optimizer state but no key 'params' (it holds: {_top_level(described)})",
+            'Say where the parameters stand: load_params(path, at="model").',
+        )
+
+
+def _innermost_params(described: PyTree, prefix: Keys) -> Keys:
+    """Follow `params` inside of `params`: some save a whole variables dictionary under that key."""
+    tree = _subtree(described, prefix)
+    while isinstance(tree, dict) and isinstance(tree.get("params"), dict):
+        tree = tree["params"]
+        prefix = (*prefix, "params")
+    return prefix
+
+
+def _collection_names(parent: PyTree) -> list[str]:
+    """Names of the trees beside `params` that are no state of an optimizer."""
     if not isinstance(parent, dict):
         return []
-    names = [name for name, subtree in parent.items() if isinstance(subtree, dict) and subtree]
-    return [name for name in names if name not in ("params", *NOT_COLLECTIONS)]
+    names = []
+    for name, subtree in parent.items():
+        is_filled_dictionary = isinstance(subtree, dict) and bool(subtree)
+        if is_filled_dictionary and name not in ("params", *NOT_COLLECTIONS):
+            names.append(name)
+    return names
 
 
-def _subtree(tree: Tree, prefix: Keys) -> Any:
-    for key in prefix:
+def _subtree(tree: PyTree, keys: Keys) -> PyTree:
+    for key in keys:
         tree = tree[int(key)] if isinstance(tree, list | tuple) else tree[key]
     return tree
 
 
-def _top_level(described: Tree) -> str:
-    return ", ".join(map(str, described)) if isinstance(described, dict) else f"a {type(described).__name__}"
+def _top_level(described: PyTree) -> str:
+    if isinstance(described, dict):
+        return ", ".join(map(str, described))
+    return f"a {type(described).__name__}"
+
+
+def strip_value_level(tree: PyTree) -> PyTree:
+    """Take out the `value` level that a saved NNX State has under every variable.
+
+    Only when every leaf stands under such a level, so that a parameter that is itself named `value`
+    stays.
+    """
+    leaf_keys = [keys for keys, _ in keyed_leaves(tree)]
+    if leaf_keys and all(keys and keys[-1] == "value" for keys in leaf_keys):
+        return _without_value_level(tree)
+    return tree
+
+
+def _without_value_level(tree: PyTree) -> PyTree:
+    if isinstance(tree, dict):
+        if set(tree) == {"value"}:
+            return tree["value"]
+        return {key: _without_value_level(subtree) for key, subtree in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_without_value_level(subtree) for subtree in tree]
+    return tree

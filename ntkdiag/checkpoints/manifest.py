@@ -1,40 +1,46 @@
-"""Names of the leaves as an Orbax `_METADATA` file lists them, read before Orbax acts on them."""
+"""Names of the leaves as an Orbax `_METADATA` file lists them, read before Orbax acts on them.
+
+Orbax turns the keys of a leaf into the name of a file, so that a key that climbs out of the
+checkpoint is refused here. And Orbax leaves out of its own description what it cannot find, so
+that a reader has to compare that with this list.
+"""
 
 import json
+from typing import TypeAlias
 
 from ntkdiag.checkpoints.location import ITEM_FILE, Location, checkpoint_error
 
-Keys = tuple[str, ...]
+Keys: TypeAlias = tuple[str, ...]
 
 
 def leaf_names(location: Location) -> set[Keys]:
-    """Keys of every stored leaf (empty containers and None left out).
-
-    Orbax turns keys into file names, so they are checked here first; and it leaves out of its own metadata
-    what it cannot find, so the caller compares.
-
-    Args:
-        location: What `locate` found.
-
-    Returns:
-        One tuple of strings per stored leaf.
-
-    Raises:
-        CheckpointError: The file is not what Orbax writes, or a key is a path out of the checkpoint.
-    """
+    """Keys of every stored leaf; empty containers and None, which have no data, are left out."""
     file = location.folder / ITEM_FILE
     try:
-        entries = list(json.loads(file.read_text())["tree_metadata"].values())
-        names = {
-            tuple(str(key["key"]) for key in entry["key_metadata"])
-            for entry in entries
-            if not entry["value_metadata"].get("skip_deserialize", False)
-        }
+        names = _names_in(file.read_text())
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        got = f"unreadable metadata ({type(error).__name__}: {str(error)[:160]})"
-        raise checkpoint_error(location.root, got, "Use another step, or save it again.") from error
+        raise checkpoint_error(
+            location.root,
+            f"unreadable metadata ({type(error).__name__}: {str(error)[:160]})",
+            "Use another step, or save it again.",
+        ) from error
     for name in names:
-        if any(key.startswith("/") or ".." in key.split("/") for key in name):
-            got = f"the key {'/'.join(name)!r}, which names a file outside it"
-            raise checkpoint_error(location.root, got, "Do not open it; save it again.")
+        if any(_climbs_out(key) for key in name):
+            raise checkpoint_error(
+                location.root,
+                f"the key {'/'.join(name)!r}, which names a file outside it",
+                "Do not open it; save it again.",
+            )
     return names
+
+
+def _names_in(metadata: str) -> set[Keys]:
+    names = set()
+    for entry in json.loads(metadata)["tree_metadata"].values():
+        if not entry["value_metadata"].get("skip_deserialize", False):
+            names.add(tuple(str(key["key"]) for key in entry["key_metadata"]))
+    return names
+
+
+def _climbs_out(key: str) -> bool:
+    return key.startswith("/") or ".." in key.split("/")

@@ -52,7 +52,9 @@ class LiveView:
 
     def advance(self, step: int, loss: float | None) -> None:
         """Show the step reached and the loss of the last batch."""
-        self._progress.update(self._task, completed=step, loss="" if loss is None else f"loss {loss:.4f}")
+        self._progress.update(
+            self._task, completed=step, loss="" if loss is None else f"loss {loss:.4f}"
+        )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Show one measurement."""
@@ -66,18 +68,31 @@ class LiveView:
 
 
 def _table(step: int, values: Mapping[str, Any]) -> Table:
-    table = Table(title=f"kernel at step {step}", title_justify="left", title_style="bold", show_header=False, box=None)
+    table = Table(
+        title=f"kernel at step {step}",
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+        box=None,
+    )
     table.add_column(style="dim")
     table.add_column(justify="right")
-    table.add_row("top eigenvalues", "  ".join(_number(value) for value in values["ntk_eigenvalues"]))
+    table.add_row(
+        "top eigenvalues", "  ".join(_number(value) for value in values["ntk_eigenvalues"])
+    )
     for name, title in _SHOWN.items():
         table.add_row(title, _number(values[name]))
     return table
 
 
 def _line(step: int, values: Mapping[str, Any]) -> str:
-    numbers = {"lambda": values["ntk_eigenvalues"][0], **{name.removeprefix("ntk_"): values[name] for name in _SHOWN}}
-    return f"step {step:5d}  " + "  ".join(f"{name} {_number(value)}" for name, value in numbers.items())
+    numbers = {
+        "lambda": values["ntk_eigenvalues"][0],
+        **{name.removeprefix("ntk_"): values[name] for name in _SHOWN},
+    }
+    return f"step {step:5d}  " + "  ".join(
+        f"{name} {_number(value)}" for name, value in numbers.items()
+    )
 
 
 def _number(value: float) -> str:

@@ -56,16 +56,16 @@ def make_run_directory(out: pathlib.Path | None, default: str) -> RunDirectory:
     """
     if out is None:
         names = (default if number == 1 else f"{default}-{number}" for number in range(1, 10_000))
-        out = next(path for path in (pathlib.Path("runs") / name for name in names) if not path.exists())
+        out = next(
+            path for path in (pathlib.Path("runs") / name for name in names) if not path.exists()
+        )
     try:
         out.mkdir(parents=True)
     except OSError as error:
         raise errors.InvalidInputError(
-            errors.message(
-                f"ntkdiag demo --out {out}",
-                expected="a folder that does not exist yet",
-                got=f"{type(error).__name__}: {error.strerror}",
-                do="Choose another folder, or remove this one: a run is never overwritten.",
-            )
+            call=f"ntkdiag demo --out {out}",
+            expected="a folder that does not exist yet",
+            got=f"{type(error).__name__}: {error.strerror}",
+            do="Choose another folder, or remove this one: a run is never overwritten.",
         ) from error
     return RunDirectory(out)

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ntkdiag.monitor import LogSpaced
+from ntkdiag.monitor.schedule import LogSpaced
 
 
 @contextlib.contextmanager

@@ -7,16 +7,30 @@ import jax
 import numpy as np
 import optax
 
-from ntkdiag.adapters import Functional
-from ntkdiag.demo.data import Digits
-from ntkdiag.demo.settings import BATCH, LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS, TOP_K, DemoSettings
-from ntkdiag.monitor import Writer, watch
+from ntkdiag.demo.demo_settings import (
+    BATCH,
+    LEARNING_RATE,
+    LOSS,
+    MOMENTUM,
+    PROBE_PER_CLASS,
+    TOP_K,
+    DemoSettings,
+)
+from ntkdiag.demo.digits import Digits
+from ntkdiag.descent import Descent
+from ntkdiag.models.functional import Functional
+from ntkdiag.monitor import watch
+from ntkdiag.monitor.writers import Writer
 
 OnStep = Callable[[int, Any, float | None], None]
 
 
 def train(
-    functional: Functional, digits: Digits, settings: DemoSettings, writers: Sequence[Writer], on_step: OnStep
+    functional: Functional,
+    digits: Digits,
+    settings: DemoSettings,
+    writers: Sequence[Writer],
+    on_step: OnStep,
 ) -> Any:
     """Train with SGD and momentum on the softmax cross-entropy.
 
@@ -41,9 +55,8 @@ def train(
             probe_y,
             every=settings.every,
             top_k=TOP_K,
-            learning_rate=LEARNING_RATE,
-            momentum=MOMENTUM,
             loss=LOSS,
+            descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
             writers=writers,
         ),
     )

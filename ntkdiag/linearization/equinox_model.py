@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jaxtyping import PyTree
 
 from ntkdiag.linearization.expansion import Expansion
 
@@ -17,11 +18,11 @@ class LinearizedEquinox(eqx.Module):
         batched: Whether a call takes a batch; otherwise one example, as Equinox has it.
     """
 
-    params: Any
+    params: PyTree
     expansion: Expansion = eqx.field(static=True)
     batched: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: PyTree, **kwargs: Any) -> Any:
         """Evaluate the linear model.
 
         Args:
@@ -33,8 +34,10 @@ class LinearizedEquinox(eqx.Module):
         """
         if self.batched:
             return self.expansion.function(self.params, x, **kwargs)
+        # The expansion takes batches: an example is a batch of one.
         batch = jax.tree.map(lambda leaf: leaf[None], x)
-        return jax.tree.map(lambda leaf: leaf[0], self.expansion.function(self.params, batch, **kwargs))
+        outputs = self.expansion.function(self.params, batch, **kwargs)
+        return jax.tree.map(lambda leaf: leaf[0], outputs)
 
     def network(self) -> Any:
         """Put the trained parameters into the network itself.

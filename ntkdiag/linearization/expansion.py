@@ -2,22 +2,26 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
-from ntkdiag.adapters import Functional
+from ntkdiag.models.functional import Functional
 
-Coordinates = Literal["parameters", "displacement"]
+Coordinates: TypeAlias = Literal["parameters", "displacement"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Expansion:
-    """What a linearized model keeps fixed; compared by identity, so that compiled functions are found again.
+    """What a linearized model keeps fixed.
+
+    Compared by identity, so that functions compiled with it are found again.
 
     Attributes:
-        functional: The network, its expansion point `functional.params`, and the way back `functional.restore`.
+        functional: The network, its expansion point `functional.params`, and the way back
+            `functional.restore`.
         degree: Order of the expansion.
         function: `f_lin(p, x, **kwargs)`, or `f_lin(d, x, **kwargs)` with d = p - theta_0.
         coordinates: "parameters" for p, "displacement" for d.
@@ -28,18 +32,16 @@ class Expansion:
     degree: int
     function: Callable[..., Any]
     coordinates: Coordinates
-    start: Any
+    start: PyTree
 
-    def network(self, values: Any) -> Any:
-        """Put trained values back into the network itself.
+    def network(self, values: PyTree) -> Any:
+        """Put trained values, p or d, back into the network itself.
 
         Cost: one pass over the parameters.
 
-        Args:
-            values: p, or d for the displacement.
-
         Returns:
-            The library's own object: linen variables, an NNX model, an Equinox module, parameters of a function.
+            The library's own object: linen variables, an NNX model, an Equinox module, parameters
+            of a function.
         """
         if self.coordinates == "displacement":
             values = jax.tree.map(jnp.add, self.functional.params, values)

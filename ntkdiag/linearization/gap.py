@@ -1,26 +1,43 @@
-"""How far a network is from its linearization."""
+"""How far a network is from its linearization.
+
+Between two parameters a and b = a + d, and with df = f(b) - f(a), the network is compared with its
+Taylor models along the ray from a to b:
+
+    e1 = ||df - J d|| / ||df||,    e2 = ||df - J d - d^T H d / 2|| / ||df||.
+
+df itself may be mostly rounding: `resolution` says how large e1 and e2 are from rounding alone.
+"""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+import numpy as np
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _compat
-from ntkdiag.adapters import structure
-from ntkdiag.kernels.interaction import roundoff_of
+from ntkdiag import _jax, display, errors
+from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.tangent import as_arrays, tangent
 from ntkdiag.linearization.taylor import ray_derivatives
+from ntkdiag.models import paths
+from ntkdiag.nouns import pytree
+
+Leaves: TypeAlias = list[Array | np.ndarray]
+
+_MEANINGS = {
+    "rms": "root mean square of f_b - f_lin, in units of f",
+    "max": "largest |f_b - f_lin|",
+    "e1": "error of the linear model over the change of the outputs",
+    "e2": "the same of the quadratic model",
+    "agreement": "share of equal argmax",
+    "parameter_change": "relative change of the parameters",
+    "resolution": "what rounding alone makes of e1 and e2",
+}
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["rms", "max", "e1", "e2", "agreement", "parameter_change", "resolution"],
-    meta_fields=[],
-)
+@pytree(*_MEANINGS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearizationGap:
     """The difference between f at b and its linearization around a, at b.
@@ -29,97 +46,154 @@ class LinearizationGap:
         rms: Root mean square of f_b - f_lin over examples and outputs, in units of f.
         max: Largest |f_b - f_lin|, in units of f.
         e1: ||df - J dtheta|| / ||df||, df = f_b - f_a. Below 0.1 the linear prediction is usable.
-        e2: The same with the second-order term; e2 << e1 says the quadratic model suffices. None if not asked for.
-        agreement: Share of positions where f_b and f_lin have the same argmax over the last axis; None for outputs
-            that are no single array with two or more classes.
+        e2: The same with the second-order term; e2 << e1 says the quadratic model suffices. None if
+            not asked for.
+        agreement: Share of positions where f_b and f_lin have the same argmax over the last axis;
+            None for outputs that are no single array with two or more classes.
         parameter_change: ||dtheta|| / ||theta_a||.
         resolution: eps ||f_b|| / ||df||: e1 and e2 below a few times this are rounding.
     """
 
-    rms: Any
-    max: Any
-    e1: Any
-    e2: Any
-    agreement: Any
-    parameter_change: Any
-    resolution: Any
+    rms: Float[Array, ""]
+    max: Float[Array, ""]
+    e1: Float[Array, ""]
+    e2: Float[Array, ""] | None
+    agreement: Float[Array, ""] | None
+    parameter_change: Float[Array, ""]
+    resolution: Float[Array, ""]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as plain JSON values; what is not finite or not known is None."""
+        return display.plain({name: getattr(self, name) for name in _MEANINGS})
 
     def __repr__(self) -> str:
-        numbers = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]
-        if any(isinstance(value, Tracer) or getattr(value, "ndim", 0) for _, value in numbers):
+        numbers = self._numbers()
+        if numbers is None:
             return "LinearizationGap(traced or batched)"
-        shown = [f"{name} {float(value):.4g}" for name, value in numbers if value is not None]
-        return "LinearizationGap(" + ", ".join(shown) + ")"
+        shown = [f"{name} {value:.4g}" for name, value in numbers.items()]
+        return f"LinearizationGap({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        numbers = self._numbers()
+        if numbers is None:
+            return display.html_table("LinearizationGap, traced or batched", [])
+        rows = [(name, f"{value:.4g}", _MEANINGS[name]) for name, value in numbers.items()]
+        return display.html_table("LinearizationGap", rows)
+
+    def _numbers(self) -> dict[str, float] | None:
+        """The numbers that are there by name; None where their values are not known, or many."""
+        values = {name: getattr(self, name) for name in _MEANINGS}
+        values = {name: value for name, value in values.items() if value is not None}
+        for value in values.values():
+            if isinstance(value, _jax.Tracer) or getattr(value, "ndim", 0):
+                return None
+        return {name: float(value) for name, value in values.items()}
 
 
+@errors.public
 def linearization_gap(
-    f: Callable[..., Any], params_a: Any, params_b: Any, x: Any, *, second_order: bool = True, **kwargs: Any
+    f: Callable[..., Any],
+    a: PyTree,
+    b: PyTree,
+    x: PyTree,
+    *,
+    second_order: bool = True,
+    **kwargs: Any,
 ) -> LinearizationGap:
-    """Compare f at `params_b` with its linearization around `params_a`.
+    """Compare f at `b` with its linearization around `a`.
 
-    e1 = ||df - J dtheta|| / ||df||, e2 = ||df - J dtheta - dtheta^T H dtheta / 2|| / ||df||, norms over all examples
-    and outputs. e1 scales like 1/alpha and e2 like 1/alpha^2 in the output scale alpha of a lazy model.
-    Cost: one forward pass and one nested `jax.jvp`, about five forward passes; without `second_order` about three.
+    e1 = ||df - J dtheta|| / ||df||, e2 = ||df - J dtheta - dtheta^T H dtheta / 2|| / ||df||, norms
+    over all examples and outputs. e1 scales like 1/alpha and e2 like 1/alpha^2 in the output scale
+    alpha of a lazy model.
+
+    Cost: one forward pass and one nested `jax.jvp`, about five forward passes; without
+    `second_order` about three.
+
     Source: Chizat et al. 2019 (arXiv 1812.07956); Fort et al. 2020 (2010.15110).
 
     Args:
         f: `f(params, x, **kwargs)`, any pytree of outputs; integer outputs are left out.
-        params_a: Where to linearize.
-        params_b: Where to compare.
+        a: Where to linearize.
+        b: Where to compare.
         x: Probe examples.
         second_order: Whether to compute e2.
         **kwargs: Handed to f.
 
     Returns:
-        The gap. When the outputs did not move, e1 and e2 are NaN, or infinite where the Taylor models moved, and the
-        resolution is infinite.
+        The gap. When the outputs did not move, e1 and e2 are NaN, or infinite where the Taylor
+        models moved, and the resolution is infinite.
 
     Raises:
         StructureError: When the two parameter trees differ in a path, shape or dtype.
         InvalidInputError: When an integer leaf differs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> square = lambda p, x: p**2 * x
+        >>> gap = linearization_gap(square, jnp.array(1.0), jnp.array(2.0), jnp.ones(3))
+        >>> print(f"{gap.e1:.3f} {gap.e2:.3f}")  # df = 3, J d = 2, the quadratic model is exact
+        0.333 0.000
     """
-    call = "linearization_gap(f, params_a, params_b, x)"
-    base, target = as_arrays(params_a), as_arrays(params_b)
-    step = tangent(base, target, call)
-    target = structure.repack(target, base, call=call)
+    base = as_arrays(a)
+    target = as_arrays(b)
+    step = tangent(base, target)
+    target = paths.repack(target, base)
+
+    def outputs(params: PyTree) -> Any:
+        return f(params, x, **kwargs)
+
     # The residual is a small difference: products rounded to TF32 or bfloat16 would drown it.
     with jax.default_matmul_precision("highest"):
-        series = ray_derivatives(lambda q: f(q, x, **kwargs), base, step, 2 if second_order else 1)
-        unit = roundoff_of(lambda q: f(q, x, **kwargs), base)
-        return _compare(f(target, x, **kwargs), series, base, step, unit)
+        series = ray_derivatives(outputs, base, step, 2 if second_order else 1)
+        roundoff = roundoff_of(outputs, base)
+        reached = outputs(target)
 
+    # Integer outputs have no derivative and are left out.
+    keep = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(reached)]
+    f_a, first_order, *higher_orders = [_leaves(order, keep) for order in series]
+    f_b = _leaves(reached, keep)
+    change = _subtract(f_b, f_a)  # df
+    residual = _subtract(change, first_order)  # df - J d = f_b - f_lin
+    e2 = None
+    if second_order:
+        half = [0.5 * leaf for leaf in higher_orders[0]]  # d^T H d / 2
+        e2 = _norm(_subtract(residual, half)) / _norm(change)
 
-def _compare(output: Any, series: tuple[Any, ...], base: Any, step: Any, unit: float) -> LinearizationGap:
-    keep = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(output)]
-    target, start, *orders = (
-        [leaf for leaf, k in zip(jax.tree.leaves(t), keep, strict=True) if k] for t in (output, *series)
-    )
-    change = jax.tree.map(jnp.subtract, target, start)
-    first = jax.tree.map(jnp.subtract, change, orders[0])
-    moved = _norm(change)
-    second = None
-    if len(orders) > 1:
-        second = _norm(jax.tree.map(lambda r, d: r - 0.5 * d, first, orders[1])) / moved
-    size = sum(leaf.size for leaf in target)
-    steps = [d for d in jax.tree.leaves(step) if d.dtype != jax.dtypes.float0]
-    moving = [p for p in jax.tree.leaves(base) if jnp.issubdtype(p.dtype, jnp.inexact)]
+    # So are integer parameters, in the motion of the parameters.
+    is_moving = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(base)]
+    parameter_change = _norm(_leaves(step, is_moving)) / _norm(_leaves(base, is_moving))
+    n_outputs = sum(leaf.size for leaf in f_b)
     return LinearizationGap(
-        rms=_norm(first) / size**0.5,
-        max=jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in first])),
-        e1=_norm(first) / moved,
-        e2=second,
-        agreement=_agreement(target, first),
-        parameter_change=_norm(steps) / _norm(moving),
-        resolution=unit * _norm(target) / moved,
+        rms=_norm(residual) / n_outputs**0.5,
+        max=jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in residual])),
+        e1=_norm(residual) / _norm(change),
+        e2=e2,
+        agreement=_agreement(f_b, residual),
+        parameter_change=parameter_change,
+        resolution=roundoff * _norm(f_b) / _norm(change),
     )
 
 
-def _agreement(target: list[jax.Array], residual: list[jax.Array]) -> jax.Array | None:
-    if len(target) != 1 or target[0].ndim < 2 or target[0].shape[-1] < 2:
+def _leaves(tree: PyTree, keep: list[bool]) -> list[Any]:
+    """The leaves that are kept."""
+    pairs = zip(jax.tree.leaves(tree), keep, strict=True)
+    return [leaf for leaf, is_kept in pairs if is_kept]
+
+
+def _subtract(a: Leaves, b: Leaves) -> Leaves:
+    """a - b, leaf by leaf."""
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _norm(leaves: Leaves) -> Float[Array, ""]:
+    """The norm of all leaves together, summed in float32 at least."""
+    wide = [leaf.astype(_jax.at_least_float32(leaf.dtype)) for leaf in leaves]
+    return jnp.sqrt(sum(jnp.sum(jnp.abs(leaf) ** 2) for leaf in wide))
+
+
+def _agreement(f_b: Leaves, residual: Leaves) -> Float[Array, ""] | None:
+    """The share of equal argmax over the last axis, where the outputs are one array of classes."""
+    if len(f_b) != 1 or f_b[0].ndim < 2 or f_b[0].shape[-1] < 2:
         return None
-    linear = target[0] - residual[0]
-    return jnp.mean(jnp.argmax(target[0], axis=-1) == jnp.argmax(linear, axis=-1))
-
-
-def _norm(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.sqrt(sum(jnp.sum(jnp.abs(leaf.astype(_compat.at_least_float32(leaf.dtype))) ** 2) for leaf in leaves))
+    f_lin = f_b[0] - residual[0]
+    return jnp.mean(jnp.argmax(f_b[0], axis=-1) == jnp.argmax(f_lin, axis=-1))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from flax import linen as nn
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.linearization.expansion import Expansion
@@ -18,7 +19,7 @@ class LinearizedLinen(nn.Module):
     expansion: Expansion
 
     @nn.compact
-    def __call__(self, x: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: PyTree, **kwargs: Any) -> Any:
         """Evaluate the linear model on a batch.
 
         Args:
@@ -27,19 +28,22 @@ class LinearizedLinen(nn.Module):
 
         Returns:
             Outputs like the network's.
+
+        Raises:
+            InvalidInputError: When the variables hold more than parameters.
         """
+        # `init` gives the parameters the expansion begins at, whatever the key.
         if self.is_initializing():
             for name, value in self.expansion.start.items():
                 self.put_variable("params", name, value)
-        others = sorted(set(self.variables) - {"params"})
-        if others:
+        more = sorted(set(self.variables) - {"params"})
+        if more:
             raise errors.InvalidInputError(
-                errors.message(
-                    "LinearizedLinen.apply(variables, x)",
-                    expected='variables {"params": p} alone',
-                    got=f"also {', '.join(others)}",
-                    do="The linear model holds all other collections at their value when it was made: leave them out.",
-                )
+                call="LinearizedLinen.apply(variables, x)",
+                expected='variables {"params": p} alone',
+                got=f"also {', '.join(more)}",
+                do="The linear model holds all other collections at their value when it was made: "
+                "leave them out.",
             )
         return self.expansion.function(self.variables["params"], x, **kwargs)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from flax import nnx
+from jaxtyping import PyTree
 
 from ntkdiag.linearization.expansion import Expansion
 
@@ -11,15 +12,17 @@ class LinearizedNNX(nnx.Module):
     """An NNX module whose output is linear in its parameters; made by `linearized_model`.
 
     Attributes:
-        model: A copy of the network that holds what is trained; its own outputs are not those of the linear model.
+        model: A copy of the network that holds what is trained; its own outputs are not those of
+            the linear model.
         expansion: The network and where it is expanded.
     """
 
     def __init__(self, expansion: Expansion):
+        # NNX finds trainable variables in attributes: those of a copy of the network are ours.
         self.model = expansion.functional.restore(expansion.start)
         self.expansion = expansion
 
-    def __call__(self, x: Any, **kwargs: Any) -> Any:
+    def __call__(self, x: PyTree, **kwargs: Any) -> Any:
         """Evaluate the linear model on a batch.
 
         Args:
@@ -39,7 +42,8 @@ class LinearizedNNX(nnx.Module):
         """
         return self.expansion.network(self._values())
 
-    def _values(self) -> Any:
+    def _values(self) -> PyTree:
+        """What is trained, p or d, as it stands in the copy."""
         extract = self.expansion.functional.extract
         assert extract is not None  # every NNX functional has one
         return extract(self.model)

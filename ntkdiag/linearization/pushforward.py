@@ -1,83 +1,72 @@
-"""J v, also of functions that have a reverse-mode derivative only."""
+"""J v, also of functions that have a reverse-mode derivative only.
+
+`jax.custom_vjp` gives a function a backward pass and takes away its forward mode. The backward pass
+u -> J^T u is linear in u, so where JAX can transpose it, its transpose is v -> J v.
+"""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, TypeAlias
 
 import jax
+from jaxtyping import PyTree
 
-from ntkdiag import _compat, errors
+from ntkdiag import _jax, errors
 
-Linear = Callable[[Any], Any]
+Function: TypeAlias = Callable[[Any], Any]
 
 
-def pushforward(f: Callable[[Any], Any], base: Any, step: Any) -> tuple[Any, Any]:
-    """f(base) and J step: by `jax.jvp`, and with a `custom_vjp` on the way as the transpose of its backward pass.
+def pushforward(f: Function, base: PyTree, step: PyTree) -> tuple[Any, Any]:
+    """f(base) and J step, for a function of the parameters and a tangent of them.
 
     Cost: one `jax.jvp`, about two forward passes; with a `custom_vjp` about four.
-
-    Args:
-        f: A function of the parameters.
-        base: Where J is taken.
-        step: A tangent of `base`.
-
-    Returns:
-        Outputs, and their change.
-
-    Raises:
-        UnsupportedModelError: f has a derivative rule that works backward only and cannot be transposed.
     """
-    if not _backward_only(f, base):
-        return jax.jvp(f, (base,), (step,))
-    output, push, _ = _by_transposing(f, base)
-    return output, push(step)
+    if _has_backward_rule(f, base):
+        output, push, _ = _by_transposing(f, base)
+        return output, push(step)
+    return jax.jvp(f, (base,), (step,))
 
 
-def linearization(f: Callable[[Any], Any], base: Any) -> tuple[Any, Linear, Linear]:
-    """f(base), v -> J v and u -> J^T u, as `jax.linearize` and its transpose; otherwise as `pushforward`.
+def linearization(f: Function, base: PyTree) -> tuple[Any, Function, Function]:
+    """f(base), v -> J v and u -> J^T u.
 
-    Cost: one `jax.linearize`, about two forward passes.
-
-    Args:
-        f: A function of the parameters.
-        base: Where J is taken.
-
-    Returns:
-        Outputs and the two functions.
-
-    Raises:
-        UnsupportedModelError: As `pushforward`.
+    Cost: one `jax.linearize`, about two forward passes; with a `custom_vjp` as `pushforward`.
     """
-    if _backward_only(f, base):
+    if _has_backward_rule(f, base):
         return _by_transposing(f, base)
+    # One linearization serves both directions: its transpose is J^T.
     output, push = jax.linearize(f, base)
     transposed = jax.linear_transpose(push, base)
-    return output, push, lambda cotangent: transposed(cotangent)[0]
+
+    def pull(cotangent: Any) -> PyTree:
+        return transposed(cotangent)[0]
+
+    return output, push, pull
 
 
-def _backward_only(f: Callable[[Any], Any], base: Any) -> bool:
-    """Whether there is a `custom_vjp` in f. JAX itself would say so only when a program with one is compiled."""
-    return _compat.contains(jax.make_jaxpr(f)(base), "custom_vjp_call")
+def _has_backward_rule(f: Function, base: PyTree) -> bool:
+    """Whether there is a `custom_vjp` in f; JAX itself says so only when a program is compiled."""
+    return _jax.contains(jax.make_jaxpr(f)(base), "custom_vjp_call")
 
 
-def _by_transposing(f: Callable[[Any], Any], base: Any) -> tuple[Any, Linear, Linear]:
-    output, pull = jax.vjp(f, base)
-    backward = lambda cotangent: pull(cotangent)[0]
+def _by_transposing(f: Function, base: PyTree) -> tuple[Any, Function, Function]:
+    """As `linearization`, from the backward pass and its transpose."""
+    output, backward = jax.vjp(f, base)
 
-    def push(step: Any) -> Any:
+    def pull(cotangent: Any) -> PyTree:
+        return backward(cotangent)[0]
+
+    def push(step: PyTree) -> Any:
+        # Whatever the rule is made of may refuse to be transposed, in words of its own.
         try:
-            return jax.linear_transpose(backward, output)(step)[0]
-        except Exception as found:
-            _refuse(found)
+            return jax.linear_transpose(pull, output)(step)[0]
+        except Exception as error:
+            raise errors.UnsupportedModelError(
+                call="J v of f at params",
+                expected="a function with forward-mode derivatives, or rules by jax.custom_vjp "
+                "that can be transposed",
+                got=f"{type(error).__name__}: {error}",
+                do="Write the rule as jax.custom_jvp; in diffrax choose "
+                "adjoint=diffrax.DirectAdjoint(). `ntk` takes it.",
+            ) from error
 
-    return output, push, backward
-
-
-def _refuse(error: Exception) -> NoReturn:
-    raise errors.UnsupportedModelError(
-        errors.message(
-            "J v of f at params",
-            expected="a function with forward-mode derivatives, or rules by jax.custom_vjp that can be transposed",
-            got=f"{type(error).__name__}: {error}",
-            do="Write the rule as jax.custom_jvp; in diffrax choose adjoint=diffrax.DirectAdjoint(). `ntk` takes it.",
-        )
-    ) from error
+    return output, push, pull

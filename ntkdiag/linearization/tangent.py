@@ -1,85 +1,79 @@
-"""The step from one parameter tree to another, as `jax.jvp` wants it."""
+"""The step from one parameter tree to another, as `jax.jvp` takes it.
+
+A tangent has the structure of the parameters; where they hold integers or booleans, which have no
+derivative, its leaves are zeros of the dtype float0.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
-from ntkdiag.adapters import structure
+from ntkdiag._jax import Tracer
+from ntkdiag.models import paths
 
 
-def as_arrays(params: Any) -> Any:
-    """Turn every leaf into an array, Python numbers included.
-
-    Cost: none beyond the conversion.
-
-    Args:
-        params: Any pytree of numbers.
-
-    Returns:
-        The tree with array leaves.
-    """
+def as_arrays(params: PyTree) -> PyTree[Array]:
+    """Turn every leaf into an array, Python numbers included."""
     return jax.tree.map(jnp.asarray, params)
 
 
-def tangent(base: Any, params: Any, call: str) -> Any:
-    """The tangent params - base, float0 zeros at integer leaves.
+def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
+    """The tangent params - base.
 
-    Nothing is broadcast: every path, shape and dtype has to agree. The containers may differ.
-    Cost: one pass over the parameters.
-
-    Args:
-        base: Where f is expanded.
-        params: Where the expansion is evaluated.
-        call: The public call, for the message.
-
-    Returns:
-        A tree with the structure of `base`.
-
-    Raises:
-        StructureError: When the two trees differ in a path, shape or dtype, which the message lists.
-        InvalidInputError: When a leaf that cannot be differentiated (integer, boolean) has another value.
+    Nothing is broadcast: every path, shape and dtype has to agree, while the containers may differ.
+    Integer leaves have to have the same values.
     """
-    structure.require_same(base, params, call=call)
-    params = structure.repack(params, base, call=call)
-    steps = [
-        _step(structure.path_string(path), leaf, other, call)
-        for (path, leaf), other in zip(
-            jax.tree_util.tree_flatten_with_path(base)[0], jax.tree.leaves(params), strict=True
-        )
-    ]
-    return jax.tree.unflatten(jax.tree.structure(base), steps)
+    paths.require_same(base, params)
+    # The containers may differ: leaves are matched by path, and the tangent is built like the base.
+    leaves_with_paths, structure = jax.tree_util.tree_flatten_with_path(base)
+    leaves = jax.tree.leaves(paths.repack(params, base))
+    steps = []
+    for (path, start), end in zip(leaves_with_paths, leaves, strict=True):
+        if jnp.issubdtype(start.dtype, jnp.inexact):
+            steps.append(end - start)
+        else:
+            _require_equal(paths.path_string(path), start, end)
+            steps.append(_no_derivative(start))
+    return jax.tree.unflatten(structure, steps)
 
 
-def add(output: Any, change: Any) -> Any:
-    """Add a tangent to a tree of outputs; integer outputs stay as they are.
+def displacement_as_tangent(base: PyTree[Array], displacement: PyTree[Array]) -> PyTree:
+    """A displacement from the parameters as a tangent of them; integer leaves do not move."""
+    paths.require_same(base, displacement)
 
-    Cost: one pass over the outputs.
+    def step(start: Array, change: Array) -> Any:
+        if jnp.issubdtype(start.dtype, jnp.inexact):
+            return change
+        return _no_derivative(start)
 
-    Args:
-        output: A pytree.
-        change: Its tangent, float0 at integer leaves.
-
-    Returns:
-        The sum.
-    """
-    return jax.tree.map(lambda y, dy: y if dy.dtype == jax.dtypes.float0 else y + dy, output, change)
+    return jax.tree.map(step, base, paths.repack(displacement, base))
 
 
-def _step(path: str, base: Any, params: Any, call: str) -> Any:
-    if jnp.issubdtype(jnp.result_type(base), jnp.inexact):
-        return jnp.asarray(params) - jnp.asarray(base)
-    known = not isinstance(params, Tracer) and not isinstance(base, Tracer)
-    if known and not np.array_equal(params, base):
-        raise errors.InvalidInputError(
-            errors.message(
-                call,
-                expected="the same values in leaves without a derivative",
-                got=f"{path or 'the whole tree'}: {structure.describe(base)} with other values",
-                do="Expand around parameters that hold these values, or leave the leaf out of the parameters.",
-            )
-        )
-    return np.zeros(np.shape(base), jax.dtypes.float0)
+def add(output: PyTree, change: PyTree) -> PyTree:
+    """Add a tangent to a tree of outputs; integer outputs stay as they are."""
+
+    def moved(y: jax.typing.ArrayLike, dy: Any) -> jax.typing.ArrayLike:
+        return y if dy.dtype == jax.dtypes.float0 else y + dy
+
+    return jax.tree.map(moved, output, change)
+
+
+def _no_derivative(leaf: Array) -> np.ndarray:
+    """The tangent of a leaf that cannot be differentiated."""
+    return np.zeros(leaf.shape, jax.dtypes.float0)
+
+
+def _require_equal(path: str, start: Array, end: Array) -> None:
+    """Refuse other values in a leaf without a derivative, where values are known."""
+    if isinstance(start, Tracer) or isinstance(end, Tracer) or np.array_equal(start, end):
+        return
+    raise errors.InvalidInputError(
+        expected="the same values in leaves without a derivative",
+        got=f"{path or 'the whole tree'}: {paths.describe(start)} with other values",
+        do="Expand around parameters that hold these values, or leave the leaf out of the "
+        "parameters.",
+    )

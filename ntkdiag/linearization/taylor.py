@@ -1,28 +1,89 @@
-"""Taylor models of any degree."""
+"""A network as a Taylor polynomial of its parameters: the linear model, and any degree.
+
+All models here look along the ray from the parameters theta_0, where the network is expanded, to
+those it is evaluated at: with d = p - theta_0 and g(t) = f(theta_0 + t d, x), degree k is
+
+    f_k(p, x) = sum_{j <= k} g^(j)(0) / j!,
+
+and g^(j)(0) comes from j nested forward-mode derivatives along d. No Jacobian and no Hessian is
+formed. `jax.experimental.jet` would need fewer passes, but fails on ReLU, max-pooling, scan, cond
+and remat (JAX 0.10 and 0.12), so it is not used.
+"""
 
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
+from ntkdiag.engine.calls import arguments
 from ntkdiag.linearization.pushforward import pushforward
-from ntkdiag.linearization.tangent import as_arrays, tangent
+from ntkdiag.linearization.tangent import add, as_arrays, displacement_as_tangent, tangent
+
+Function: TypeAlias = Callable[..., Any]
+OfParameters: TypeAlias = Callable[[Any], Any]
 
 
-def taylor_expand(f: Callable[..., Any], params: Any, degree: int) -> Callable[..., Any]:
-    """f_k(p, x) = sum_{j <= degree} (1/j!) d^j/dt^j f(params + t (p - params), x) at t = 0.
+@errors.public
+def linearize(f: Function, params: PyTree) -> Function:
+    """f_lin(p, x) = f(params, x) + J(x) (p - params), with J the Jacobian of f at `params`.
 
-    Degree 0 is f(params, x), degree 1 is `linearize`, degree 2 is the quadratic model. For ReLU networks the second
-    and higher derivatives are 0 almost everywhere, so they miss what happens when a kink is crossed.
-    Cost of a call: nested `jax.jvp`, about 2^degree forward passes. `jax.experimental.jet` would need fewer, but
-    fails on ReLU, max-pooling, scan, cond and remat (JAX 0.10 and 0.12), so it is not used.
+    Linear in p, not in x. Training it by gradient descent is training with the kernel J J^T held
+    fixed.
+
+    Cost of a call: one `jax.jvp`, about two forward passes; compile it with `jax.jit` like f
+    itself.
+
+    Source: Lee et al. 2019 (arXiv 1902.06720), eq. 2.
 
     Args:
-        f: `f(params, x, **kwargs)`, any pytree of outputs. Integer outputs are returned as f gives them.
+        f: `f(params, x, **kwargs)`, any pytree of outputs. Integer outputs are returned as f gives
+            them.
+        params: Where to expand; integer leaves are held at their value.
+
+    Returns:
+        `f_lin(p, x, **kwargs)`. Each call raises `StructureError` when p differs from `params` in a
+        path, shape or dtype, and `InvalidInputError` when an integer leaf has another value.
+
+    Raises:
+        InvalidInputError: When f is no function of parameters and examples.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> square = linearize(lambda p, x: p**2 * x, jnp.array(3.0))
+        >>> float(square(jnp.array(4.0), jnp.array(1.0)))
+        15.0
+    """
+    arguments.check_function(f)
+    base = as_arrays(params)  # Python numbers too: they have a derivative like all others
+
+    @errors.called("linearize(f, params)(p, x)")
+    def f_lin(p: PyTree, x: PyTree, **kwargs: Any) -> Any:
+        step = tangent(base, as_arrays(p))
+        output, change = pushforward(lambda q: f(q, x, **kwargs), base, step)
+        return add(output, change)
+
+    return f_lin
+
+
+@errors.public
+def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Function:
+    """f_k(p, x) = sum_{j <= degree} (1/j!) d^j/dt^j f(params + t (p - params), x) at t = 0.
+
+    Degree 0 is f(params, x), degree 1 is `linearize`, degree 2 is the quadratic model. For ReLU
+    networks the second and higher derivatives are 0 almost everywhere, so they miss what happens
+    when a kink is crossed.
+
+    Cost of a call: nested `jax.jvp`, about 2^degree forward passes.
+
+    Args:
+        f: `f(params, x, **kwargs)`, any pytree of outputs. Integer outputs are returned as f gives
+            them.
         params: Where to expand; integer leaves are held at their value.
         degree: Highest order kept, 0 or more.
 
@@ -30,91 +91,95 @@ def taylor_expand(f: Callable[..., Any], params: Any, degree: int) -> Callable[.
         `f_k(p, x, **kwargs)`, which checks p as `linearize` does.
 
     Raises:
-        InvalidInputError: When the degree is not an integer of 0 or more.
+        InvalidInputError: When the degree is not an integer of 0 or more, or f is no function of
+            parameters and examples.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> cube = taylor_expand(lambda p, x: p**3 * x, jnp.array(1.0), degree=2)
+        >>> float(cube(jnp.array(2.0), jnp.array(1.0)))  # 1 + 3 + 3
+        7.0
     """
     degree = require_degree(degree)
+    arguments.check_function(f)
     base = as_arrays(params)
 
-    def f_taylor(p: Any, x: Any, **kwargs: Any) -> Any:
-        step = tangent(base, as_arrays(p), f"taylor_expand(f, params, {degree})(p, x)")
+    @errors.called(f"taylor_expand(f, params, {degree})(p, x)")
+    def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> Any:
+        step = tangent(base, as_arrays(p))
         return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
 
     return f_taylor
 
 
-def ray_derivatives(f: Callable[[Any], Any], base: Any, step: Any, degree: int) -> tuple[Any, ...]:
-    """The derivatives of t -> f(base + t step) at t = 0.
+def displaced(f: Function, params: PyTree, degree: int) -> Function:
+    """The Taylor model as a function g(d, x, **kwargs) of the displacement d = p - params.
 
-    Cost: about 2^degree evaluations of f.
+    There is no rounding of the sum params + d: a displacement far below the resolution of the
+    parameters still counts. Weight decay of an optimizer acts on d, so it pulls to `params` and not
+    to 0.
+    """
+    base = as_arrays(params)
 
-    Args:
-        f: A function of the parameters.
-        base: The parameters.
-        step: A tangent of them, float0 at integer leaves.
-        degree: Highest order.
+    @errors.called('linearized_model(model, coordinates="displacement")(d, x)')
+    def g(d: PyTree, x: PyTree, **kwargs: Any) -> Any:
+        step = displacement_as_tangent(base, as_arrays(d))
+        return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
 
-    Returns:
-        Orders 0 to `degree`, each like the output of f; float0 for integer outputs from order 1 on.
+    return g
+
+
+def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> tuple[Any, ...]:
+    """The derivatives of t -> f(base + t step) at t = 0, of orders 0 to `degree`.
+
+    Each is like the output of f, with float0 for integer outputs from order 1 on.
     """
 
-    def extend(series: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
-        def longer(q: Any) -> tuple[Any, ...]:
-            values, changes = pushforward(series, q, step)
-            return (*values, changes[-1])
+    def value(q: PyTree) -> tuple[Any, ...]:
+        return (f(q),)
 
-        return longer
-
-    series = lambda q: (f(q),)
+    series = value
     for _ in range(degree):
-        series = extend(series)
+        series = _with_next_order(series, step)
     return series(base)
 
 
+def _with_next_order(
+    series: Callable[[Any], tuple[Any, ...]], step: PyTree
+) -> Callable[[Any], tuple[Any, ...]]:
+    """(g, g', ..., g^(j)) -> (g, g', ..., g^(j+1)), as functions of where on the ray one is."""
+
+    def longer(q: PyTree) -> tuple[Any, ...]:
+        # All orders are differentiated, but only the derivative of the last is a new one.
+        orders, derivatives = pushforward(series, q, step)
+        return (*orders, derivatives[-1])
+
+    return longer
+
+
 def sum_of_series(series: tuple[Any, ...]) -> Any:
-    """sum_j derivatives_j / j!.
-
-    Cost: one pass over the outputs for each order.
-
-    Args:
-        series: What `ray_derivatives` returns.
-
-    Returns:
-        The Taylor polynomial; integer outputs as they are.
-    """
-    return jax.tree.map(_sum, series[0], *series[1:])
+    """The Taylor polynomial sum_j g^(j) / j!, leaf by leaf; integer outputs as they are."""
+    return jax.tree.map(_sum_of_leaves, series[0], *series[1:])
 
 
-def _sum(value: jax.Array, *derivatives: Any) -> jax.Array:
+def _sum_of_leaves(value: Array | np.ndarray, *derivatives: Any) -> Array | np.ndarray:
+    """value + sum_{j >= 1} g^(j) / j!, for an output that has derivatives."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
-    return value + sum(d / math.factorial(order) for order, d in enumerate(derivatives, start=1))
+    terms = [g / math.factorial(order) for order, g in enumerate(derivatives, start=1)]
+    return value + sum(terms)
 
 
-def require_degree(degree: int) -> int:
-    """Check the degree of a Taylor model.
-
-    Cost: none.
-
-    Args:
-        degree: The argument.
-
-    Returns:
-        The degree as an integer.
-
-    Raises:
-        InvalidInputError: When it is not an integer of 0 or more.
-    """
+def require_degree(degree: Any) -> int:
+    """The degree of a Taylor model as an integer, refused where it is none of 0 or more."""
     try:
         number = operator.index(degree)
     except TypeError:
         number = -1
     if number < 0 or isinstance(degree, bool):
         raise errors.InvalidInputError(
-            errors.message(
-                "taylor_expand(f, params, degree)",
-                expected="an integer degree of 0 or more",
-                got=repr(degree),
-                do="Use 1 for the linear model, 2 for the quadratic one.",
-            )
+            expected="an integer degree of 0 or more",
+            got=repr(degree),
+            do="Use 1 for the linear model, 2 for the quadratic one.",
         )
     return number

@@ -1,21 +1,22 @@
 """A hook for training loops in Python: the measurements of `watch`, outside the compiled step."""
 
 import contextlib
+import dataclasses
 import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 
 from ntkdiag import errors
-from ntkdiag.analysis.curvature import Loss
-from ntkdiag.monitor.cost import Cost
+from ntkdiag.descent import Descent, DescentLike
+from ntkdiag.losses import LossLike
 from ntkdiag.monitor.measurement import Measurement, Status
+from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox, warn
 from ntkdiag.monitor.probe import Probe
@@ -27,13 +28,15 @@ from ntkdiag.monitor.writers import Writer
 class Monitor:
     """Measure the neural tangent kernel of `f` on a probe batch from a Python training loop.
 
-        monitor = ntkdiag.Monitor(fn, x, y, every=100, learning_rate=0.1, writers=[JsonLines("run.jsonl")])
+        monitor = ntkdiag.Monitor(
+            fn, x, y, every=100, loss="cross_entropy", descent=0.1, writers=[JsonLines("run.jsonl")]
+        )
         for step in range(steps):
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
     The call never raises into the loop: what goes wrong is said in one warning, and the call returns None. It waits for
-    its own result, touches no buffer of the loop, and leaves measurements out when they would cost more than `budget`.
+    its own result, touches no buffer of the loop, and leaves measurements out when they would cost more than `time_share`.
 
     Cost: as `watch`; see the attribute `cost` for what it was.
 
@@ -43,18 +46,14 @@ class Monitor:
         y: As for `watch`.
         every: As for `watch`.
         top_k: As for `watch`.
-        learning_rate: As for `watch`; None takes it from the `opt_state` of the call if `optax.inject_hyperparams`
-            keeps it there.
-        momentum: As for `watch`.
-        nesterov: As for `watch`.
         loss: As for `watch`.
-        loss_denominator: As for `watch`.
-        weight_decay: As for `watch`.
-        outputs: As for `watch`.
+        descent: As for `watch`; where it has no learning rate, that is taken from the `opt_state` of the call if
+            `optax.inject_hyperparams` keeps it there.
+        reduction: As for `watch`.
         writers: As for `watch`; they also get `<name>_seconds`, the time of the measurement.
         name: As for `watch`.
         memory: As for `watch`.
-        budget: Largest share of the wall time that measuring may take, not counting the first measurement, which
+        time_share: Largest share of the wall time that measuring may take, not counting the first measurement, which
             compiles; scheduled measurements beyond it are skipped. None for no limit. What a measurement costs is known
             from the second one on.
 
@@ -63,9 +62,10 @@ class Monitor:
         last: The last `Measurement`, None before the first.
 
     Raises:
-        InvalidInputError: As `watch`, and when `budget` is not positive.
+        InvalidInputError: As `watch`, and when `time_share` is not positive.
     """
 
+    @errors.public
     def __init__(
         self,
         f: Callable[..., Any],
@@ -74,40 +74,44 @@ class Monitor:
         *,
         every: int | Schedule = 100,
         top_k: int = 5,
-        learning_rate: float | Callable[[Any], Any] | None = None,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        loss: Loss = "mse",
-        loss_denominator: float | None = None,
-        weight_decay: float = 0.0,
-        outputs: str = "auto",
+        loss: LossLike | None = None,
+        descent: DescentLike | None = None,
+        reduction: str = "auto",
         writers: Sequence[Writer] = (),
         name: str = "ntk",
         memory: Any = None,
-        budget: float | None = 0.02,
+        time_share: float | None = 0.02,
     ) -> None:
-        call = "Monitor(f, x, y, ...)"
-        if not (budget is None or (isinstance(budget, int | float | np.number) and budget > 0)):
+        if not (
+            time_share is None
+            or (isinstance(time_share, int | float | np.number) and time_share > 0)
+        ):
             raise errors.InvalidInputError(
-                errors.message(
-                    call,
-                    expected="a positive budget, as a share of the wall time",
-                    got=f"budget={budget!r}",
-                    do="0.02 is two percent; None sets no limit.",
-                )
+                expected="a positive share of the wall time",
+                got=f"time_share={time_share!r}",
+                do="0.02 is two percent; None sets no limit.",
             )
-        losses = loss, loss_denominator, weight_decay
         with _undisturbed():
-            self._probe = Probe(call, f, x, y, top_k, learning_rate, momentum, nesterov, *losses, outputs, memory)
-        self._due = as_schedule(every, call="Monitor")
-        self._outbox = Outbox(writers, call="Monitor")
+            self._probe = Probe.of(
+                f,
+                x,
+                y,
+                top_k=top_k,
+                descent=descent,
+                loss=loss,
+                reduction=reduction,
+                memory=memory,
+            )
+        self._due = as_schedule(every)
+        self._outbox = Outbox(writers)
         self._name = name
         self._kernel0: jax.Array | None = None
         self._started: float | None = None
         self._warned = False
-        self.cost = Cost(budget)
+        self.cost = Cost(time_share)
         self.last: Measurement | None = None
 
+    @errors.called("monitor(step, params)")
     def __call__(self, step: int, params: Any, opt_state: Any = None) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
 
@@ -144,7 +148,7 @@ class Monitor:
     def _allowed(self, now: float) -> bool:
         """What the budget allows; the first process decides for all, as all of them have to measure together."""
         allowed = self.cost.allows(now, self._started)
-        if self.cost.budget is None or jax.process_count() == 1:
+        if self.cost.time_share is None or jax.process_count() == 1:
             return allowed
         return bool(multihost_utils.broadcast_one_to_all(np.asarray(allowed)))
 
@@ -162,44 +166,57 @@ class Monitor:
         return f"Monitor({self._due}: {self.cost})"
 
     def _measured(self, step: int, params: Any, opt_state: Any, begun: float) -> Measurement:
-        self._require_concrete(params)
+        """Measure, write, and keep the first kernel that could be measured as the reference."""
+        _require_concrete(params)
         params, unmoved = self._probe.parameters(params)
         layout = self._probe.layout(params)
         self._probe.verify(params)
-        objection = objection_to_margin(opt_state, self._probe.momentum)
-        injected = learning_rate_in(opt_state) if self._probe.learning_rate is None else None
+        descent, injected, objection = self._descent(opt_state)
+        reference = self._kernel0
+        first = reference is None
+        if reference is None:
+            _, reference = self._probe.blank(layout)
         measurement, kernel0 = self._probe.measure(
             params,
             layout,
-            self._probe.blank(layout)[1] if self._kernel0 is None else self._kernel0,
+            reference,
             step=step,
-            first=self._kernel0 is None,
+            first=first,
             unmoved=unmoved,
-            rate=jnp.nan if objection else injected,
+            descent=descent,
         )
         measurement = jax.tree.map(np.asarray, measurement)
         if int(measurement.status) == Status.MEASURED:
             self._kernel0 = kernel0
         seconds = self._spend(begun, measured=True)
-        settings = {"name": self._name, "every": self._due, "source": "Monitor", "injected": injected is not None}
-        record = convention_record(self._probe, layout, **settings)
-        if objection:
+        record = convention_record(
+            self._probe,
+            layout,
+            name=self._name,
+            every=self._due,
+            source="Monitor",
+            injected=injected,
+        )
+        record["time_share"] = self.cost.time_share
+        if objection and self._probe.loss is not None:
             record["notes"].append(objection)
         values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
-        self._outbox.send(step, values, {**record, "budget": self.cost.budget})
+        self._outbox.send(step, values, record)
         self.last = measurement
         return measurement
 
-    def _require_concrete(self, params: Any) -> None:
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
-            raise errors.InvalidInputError(
-                errors.message(
-                    "monitor(step, params)",
-                    expected="parameters outside of jax.jit",
-                    got="parameters that are being traced",
-                    do="Call it from the Python loop, or use ntkdiag.watch inside the compiled step.",
-                )
-            )
+    def _descent(self, opt_state: Any) -> tuple[Descent, bool, str | None]:
+        """The update rule, whether its rate is from the optimizer's state, and what speaks against a margin."""
+        descent = self._probe.descent or Descent()
+        objection = objection_to_margin(opt_state, descent.momentum)
+        injected = None
+        if descent.learning_rate is None:
+            injected = learning_rate_in(opt_state)
+        if objection:
+            descent = dataclasses.replace(descent, learning_rate=None)
+        elif injected is not None:
+            descent = dataclasses.replace(descent, learning_rate=injected)
+        return descent, injected is not None, objection
 
     def _spend(self, begun: float, *, measured: bool = False) -> float:
         """Count the time since `begun`; what failed is within the budget, too."""
@@ -214,6 +231,16 @@ class Monitor:
         self.cost.elapsed = now - self._started
         self.cost.measurements += measured
         return seconds
+
+
+def _require_concrete(params: Any) -> None:
+    """Refuse parameters that are being traced: the hook is for the loop around the compiled step."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
+        raise errors.InvalidInputError(
+            expected="parameters outside of jax.jit",
+            got="parameters that are being traced",
+            do="Call it from the Python loop, or use ntkdiag.watch inside the compiled step.",
+        )
 
 
 @contextlib.contextmanager

@@ -30,12 +30,14 @@ class Status(enum.IntEnum):
     FIXED_MOVED = 3  # arrays the measured function holds fixed have other values in training
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
     """The diagnostics of one step; NaN wherever a quantity does not exist or could not be measured.
 
-    Every number is that of the kernel the convention record names ("outputs"): the full kernel Theta = J J^T of shape
+    Every number is that of the kernel the convention record names ("reduction"): the full kernel Theta = J J^T of shape
     [(N C) (N C)], or a reduction of it to [N N].
 
     Attributes:
@@ -72,7 +74,8 @@ class Measurement:
             A float, or a list of floats for the eigenvalues, under each name; `<name>_status` is the status.
         """
         numbers: dict[str, float | list[float]] = {
-            f"{name}_{quantity}": np.asarray(getattr(self, quantity), np.float64).tolist() for quantity in QUANTITIES
+            f"{name}_{quantity}": np.asarray(getattr(self, quantity), np.float64).tolist()
+            for quantity in QUANTITIES
         }
         return {**numbers, f"{name}_status": int(self.status)}
 
@@ -89,4 +92,6 @@ def unmeasured(top_k: int, dtype: Any) -> Measurement:
     """
     numbers = {name: jnp.full((), jnp.nan, dtype) for name in QUANTITIES}
     numbers["eigenvalues"] = jnp.full((top_k,), jnp.nan, dtype)
-    return Measurement(jnp.asarray(-1, jnp.int32), jnp.asarray(Status.UNMEASURED, jnp.int32), **numbers)
+    return Measurement(
+        jnp.asarray(-1, jnp.int32), jnp.asarray(Status.UNMEASURED, jnp.int32), **numbers
+    )

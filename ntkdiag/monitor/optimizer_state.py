@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ntkdiag.scalars import Number
+
 # Where Optax keeps second moments, or the first moment of optimizers that take its sign; SGD has none of these fields.
 _ADAPTIVE_FIELDS = ("mu", "nu", "sum_of_squares", "v", "v_row", "e_g")
 # States of Optax that (momentum) SGD can have around it: they choose, count, mask, clip and accumulate gradients.
@@ -45,7 +47,7 @@ def learning_rate_in(opt_state: Any) -> float | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-def objection_to_margin(opt_state: Any, momentum: float) -> str | None:
+def objection_to_margin(opt_state: Any, momentum: Number) -> str | None:
     """Why the stability margin of (heavy-ball) gradient descent does not hold for this optimizer.
 
     Args:
@@ -62,7 +64,7 @@ def objection_to_margin(opt_state: Any, momentum: float) -> str | None:
         return f"The optimizer keeps a {others[0]}, which SGD does not: the margin would not hold and is NaN."
     traces = _named(opt_state, "trace")
     if momentum == 0 and traces:
-        return "The optimizer has momentum and none was stated (momentum=): the margin would not hold and is NaN."
+        return "The optimizer has momentum and none was stated (descent=): the margin would not hold and is NaN."
     if momentum and opt_state is not None and not traces:
         return "A momentum was stated and the optimizer has none: the margin would not hold and is NaN."
     return None
@@ -94,4 +96,6 @@ def _named(opt_state: Any, name: str, inside: str | None = None) -> list[Any]:
         owner = path[-1] if inside is None else path[-2] if len(path) > 1 else None
         return isinstance(owner, field) and (inside is None or owner.name == inside)
 
-    return [value for _, value in optax.tree_utils.tree_get_all_with_path(opt_state, name, of_a_state)]
+    return [
+        value for _, value in optax.tree_utils.tree_get_all_with_path(opt_state, name, of_a_state)
+    ]

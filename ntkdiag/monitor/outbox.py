@@ -19,15 +19,14 @@ class Outbox:
 
     Args:
         writers: The writers.
-        call: The public call that owns this outbox, for messages.
 
     Raises:
         InvalidInputError: When something in `writers` has no `write` method.
     """
 
-    def __init__(self, writers: Sequence[Writer], *, call: str) -> None:
-        self.writers = _checked(writers, call)
-        self.call = call
+    def __init__(self, writers: Sequence[Writer]) -> None:
+        self.writers = _checked(writers)
+        self.call = errors.current_call()
         self._started: set[int] = set()
         self._last = ""
         self._failures = [0] * len(self.writers)  # in a row
@@ -79,7 +78,11 @@ class Outbox:
         failed = self._failures[index]
         if failed not in (1, _PATIENCE):
             return
-        goes_on = "It is tried again at the next one" if failed < _PATIENCE else f"It is muted after {failed} in a row"
+        goes_on = (
+            "It is tried again at the next one"
+            if failed < _PATIENCE
+            else f"It is muted after {failed} in a row"
+        )
         warn(
             f"{self.call}: the writer {type(self.writers[index]).__name__} failed in {method}() with "
             f"{type(error).__name__}: {error}. This measurement is lost to it. {goes_on}; training goes on."
@@ -94,18 +97,20 @@ def warn(text: str) -> None:
         logging.getLogger("ntkdiag").warning(text)
 
 
-def _checked(writers: Any, call: str) -> tuple[Writer, ...]:
+def _checked(writers: Any) -> tuple[Writer, ...]:
     listed = tuple(writers) if isinstance(writers, list | tuple) else (writers,)
     for writer in listed:
         if not _is_writer(writer):
-            name = f"the class {writer.__name__}" if isinstance(writer, type) else f"a {type(writer).__name__}"
+            name = (
+                f"the class {writer.__name__}"
+                if isinstance(writer, type)
+                else f"a {type(writer).__name__}"
+            )
             raise errors.InvalidInputError(
-                errors.message(
-                    f"{call}(writers=...)",
-                    expected="objects with a method write(step, values)",
-                    got=name,
-                    do="ntkdiag.monitor has JsonLines(path), Terminal() and Memory().",
-                )
+                argument="writers=...",
+                expected="objects with a method write(step, values)",
+                got=name,
+                do="ntkdiag.monitor has JsonLines(path), Terminal() and InMemory().",
             )
     return listed
 

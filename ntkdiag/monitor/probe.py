@@ -1,6 +1,7 @@
 """What a monitor measures: model, probe batch, labels and settings."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,41 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import PyTree
 
-from ntkdiag import _compat, errors
-from ntkdiag._compat import open_jaxpr, sub_jaxprs
-from ntkdiag.adapters.functional import Functional
-from ntkdiag.analysis.curvature import Loss
-from ntkdiag.kernels.probe import digest as digest_of  # so that kernels and records name a probe alike
-from ntkdiag.kernels.reduction import automatic
-from ntkdiag.monitor.checks import check_fit, check_independent, check_settings, output_shape
+from ntkdiag import _jax, errors
+from ntkdiag._jax import open_jaxpr, sub_jaxprs
+from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.kernel.digest import digest as digest_of
+from ntkdiag.kernel.reduction import automatic
+from ntkdiag.losses import Loss, LossLike, as_loss
+from ntkdiag.models.functional import Functional
+from ntkdiag.monitor.checks import check_fit, check_settings, require_independent, require_outputs
 from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
-from ntkdiag.monitor.parameters import as_parameters_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The static facts about one kernel.
-
-    Attributes:
-        n_examples: Probe examples, N.
-        n_outputs: Outputs per example, C.
-        n_classes: Length of the last axis of the outputs; 1 where there is none beside the examples.
-        outputs: Reduction of the kernel.
-        dtype: Of the kernel and all numbers.
-    """
-
-    n_examples: int
-    n_outputs: int
-    n_classes: int
-    outputs: str
-    dtype: Any
-
-    @property
-    def size(self) -> int:
-        """Rows of the measured kernel."""
-        return self.n_examples * (self.n_outputs if self.outputs == "full" else 1)
+from ntkdiag.monitor.optimizer_parameters import as_parameters_of
+from ntkdiag.monitor.probe_layout import ProbeLayout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,183 +30,153 @@ class Probe:
     """Everything a measurement needs besides the parameters.
 
     Attributes:
-        call: The public call, for messages.
         f: A Functional, or a callable `f(params, x)`.
         x: Probe examples; every leaf has leading axis N.
-        y: Labels: `[N]` integer classes, or `[N C]` targets; None leaves the alignment out.
+        y: Labels; None leaves the alignment out.
         top_k: Number of eigenvalues.
-        learning_rate: A number, an Optax schedule of the step, or None, which leaves the margin out.
-        momentum: Coefficient of momentum.
-        nesterov: Whether the momentum is Nesterov's.
-        loss: The loss that is trained.
-        loss_denominator: What its sum is divided by; None for the mean over examples, see `denominator`.
-        weight_decay: Decoupled weight decay, per unit of learning rate.
-        outputs: Reduction of the kernel, or "auto": full up to 2048 rows, else the mean over outputs.
+        descent: The update rule that is trained with; None leaves the margin out.
+        loss: The loss that is trained; None leaves all stability numbers out.
+        reduction: Reduction of the kernel, or "auto": full up to 2048 rows, else the mean over outputs.
         memory: Memory budget of the kernel, as `ntk` takes it.
         digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are being traced.
     """
 
-    call: str
     f: Callable[..., Any]
-    x: Any
+    x: PyTree
     y: Any
     top_k: int
-    learning_rate: Any
-    momentum: float
-    nesterov: bool
-    loss: Loss
-    loss_denominator: float | None
-    weight_decay: float
-    outputs: str
-    memory: Any
-    digest: str | None = dataclasses.field(init=False, default=None)
+    descent: Descent | None
+    loss: Loss | None
+    reduction: str
+    memory: int | float | str | None
+    digest: str | None = None
     _verified: bool = dataclasses.field(init=False, default=False)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        object.__setattr__(self, "x", jax.tree.map(_own, self.x))
-        object.__setattr__(self, "y", None if self.y is None else np.array(self.y))
-        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self.x)):
-            with jax.ensure_compile_time_eval():  # a chain may be built inside a trace, as inject_hyperparams does
-                object.__setattr__(self, "digest", digest_of(jax.tree.map(jnp.asarray, self.x)))
-        if isinstance(self.f, Functional):
-            self.layout(self.f.params)
-            self.verify(self.f.params)
+    @staticmethod
+    def of(
+        f: Callable[..., Any],
+        x: PyTree,
+        y: Any,
+        *,
+        top_k: int,
+        descent: DescentLike | None,
+        loss: LossLike | None,
+        reduction: str,
+        memory: int | float | str | None,
+    ) -> "Probe":
+        """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
+        rule = None if descent is None else as_descent(descent)
+        trained = as_loss(loss)
+        check_settings(f, x, top_k, rule, reduction, memory)
+        labels = None if y is None else np.array(y)
+        examples = jax.tree.map(_host_copy, x)
+        fingerprint = _fingerprint(examples)
+        probe = Probe(f, examples, labels, top_k, rule, trained, reduction, memory, fingerprint)
+        if isinstance(f, Functional):
+            probe.layout(f.params)
+            probe.verify(f.params)
+        return probe
 
     @property
     def mark(self) -> np.ndarray:
         """The beginning of the digest, as two integers; 0 for examples that are being traced."""
-        return np.frombuffer(bytes.fromhex(self.digest[:16]), np.int32) if self.digest else np.zeros(2, np.int32)
+        if self.digest is None:
+            return np.zeros(2, np.int32)
+        return np.frombuffer(bytes.fromhex(self.digest[:16]), np.int32)
 
     def parameters(self, params: Any) -> tuple[Any, Any]:
-        """See `as_parameters_of`.
-
-        Raises:
-            InvalidInputError: When there are no parameters.
-        """
+        """The optimizer's parameters in the structure `f` takes; see `as_parameters_of`."""
         if params is None:
             raise errors.InvalidInputError(
-                errors.message(
-                    self.call,
-                    expected="the parameters at every update",
-                    got="params=None",
-                    do="Pass them on: tx.update(updates, state, params).",
-                )
+                expected="the parameters at every update",
+                got="params=None",
+                do="Pass them on: tx.update(updates, state, params).",
             )
-        return as_parameters_of(self.f, params, call=self.call)
+        return as_parameters_of(self.f, params)
 
-    def layout(self, params: Any) -> Layout:
-        """Shapes and reduction of the kernel; nothing is computed.
-
-        Args:
-            params: Parameters in the structure `f` takes.
-
-        Returns:
-            The layout.
-        """
-        output = output_shape(self, params)
-        n_examples, n_outputs = output.shape[0], int(np.prod(output.shape[1:]))
-        n_classes = output.shape[-1] if len(output.shape) > 1 else 1
-        outputs = self.outputs
-        if outputs == "auto":
-            outputs = automatic(n_examples, n_outputs)
-        layout = Layout(n_examples, n_outputs, n_classes, outputs, _compat.at_least_float32(output.dtype))
-        check_fit(self, layout)
+    def layout(self, params: PyTree) -> ProbeLayout:
+        """Shapes and reduction of the kernel, once settings and labels fit it; nothing is computed."""
+        outputs = require_outputs(self.f, params, self.x)
+        reduction = self.reduction
+        if reduction == "auto":
+            reduction = automatic(outputs.shape[0], math.prod(outputs.shape[1:]))
+        dtype = _jax.at_least_float32(outputs.dtype)
+        layout = ProbeLayout(tuple(outputs.shape), reduction, dtype)
+        check_fit(layout, self.top_k, self.loss, self.y)
         return layout
 
-    def verify(self, params: Any) -> None:
-        """Check once, at the first parameters that are not traced, that examples do not interact.
-
-        Args:
-            params: Parameters in the structure `f` takes.
-        """
+    def verify(self, params: PyTree) -> None:
+        """Check once, at the first parameters that are not traced, that examples do not interact."""
         traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((params, self.x)))
-        if not (traced or self._verified):
-            check_independent(self, params)
-            object.__setattr__(self, "_verified", True)
+        if traced or self._verified:
+            return
+        require_independent(self.f, params, self.x)
+        object.__setattr__(self, "_verified", True)
 
-    def are_classes(self, layout: Layout) -> bool:
-        """Whether the labels are class numbers: one for every example, and for every position of it."""
-        positions = layout.n_outputs // layout.n_classes
-        one_each = self.y.ndim == 1 if positions == 1 else self.y.size == layout.n_examples * positions
-        return one_each and layout.n_classes > 1 and np.issubdtype(self.y.dtype, np.integer)
-
-    def denominator(self, layout: Layout) -> float:
-        """What the sum of the loss is divided by: for the softmax there is one loss at every position."""
-        if self.loss_denominator is not None:
-            return self.loss_denominator
-        positions = layout.n_outputs // layout.n_classes if self.loss == "cross_entropy" else 1
-        return float(layout.n_examples * positions)
-
-    def blank(self, layout: Layout) -> tuple[Measurement, jax.Array]:
+    def blank(self, layout: ProbeLayout) -> tuple[Measurement, jax.Array]:
         """The measurement, all NaN, and the reference kernel `[K K]` before the first measurement.
 
         The kernel is 0, for wrappers that choose between states by arithmetic, as `optax.contrib.sam`: 0 * NaN is NaN.
         """
-        return unmeasured(self.top_k, layout.dtype), jnp.zeros((layout.size, layout.size), layout.dtype)
+        kernel0 = jnp.zeros((layout.size, layout.size), layout.dtype)
+        return unmeasured(self.top_k, layout.dtype), kernel0
 
     def measure(
-        self, params: Any, layout: Layout, kernel0: jax.Array, *, step: Any, first: Any, unmoved: Any, rate: Any = None
+        self,
+        params: PyTree,
+        layout: ProbeLayout,
+        kernel0: jax.Array,
+        *,
+        step: Any,
+        first: Any,
+        unmoved: Any,
+        descent: Descent | None,
     ) -> tuple[Measurement, jax.Array]:
-        """`measure` on this probe.
-
-        Args:
-            params: Parameters in the structure `f` takes.
-            layout: The layout.
-            kernel0: The kernel drift is measured from.
-            step: The step.
-            first: True when no kernel has been measured yet.
-            unmoved: False when `f` holds arrays fixed that have moved.
-            rate: A learning rate that replaces the probe's own.
-
-        Returns:
-            The measurement and the new reference kernel.
-        """
-        rate = self.learning_rate if rate is None else rate
+        """`measure` on this probe, for an update rule whose schedule is evaluated at the step."""
         return measure(
             self.f.apply if isinstance(self.f, Functional) else self.f,
             params,
             jax.tree.map(jnp.asarray, self.x),
-            self._targets(layout),
+            self.y,
             kernel0,
             step=step,
             first=first,
             unmoved=unmoved,
             top_k=self.top_k,
-            outputs=layout.outputs,
+            shape=layout.output_shape,
+            reduction=layout.reduction,
             loss=self.loss,
-            loss_denominator=self.denominator(layout),
-            n_classes=layout.n_classes,
-            weight_decay=self.weight_decay,
-            learning_rate=rate(step) if callable(rate) else rate,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
+            descent=None if descent is None else descent.at(step),
             memory=self.memory,
         )
 
-    def reduces(self, params: Any) -> bool:
+    def reduces(self, params: PyTree) -> bool:
         """Whether `f` contains a reduction, as normalisation layers do; see `warn_if_untrusted_jit`."""
         return _has_reduction(jax.make_jaxpr(self.f)(params, self.x))
 
-    def _targets(self, layout: Layout) -> Any:
-        if self.y is None:
-            return None
-        if self.are_classes(layout):
-            targets = jax.nn.one_hot(jnp.asarray(self.y), layout.n_classes, dtype=layout.dtype)
-            return targets.reshape(layout.n_examples, layout.n_outputs)
-        return jnp.asarray(self.y, layout.dtype).reshape(layout.n_examples, layout.n_outputs)
 
-
-def _own(leaf: Any) -> Any:
-    # A host copy: it can be neither donated nor changed by the training loop, and follows the parameters' devices.
-    if isinstance(leaf, Tracer) or jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended):
+def _host_copy(leaf: Any) -> Any:
+    """A copy that can be neither donated nor changed by the training loop, and follows the parameters' devices."""
+    is_random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
+    if isinstance(leaf, Tracer) or is_random_key:
         return leaf
     return np.array(leaf)
 
 
+def _fingerprint(x: PyTree) -> str | None:
+    """SHA-256 of the examples; None while they are being traced."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x)):
+        return None
+    # A chain may be built inside a trace, as inject_hyperparams does.
+    with jax.ensure_compile_time_eval():
+        return digest_of(jax.tree.map(jnp.asarray, x))
+
+
 def _has_reduction(jaxpr: Any) -> bool:
-    equations = open_jaxpr(jaxpr)[0].eqns
-    return any(
-        equation.primitive.name.startswith("reduce_") or any(map(_has_reduction, sub_jaxprs(equation)))
-        for equation in equations
-    )
+    """Whether a jaxpr, or one nested in it, reduces."""
+    for equation in open_jaxpr(jaxpr)[0].eqns:
+        if equation.primitive.name.startswith("reduce_"):
+            return True
+        if any(map(_has_reduction, sub_jaxprs(equation))):
+            return True
+    return False

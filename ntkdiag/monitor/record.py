@@ -5,86 +5,125 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
-from ntkdiag.monitor.probe import Layout, Probe
+from ntkdiag.descent import Descent
+from ntkdiag.losses import CustomLoss, Loss
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.scalars import is_concrete
+
+NO_LOSS = "No loss was named: no stability numbers; pass loss=..."
 
 
 def convention_record(
-    probe: Probe, layout: Layout, *, name: str, every: Any, source: str, injected: bool = False
+    probe: Probe, layout: ProbeLayout, *, name: str, every: Any, source: str, injected: bool = False
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
-    Args:
-        probe: Model, probe batch and settings.
-        layout: Shape and reduction of the kernel.
-        name: Prefix of the names.
-        every: The schedule.
-        source: What writes, "watch" or "Monitor".
-        injected: Whether the learning rate is read from the optimizer state.
-
-    Returns:
-        The record.
+    `source` is what writes, "watch" or "Monitor"; `injected` says that the learning rate is read from the optimizer
+    state.
     """
     import ntkdiag
 
     return {
         "source": source,
         "name": name,
-        "schedule": repr(every) if dataclasses.is_dataclass(every) else getattr(every, "__name__", "own"),
-        "outputs": layout.outputs,
+        "schedule": _schedule(every),
+        "reduction": layout.reduction,
         "n_examples": layout.n_examples,
         "n_outputs": layout.n_outputs,
         "dtype": str(layout.dtype),
         "probe": probe.digest,
         "library": str(getattr(probe.f, "library", "callable")),
         "mode": str(getattr(probe.f, "mode", "unspecified")),
-        "loss": probe.loss,
-        "loss_denominator": _denominator(probe, layout),
-        "weight_decay": float(probe.weight_decay),
         "labels": probe.y is not None,
-        "learning_rate": "opt_state" if injected else _rate(probe.learning_rate),
-        "momentum": float(probe.momentum),
-        "nesterov": bool(probe.nesterov),
+        "loss": None if probe.loss is None else probe.loss.name,
+        "loss_denominator": _denominator(probe.loss, layout),
+        **_descent(probe.descent or Descent(), injected),
         "notes": _notes(probe, layout, injected),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
 
 
-def _denominator(probe: Probe, layout: Layout) -> float | str:
-    if probe.loss_denominator is not None:
-        return float(probe.loss_denominator)
-    return "examples" if probe.denominator(layout) == layout.n_examples else "examples and positions"
+def _schedule(every: Any) -> str:
+    """What the schedule is called: schedules of ours say what they are, functions their name."""
+    if dataclasses.is_dataclass(every):
+        return repr(every)
+    return getattr(every, "__name__", "own")
 
 
-def _rate(rate: Any) -> float | str | None:
-    if callable(rate) or isinstance(rate, Tracer):
+def _denominator(loss: Loss | None, layout: ProbeLayout) -> float | str | None:
+    """What the sum of the loss is divided by, in words where it is counted."""
+    if loss is None:
+        return None
+    if isinstance(loss, CustomLoss):
+        return "its own"
+    if getattr(loss, "denominator", None) is not None:
+        return float(loss.denominator_for(layout.output_shape))
+    if loss.denominator_for(layout.output_shape) == layout.n_examples:
+        return "examples"
+    return "examples and positions"
+
+
+def _descent(descent: Descent, injected: bool) -> dict[str, Any]:
+    """The update rule."""
+    learning_rate = descent.learning_rate
+    return {
+        "learning_rate": "opt_state" if injected else _written(learning_rate),
+        "momentum": _written(descent.momentum),
+        "momentum_kind": descent.kind,
+        "weight_decay": _written(descent.weight_decay),
+    }
+
+
+def _written(number: Any) -> float | str | None:
+    """A number of the update rule; what is a schedule, or is being traced, has no value yet."""
+    if number is None:
+        return None
+    if callable(number) or not is_concrete(number):
         return "schedule"
-    return None if rate is None else float(rate)
+    return float(number)
 
 
-def _notes(probe: Probe, layout: Layout, injected: bool) -> list[str]:
-    notes = []
-    reduced = layout.outputs != "full" and layout.n_outputs > 1
-    if reduced:
-        notes.append(
-            f"The kernel is reduced over outputs ({layout.outputs}): its largest eigenvalue is not that of the full "
-            "kernel, so the critical learning rate and the margin would be wrong and are NaN."
-        )
+def _notes(probe: Probe, layout: ProbeLayout, injected: bool) -> list[str]:
+    """What a reader has to know before trusting the numbers, and why some of them are NaN."""
+    notes = _notes_on_stability(probe, layout)
+    if layout.is_reduced:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
-    else:
-        notes.append(
-            f"Stability numbers use {layout.n_examples} probe examples; with few examples the largest eigenvalue per "
-            "example is estimated too high, which errs on the safe side."
-        )
-        notes.append("They hold for SGD with the recorded momentum, not for Adam.")
-    fixed = [path for path, leaf in getattr(probe.f, "fixed", {}).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    fixed = _fixed_arrays(probe)
     if fixed:
-        shown = ", ".join(sorted(fixed)[:5]) + (f" and {len(fixed) - 5} more" if len(fixed) > 5 else "")
-        notes.append(f"Held at the values they had when the measured function was built: {shown}.")
-    if probe.learning_rate is None and not injected:
+        listed = ", ".join(fixed[:5])
+        more = f" and {len(fixed) - 5} more" if len(fixed) > 5 else ""
+        notes.append(
+            f"Held at the values they had when the measured function was built: {listed}{more}."
+        )
+    has_rate = probe.descent is not None and probe.descent.learning_rate is not None
+    if probe.loss is not None and not has_rate and not injected:
         notes.append("No learning rate was given: the margin is NaN.")
     if probe.y is None:
         notes.append("No labels were given: the alignment is NaN.")
     notes.append("Eigenvalues below the noise floor of the kernel are NaN.")
     return notes
+
+
+def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
+    """Whether there is a critical learning rate, and what it holds for."""
+    if layout.is_reduced:
+        return [
+            f"The kernel is reduced over outputs ({layout.reduction}): its largest eigenvalue is "
+            "not that of the full kernel, so the critical learning rate and the margin would be "
+            "wrong and are NaN."
+        ]
+    if probe.loss is None:
+        return [NO_LOSS]
+    return [
+        f"Stability numbers use {layout.n_examples} probe examples; with few examples the largest "
+        "eigenvalue per example is estimated too high, which errs on the safe side.",
+        "They hold for SGD with the recorded momentum, not for Adam.",
+    ]
+
+
+def _fixed_arrays(probe: Probe) -> list[str]:
+    """Paths of the numbers that the measured function holds fixed, sorted."""
+    fixed = getattr(probe.f, "fixed", {})
+    return sorted(path for path, leaf in fixed.items() if jnp.issubdtype(leaf.dtype, jnp.inexact))

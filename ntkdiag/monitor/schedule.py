@@ -35,15 +35,13 @@ class Every:
 
     k: int
 
+    @errors.public
     def __post_init__(self) -> None:
         if not _is_integer(self.k) or self.k < 1:
             raise errors.InvalidInputError(
-                errors.message(
-                    f"Every({self.k!r})",
-                    expected="a positive integer number of steps",
-                    got=repr(self.k),
-                    do="Every(100) measures at steps 0, 100, 200, ...",
-                )
+                expected="a positive integer number of steps",
+                got=repr(self.k),
+                do="Every(100) measures at steps 0, 100, 200, ...",
             )
         object.__setattr__(self, "k", int(self.k))
 
@@ -69,24 +67,21 @@ class LogSpaced:
     base: float = 2.0
     per_decade: int | None = None
 
+    @errors.public
     def __post_init__(self) -> None:
-        if self.per_decade is not None and (not _is_integer(self.per_decade) or self.per_decade < 1):
+        if self.per_decade is not None and (
+            not _is_integer(self.per_decade) or self.per_decade < 1
+        ):
             raise errors.InvalidInputError(
-                errors.message(
-                    f"LogSpaced(per_decade={self.per_decade!r})",
-                    expected="a positive integer",
-                    got=repr(self.per_decade),
-                    do="LogSpaced(per_decade=5) measures five times in each factor of ten.",
-                )
+                expected="a positive integer",
+                got=repr(self.per_decade),
+                do="LogSpaced(per_decade=5) measures five times in each factor of ten.",
             )
         if not self.base > 1.0:
             raise errors.InvalidInputError(
-                errors.message(
-                    f"LogSpaced(base={self.base!r})",
-                    expected="a ratio of successive steps above 1",
-                    got=repr(self.base),
-                    do="LogSpaced(base=2) measures at steps 0, 1, 2, 4, 8, ...",
-                )
+                expected="a ratio of successive steps above 1",
+                got=repr(self.base),
+                do="LogSpaced(base=2) measures at steps 0, 1, 2, 4, 8, ...",
             )
 
     @property
@@ -114,16 +109,19 @@ class At:
 
     steps: tuple[int, ...]
 
+    @errors.public
     def __post_init__(self) -> None:
         steps = np.atleast_1d(np.asarray(self.steps))
-        if steps.size == 0 or steps.dtype.kind not in "iu" or steps.min() < 0 or steps.max() > LAST_STEP:
+        if (
+            steps.size == 0
+            or steps.dtype.kind not in "iu"
+            or steps.min() < 0
+            or steps.max() > LAST_STEP
+        ):
             raise errors.InvalidInputError(
-                errors.message(
-                    f"At({self.steps!r})",
-                    expected="at least one step, each an integer from 0 to 2**31 - 1",
-                    got=repr(self.steps),
-                    do="At((0, 10, 100)) measures at three steps.",
-                )
+                expected="at least one step, each an integer from 0 to 2**31 - 1",
+                got=repr(self.steps),
+                do="At((0, 10, 100)) measures at three steps.",
             )
         object.__setattr__(self, "steps", tuple(sorted({int(step) for step in steps.ravel()})))
 
@@ -132,12 +130,11 @@ class At:
         return _is_in(step, np.asarray(self.steps, np.int32))
 
 
-def as_schedule(every: Any, *, call: str) -> Schedule:
+def as_schedule(every: Any) -> Schedule:
     """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself.
 
     Args:
         every: Number of steps, or a schedule.
-        call: The public call, for the error message.
 
     Returns:
         The schedule.
@@ -150,12 +147,10 @@ def as_schedule(every: Any, *, call: str) -> Schedule:
     if callable(every):
         return every
     raise errors.InvalidInputError(
-        errors.message(
-            f"{call}(every={every!r})",
-            expected="a number of steps or a schedule",
-            got=f"a {type(every).__name__}",
-            do="Pass an int, Every(k), LogSpaced(), At((0, 10, 100)) or any function of the step.",
-        )
+        argument=f"every={every!r}",
+        expected="a number of steps or a schedule",
+        got=f"a {type(every).__name__}",
+        do="Pass an int, Every(k), LogSpaced(), At((0, 10, 100)) or any function of the step.",
     )
 
 

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ntkdiag._compat import warn_if_untrusted_jit
-from ntkdiag.analysis.curvature import Loss
+from ntkdiag import errors
+from ntkdiag._jax import warn_if_untrusted_jit
+from ntkdiag.descent import DescentLike
+from ntkdiag.losses import LossLike
 from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
@@ -60,6 +62,7 @@ class WatchState(NamedTuple):
     ntk_margin: Any
 
 
+@errors.public
 def watch(
     f: Callable[..., Any],
     x: Any,
@@ -67,13 +70,9 @@ def watch(
     *,
     every: int | Schedule = 100,
     top_k: int = 5,
-    learning_rate: float | Callable[[Any], Any] | None = None,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    loss: Loss = "mse",
-    loss_denominator: float | None = None,
-    weight_decay: float = 0.0,
-    outputs: str = "auto",
+    loss: LossLike | None = None,
+    descent: DescentLike | None = None,
+    reduction: str = "auto",
     writers: Sequence[Writer] = (),
     name: str = "ntk",
     memory: int | float | str | None = None,
@@ -84,7 +83,9 @@ def watch(
     the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step
     that is not scheduled computes one comparison. The last measurement is in the state (see `WatchState`).
 
-        tx = optax.chain(optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, learning_rate=0.1))
+        tx = optax.chain(
+            optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, loss="cross_entropy", descent=0.1)
+        )
 
     Writers are called on the host from inside the compiled step, asynchronously: call `jax.effects_barrier()` before
     reading what they wrote. A writer that raises is tried again, with one warning.
@@ -100,16 +101,12 @@ def watch(
             leaves the alignment out.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
-        learning_rate: Learning rate of the optimizer, a number or a schedule of the step; None leaves the margin out.
-        momentum: Its momentum.
-        nesterov: Whether the momentum is Nesterov's.
-        loss: The trained loss, as a mean over examples: "mse" is half the squared error summed over outputs,
-            "sigmoid_cross_entropy" the binary cross-entropy of the outputs as logits, summed over outputs,
-            "cross_entropy" that of the softmax over the last axis, a mean over examples and positions.
-        loss_denominator: What the sum of the loss is divided by, where it is not that mean: N C for a mean over outputs
-            too, N / 2 for a squared error without the half, with N examples of the probe.
-        weight_decay: Decoupled weight decay of the optimizer (`optax.adamw`-like), per unit of learning rate.
-        outputs: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or "auto", which is
+        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object of `ntkdiag.losses`
+            (which states what its sum is divided by), or a function `loss(outputs, y)`. None leaves out all numbers
+            about stability, which depend on it.
+        descent: How it is trained: a `Descent` with momentum and decay, or the learning rate of plain gradient descent,
+            a number or a schedule of the step. None leaves the margin out. The plain kernel says nothing about Adam.
+        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or "auto", which is
             "full" up to 2048 rows and "mean" beyond. Reduced kernels have no learning rate and no margin.
         writers: Objects with `write(step, values)`.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
@@ -124,16 +121,25 @@ def watch(
     """
     import optax
 
-    losses = loss, loss_denominator, weight_decay
-    probe = Probe("watch(f, x, y, ...)", f, x, y, top_k, learning_rate, momentum, nesterov, *losses, outputs, memory)
-    due = as_schedule(every, call="watch")
-    outbox = Outbox(writers, call="watch")
+    probe = Probe.of(
+        f, x, y, top_k=top_k, descent=descent, loss=loss, reduction=reduction, memory=memory
+    )
+    due = as_schedule(every)
+    outbox = Outbox(writers)
+    call = errors.current_call()
 
+    @errors.called(f"{call}.init(params)")
     def init(params: Any) -> WatchState:
         params, _ = probe.parameters(params)
         blank, kernel0 = probe.blank(probe.layout(params))
         probe.verify(params)
-        return _state(jnp.zeros([], jnp.int32), kernel0, jnp.asarray(-1, jnp.int32), jnp.asarray(probe.mark), blank)
+        return _state(
+            jnp.zeros([], jnp.int32),
+            kernel0,
+            jnp.asarray(-1, jnp.int32),
+            jnp.asarray(probe.mark),
+            blank,
+        )
 
     def measured(state: WatchState, params: Any) -> WatchState:
         params, unmoved = probe.parameters(params)
@@ -142,14 +148,23 @@ def watch(
             warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32 and probe.reduces(params))
         first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark)
         result, kernel0 = probe.measure(
-            params, layout, state.ntk_kernel0, step=state.ntk_count, first=first, unmoved=unmoved
+            params,
+            layout,
+            state.ntk_kernel0,
+            step=state.ntk_count,
+            first=first,
+            unmoved=unmoved,
+            descent=probe.descent,
         )
         record = convention_record(probe, layout, name=name, every=due, source="watch")
         if outbox.writers:  # a callback keeps JAX from caching the compiled step and from its fastest way to call it
             jax.debug.callback(functools.partial(_deliver, outbox, due, record), result)
-        reference = jnp.where(first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step)
+        reference = jnp.where(
+            first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step
+        )
         return _state(state.ntk_count, kernel0, reference, jnp.asarray(probe.mark), result)
 
+    @errors.called(f"{call}.update(updates, state, params)")
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args  # values for other transforms of the chain
         if params is None:
@@ -165,12 +180,18 @@ def watch(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _state(count: Any, kernel0: Any, reference_step: Any, mark: Any, measurement: Measurement) -> WatchState:
+def _state(
+    count: Any, kernel0: Any, reference_step: Any, mark: Any, measurement: Measurement
+) -> WatchState:
     numbers = {f"ntk_{name}": getattr(measurement, name) for name in QUANTITIES}
-    return WatchState(count, kernel0, reference_step, mark, measurement.step, measurement.status, **numbers)
+    return WatchState(
+        count, kernel0, reference_step, mark, measurement.step, measurement.status, **numbers
+    )
 
 
-def _deliver(outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement) -> None:
+def _deliver(
+    outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement
+) -> None:
     # Runs on the host inside the training step: an exception here would end the run.
     step = int(measurement.step)
     try:

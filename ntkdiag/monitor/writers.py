@@ -26,7 +26,7 @@ class Writer(Protocol):
         ...
 
 
-class Memory:
+class InMemory:
     """Keeps everything in lists, for notebooks and tests.
 
     Attributes:
@@ -68,14 +68,16 @@ class JsonLines:
         InvalidInputError: When it is a folder.
     """
 
+    @errors.public
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path).expanduser().absolute()
         self._record: dict[str, Any] = {}
         if self.path.is_dir():
             raise errors.InvalidInputError(
-                errors.message(
-                    f"JsonLines({str(path)!r})", expected="a file", got="a folder", do="Name a file in it: run.jsonl."
-                )
+                call=f"JsonLines({str(path)!r})",
+                expected="a file",
+                got="a folder",
+                do="Name a file in it: run.jsonl.",
             )
 
     def start(self, record: Mapping[str, Any]) -> None:
@@ -85,7 +87,9 @@ class JsonLines:
 
     def write(self, step: int, values: Values) -> None:
         """Append one measurement."""
-        if self._record and not _filled(self.path):  # the file was moved away: the new one says what its numbers mean
+        if self._record and not _filled(
+            self.path
+        ):  # the file was moved away: the new one says what its numbers mean
             self._line({"record": self._record})
         self._line({"step": step, **values})
 
@@ -117,7 +121,9 @@ class Terminal:
 
             self.console = Console()
         shown = [f"{name} {self._show(value)}" for name, value in values.items()]
-        self.console.print(f"step {step}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True)
+        self.console.print(
+            f"step {step}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
+        )
 
     def _show(self, value: Any) -> str:
         if isinstance(value, list):
@@ -125,7 +131,10 @@ class Terminal:
         return f"{value:.{self.digits}g}" if math.isfinite(value) else "-"
 
 
-def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+@errors.public
+def read_json_lines(
+    path: str | os.PathLike[str],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read a file that `JsonLines` wrote.
 
     Args:
@@ -137,7 +146,9 @@ def read_json_lines(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]],
     """
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for line in pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (
+        pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         try:
             content = json.loads(line)
         except json.JSONDecodeError:

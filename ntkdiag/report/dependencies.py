@@ -7,11 +7,8 @@ from ntkdiag import errors
 NEEDED = ("jinja2", "matplotlib")
 
 
-def require_report(call: str = "Comparison.save('report.html')") -> None:
+def require_report() -> None:
     """Refuse to start on a page when a library for it is missing.
-
-    Args:
-        call: The call to name in the message, in code form.
 
     Raises:
         MissingDependencyError: jinja2 or matplotlib is not installed.
@@ -19,12 +16,9 @@ def require_report(call: str = "Comparison.save('report.html')") -> None:
     missing = [name for name in NEEDED if not _installed(name)]
     if missing:
         raise errors.MissingDependencyError(
-            errors.message(
-                call,
-                expected=f"{' and '.join(NEEDED)}, which make the page",
-                got=f"no {' and no '.join(missing)}",
-                do='Run: pip install "ntkdiag[report]"',
-            )
+            expected=f"{' and '.join(NEEDED)}, which make the page",
+            got=f"no {' and no '.join(missing)}",
+            do='Run: pip install "ntkdiag[report]"',
         )
 
 

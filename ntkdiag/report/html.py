@@ -5,9 +5,9 @@ from typing import Any
 
 from ntkdiag.report import figures
 from ntkdiag.report.dependencies import require_report
-from ntkdiag.report.history import History, read_history
-from ntkdiag.report.methods import methods
-from ntkdiag.report.numbers import number, percent
+from ntkdiag.report.methods_paragraph import methods
+from ntkdiag.report.monitor_records import History, read_history
+from ntkdiag.report.number_text import number, percent
 from ntkdiag.report.reading import readings
 from ntkdiag.report.rows import kernel_rows, motion_rows, movement_rows, prediction_rows, task_rows
 
@@ -70,7 +70,9 @@ def _figures(comparison: Any, rows: list[Any]) -> dict[str, Any]:
         "heatmaps": figures.heatmaps(comparison),
         "movement": figures.movement(comparison),
         "prediction": figures.prediction(comparison),
-        "label_power": figures.label_power(comparison) if comparison.a.label_power is not None else "",
+        "label_power": figures.label_power(comparison)
+        if comparison.a.label_power is not None
+        else "",
         "history": figures.history(rows) if rows else "",
     }
     return {f"{name}_figure": Markup(text) for name, text in drawn.items()}
@@ -90,7 +92,11 @@ def _cards(comparison: Any) -> list[tuple[str, str, str]]:
     centred = float(comparison.drift.distance_centred)
     cards = [
         ("Kernel moved", number(centred, 3), "centred distance S_c, from 0 same to 1 unrelated"),
-        ("Kernel size", f"{number(b.trace / a.trace, 3)}×" if a.trace else "–", "trace of the kernel, B / A"),
+        (
+            "Kernel size",
+            f"{number(b.trace / a.trace, 3)}×" if a.trace else "–",
+            "trace of the kernel, B / A",
+        ),
         (
             "Linear model is off by",
             number(comparison.prediction.e1, 3),
@@ -101,10 +107,16 @@ def _cards(comparison: Any) -> list[tuple[str, str, str]]:
         value = f"{number(a.alignment, 2)} → {number(b.alignment, 2)}"
         cards.append(("Label alignment", value, "centred kernel-target alignment, A → B"))
     if a.accuracy is not None:
-        cards.append(("Accuracy", f"{percent(a.accuracy)} → {percent(b.accuracy)}", "on the probe, A → B"))
+        cards.append(
+            ("Accuracy", f"{percent(a.accuracy)} → {percent(b.accuracy)}", "on the probe, A → B")
+        )
     if a.margin is not None:
         value = f"{number(a.margin, 2)} → {number(b.margin, 2)}"
         cards.append(
-            ("Stability margin", value, f"at learning rate {facts['learning_rate']:g}; 1 is the edge of stability")
+            (
+                "Stability margin",
+                value,
+                f"at learning rate {facts['learning_rate']:g}; 1 is the edge of stability",
+            )
         )
     return cards

@@ -21,10 +21,14 @@ class Meaning:
 MEANINGS = {
     "trace": Meaning("trace", "tr Θ", "Sum of the eigenvalues: the overall speed of learning."),
     "largest": Meaning(
-        "largest eigenvalue", "λ₁", "Speed of the fastest mode; for squared error it sets the critical learning rate."
+        "largest eigenvalue",
+        "λ₁",
+        "Speed of the fastest mode; for squared error it sets the critical learning rate.",
     ),
     "participation": Meaning(
-        "participation ratio", "PR", "(Σλ)² / Σλ²: effective number of modes, weighted to the large ones."
+        "participation ratio",
+        "PR",
+        "(Σλ)² / Σλ²: effective number of modes, weighted to the large ones.",
     ),
     "entropy": Meaning(
         "entropy rank",
@@ -32,7 +36,9 @@ MEANINGS = {
         "exp(−Σ p log p), p = λ/Σλ, resolved eigenvalues only: falls when the kernel compresses.",
     ),
     "resolved": Meaning(
-        "resolved eigenvalues", "", "Eigenvalues above the noise floor; what lies below is rounding, not a number."
+        "resolved eigenvalues",
+        "",
+        "Eigenvalues above the noise floor; what lies below is rounding, not a number.",
     ),
     "floor": Meaning(
         "noise floor",
@@ -40,7 +46,9 @@ MEANINGS = {
         "Unit roundoff of the kernel's dtype × √size × λ₁, or that of the model × λ₁ if larger.",
     ),
     "loss": Meaning("loss on the probe", "L", "{loss_capital}."),
-    "accuracy": Meaning("accuracy on the probe", "", "Share of probe examples whose largest output is the label."),
+    "accuracy": Meaning(
+        "accuracy on the probe", "", "Share of probe examples whose largest output is the label."
+    ),
     "alignment": Meaning(
         "alignment with the labels",
         "cKTA",
@@ -65,7 +73,9 @@ MEANINGS = {
     "drift": Meaning("kernel drift", "D", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included."),
     "scale": Meaning("scale", "a", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size."),
     "rotation": Meaning("rotation", "φ", "Angle between the kernels: D² = (a − 1)² + (a tan φ)²."),
-    "distance": Meaning("kernel distance", "S", "1 − cosine between the kernels: direction without size."),
+    "distance": Meaning(
+        "kernel distance", "S", "1 − cosine between the kernels: direction without size."
+    ),
     "distance_centred": Meaning(
         "centred kernel distance",
         "S_c",
@@ -73,12 +83,22 @@ MEANINGS = {
     ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
     "e1": Meaning(
-        "linearization error", "e₁", "‖f_B − f_lin‖ / ‖f_B − f_A‖: below 0.1 the model linearized at A predicts B."
+        "linearization error",
+        "e₁",
+        "‖f_B − f_lin‖ / ‖f_B − f_A‖: below 0.1 the model linearized at A predicts B.",
     ),
     "e2": Meaning("quadratic error", "e₂", "The same for the quadratic Taylor model at A."),
-    "rms": Meaning("prediction error", "rms", "Of the linearized model at B's parameters, in units of the outputs."),
-    "max": Meaning("largest prediction error", "max", "Over examples and outputs, in units of the outputs."),
+    "rms": Meaning(
+        "prediction error",
+        "rms",
+        "Of the linearized model at B's parameters, in units of the outputs.",
+    ),
+    "max": Meaning(
+        "largest prediction error", "max", "Over examples and outputs, in units of the outputs."
+    ),
     "agreement": Meaning(
-        "same decision", "", "Share of probe examples where linearized model and B choose the same class."
+        "same decision",
+        "",
+        "Share of probe examples where linearized model and B choose the same class.",
     ),
 }

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ntkdiag.report.numbers import number, percent
+from ntkdiag.report.number_text import number, percent
 
 SLACK, EDGE, OVER = 0.5, 0.8, 1.1
 SILENT = 0.001  # share of the trace below which a leaf hardly takes part
@@ -24,11 +24,18 @@ def readings(comparison: Any) -> list[str]:
 
 
 def _motion(comparison: Any) -> str:
-    if zero := [name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.trace == 0]:
+    if zero := [
+        name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.trace == 0
+    ]:
         return f"At {' and '.join(zero)} the kernel is zero: no parameter moves the outputs on the probe."
-    growth, centred = comparison.b.trace / comparison.a.trace, float(comparison.drift.distance_centred)
+    growth, centred = (
+        comparison.b.trace / comparison.a.trace,
+        float(comparison.drift.distance_centred),
+    )
     if not math.isfinite(centred):
-        return f"Centred, one of the kernels is zero: how far it turned is undefined. {_grew(growth)}"
+        return (
+            f"Centred, one of the kernels is zero: how far it turned is undefined. {_grew(growth)}"
+        )
     turned = "hardly turned" if centred < 0.01 else "turned" if centred < 0.1 else "turned far"
     return f"The kernel {turned} (centred distance {number(centred, 3)}). {_grew(growth)}"
 
@@ -55,10 +62,16 @@ def _labels(comparison: Any) -> str:
     before, after = comparison.a.alignment, comparison.b.alignment
     if before is None:
         return ""
-    if undefined := [name for name, value in (("A", before), ("B", after)) if not math.isfinite(value)]:
+    if undefined := [
+        name for name, value in (("A", before), ("B", after)) if not math.isfinite(value)
+    ]:
         return f"Alignment with the labels is undefined at {' and '.join(undefined)}: centred, the kernel is zero."
     if before > 0 and after >= 1.2 * before:
-        turned = "turned towards the labels" if after >= 2 * before else "turned somewhat towards the labels"
+        turned = (
+            "turned towards the labels"
+            if after >= 2 * before
+            else "turned somewhat towards the labels"
+        )
         return f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions {turned}."
     if after < before / 1.2:
         return "Alignment with the labels fell: what the kernel learns fast is less what the labels ask for."
@@ -104,7 +117,9 @@ def _leaves(comparison: Any) -> str:
     if still and len(still) < len(leaves):
         said.append(f"Did not move: {_some(still)}; frozen, or without a gradient.")
     if silent:
-        said.append(f"Hardly takes part at B, below {percent(SILENT)} of the trace: {_some(silent)}.")
+        said.append(
+            f"Hardly takes part at B, below {percent(SILENT)} of the trace: {_some(silent)}."
+        )
     return " ".join(said)
 
 

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from ntkdiag.report.meanings import MEANINGS
-from ntkdiag.report.numbers import MISSING, number, percent, ratio
+from ntkdiag.report.number_text import MISSING, number, percent, ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,16 @@ def kernel_rows(comparison: Any) -> list[Row]:
         _pair(comparison, "largest", s.largest, t.largest),
         _pair(comparison, "participation", s.participation_ratio, t.participation_ratio),
         _pair(comparison, "entropy", s.entropy_rank, t.entropy_rank),
-        _row(comparison, "resolved", f"{s.rank:,} of {s.size:,}", f"{t.rank:,} of {t.size:,}", MISSING),
-        _row(comparison, "floor", number(float(s.noise_floor)), number(float(t.noise_floor)), MISSING),
+        _row(
+            comparison,
+            "resolved",
+            f"{s.rank:,} of {s.size:,}",
+            f"{t.rank:,} of {t.size:,}",
+            MISSING,
+        ),
+        _row(
+            comparison, "floor", number(float(s.noise_floor)), number(float(t.noise_floor)), MISSING
+        ),
     ]
 
 
@@ -54,8 +62,10 @@ def task_rows(comparison: Any) -> list[Row]:
         power = percent(float(a.label_power[k - 1])), percent(float(b.label_power[k - 1]))
         rows.append(_pair(comparison, "alignment", a.alignment, b.alignment))
         rows.append(_row(comparison, "power", *power, MISSING, k=k))
-    if a.critical_learning_rate is not None and comparison.facts["loss"] != "not used":
-        rows.append(_pair(comparison, "critical", a.critical_learning_rate, b.critical_learning_rate))
+    if a.critical_learning_rate is not None:
+        rows.append(
+            _pair(comparison, "critical", a.critical_learning_rate, b.critical_learning_rate)
+        )
     if a.margin is not None:
         rows.append(_pair(comparison, "margin", a.margin, b.margin))
     return rows
@@ -77,7 +87,10 @@ def motion_rows(comparison: Any) -> list[Row]:
 def prediction_rows(comparison: Any) -> list[Row]:
     """What the Taylor models at A explain of B."""
     prediction = comparison.prediction
-    rows = [_row(comparison, name, number(getattr(prediction, name))) for name in ("e1", "e2", "rms", "max")]
+    rows = [
+        _row(comparison, name, number(getattr(prediction, name)))
+        for name in ("e1", "e2", "rms", "max")
+    ]
     if prediction.agreement is not None:
         rows.append(_row(comparison, "agreement", percent(prediction.agreement)))
     return rows
@@ -107,5 +120,7 @@ def _row(comparison: Any, key: str, *values: str, **fields: Any) -> Row:
     meaning = MEANINGS[key]
     loss = comparison.facts["loss"]
     fields |= {**comparison.facts, "loss_capital": loss[:1].upper() + loss[1:]}
-    name, symbol, text = (part.format(**fields) for part in (meaning.name, meaning.symbol, meaning.text))
+    name, symbol, text = (
+        part.format(**fields) for part in (meaning.name, meaning.symbol, meaning.text)
+    )
     return Row(key, name, symbol, values, text)

@@ -15,9 +15,16 @@ import pytest
 from ntkdiag_tensorboard import TensorBoardWriter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ntkdiag.monitor import Memory, Monitor, Writer, watch
+from ntkdiag.monitor import watch
+from ntkdiag.monitor.hook import Monitor
+from ntkdiag.monitor.writers import InMemory, Writer
 
-VALUES = {"ntk_trace": 2.5, "ntk_margin": float("nan"), "ntk_eigenvalues": [2.0, 0.5, float("inf")], "ntk_status": 1}
+VALUES = {
+    "ntk_trace": 2.5,
+    "ntk_margin": float("nan"),
+    "ntk_eigenvalues": [2.0, 0.5, float("inf")],
+    "ntk_status": 1,
+}
 
 
 def read(logdir):
@@ -35,7 +42,7 @@ def test_follows_the_protocol(tmp_path):
 
 def test_scalars_histograms_and_record(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    record = {"name": "ntk", "outputs": "full", "notes": ["a note"]}
+    record = {"name": "ntk", "reduction": "full", "notes": ["a note"]}
     writer.start(record)
     writer.write(0, VALUES)
     writer.write(10, {**VALUES, "ntk_trace": 3.5})
@@ -82,7 +89,9 @@ def test_writes_after_close(tmp_path):
 @functools.cache
 def problem():
     rng = np.random.default_rng(0)
-    return {"w": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)}, rng.normal(size=(4, 3)).astype(np.float32)
+    return {"w": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)}, rng.normal(size=(4, 3)).astype(
+        np.float32
+    )
 
 
 def f(params, x):
@@ -92,8 +101,9 @@ def f(params, x):
 @pytest.mark.parametrize("kind", ["watch", "Monitor"])
 def test_from_training(tmp_path, kind):
     params, x = problem()
-    writer, memory = TensorBoardWriter(tmp_path), Memory()
-    options = {"every": 2, "top_k": 2, "learning_rate": 0.1, "writers": [writer, memory]}
+    writer, memory = TensorBoardWriter(tmp_path), InMemory()
+    options = {"every": 2, "top_k": 2, "writers": [writer, memory]}
+    options |= {"loss": "mse", "descent": 0.1}
     if kind == "watch":
         tx = watch(f, x, **options)
         state, update = tx.init(params), jax.jit(tx.update)
@@ -102,7 +112,7 @@ def test_from_training(tmp_path, kind):
             params = optax.apply_updates(params, jax.tree.map(lambda a: 0.1 * a, params))
         jax.effects_barrier()
     else:
-        monitor = Monitor(f, x, budget=None, **options)
+        monitor = Monitor(f, x, time_share=None, **options)
         for step in range(3):
             monitor(step, params)
     writer.close()
@@ -115,7 +125,9 @@ def test_from_training(tmp_path, kind):
 
 
 def test_entry_point():
-    project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())[
+        "project"
+    ]
     declared = project["entry-points"]["ntkdiag.writers"]
     entry = importlib.metadata.EntryPoint("tensorboard", declared["tensorboard"], "ntkdiag.writers")
     assert entry.load() is TensorBoardWriter

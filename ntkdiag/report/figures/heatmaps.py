@@ -18,7 +18,9 @@ def heatmaps(comparison: Any) -> str:
     axis = "example" if comparison.classes is None else "example, sorted by label"
     with figure(9.6, 4.3, columns=2) as (canvas, axes):
         for panel, image, name in zip(axes, images, "AB", strict=True):
-            drawn = panel.imshow(image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+            drawn = panel.imshow(
+                image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
+            )
             panel.set(title=f"Kernel {name}, centred", xlabel=axis)
             panel.grid(False)
             for bound in bounds:
@@ -43,7 +45,9 @@ def _reduced(kernel: Any) -> np.ndarray:
     return array / (np.trace(array) / len(array) or 1.0)
 
 
-def _sorting(classes: Any, n_examples: int) -> tuple[np.ndarray, list[float], list[tuple[float, str]]]:
+def _sorting(
+    classes: Any, n_examples: int
+) -> tuple[np.ndarray, list[float], list[tuple[float, str]]]:
     if classes is None:
         return np.arange(n_examples), [], []
     order = np.argsort(classes, kind="stable")

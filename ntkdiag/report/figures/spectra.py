@@ -19,7 +19,12 @@ def spectra(comparison: Any) -> str:
             hidden = spectrum.size - spectrum.rank
             said = f"noise floor {name}" + (f": {hidden} eigenvalues unresolved" if hidden else "")
             above = spectrum.noise_floor >= max(side.noise_floor for _, side, _ in sides)
-            beside = {"textcoords": "offset points", "va": "bottom" if above else "top", "color": colour, "fontsize": 8}
+            beside = {
+                "textcoords": "offset points",
+                "va": "bottom" if above else "top",
+                "color": colour,
+                "fontsize": 8,
+            }
             left.annotate(said, (1, spectrum.noise_floor), (2, 2 if above else -3), **beside)
         left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
         logarithmic(left, any(spectrum.rank for _, spectrum, _ in sides))
@@ -32,6 +37,11 @@ def _ratio(axes: Any, a: Any, b: Any) -> None:
     both = min(a.rank, b.rank)
     index = np.arange(1, both + 1)
     axes.axhline(1, color=FAINT, linewidth=1)
-    axes.plot(index, np.asarray(b.eigenvalues)[:both] / np.asarray(a.eigenvalues)[:both], color=INK, linewidth=1.4)
+    axes.plot(
+        index,
+        np.asarray(b.eigenvalues)[:both] / np.asarray(a.eigenvalues)[:both],
+        color=INK,
+        linewidth=1.4,
+    )
     logarithmic(axes, both > 0)
     axes.set(title="Change, B / A", xlabel="index, resolved on both sides")

@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-A_COLOUR, B_COLOUR = "#3b7dd8", "#e07b1f"  # blue and orange: told apart with every common kind of colour blindness
+A_COLOUR, B_COLOUR = (
+    "#3b7dd8",
+    "#e07b1f",
+)  # blue and orange: told apart with every common kind of colour blindness
 INK = "#010203"  # stands for the page's text colour
 FAINT = "#040506"  # stands for the page's line colour
 RASTER_DPI = 110
@@ -48,7 +51,9 @@ _RC = {
 
 
 @contextlib.contextmanager
-def figure(width: float, height: float, columns: int = 1, rows: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
+def figure(
+    width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
+) -> Iterator[tuple[Any, Any]]:
     """Open a figure in the house look, without pyplot and without touching the user's settings.
 
     Args:
@@ -89,9 +94,13 @@ def logarithmic(axes: Any, has_data: bool, *, x: bool = True, y: bool = True) ->
             axis.set_major_locator(LogLocator(numticks=7))
             axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
             low, high = axis.get_view_interval()
-            within = math.log10(high / low) < 1.5 if low > 0 else False  # few powers of ten: say what lies between
+            within = (
+                math.log10(high / low) < 1.5 if low > 0 else False
+            )  # few powers of ten: say what lies between
             axis.set_minor_locator(LogLocator(subs=(2.0, 5.0) if within else "auto"))
-            axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}") if within else NullFormatter())
+            axis.set_minor_formatter(
+                FuncFormatter(lambda value, _: f"{value:g}") if within else NullFormatter()
+            )
 
 
 def _power(value: float) -> str:
@@ -124,6 +133,11 @@ def svg(canvas: Any, name: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
-    for ours, theirs in ((INK, "currentColor"), (FAINT, "var(--line)"), (A_COLOUR, "var(--a)"), (B_COLOUR, "var(--b)")):
+    for ours, theirs in (
+        (INK, "currentColor"),
+        (FAINT, "var(--line)"),
+        (A_COLOUR, "var(--a)"),
+        (B_COLOUR, "var(--b)"),
+    ):
         text = text.replace(ours, theirs)
     return text

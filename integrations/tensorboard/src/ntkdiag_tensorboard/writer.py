@@ -23,7 +23,9 @@ class TensorBoardWriter:
         flush_secs: Longest time, in seconds, before what was written is on disk.
     """
 
-    def __init__(self, logdir: str | os.PathLike[str], *, prefix: str = "ntkdiag/", flush_secs: int = 30) -> None:
+    def __init__(
+        self, logdir: str | os.PathLike[str], *, prefix: str = "ntkdiag/", flush_secs: int = 30
+    ) -> None:
         self.logdir = os.fspath(logdir)
         self.prefix = prefix
         self.flush_secs = flush_secs
@@ -32,7 +34,9 @@ class TensorBoardWriter:
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record as a text."""
         name = record.get("name", "ntk")
-        self._open().add_text(f"{self.prefix}{name}_record", f"```\n{json.dumps(dict(record), indent=2)}\n```")
+        self._open().add_text(
+            f"{self.prefix}{name}_record", f"```\n{json.dumps(dict(record), indent=2)}\n```"
+        )
 
     def write(self, step: int, values: Mapping[str, float | list[float]]) -> None:
         """Write one measurement."""
@@ -54,7 +58,9 @@ class TensorBoardWriter:
             # tensorboardX names files by the second and opens them for writing: two writers in one folder would
             # overwrite each other.
             suffix = f".{uuid.uuid4().hex[:8]}"
-            self._events = SummaryWriter(self.logdir, flush_secs=self.flush_secs, filename_suffix=suffix)
+            self._events = SummaryWriter(
+                self.logdir, flush_secs=self.flush_secs, filename_suffix=suffix
+            )
         return self._events
 
     def _write_scalar(self, tag: str, value: float, step: int) -> None:

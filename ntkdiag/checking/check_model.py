@@ -1,0 +1,192 @@
+"""Look at a model the way the kernels will, before paying for one.
+
+The questions are asked in the order in which their answers mean something: a model that does not
+run has no other answers, one that draws random numbers by itself is no function, and where
+examples interact against the user's word the kernel is not defined. Whatever the model raises on
+the way becomes an answer, too.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian
+from ntkdiag.checking.findings import Finding, describe_leaves
+from ntkdiag.checking.result import SelfCheck
+from ntkdiag.checking.subject import Subject
+from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.models import functionalize
+from ntkdiag.models.functional import Functional
+
+EXAMPLES = 4
+_MODES = {
+    "eval": "dropout off, running statistics",
+    "dropout": "dropout on with one mask for all examples, running statistics",
+    "train": "dropout on with a mask for each example, statistics of the batch",
+    "train, fixed statistics": "dropout on with one mask for all examples, statistics of a batch "
+    "held fixed",
+}
+
+
+@errors.public
+def selfcheck(
+    model: Any,
+    *arguments: PyTree,
+    examples: Literal["independent", "joint"] = "independent",
+    call_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> SelfCheck:
+    """Say what is differentiated, what is held fixed, and whether the numbers can be trusted.
+
+    On the first examples of a batch: does the model run, is it deterministic, do examples interact
+    (one is changed and the outputs of the others are watched), does every input reach the outputs,
+    which parameters have no gradient, which dtypes are there, and is the kernel of two examples the
+    one that plain `jax.vjp` gives, in float64 or, where the model is another one there, without
+    compilation. What is wrong is said in the result, not raised.
+
+    Cost: a few forward passes of four examples, compiled and not, four backward passes of two:
+    seconds, most of which are compilation.
+
+    Args:
+        model: As for `functionalize`, or its result.
+        *arguments: The batch `x`, arrays with the example axis first; before it, for models that
+            do not carry their parameters, the variables: `selfcheck(model, x)`,
+            `selfcheck(module, variables, x)`, `selfcheck(f, params, x)`.
+        examples: ``"joint"`` where examples are meant to interact, as for `ntk`.
+        call_kwargs: Keyword arguments of `f(params, x, **call_kwargs)`.
+        **options: For `functionalize`: `mode`, `trainable`, `output`, ...
+
+    Returns:
+        A `SelfCheck`: print it for a table, ask `.ok` whether nothing is wrong.
+
+    Raises:
+        InvalidInputError: If there is no `x`, or `functionalize` refuses an argument.
+
+    Example:
+        >>> import jax.numpy as jnp, ntkdiag
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]])
+        >>> check = ntkdiag.selfcheck(lambda w, x: (x - x.mean(axis=0)) @ w, jnp.ones((2, 3)), x)
+        >>> check.ok, check["examples"].status
+        (False, 'wrong')
+    """
+    begun = time.perf_counter()
+    _require_batch(arguments)
+    *variables, batch = arguments
+    functional = functionalize(model, *variables, **options)
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf[:EXAMPLES]), batch)
+
+    findings = [_mode(functional.mode, examples)]
+    try:
+        # One by one: those from before an exception are kept.
+        for finding in _answers(functional, x, dict(call_kwargs or {}), examples == "joint"):
+            findings.append(finding)
+    except Exception as error:  # whatever the model raises is what the check is for
+        findings.append(_of_exception(error, findings))
+    return SelfCheck(
+        model=f"{functional.library} {functional.name}".strip(),
+        mode=functional.mode,
+        trainable=describe_leaves(functional.params),
+        fixed=describe_leaves(functional.fixed),
+        findings=tuple(findings),
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def _answers(
+    functional: Functional, x: PyTree, call_kwargs: Mapping[str, Any], joint: bool
+) -> Iterator[Finding]:
+    """Ask one question after the other, as long as the answers mean something."""
+    f = _with_keywords(functional, call_kwargs)
+    outputs = f(functional.params, x)
+    runs = outputs_and_gradients.runs(outputs, x)
+    yield runs
+    if runs.status == "wrong":
+        return
+    subject = Subject(
+        functional=functional,
+        call_kwargs=call_kwargs,
+        joint=joint,
+        f=f,
+        compiled=jax.jit(f),
+        x=x,
+        outputs=outputs,
+        roundoff=roundoff_of(f, functional.params, x),
+    )
+
+    deterministic = behaviour.deterministic(subject)
+    yield deterministic
+    if deterministic.status != "ok":
+        text = "it means something for a deterministic function only"
+        yield Finding("the rest", "not checked", text)
+        return
+    interaction = behaviour.interaction(subject)
+    yield interaction
+    # These hold whatever the examples do.
+    yield behaviour.inputs(subject)
+    yield outputs_and_gradients.dtypes(subject)
+
+    # The rows of the Jacobian answer both of the last questions.
+    pair = subject.first(2)
+    rows = plain_jacobian.rows_in_float64(pair)
+    if rows is None:
+        rows = plain_jacobian.rows_not_compiled(pair)
+    yield outputs_and_gradients.gradients(rows.rows, subject.params)
+    if interaction.status == "wrong":
+        text = "the kernel is not defined as long as the above is wrong"
+        yield Finding("engine", "not checked", text)
+    else:
+        yield plain_jacobian.compare_with_engine(pair, rows)
+
+
+def _with_keywords(
+    functional: Functional, call_kwargs: Mapping[str, Any]
+) -> Callable[[PyTree, PyTree], PyTree]:
+    def f(params: PyTree, x: PyTree) -> PyTree:
+        return functional(params, x, **call_kwargs)
+
+    return f
+
+
+def _mode(mode: str, examples: str) -> Finding:
+    """Say what the mode means; for a plain function nobody knows."""
+    if mode == "unspecified":
+        text = "a plain function: whether it trains or evaluates is its own affair"
+        return Finding("mode", "note", text)
+    meaning = _MODES.get(mode, "as its adapter has it")
+    return Finding("mode", "ok", f"{mode}: {meaning}; examples {examples}")
+
+
+def _of_exception(error: Exception, findings: list[Finding]) -> Finding:
+    """The answer in what a model raised: it does not run, or not with other numbers than these."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("ntkdiag:")]
+    text = "\n".join([f"{type(error).__name__}: {error}", *notes])
+    if any(finding.question == "runs" for finding in findings):
+        text = f"the model refuses other numbers than these: {text}"
+        return Finding("the rest", "not checked", text)
+    return Finding("runs", "wrong", text)
+
+
+def _require_batch(arguments: tuple[PyTree, ...]) -> None:
+    """Refuse a last argument that is no batch, and more than variables before it."""
+    leaves = jax.tree.leaves(arguments[-1]) if arguments else []
+    shapes = [np.shape(leaf) for leaf in leaves]
+    lengths = {shape[:1] for shape in shapes}
+    one_length = len(lengths) == 1 and lengths.isdisjoint({(), (0,)})
+    if one_length and len(arguments) <= 2:
+        return
+    got = "the model alone"
+    if arguments:
+        written = ", ".join(map(str, shapes)) or "no arrays"
+        got = f"{len(arguments)} arguments after the model, the last with {written}"
+    raise errors.InvalidInputError(
+        expected="the batch as last argument, arrays whose first axis is the examples",
+        got=got,
+        do="Pass selfcheck(model, x), or selfcheck(module, variables, x), or "
+        "selfcheck(f, params, x).",
+    )

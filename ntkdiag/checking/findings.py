@@ -1,0 +1,73 @@
+"""What a self-check is made of: answers to questions, and the arrays of the model."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag.models.paths import leaves_by_path
+
+Status = Literal["ok", "note", "wrong", "not checked"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The answer to one question.
+
+    Attributes:
+        question: What was asked, in a few words.
+        status: ``"ok"``; ``"note"``, worth a look; ``"wrong"``; or ``"not checked"``.
+        text: The answer.
+    """
+
+    question: str
+    status: Status
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of a model.
+
+    Attributes:
+        path: Its path; for linen the first part of a fixed array is its collection.
+        shape: Its shape.
+        dtype: Its dtype.
+        size: How many numbers it holds.
+        bytes: How many bytes they take.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    bytes: int
+
+
+def describe_leaves(tree: PyTree) -> tuple[Leaf, ...]:
+    """The leaves of a tree, or of a dictionary path -> array."""
+    return tuple(_describe_leaf(path, leaf) for path, leaf in leaves_by_path(tree).items())
+
+
+def _describe_leaf(path: str, leaf: Any) -> Leaf:
+    raw = leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raw = jax.random.key_data(leaf)  # a random key is an array of integers
+    return Leaf(
+        path=path,
+        shape=tuple(leaf.shape),
+        dtype=str(leaf.dtype),
+        size=int(np.prod(leaf.shape, dtype=int)),
+        bytes=int(raw.size * raw.dtype.itemsize),
+    )
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    """Write a list of names, and count those that are left out."""
+    text = ", ".join(names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text

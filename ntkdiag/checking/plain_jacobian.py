@@ -1,0 +1,161 @@
+"""The kernel of two examples by plain `jax.vjp`, beside that of the engine.
+
+The Jacobian is computed one row after the other: one example, one random direction v of the
+outputs, J^T v by one call of the transpose. Inner products of the rows are the kernel in these
+directions. In float64, where compilers and rounding do no harm, it is nearly exact; a model that
+is another one in float64 (it fixes a dtype, or draws other random numbers) is taken in its own
+dtype, operation by operation, so that no fusion of the compiler can go wrong.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Float64, PyTree
+
+from ntkdiag.checking.findings import Finding
+from ntkdiag.checking.subject import Subject
+from ntkdiag.engine.independence import largest_difference
+from ntkdiag.engine.ntk import ntk
+from ntkdiag.models.paths import leaves_by_path
+
+DIRECTIONS = 2
+IN_FLOAT64 = "in float64"
+NOT_COMPILED = "not compiled"
+
+
+@dataclasses.dataclass(frozen=True)
+class JacobianRows:
+    """Jacobian rows of every example along a few random output directions.
+
+    Attributes:
+        rows: For every example and direction, path -> gradient.
+        directions: The output directions.
+        how: How they were computed, in words.
+    """
+
+    rows: list[dict[str, np.ndarray]]
+    directions: Float64[np.ndarray, "c k"]
+    how: str
+
+    @property
+    def kernel(self) -> Float64[np.ndarray, "nk nk"]:
+        """Their inner products."""
+        kernel = np.empty((len(self.rows), len(self.rows)))
+        for i, a in enumerate(self.rows):
+            for j, b in enumerate(self.rows):
+                kernel[i, j] = sum(_inner_product(a[path], b[path]) for path in a)
+        return kernel
+
+    def error(self, kernel: ArrayLike) -> float:
+        """How far a kernel [n k n k] is from theirs, relative to the largest entry."""
+        plain_kernel = self.kernel
+        gap = np.abs(
+            np.asarray(kernel, np.float64).reshape(plain_kernel.shape) - plain_kernel
+        ).max()
+        return float(gap / max(np.abs(plain_kernel).max(), 1e-300))
+
+
+def _inner_product(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.vdot(a.astype(np.float64), b.astype(np.float64)))
+
+
+def rows_in_float64(subject: Subject) -> JacobianRows | None:
+    """The rows in float64; None where the model is another one there."""
+    try:
+        with jax.enable_x64(True):
+            params = jax.tree.map(_as_float64, subject.params)
+            x = jax.tree.map(_as_float64, subject.x)
+            # The transpose is a pytree, so that a compiled function can return it and take it.
+            outputs, transpose = jax.jit(functools.partial(_transposed, subject.f))(params, x)
+        if not subject.is_rounding(largest_difference(subject.outputs, outputs)):
+            return None
+        with jax.enable_x64(True):
+            return _rows(outputs, functools.partial(jax.jit(_pull_back), transpose), IN_FLOAT64)
+    except Exception:  # whatever it is that the model cannot do in float64, it need not
+        return None
+
+
+def rows_not_compiled(subject: Subject) -> JacobianRows:
+    """The rows in the dtype of the model, operation by operation."""
+    outputs, transpose = _transposed(subject.f, subject.params, subject.x)
+    return _rows(outputs, functools.partial(_pull_back, transpose), NOT_COMPILED)
+
+
+def compare_with_engine(subject: Subject, rows: JacobianRows) -> Finding:
+    """Is the engine's kernel the one of these rows?"""
+    dtype = jax.tree.leaves(subject.params)[0].dtype
+    directions = jnp.asarray(rows.directions, dtype)
+    kernel = ntk(
+        subject.functional.apply,
+        subject.params,
+        subject.x,
+        reduction=directions,
+        examples="joint" if subject.joint else "independent",
+        **subject.call_kwargs,
+    )
+    error = rows.error(kernel.array)
+    allowed = kernel.convention.coarsest(dtype) ** 0.5
+    text = (
+        f"kernel of {_counted(subject.count, 'example')}, "
+        f"{_counted(directions.shape[1], 'output direction')}: "
+        f"relative error {error:.1g} to plain jax.vjp, {rows.how}"
+    )
+    if error <= allowed:
+        return Finding("engine", "ok", text)
+    if rows.how == IN_FLOAT64:
+        # Is it rounding of the model, which plain rows in its dtype have too, or is it the engine?
+        error_in_dtype = rows_not_compiled(subject).error(kernel.array)
+        if error_in_dtype <= allowed:
+            text += f": rounding, for in {dtype} it is {error_in_dtype:.1g}"
+            return Finding("engine", "note", text)
+    return Finding("engine", "wrong", f"{text}, more than {allowed:.1g}: please report it")
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
+def _transposed(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> tuple[PyTree, Any]:
+    """Outputs, and v -> (J^T v,)."""
+    return jax.vjp(lambda params: f(params, x), params)
+
+
+def _pull_back(transpose: Callable[..., Any], cotangents: PyTree) -> PyTree:
+    """J^T v."""
+    return transpose(cotangents)[0]
+
+
+def _rows(outputs: PyTree, pull_back: Callable[[PyTree], PyTree], how: str) -> JacobianRows:
+    """Every row by itself, from the outputs and what pulls cotangents back."""
+    leaves, structure = jax.tree.flatten(outputs)
+    sizes = [int(np.prod(leaf.shape[1:], dtype=int)) for leaf in leaves]
+    # One direction is a vector over the outputs of all leaves: [c k], cut into [c_leaf k].
+    n_outputs = sum(sizes)
+    directions = np.random.default_rng(0).normal(size=(n_outputs, min(DIRECTIONS, n_outputs)))
+    directions = directions.astype(np.float16).astype(np.float64)  # the same in every dtype
+    directions_by_leaf = np.split(directions, np.cumsum(sizes)[:-1])
+
+    rows = []
+    for example in range(leaves[0].shape[0]):
+        for k in range(directions.shape[1]):
+            # Zero for all other examples: the row of this one, also where they interact.
+            cotangents = []
+            for leaf, of_leaf in zip(leaves, directions_by_leaf, strict=True):
+                cotangent = np.zeros(leaf.shape, leaf.dtype)
+                cotangent[example] = of_leaf[:, k].reshape(leaf.shape[1:])
+                cotangents.append(jnp.asarray(cotangent))
+            gradient = pull_back(jax.tree.unflatten(structure, cotangents))
+            by_path = leaves_by_path(gradient)
+            rows.append({path: np.asarray(leaf) for path, leaf in by_path.items()})
+    return JacobianRows(rows, directions, how)
+
+
+def _as_float64(leaf: Any) -> Any:
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(leaf, jnp.float64)
+    return leaf

@@ -1,0 +1,62 @@
+"""The model on a few examples, as the questions of a self-check look at it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag.engine import independence
+from ntkdiag.models.functional import Functional
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A model whose outputs are what they should be, on a few examples.
+
+    Attributes:
+        functional: The model.
+        call_kwargs: Keyword arguments of its calls.
+        joint: Whether examples are meant to interact.
+        f: `f(params, x)`, the model with these keyword arguments, operation by operation.
+        compiled: The same as a compiled function.
+        x: The examples.
+        outputs: f(params, x).
+        roundoff: Unit roundoff of f, the coarsest of the values on its way.
+    """
+
+    functional: Functional
+    call_kwargs: Mapping[str, Any]
+    joint: bool
+    f: Callable[[PyTree, PyTree], PyTree]
+    compiled: Callable[[PyTree, PyTree], PyTree]
+    x: PyTree
+    outputs: PyTree
+    roundoff: float
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the model."""
+        return self.functional.params
+
+    @property
+    def count(self) -> int:
+        """How many examples there are."""
+        return jax.tree.leaves(self.x)[0].shape[0]
+
+    def first(self, count: int) -> "Subject":
+        """The same model on the first examples."""
+        few = jax.tree.map(lambda leaf: leaf[:count], self.x)
+        outputs = self.compiled(self.params, few)
+        return dataclasses.replace(self, x=few, outputs=outputs)
+
+    def is_rounding(self, difference: float) -> bool:
+        """Whether rounding explains how far some outputs are from what they should be."""
+        return independence.is_rounding(
+            difference,
+            independence.largest_entry(self.outputs),
+            lambda params: self.compiled(params, self.x),
+            self.params,
+            self.roundoff,
+        )

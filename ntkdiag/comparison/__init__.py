@@ -1,0 +1,3 @@
+"""Two checkpoints -> what changed between them."""
+
+from ntkdiag.comparison.comparison import Comparison as Comparison

@@ -1,0 +1,108 @@
+"""What the numbers of a comparison mean, and what to know before trusting them."""
+
+import math
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from ntkdiag.comparison.measured import Measured
+from ntkdiag.comparison.settings import Settings
+from ntkdiag.comparison.sides import Side
+from ntkdiag.comparison.versions import installed_versions
+from ntkdiag.descent import Descent
+from ntkdiag.kernel.kernel import Kernel
+
+FEW_EXAMPLES = 256
+NO_LOSS = "none named"
+
+
+def facts(
+    a: Side, b: Side, settings: Settings, output_shape: tuple[int, ...], kernel: Kernel
+) -> dict[str, Any]:
+    """Conventions of a comparison by name, as text or number, in the order a reader wants them."""
+    descent = settings.descent or Descent()
+    loss = NO_LOSS
+    if settings.loss is not None:
+        loss = settings.loss.describe(output_shape)
+    leaves = jax.tree.leaves(a.functional.params)
+    return {
+        "model": f"{a.functional.library} {a.functional.name}".strip(),
+        "parameters": sum(int(np.prod(leaf.shape)) for leaf in leaves),
+        "parameter_dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
+        "mode": a.functional.mode,
+        "fixed_state_a": a.fixed_state,
+        "fixed_state_b": b.fixed_state,
+        "n_examples": settings.n_examples,
+        "n_outputs": math.prod(output_shape[1:]),
+        "probe_sha256": settings.probe,
+        "kernel": _reduction(kernel),
+        "kernel_dtype": str(kernel.dtype),
+        "loss": loss,
+        "learning_rate": descent.learning_rate,
+        "momentum": descent.momentum,
+        "descent": descent.describe(),
+        "backend": jax.default_backend(),
+        "versions": ", ".join(installed_versions(_relevant())),
+    }
+
+
+def notes(
+    a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b: Measured
+) -> tuple[str, ...]:
+    """What a reader has to know, in sentences: reductions, narrowed dtypes, damaged spectra, small probes."""
+    sentences = []
+    computed = {str(leaf.dtype) for leaf in jax.tree.leaves(a.functional.params)}
+    if "float64" in {*a.saved_dtypes, *b.saved_dtypes} and "float64" not in computed:
+        sentences.append(
+            "Parameters saved as float64 were computed in float32: switch on jax_enable_x64 to use "
+            "them as saved."
+        )
+    n_outputs = measured_a.kernel.convention.n_outputs
+    if settings.reduction != "full" and n_outputs > 1:
+        rows = settings.n_examples * n_outputs
+        sentences.append(
+            f"Kernels are reduced over outputs ({settings.reduction}): their largest eigenvalue is "
+            "not that of the full kernel, so no learning rate or margin is given; drift and "
+            "alignment are those of the reduced kernel. "
+            f'reduction="full" takes {rows:,} rows.'
+        )
+    elif settings.n_examples < FEW_EXAMPLES:
+        sentences.append(
+            f"With {settings.n_examples} probe examples the largest eigenvalue per example is "
+            "estimated too high; the critical learning rate errs on the safe side."
+        )
+    if settings.loss is None:
+        sentences.append("No loss was named: no stability numbers; pass loss=...")
+    for side in (measured_a, measured_b):
+        if side.spectrum.status != "ok":
+            sentences.append(
+                f"The spectrum of {side.label} is {side.spectrum.status}: do not rely on its "
+                "numbers."
+            )
+    if settings.y is None:
+        sentences.append(
+            "No labels were given: alignment, label power, loss and accuracy are left out, and "
+            "RICH cannot be found."
+        )
+    return tuple(sentences)
+
+
+def _reduction(kernel: Kernel) -> str:
+    side = kernel.matrix.shape[0]
+    name = {
+        "full": "full kernel J Jᵀ",
+        "mean": "mean over outputs, Σ_c Θ_cc / C",
+        "trace": "trace over outputs, Σ_c Θ_cc",
+        "sum-of-logits": "kernel of the summed outputs Σ_c f_c / √C",
+    }[kernel.convention.reduction]
+    return f"{name}, {side} × {side}"
+
+
+def _relevant() -> tuple[str, ...]:
+    return (
+        "jax",
+        *(name for name in ("flax", "equinox") if name in sys.modules),
+        "orbax-checkpoint",
+    )

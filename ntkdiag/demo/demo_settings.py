@@ -1,0 +1,29 @@
+"""Settings of the demo run."""
+
+import dataclasses
+
+from ntkdiag.demo.networks import Library
+
+LEARNING_RATE = 0.05
+MOMENTUM = 0.9
+BATCH = 128
+LOSS = "cross_entropy"
+PROBE_PER_CLASS = 6
+TOP_K = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoSettings:
+    """What can be chosen.
+
+    Attributes:
+        library: Library of the model.
+        steps: Number of updates.
+        every: Steps between two measurements of the kernel.
+        seed: Of data split, initialisation and batches.
+    """
+
+    library: Library = "linen"
+    steps: int = 300
+    every: int = 10
+    seed: int = 0

@@ -1,0 +1,94 @@
+"""The demo from beginning to end: train, watch, save, compare, report."""
+
+import pathlib
+
+from rich.console import Console
+
+from ntkdiag import errors
+from ntkdiag.comparison.compare import compare
+from ntkdiag.demo.demo_settings import LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS, DemoSettings
+from ntkdiag.demo.digits import load_digits
+from ntkdiag.demo.live import LiveView
+from ntkdiag.demo.networks import LIBRARIES, build
+from ntkdiag.demo.run_directory import RunDirectory, make_run_directory
+from ntkdiag.demo.saving import checkpointer
+from ntkdiag.demo.training import train
+from ntkdiag.descent import Descent
+from ntkdiag.monitor.writers import JsonLines
+from ntkdiag.report.comparison_table import terminal
+from ntkdiag.report.dependencies import require_report
+
+
+def run_demo(
+    settings: DemoSettings, out: pathlib.Path | None = None, console: Console | None = None
+) -> RunDirectory:
+    """Train a small network on the digits, watch its kernel, compare first and last checkpoint, write a report.
+
+    Args:
+        settings: Library, steps, schedule, seed.
+        out: Folder to make; None takes a fresh one under ``runs/``.
+        console: Where to print; None is standard output.
+
+    Returns:
+        The folder with log, checkpoints and report.
+
+    Raises:
+        InvalidInputError: A setting is out of range, or `out` exists.
+        MissingDependencyError: An optional library is not installed.
+    """
+    _check(settings)
+    require_report()  # before minutes of training, not after
+    digits = load_digits(settings.seed)
+    console = console or terminal()
+    run = make_run_directory(out, f"digits-{settings.library}")
+    run.write_settings(settings)
+    built = build(settings.library, settings.seed)
+    _say(
+        console,
+        f"{settings.library} CNN on 8x8 digits, {settings.steps} steps of SGD, learning rate {LEARNING_RATE}",
+    )
+    view, log = LiveView(settings.steps, console), JsonLines(run.log)
+    with checkpointer(run.checkpoints, settings.steps) as save, view:
+
+        def on_step(step, params, loss):
+            save(step, lambda: built.saved(params))
+            view.advance(step, loss)
+
+        train(built.functional, digits, settings, [log, view], on_step)
+    _say(console, "comparing the first and the last checkpoint")
+    x, y = digits.probe(PROBE_PER_CLASS)
+    comparison = compare(
+        f"{run.checkpoints}@0",
+        f"{run.checkpoints}@{settings.steps}",
+        model=built.model,
+        x=x,
+        y=y,
+        loss=LOSS,
+        descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
+    )
+    console.print(comparison)
+    comparison.save(run.report, history=run.log)
+    _say(console, f"report: {run.report}")
+    return run
+
+
+def _check(settings: DemoSettings) -> None:
+    wrong = None
+    if settings.library not in LIBRARIES:
+        wrong = "--model", f"one of {', '.join(LIBRARIES)}", settings.library
+    elif settings.steps < 1:
+        wrong = "--steps", "a positive number", settings.steps
+    elif settings.every < 1:
+        wrong = "--every", "a positive number", settings.every
+    if wrong:
+        option, expected, got = wrong
+        raise errors.InvalidInputError(
+            call=f"ntkdiag demo {option} {got}",
+            expected=expected,
+            got=str(got),
+            do="See: ntkdiag demo --help",
+        )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,201 @@
+"""How a model is trained: by gradient descent, with all that decides its stability, or by gradient flow.
+
+Gradient descent at learning rate eta with a preconditioner P and decoupled weight decay w is
+
+    theta <- theta - eta (P^-1 d + w theta),
+
+where the direction d follows the gradient g as `kind` says:
+
+- ``"heavy-ball"``: d <- beta d + g, as `optax.sgd(momentum=beta)`;
+- ``"nesterov"``: v <- beta v + g, d = beta v + g, as `optax.sgd(momentum=beta, nesterov=True)`;
+- ``"ema"``: d <- beta d + (1 - beta) g, as the first moment of Adam.
+
+On a quadratic loss of curvature h = lambda_max(P^-1/2 H P^-1/2) it diverges when
+
+    eta (h / tau + w / 2) > 1,
+
+by the characteristic roots of the recursion; tau is `Descent.threshold`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number, require_in_range
+
+MomentumKind: TypeAlias = Literal["heavy-ball", "nesterov", "ema"]
+LearningRate: TypeAlias = Number | Callable[[Any], Any]
+
+KINDS = ("heavy-ball", "nesterov", "ema")
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """Gradient descent, as far as its stability and its closed form depend on it; see the module for the update.
+
+    Attributes:
+        learning_rate: eta, or a schedule of the step; None where it is asked for (by `critical_learning_rate`), or
+            read elsewhere (by `Monitor`, from the state of the optimizer).
+        momentum: beta, in [0, 1).
+        kind: The kind of momentum, "heavy-ball", "nesterov" or "ema"; without momentum they are the same.
+        weight_decay: w, decoupled weight decay per unit of the learning rate.
+        preconditioner: P, as `ntk` takes it: a number, or a tree like the parameters of numbers or arrays; None for 1.
+
+    Raises:
+        InvalidInputError: When a number is out of its range, or the kind is unknown.
+
+    Example:
+        >>> Descent(0.1, momentum=0.5).threshold
+        3.0
+    """
+
+    learning_rate: LearningRate | None = None
+    momentum: Number = 0.0
+    kind: MomentumKind = "heavy-ball"
+    weight_decay: Number = 0.0
+    preconditioner: PyTree | None = None
+
+    @errors.public
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None and not callable(self.learning_rate):
+            do = "Learning rates are numbers, or schedules: functions of the step."
+            require_in_range(self.learning_rate, "learning_rate", 0.0, np.inf, do)
+        require_in_range(
+            self.momentum, "momentum", 0.0, 1.0, "Pass the optimizer's beta (Adam: b1)."
+        )
+        do = "It is decoupled, and per unit of the learning rate."
+        require_in_range(self.weight_decay, "weight_decay", 0.0, np.inf, do)
+        if self.kind not in KINDS:
+            raise errors.InvalidInputError(
+                expected=" or ".join(f'kind="{kind}"' for kind in KINDS),
+                got=repr(self.kind),
+                do="optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov; "
+                "Adam is ema.",
+            )
+
+    @property
+    def threshold(self) -> Number:
+        """tau: gradient descent on a quadratic diverges when eta times the curvature exceeds it.
+
+        2 (1 + beta) for heavy-ball, 2 (1 + beta) / (1 + 2 beta) for nesterov, 2 (1 + beta) / (1 - beta) for ema (38 at
+        beta = 0.9); all three are 2 without momentum.
+        Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484).
+        """
+        beta = self.momentum
+        if self.kind == "heavy-ball":
+            return 2.0 * (1.0 + beta)
+        if self.kind == "nesterov":
+            return 2.0 * (1.0 + beta) / (1.0 + 2.0 * beta)
+        return 2.0 * (1.0 + beta) / (1.0 - beta)
+
+    def critical_rate(self, curvature: Number) -> Number:
+        """The learning rate at which a quadratic of this curvature starts to diverge: 1 / (h / tau + w / 2)."""
+        return 1.0 / (curvature / self.threshold + 0.5 * self.weight_decay)
+
+    def margin(self, curvature: Number) -> Number:
+        """The learning rate over the critical one, eta (h / tau + w / 2).
+
+        Raises:
+            InvalidInputError: When the learning rate is not one number.
+        """
+        per_rate = curvature / self.threshold + 0.5 * self.weight_decay
+        return self.require_learning_rate() * per_rate
+
+    def describe(self) -> str:
+        """The numbers of the update rule in words."""
+        parts = []
+        if callable(self.learning_rate):
+            parts.append("a schedule of the learning rate")
+        elif self.learning_rate is not None:
+            parts.append(f"learning rate {float(self.learning_rate):g}")
+        kind = "" if self.kind == "heavy-ball" else f"{self.kind} "
+        parts.append(f"{kind}momentum {float(self.momentum):g}")
+        if self.weight_decay:
+            parts.append(f"weight decay {float(self.weight_decay):g}")
+        return " and ".join(parts)
+
+    def at(self, step: Any) -> "Descent":
+        """The update rule of one step: a schedule is evaluated there, a number stays."""
+        if not callable(self.learning_rate):
+            return self
+        return dataclasses.replace(self, learning_rate=self.learning_rate(step))
+
+    def require_learning_rate(self) -> Number:
+        """The learning rate as one number.
+
+        Raises:
+            InvalidInputError: When there is none, or it is a schedule.
+        """
+        if self.learning_rate is None:
+            raise errors.InvalidInputError(
+                expected="a learning rate in `descent`",
+                got="none",
+                do="Pass Descent(learning_rate, ...), or the learning rate itself.",
+            )
+        if callable(self.learning_rate):
+            raise errors.InvalidInputError(
+                expected="one learning rate in `descent`",
+                got="a schedule",
+                do="Evaluate it first: descent.at(step).",
+            )
+        return self.learning_rate
+
+
+# A schedule is a function: it belongs to the structure of the tree, a number is one of its leaves.
+def _flatten(descent: Descent) -> tuple[tuple, tuple]:
+    schedule = None
+    learning_rate = descent.learning_rate
+    if callable(learning_rate):
+        schedule, learning_rate = learning_rate, None
+    numbers = (learning_rate, descent.momentum, descent.weight_decay, descent.preconditioner)
+    return numbers, (descent.kind, schedule)
+
+
+def _unflatten(fixed: tuple, numbers: tuple) -> Descent:
+    kind, schedule = fixed
+    learning_rate, momentum, weight_decay, preconditioner = numbers
+    descent = object.__new__(Descent)  # what JAX holds in the place of numbers is not checked
+    vars(descent).update(
+        learning_rate=learning_rate if schedule is None else schedule,
+        momentum=momentum,
+        kind=kind,
+        weight_decay=weight_decay,
+        preconditioner=preconditioner,
+    )
+    return descent
+
+
+jax.tree_util.register_pytree_node(Descent, _flatten, _unflatten)
+
+
+@pytree()
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """Gradient flow, d theta / dt = -grad L: gradient descent of vanishing learning rate, t = learning rate x steps."""
+
+
+DescentLike: TypeAlias = Descent | LearningRate
+
+
+def as_descent(descent: DescentLike) -> Descent:
+    """Read the argument `descent`: a number, or a schedule, is the learning rate of plain gradient descent.
+
+    Raises:
+        InvalidInputError: When it is none of these, or the number is out of its range.
+    """
+    if isinstance(descent, Descent):
+        return descent
+    is_number = isinstance(descent, int | float | np.number | jax.Array)
+    if is_number or (callable(descent) and not isinstance(descent, type)):
+        return Descent(descent)
+    raise errors.InvalidInputError(
+        expected="`descent` as a Descent, or the learning rate of plain gradient descent",
+        got=f"a {type(descent).__name__}",
+        do="Pass ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
+    )

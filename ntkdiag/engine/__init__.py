@@ -1,0 +1,4 @@
+"""f, params, x -> kernels, from factored Jacobians."""
+
+from ntkdiag.engine.planning.plan import Plan as Plan
+from ntkdiag.engine.planning.plan import PlanRow as PlanRow

@@ -1,0 +1,1 @@
+"""The way in: what a kernel function is handed, checked and made ready."""

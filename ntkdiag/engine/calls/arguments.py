@@ -1,0 +1,217 @@
+"""Checks of what is handed to a kernel function, before any work.
+
+Every check names what was expected, what came, and what to do. None of them copies an array from a
+device: what lies on an accelerator is looked at there.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import _jax, errors
+
+# How many names or shapes a message lists.
+_MOST_NAMED = 5
+
+
+def is_traced(*trees: PyTree) -> bool:
+    """Whether any leaf is a tracer: the call is inside someone's jit, grad or vmap."""
+    return any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def check_function(f: Any) -> None:
+    """Something to call with parameters and examples; a linen module is called in another way."""
+    # Flax is not imported to look: its module is known by name.
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(f).__mro__}
+    is_linen = ("flax", "Module") in bases and hasattr(f, "apply") and hasattr(f, "init")
+    if callable(f) and not is_linen:
+        return
+    kind = type(f).__name__
+    raise errors.InvalidInputError(
+        expected="a function f(params, x)",
+        got=f"the linen module {kind}" if is_linen else f"a {kind}",
+        do="Turn a model into one: f, params = ntkdiag.functionalize(model, variables).",
+    )
+
+
+def check_params(params: PyTree, *, finite: bool = True) -> None:
+    """Every leaf is a live, real floating array, and with `finite` has no NaN or infinity."""
+    leaves = jax.tree.leaves(params)
+    if not leaves:
+        raise errors.InvalidInputError(
+            expected="at least one parameter",
+            got="an empty tree",
+            do="Pass the parameters of f.",
+        )
+    dtypes = [getattr(leaf, "dtype", None) for leaf in leaves]
+    # Few dtypes for many leaves: each is looked at once.
+    refused = {dtype for dtype in set(dtypes) if not _is_floating(dtype)}
+    if refused:
+        first = next(k for k, dtype in enumerate(dtypes) if dtype in refused)
+        kind = dtypes[first] or type(leaves[first]).__name__
+        raise errors.InvalidInputError(
+            expected="parameters that are real floating-point arrays",
+            got=f"{kind} at {_names(params, [first])[0]}",
+            do=_instead_of(params, leaves[first]),
+        )
+    check_alive(params, "params")
+    if finite and not is_traced(params):
+        _require_finite(params, leaves)
+
+
+def _is_floating(dtype: Any) -> bool:
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def _instead_of(params: PyTree, leaf: Any) -> str:
+    """What to do with a leaf that is no real floating array."""
+    if hasattr(params, "params"):
+        return "Pass its `params` alone."
+    if isinstance(leaf, float):
+        return "Make numbers arrays: jnp.asarray(1.0)."
+    if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.complexfloating):
+        return (
+            "Keep real and imaginary parts as two parameters, and join them in f with "
+            "jax.lax.complex."
+        )
+    return "Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off."
+
+
+def _require_finite(params: PyTree, leaves: Sequence[Any]) -> None:
+    """No leaf holds NaN or infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = [k for k, leaf in enumerate(leaves) if not _all_finite(leaf)]
+    if not numbers:
+        return
+    names = _names(params, numbers)
+    more = " and more" if len(names) > _MOST_NAMED else ""
+    raise errors.InvalidInputError(
+        expected="finite parameters",
+        got=f"NaN or infinity in {', '.join(names[:_MOST_NAMED])}{more}",
+        do="The run has diverged, or the checkpoint is damaged; pass check=False to compute "
+        "anyway.",
+    )
+
+
+def check_alive(tree: PyTree, name: str) -> None:
+    """No array was donated to a compiled function, or deleted."""
+    deleted = [k for k, leaf in enumerate(jax.tree.leaves(tree)) if _is_deleted(leaf)]
+    if deleted:
+        names = _names(tree, deleted)
+        raise errors.InvalidInputError(
+            expected=f"live arrays in {name}",
+            got=f"deleted buffers: {', '.join(names[:_MOST_NAMED])}",
+            do="They were donated to a compiled function: pass what that function returned "
+            "instead.",
+        )
+
+
+def _is_deleted(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, _jax.Tracer):
+        return False
+    return leaf.is_deleted()
+
+
+def check_alike(x: PyTree, x2: PyTree) -> None:
+    """Row and column examples are trees of the same structure; lengths of axes may differ."""
+    structure, structure2 = jax.tree.structure(x), jax.tree.structure(x2)
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
+    shapes2 = [np.shape(leaf) for leaf in jax.tree.leaves(x2)]
+    if structure == structure2 and [*map(len, shapes)] == [*map(len, shapes2)]:
+        return
+    raise errors.InvalidInputError(
+        expected="x2 as a tree of arrays like x, each with as many axes",
+        got=f"{structure} of shapes {shapes[:4]} and {structure2} of shapes {shapes2[:4]}",
+        do="Give both the same preprocessing.",
+    )
+
+
+def check_choice(value: Any, choices: tuple[str, ...], argument: str) -> None:
+    """One of a few names."""
+    if value not in choices:
+        raise errors.InvalidInputError(
+            argument=argument,
+            expected=" or ".join(map(repr, choices)),
+            got=repr(value),
+            do="Choose one of them.",
+        )
+
+
+def check_directory(path: str | os.PathLike | None, name: str) -> None:
+    """A directory that exists and can be written to, or None."""
+    if path is None:
+        return
+    directory = os.path.expanduser(path)
+    if os.path.isdir(directory) and os.access(directory, os.W_OK):
+        return
+    raise errors.InvalidInputError(
+        argument=f"{name}={str(path)!r}",
+        expected="a directory that can be written to",
+        got=repr(path),
+        do="Create it first.",
+    )
+
+
+def batch_size(x: PyTree, name: str) -> int:
+    """Length of the example axis, shared by all leaves."""
+    check_alive(x, name)
+    leaves = jax.tree.leaves(x)
+    # None stands for what has no axis at all; one size that is not zero is what it should be.
+    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+    if len(sizes) == 1:
+        size = sizes.pop()
+        if size:
+            return int(size)
+    shapes = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x)[:_MOST_NAMED]:
+        kind = np.shape(leaf) if hasattr(leaf, "shape") else f"a {type(leaf).__name__}"
+        shapes.append(f"{name}{jax.tree_util.keystr(path)}: {kind}")
+    do = (
+        "Add an example axis in front, or drop the empty batch. A dataclass of arrays has to be "
+        "registered with jax.tree_util.register_dataclass."
+    )
+    if any(isinstance(leaf, int | float) for leaf in leaves):
+        do = "Make lists of numbers an array: jnp.asarray(...)."
+    raise errors.InvalidInputError(
+        expected=f"{name} as arrays whose first axis is the examples, the same for all, at least "
+        "one",
+        got=", ".join(shapes) or "no arrays",
+        do=do,
+    )
+
+
+def _names(tree: PyTree, numbers: list[int]) -> list[str]:
+    """Paths of some leaves, by their numbers."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return [jax.tree_util.keystr(paths[k]) or "the only leaf" for k in numbers]
+
+
+def all_zero(leaf: Any) -> bool:
+    """Whether an array holds nothing but zeros."""
+    if _lies_off_host(leaf):
+        return not jnp.any(leaf)
+    return not np.any(np.asarray(leaf))
+
+
+def _all_finite(leaf: Any) -> bool:
+    """Whether an array holds no NaN or infinity."""
+    if _lies_off_host(leaf):
+        return bool(jnp.isfinite(leaf).all())
+    array = np.asarray(leaf)
+    if array.dtype.itemsize < 4:  # numpy adds half precision slowly, and overflows
+        array = array.astype(np.float32)
+    # The sum settles it in one cheap pass, unless it overflows.
+    return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
+
+
+def _lies_off_host(leaf: Any) -> bool:
+    """Whether an array lies on an accelerator, or in several processes: it is not copied here."""
+    if not isinstance(leaf, jax.Array):
+        return False
+    return not leaf.is_fully_addressable or next(iter(leaf.devices())).platform != "cpu"

@@ -1,0 +1,167 @@
+"""One call of `ntk` or `plan`: what the user handed in, checked before any work.
+
+A `Call` is a pytree whose leaves are everything that may lie on devices: it goes as a whole through
+a mesh, into a trace, or is looked through for tracers. What is no array (functions, options) stays
+with its structure.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag.engine import precision
+from ntkdiag.engine.calls import arguments
+from ntkdiag.engine.calls.preconditioner import Preconditioner
+from ntkdiag.kernel.reduction import Projection, RandomProjections
+from ntkdiag.kernel.tied_outputs import TiedOutputs
+
+Examples = Literal["independent", "joint"]
+Memory = int | float | str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options:
+    """How a kernel is asked for; see `ntk` for those that it takes.
+
+    Attributes:
+        reduction: Over outputs; `TiedOutputs` too, which `ntk` does not take.
+        per_leaf: Whether kernels of leaves, or of groups of them, are asked for.
+        memory: Budget; None is half of what is free.
+        spill: Directory for factors that do not fit.
+        precision: Name of the rounding policy of the products.
+        examples: Whether examples interact; None follows the function.
+        check: Whether parameters are finite and examples independent is verified.
+        progress: Whether tiles show a bar.
+        prefer: Internal, as what follows: "dense" or "structured": this kind of contraction
+            wherever it can be had.
+        most_examples: Largest number of examples of a tile; None for as many as fit.
+    """
+
+    reduction: str | Projection | RandomProjections | TiedOutputs = "mean"
+    per_leaf: bool | str | Sequence[str] = False
+    memory: Memory | None = None
+    spill: str | os.PathLike | None = None
+    precision: str = "highest"
+    examples: Examples | None = None
+    check: bool = True
+    progress: bool = False
+    prefer: Literal["dense", "structured"] | None = None
+    most_examples: int | None = None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x", "kwargs"], meta_fields=["f"])
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows or columns of a kernel: a function, and the examples at which it is differentiated.
+
+    Attributes:
+        f: `f(params, x, **kwargs)`.
+        x: The examples: arrays with the example axis first.
+        kwargs: Keyword arguments of f; arrays among them are shared by all examples.
+    """
+
+    f: Callable[..., PyTree]
+    x: PyTree
+    kwargs: dict[str, Any]
+
+    @functools.cached_property
+    def n(self) -> int:
+        """Number of examples."""
+        return jax.tree.leaves(self.x)[0].shape[0]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "rows", "columns", "preconditioner"],
+    meta_fields=["options"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call.
+
+    Attributes:
+        params: Parameters of both functions.
+        rows: The row examples.
+        columns: The column examples; None where they are the rows.
+        preconditioner: P as it was handed in, and after `read` a `Preconditioner`.
+        options: The rest.
+    """
+
+    params: PyTree
+    rows: Batch
+    columns: Batch | None
+    preconditioner: PyTree
+    options: Options
+
+    @staticmethod
+    def of(
+        f: Callable[..., PyTree],
+        params: PyTree,
+        x: PyTree,
+        x2: PyTree,
+        f2: Callable[..., PyTree] | None,
+        preconditioner: PyTree,
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> "Call":
+        """A call as `ntk` has it: x2 or f2 may be left out, and keyword arguments are shared."""
+        # With the same function and the same examples one triangle of the kernel is enough.
+        columns = None
+        if x2 is not None or f2 is not None:
+            columns = Batch(f2 or f, x if x2 is None else x2, kwargs)
+        return Call(params, Batch(f, x, kwargs), columns, preconditioner, options)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Rows, and columns where they are others."""
+        return [self.rows] if self.columns is None else [self.rows, self.columns]
+
+    @property
+    def joint(self) -> bool:
+        """Whether the batch is differentiated as a whole, because examples may interact."""
+        if self.options.examples is None:
+            return any(getattr(batch.f, "joint", False) is True for batch in self.batches)
+        return self.options.examples == "joint"
+
+    def outputs(self) -> list[PyTree]:
+        """Outputs of both functions."""
+        return [batch.f(self.params, batch.x, **batch.kwargs) for batch in self.batches]
+
+
+def read(call: Call) -> Call:
+    """The call with everything checked, numpy arrays made JAX arrays, and 1/P made of P.
+
+    Raises:
+        InvalidInputError: Parameters, inputs or an option are not as `ntk` describes them.
+    """
+    # What needs no look at an array first.
+    options = call.options
+    for batch in call.batches:
+        arguments.check_function(batch.f)
+    arguments.check_params(call.params, finite=options.check)
+    if options.examples is not None:
+        arguments.check_choice(options.examples, ("independent", "joint"), "examples=...")
+    arguments.check_directory(options.spill, "spill")
+    precision.policy(options.precision)
+
+    # From here on all arrays are JAX's: their dtypes are those the session allows.
+    call = jax.tree.map(_as_jax, call)
+    arguments.batch_size(call.rows.x, "x")
+    if call.columns is not None:
+        arguments.batch_size(call.columns.x, "x2")
+        if call.columns.f is call.rows.f:  # another function may take other inputs
+            arguments.check_alike(call.rows.x, call.columns.x)
+    inverse = Preconditioner.of(call.preconditioner, call.params)
+    return dataclasses.replace(call, preconditioner=inverse)
+
+
+def _as_jax(leaf: Any) -> Any:
+    """A numpy array as a JAX array; everything else (a flag, a name) as it is."""
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf

@@ -1,0 +1,45 @@
+"""Calls inside someone's jit whose arrays are constants there.
+
+A kernel of constants could become a part of the surrounding program, where XLA would evaluate it
+with its slow interpreter. So it is computed while that program is being traced, and the result is
+the constant. Where f closes over values of that trace there is no way around: it becomes a part of
+it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import _jax
+from ntkdiag.engine.calls.arguments import is_traced
+
+
+def evaluated(
+    run: Callable[..., Any], arrays: tuple[PyTree, ...], outputs: Callable[[], PyTree]
+) -> Any:
+    """`run(*arrays)`, computed now if nothing of it is traced; `outputs()` calls its functions."""
+    if is_traced(arrays) or not _jax.staging():
+        return run(*arrays)
+    if _closes_over_tracers(outputs):
+        # Constants would be folded: they are made values that the compiler does not look through.
+        return run(*jax.tree.map(_staged, arrays))
+    with jax.ensure_compile_time_eval():
+        return run(*arrays)
+
+
+def _closes_over_tracers(outputs: Callable[[], PyTree]) -> bool:
+    try:
+        consts = _jax.open_jaxpr(jax.make_jaxpr(outputs)())[1]
+    except Exception:  # what is wrong with the functions comes up again, with a better message
+        return False
+    return is_traced(consts)
+
+
+def _staged(leaf: Any) -> Any:
+    """An array as a value of the trace under way; anything else as it is."""
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return jax.lax.optimization_barrier(leaf)
+    return leaf

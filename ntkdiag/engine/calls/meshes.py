@@ -1,0 +1,109 @@
+"""Arrays over a mesh with explicit axes: what is computed from them is laid out automatically.
+
+Who it is for: somebody spreads a batch over devices with `jax.make_mesh(...)`, whose axes are
+explicit unless one asks for others, and calls `ntk` on it. With explicit axes JAX asks whoever
+writes a product of two spread factors how its result is laid out; the products of a kernel are
+ours, not the user's, so XLA chooses. Without this every such call would end in an error about a
+product nobody has written.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from ntkdiag import _jax, errors
+from ntkdiag.engine.calls.arguments import is_traced
+
+
+def explicit(tree: PyTree) -> Mesh | None:
+    """The first mesh with explicit axes among those of the arrays of a tree."""
+    for sharding in _explicit_shardings(tree):
+        return sharding.mesh
+    return None
+
+
+def spread(tree: PyTree) -> Mesh | None:
+    """The first such mesh over which an array is spread; None where all are whole everywhere."""
+    for sharding in _explicit_shardings(tree):
+        if any(sharding.spec):
+            return sharding.mesh
+    return None
+
+
+def within(arrays: PyTree, closes_over: bool) -> Mesh | None:
+    """The mesh within which a kernel is computed with automatic axes; None where none is needed.
+
+    An f that closes over arrays with explicit axes cannot be computed so. It need not be as long as
+    nothing is spread.
+
+    Raises:
+        UnsupportedModelError: f closes over one, and something is spread.
+    """
+    mesh = explicit(arrays)
+    if mesh is None or not closes_over:
+        return mesh
+    if not spread(arrays):
+        return None
+    raise errors.UnsupportedModelError(
+        expected="f to take arrays laid out over a mesh with explicit axes as arguments",
+        got="an f that closes over one, such as frozen parameters or statistics",
+        do="Pass it as a keyword argument of f, or lay everything out over a mesh with automatic "
+        "axes: jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto, ...)).",
+    )
+
+
+def automatically(function: Callable[..., Any], mesh: Mesh, *arguments: PyTree) -> Any:
+    """`function(*arguments)`, traced and run with the explicit axes of a mesh automatic.
+
+    Arrays on devices come back whole on every device of the mesh. Everything else is handed through
+    as it is.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    # What the function returned, for what is no array in it: only arrays can leave `auto_axes`.
+    results: list = []
+    structure_of_results = None
+
+    def on_arrays(*arrays: jax.Array) -> list[jax.Array]:
+        nonlocal structure_of_results
+        inside = structure.unflatten(_with_arrays(leaves, arrays))
+        results[:], structure_of_results = jax.tree.flatten(function(*inside))
+        return [leaf for leaf in results if isinstance(leaf, jax.Array)]
+
+    explicit_axes = []
+    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
+        if kind == AxisType.Explicit:
+            explicit_axes.append(name)
+    whole_everywhere = NamedSharding(mesh, PartitionSpec())
+    # Whole on every device at the end: anything may be done with the result.
+    run: Any = jax.sharding.auto_axes(
+        on_arrays, axes=tuple(explicit_axes), out_sharding=whole_everywhere
+    )
+    if is_traced(arrays):  # inside a trace `auto_axes` needs a program of its own
+        run = jax.jit(run)
+    computed = run(*arrays)
+    return jax.tree.unflatten(structure_of_results, _with_arrays(results, computed))
+
+
+def _with_arrays(leaves: list, arrays: Any) -> list:
+    """The leaves, with these arrays in place of those among them."""
+    remaining = iter(arrays)
+    return [next(remaining) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+
+
+def _explicit_shardings(tree: PyTree) -> Iterator[Any]:
+    """Shardings of the arrays of a tree that lie on a mesh with explicit axes."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array):
+            sharding = _sharding(leaf)
+            mesh = getattr(sharding, "mesh", None)
+            if mesh is not None and AxisType.Explicit in mesh.axis_types:
+                yield sharding
+
+
+def _sharding(leaf: jax.Array) -> Any:
+    """The sharding of an array, or of what a tracer stands for."""
+    return jax.typeof(leaf).sharding if isinstance(leaf, _jax.Tracer) else leaf.sharding

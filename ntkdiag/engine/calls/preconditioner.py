@@ -1,0 +1,111 @@
+"""P of the preconditioned kernel J P^-1 J^T: one number, one per leaf, or one per parameter."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag import _jax, errors
+
+_MOST_NAMED = 6
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["inverse"], meta_fields=["kind"])
+@dataclasses.dataclass(frozen=True)
+class Preconditioner:
+    """P, read once.
+
+    Attributes:
+        kind: "none", "scalar", "per leaf" or "elementwise".
+        inverse: 1/P by leaf, a number or [P] each; None for "none".
+    """
+
+    kind: str
+    inverse: list[Float[Array, "..."]] | None
+
+    @staticmethod
+    def of(preconditioner: PyTree, params: PyTree) -> "Preconditioner":
+        """Read `preconditioner=`: None, a number, or a pytree like params of numbers or arrays.
+
+        Raises:
+            InvalidInputError: The tree or a shape does not match, or a value is not positive.
+        """
+        if preconditioner is None:
+            return Preconditioner("none", None)
+        leaves = jax.tree.leaves(params)
+        # One number for all, or a tree that is read leaf by leaf.
+        one_number = _is_leaf(preconditioner) and not jnp.ndim(preconditioner)
+        if one_number:
+            values = [jnp.asarray(preconditioner)] * len(leaves)
+        else:
+            _require_tree(preconditioner, params)
+            values = [jnp.asarray(value) for value in jax.tree.leaves(preconditioner)]
+        _require_shapes(values, leaves)
+        _require_positive(values)
+
+        # The kind decides which parts of the Jacobian may be contracted together.
+        kind = "per leaf"
+        if any(value.ndim and value.size > 1 for value in values):
+            kind = "elementwise"
+        elif all(value is values[0] for value in values):
+            kind = "scalar"
+        flat = [value.reshape(-1) if value.ndim else value for value in values]
+        return Preconditioner(kind, [1 / value for value in flat])
+
+
+def _is_leaf(tree: PyTree) -> bool:
+    """Whether a tree is a single leaf."""
+    return jax.tree.structure(tree) == jax.tree.structure(0.0)
+
+
+def _require_tree(preconditioner: PyTree, params: PyTree) -> None:
+    """P has a leaf for every parameter."""
+    paths, paths_of_params = _paths(preconditioner), _paths(params)
+    if paths == paths_of_params:
+        return
+    more = ", ..." if len(paths) > _MOST_NAMED else ""
+    raise _not_a_preconditioner(
+        got=f"a tree with {', '.join(paths[:_MOST_NAMED])}{more}",
+        do=f"Give it the tree of params: {', '.join(paths_of_params[:_MOST_NAMED])}.",
+    )
+
+
+def _require_shapes(values: Sequence[Array], leaves: Sequence[Array]) -> None:
+    """Every value is a number or an array of the shape of its parameter."""
+    for value, leaf in zip(values, leaves, strict=True):
+        if value.ndim and value.shape != leaf.shape:
+            shapes = [value.shape for value in values][:_MOST_NAMED]
+            raise _not_a_preconditioner(f"shapes {shapes}", "Give it the shapes of params.")
+
+
+def _require_positive(values: Sequence[Array]) -> None:
+    """No value that is known is zero, negative or NaN."""
+    for value in values:
+        if not isinstance(value, _jax.Tracer) and not (np.asarray(value) > 0).all():
+            raise _not_a_preconditioner(
+                "a value that is zero, negative or NaN", "Add the epsilon of the optimizer to P."
+            )
+
+
+def _not_a_preconditioner(got: str, do: str) -> errors.InvalidInputError:
+    return errors.InvalidInputError(
+        expected="preconditioner= as a positive number, one per leaf, or one per parameter",
+        got=got,
+        do=do,
+    )
+
+
+def _paths(tree: PyTree) -> list[str]:
+    """Paths of the leaves: alike for a dictionary, a module and a state of the same parameters."""
+    # An NNX variable, as optimizer states hold them, has its array one step below.
+    variable = jax.tree_util.GetAttrKey("value")
+    names = []
+    for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if path[-1:] == (variable,):
+            path = path[:-1]
+        names.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+    return names

@@ -1,0 +1,1 @@
+"""From factors of the Jacobian to numbers of the kernel: every exact way, and its price."""

@@ -1,0 +1,257 @@
+"""Do the examples of a batch interact? Checked on the first call, never assumed.
+
+1. f of the batch is compared with f of each example alone. A difference beyond rounding is an
+   interaction.
+2. What other examples change may be multiplied by zero for now: in a network whose last layer
+   begins as zero, or a branch of it. So NaN is put into all examples but the first: what depends on
+   them becomes NaN.
+3. Where NaN comes out of the first example, or cannot be put in, that may be for another reason. A
+   few examples are compared again at other parameters and inputs, where nothing is zero by chance.
+
+A function that iterates until something holds is not given other numbers than its own, on which it
+might never end; one that calls back is not given NaN, which its guards refuse.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from ntkdiag import _jax, errors
+from ntkdiag.engine.calls.arguments import all_zero
+from ntkdiag.engine.calls.keywords import hashable
+from ntkdiag.engine.jacobian.roundoff import eps_of, unit_roundoff
+
+Outputs = Float[np.ndarray, "n C"]
+
+# Examples that are compared where one has to choose some.
+_FEW = 4
+# How many times further than its own rounding test moves them outputs may be moved by rounding.
+_ROOM = 8
+# By how much of their size parameters and inputs are moved to be others.
+_MOVE = 0.1
+
+_JOINTLY = ', or examples="joint" to differentiate the batch as a whole'
+
+
+def check_few(
+    f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree, otherwise: str = ""
+) -> None:
+    """Compare f of the first examples together and one by one, where nothing has been computed yet.
+
+    f is compiled once for each function; `otherwise` tells in the message what else can be done.
+
+    Raises:
+        ExamplesInteractError: They differ by more than rounding.
+    """
+    few = _first(x)
+    if jax.tree.leaves(few)[0].shape[0] < 2:
+        return
+    can_be_kept = hashable(f) is f
+    run = jax.jit(f if can_be_kept else lambda params, x: f(params, x))
+    judges = _jax.judges_numbers(jax.make_jaxpr(f)(params, few))
+    roundoff = roundoff_of(f, params, few)
+    alone = _each_alone(run, params, few)
+    check_independent(run, params, few, alone, roundoff, judges, otherwise)
+
+
+def check_independent(
+    f: Callable[[PyTree, PyTree], PyTree],
+    params: PyTree,
+    x: PyTree,
+    alone: Outputs,
+    roundoff: float,
+    judges: tuple[bool, bool],
+    otherwise: str = _JOINTLY,
+) -> None:
+    """Compare f of the whole batch with f of each example alone, which is at hand from the factors.
+
+    `roundoff` says how coarsely f rounds, `judges` whether it loops until something holds and
+    whether it calls back (`_jax.judges_numbers`), `otherwise` for the message what else can be
+    done.
+
+    Cost: two forward passes; then a few more, of one and of four examples.
+
+    Raises:
+        ExamplesInteractError: They differ by more than rounding.
+    """
+    loops, calls_back = judges
+    comparison = _Comparison(f, roundoff, otherwise)
+    with jax.debug_nans(False):
+        together = comparison.require_equal(params, x, np.asarray(alone, np.float64))
+        if loops:
+            return
+        if not calls_back and _is_shown_by_nan(f, params, x, together):
+            return
+        params, few = _moved((params, _first(x)))
+        try:
+            elsewhere = _each_alone(f, params, few)
+        except Exception:  # a guard of the function's own refuses these numbers
+            return
+        comparison.require_equal(params, few, elsewhere)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Comparison:
+    """A function of which batches are compared with single examples."""
+
+    f: Callable[[PyTree, PyTree], PyTree]
+    roundoff: float
+    otherwise: str
+
+    def require_equal(self, params: PyTree, x: PyTree, alone: Outputs) -> Outputs:
+        """The outputs of the batch, if they are those of each example alone up to rounding."""
+        together = _matrix(self.f(params, x))
+        scale = largest_entry(alone)
+        worst = largest_difference(together, alone)
+        if is_rounding(worst, scale, lambda params: self.f(params, x), params, self.roundoff):
+            return together
+        raise errors.ExamplesInteractError(
+            expected="outputs of one example that do not depend on the other examples of the batch",
+            got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is "
+            "evaluated by itself",
+            do='Use eval mode (running statistics) or mode="dropout" (one mask for all '
+            f"examples){self.otherwise}.",
+        )
+
+
+def _is_shown_by_nan(
+    f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree, together: Outputs
+) -> bool:
+    """Whether NaN in all other examples shows that the first one is independent of them."""
+    floating = [leaf for leaf in jax.tree.leaves(x) if _is_floating(leaf)]
+    if not floating:
+        # No NaN can be put in. Only a layer or a gate that is zero could hide an interaction.
+        return not any(all_zero(leaf) for leaf in jax.tree.leaves(params) if _is_weight(leaf))
+
+    def poisoned(leaf: Any) -> Any:
+        if not _is_floating(leaf):
+            return leaf
+        host = np.array(leaf)
+        host[1:] = np.nan
+        return _placed_like(host, leaf)
+
+    first = _matrix(f(params, jax.tree.map(poisoned, x)))[0]
+    return bool(np.isnan(together[0]).any() or not np.isnan(first).any())
+
+
+def _moved(tree: PyTree) -> PyTree:
+    """Other numbers of the same size; where all are zero, of size 0.1."""
+    rng = np.random.default_rng(0)
+
+    def moved(leaf: Any) -> Any:
+        if not _is_floating(leaf):
+            return leaf
+        host = np.asarray(leaf, np.float64)
+        size = np.sqrt(np.mean(host**2)) if np.any(host) else 1.0
+        host = host + _MOVE * size * rng.normal(size=host.shape)
+        return _placed_like(host.astype(leaf.dtype), leaf)
+
+    return jax.tree.map(moved, tree)
+
+
+def _placed_like(host: np.ndarray | np.generic, leaf: Any) -> jax.Array:
+    """Numbers on the devices of a leaf, if somebody chose them."""
+    if _jax.committed(leaf):
+        return jax.device_put(host, leaf.sharding)
+    return jnp.asarray(host)
+
+
+def _each_alone(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Outputs:
+    """Outputs of each example evaluated by itself."""
+    outputs = []
+    for i in range(jax.tree.leaves(x)[0].shape[0]):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], x)
+        outputs.append(_matrix(f(params, one)))
+    return np.concatenate(outputs)
+
+
+def _first(x: PyTree) -> PyTree:
+    """The first few examples."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[:_FEW]), x)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _is_weight(leaf: Any) -> bool:
+    """Whether a parameter is a weight or a gate; biases are vectors, and may well begin as zero."""
+    return _is_floating(leaf) and jnp.ndim(leaf) != 1
+
+
+def largest_difference(a: PyTree, b: PyTree) -> float:
+    """The largest |a - b| of two trees of outputs [n ...]; infinite if only `b` is not finite."""
+    a = _matrix(a)
+    b = _matrix(b)
+    with np.errstate(invalid="ignore"):
+        gaps = np.abs(a - b)
+    # NaN in both is no difference: what is not defined cannot change.
+    only_b = np.isnan(gaps).any() and np.isfinite(a).all()
+    return float(np.nan_to_num(gaps, nan=np.inf if only_b else 0.0).max(initial=0.0))
+
+
+def largest_entry(outputs: PyTree) -> float:
+    """The largest finite |entry| of outputs [n ...]: the scale differences are held against."""
+    entries = _matrix(outputs)
+    return float(np.abs(entries[np.isfinite(entries)]).max(initial=0.0))
+
+
+def is_rounding(
+    difference: float,
+    scale: float,
+    outputs: Callable[[PyTree], PyTree],
+    params: PyTree,
+    roundoff: float,
+) -> bool:
+    """Whether rounding explains a difference between outputs of this scale: the one rule for it.
+
+    sqrt(eps) of the scale is allowed; in outputs that are small differences themselves, as much as
+    `rounding` says, which is only computed where it is needed.
+    """
+    if difference <= roundoff**0.5 * max(scale, 1e-30):
+        return True
+    return difference <= rounding(outputs, params, roundoff)
+
+
+def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: float) -> float:
+    """What rounding may change in outputs that are small differences, such as f(p) - f(p_0).
+
+    Rounding on the way moves outputs about as far as rounding the parameters does. So every
+    parameter is moved by a fraction sqrt(eps) of itself, up or down; sqrt(eps) of how far that
+    moves the outputs, eight times, is allowed. `roundoff` is eps: how coarsely the function rounds.
+    """
+    fraction = roundoff**0.5
+    rng = np.random.default_rng(0)
+
+    def moved(leaf: Any) -> Any:
+        if not _is_floating(leaf):
+            return leaf
+        signs = rng.choice([-1.0, 1.0], leaf.shape)
+        return (leaf * (1 + fraction * signs)).astype(leaf.dtype)
+
+    with np.errstate(invalid="ignore"):
+        moves = np.abs(_matrix(outputs(jax.tree.map(moved, params))) - _matrix(outputs(params)))
+    return _ROOM * fraction * float(moves[np.isfinite(moves)].max(initial=0.0))
+
+
+def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
+    """The largest unit roundoff of a function: of its outputs, and of the values on the way.
+
+    Cost: one trace of the function.
+    """
+    closed, outputs = jax.make_jaxpr(f, return_shape=True)(*arguments)
+    of_outputs = [eps_of(leaf.dtype) for leaf in jax.tree.leaves(outputs)]
+    return max(unit_roundoff(closed), *of_outputs)
+
+
+def _matrix(outputs: PyTree) -> Outputs:
+    """Outputs [n C] in float64."""
+    rows = []
+    for leaf in jax.tree.leaves(outputs):
+        rows.append(np.asarray(leaf, np.float64).reshape(leaf.shape[0], -1))
+    return np.concatenate(rows, axis=1)

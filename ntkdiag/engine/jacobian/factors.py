@@ -1,0 +1,431 @@
+"""Tangent factors: the Jacobian of one part of the parameters, for a block of examples.
+
+A factor stands for J[n, o, P], and its `gram` with another one is their part of the kernel,
+
+    K[n, o, m, p] = sum_P J[n, o, P] J'[m, p, P]
+
+computed from the arrays it is made of. Axis letters: n m examples, o p output directions, b blocks,
+t s positions, i inputs and d outputs of a contraction, v rows of a table, P parameters.
+
+| factor  | J[n, o]                                          | product of two                    |
+|---------|--------------------------------------------------|-----------------------------------|
+| `Dense` | j[n, o, P]                                       | j j'^T                            |
+| `Outer` | [b, i, d] = sum_t a[n, b, t, i] c[n, o, b, t, d] | sum_bts (a a'^T)(c c'^T)          |
+| `Rows`  | [v, d] = sum_t [index[n, t] = v] c[n, o, t, d]   | sum_ts [index = index'] (c c'^T)  |
+| `Tied`  | a `Rows` and an `Outer` of one table             | like with like, and across        |
+
+An array that does not depend on the example lacks its example axis and is kept once. Products are
+reduced over outputs as they are made: "full" keeps [n o m p], "trace" sums over o = p to [n m],
+"diagonal" keeps o = p as [n m o].
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, PyTree, Shaped
+
+from ntkdiag.engine.jacobian.shape_operations import sum_positions
+from ntkdiag.engine.precision import HIGHEST, Precision
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def _register(*fields: str, static: tuple[str, ...] = ()) -> Callable[[_Class], _Class]:
+    """Make a dataclass of arrays a pytree.
+
+    JAX also builds such trees of shapes, axes or None in place of arrays, which is why the types of
+    the fields below allow a `PyTree`.
+    """
+    return functools.partial(
+        jax.tree_util.register_dataclass, data_fields=list(fields), meta_fields=list(static)
+    )
+
+
+@_register("j")
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """The Jacobian J[n, o, P] as it is.
+
+    Attributes:
+        j: `[n o P]` or `[o P]`.
+    """
+
+    j: Float[Array, "*n o P"] | PyTree
+
+    # For each array its number of axes where it depends on the example.
+    batched_ndims: ClassVar = {"j": 3}
+    # The array that is cut into pieces where a Jacobian is formed while it is contracted, and where
+    # in it the output directions are; for each array with blocks the axis they are on.
+    streamed_array: ClassVar = "j"
+    output_axis: ClassVar = -2
+    block_axes: ClassVar = {}
+
+    @property
+    def jacobian_shape(self) -> tuple[int, int]:
+        """The shape (o, P) of the Jacobian of one example."""
+        *_, o, n_params = self.j.shape
+        return o, n_params
+
+    def take(self, examples: slice) -> "Dense":
+        """The factor of some of the examples."""
+        return _map_batched(lambda array: array[examples], self)
+
+    def gram(
+        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+    ) -> Float[Array, "..."]:
+        """The product with another factor: one large matrix product over P."""
+        assert isinstance(other, Dense)
+        return _inner_products(self.j, other.j, contraction, precision)
+
+    def dense(self) -> "Dense":
+        """The factor with its Jacobian formed: this one."""
+        return self
+
+
+@_register("a", "c", static=("has_bias",))
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """A sum of outer products, J[n, o][b, i, d] = sum_t a[n, b, t, i] c[n, o, b, t, d].
+
+    Attributes:
+        a: What goes into the contraction, `[n b t i]` or `[b t i]`.
+        c: The cotangents of what comes out of it, `[n o b t d]` or `[o b t d]`.
+        has_bias: Whether the Jacobian of a bias rides along: that of one more input, a = 1.
+    """
+
+    a: Float[Array, "*n b t i"] | PyTree
+    c: Float[Array, "*m o b t d"] | PyTree
+    has_bias: bool = False
+
+    batched_ndims: ClassVar = {"a": 4, "c": 5}
+    streamed_array: ClassVar = "c"
+    output_axis: ClassVar = -4
+    block_axes: ClassVar = {"a": -3, "c": -3}
+
+    @property
+    def jacobian_shape(self) -> tuple[int, int]:
+        """The shape (o, P) of the Jacobian of one example."""
+        *_, o, b, _, d = self.c.shape
+        return o, b * d * (self.a.shape[-1] + self.has_bias)
+
+    def take(self, examples: slice) -> "Outer":
+        """The factor of some of the examples."""
+        return _map_batched(lambda array: array[examples], self)
+
+    def gram(
+        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+    ) -> Float[Array, "..."]:
+        """The product with another factor: sum over b, t, s of (a a'^T + has_bias) * (c c'^T)."""
+        assert isinstance(other, Outer)
+        # For T = 1 the sums over t and s are gone, and both Grams are plain matrix products.
+        one_position = self.c.shape[-2] == 1 == other.c.shape[-2]
+        gram_of_block = self._gram_of_positions
+        if one_position:
+            gram_of_block = self._gram_of_one_position
+
+        def add_block(b, total):
+            return total + gram_of_block(other, b, contraction, precision)
+
+        first = gram_of_block(other, 0, contraction, precision)
+        n_blocks = self.c.shape[-3]
+        if n_blocks <= 1:
+            return first
+        # A loop rather than one product with a batch axis: no more than one block at a time exists.
+        return jax.lax.fori_loop(1, n_blocks, add_block, first)
+
+    def _gram_of_one_position(
+        self, other: "Outer", b: Any, contraction: str, precision: Precision
+    ) -> Float[Array, "..."]:
+        """The product of block b where T = 1: two Gram matrices, multiplied element by element."""
+        a1 = jnp.atleast_2d(self.a[..., b, 0, :])  # [n i]
+        a2 = jnp.atleast_2d(other.a[..., b, 0, :])  # [m i]
+        gram_of_a = precision.einsum("ni,mi->nm", a1, a2) + float(self.has_bias)
+        c1, c2 = self.c[..., b, 0, :], other.c[..., b, 0, :]  # [n o d], [m p d]
+        gram_of_c = _inner_products(c1, c2, contraction, precision)
+        if contraction == "full":
+            gram_of_a = gram_of_a[:, None, :, None]  # [n m] -> [n 1 m 1]
+        elif contraction == "diagonal":
+            gram_of_a = gram_of_a[..., None]  # [n m] -> [n m 1]
+        return gram_of_a * gram_of_c
+
+    def _gram_of_positions(
+        self, other: "Outer", b: Any, contraction: str, precision: Precision
+    ) -> Float[Array, "..."]:
+        """The product of block b where T > 1.
+
+        It goes by one row example at a time, so that nothing larger than [o t m p s] exists.
+        """
+        # [n t i] and [n o t d], [m s i] and [m p s d]
+        a1, c1 = _with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
+        a2, c2 = _with_examples(other.a[..., b, :, :], 3, other.c[..., b, :, :], 4)
+
+        def gram_of_row(row):
+            a1, c1 = row  # [t i], [o t d]
+            weight = precision.einsum("ti,msi->tms", a1, a2) + float(self.has_bias)
+            return _weighted_inner_products(weight, c1, c2, contraction, precision)
+
+        return jax.lax.map(gram_of_row, (a1, c1))
+
+    def split_bias(self) -> tuple["Outer", Dense]:
+        """The weight alone, and the bias formed: products of both then have round sizes."""
+        bias = sum_positions(self.c)  # [n o b t d] -> [n o b d]
+        return Outer(self.a, self.c), Dense(bias.reshape(*bias.shape[:-2], -1))
+
+    def dense(self) -> Dense:
+        """The factor with its Jacobian formed, in the order [b d i]: one batched matrix product."""
+        a = self.a
+        if self.has_bias:
+            ones = jnp.ones((*a.shape[:-1], 1), a.dtype)
+            a = jnp.concatenate([a, ones], axis=-1)  # [n b t i+1]
+
+        def form(c: Float[Array, "o b t d"], a: Float[Array, "b t i"]) -> Float[Array, "o b d i"]:
+            # [b o d i], contracted over t. In the order d i nothing but c is transposed.
+            product = jax.lax.dot_general(c, a, (((2,), (1,)), ((1,), (0,))), precision="highest")
+            return jnp.swapaxes(product, 0, 1)
+
+        j = _vmap_examples(form, (self.c, 5), (a, 4))
+        return Dense(j.reshape(*j.shape[:-3], -1))  # [n o b d i] -> [n o P]
+
+
+@_register("index", "c", static=("n_rows",))
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The Jacobian of an embedding lookup, J[n, o][v, d] = sum_t [index[n, t] = v] c[n, o, t, d].
+
+    Attributes:
+        index: Number of the row for each position, `[n t]` or `[t]`; `n_rows` stands for no row.
+        c: The cotangents of the rows looked up, `[n o t d]` or `[o t d]`.
+        n_rows: How many rows the table has.
+    """
+
+    index: Integer[Array, "*n t"] | PyTree
+    c: Float[Array, "*m o t d"] | PyTree
+    n_rows: int
+
+    batched_ndims: ClassVar = {"index": 2, "c": 4}
+    streamed_array: ClassVar = "c"
+    output_axis: ClassVar = -3
+    block_axes: ClassVar = {}
+
+    @property
+    def jacobian_shape(self) -> tuple[int, int]:
+        """The shape (o, P) of the Jacobian of one example."""
+        *_, o, _, d = self.c.shape
+        return o, self.n_rows * d
+
+    def take(self, examples: slice) -> "Rows":
+        """The factor of some of the examples."""
+        return _map_batched(lambda array: array[examples], self)
+
+    def gram(
+        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+    ) -> Float[Array, "..."]:
+        """The product with another factor: that of an `Outer` whose a a'^T is an equality test."""
+        assert isinstance(other, Rows)
+        index1, c1 = _with_examples(self.index, 2, self.c, 4)  # [n t], [n o t d]
+        index2, c2 = _with_examples(other.index, 2, other.c, 4)  # [m s], [m p s d]
+
+        def gram_of_row(row):
+            index, c1 = row  # [t], [o t d]
+            index = index[:, None, None]
+            same_row = (index == index2[None]) & (index < self.n_rows)  # [t m s]
+            same_row = same_row.astype(c1.dtype)
+            if contraction != "full":
+                return _weighted_inner_products(same_row, c1, c2, contraction, precision)
+            # What the column examples hold for the row of each position.
+            held = precision.einsum("tms,mpsd->tdmp", same_row, c2)
+            return precision.einsum("otd,tdmp->omp", c1, held)
+
+        return jax.lax.map(gram_of_row, (index1, c1))
+
+    def dense(self) -> Dense:
+        """The factor with its Jacobian formed, by adding rows to zeros."""
+
+        def form(index: Integer[Array, " t"], c: Float[Array, "o t d"]) -> Float[Array, "o v d"]:
+            o, _, d = c.shape
+            # With mode="drop" the number n_rows, which stands for no row, adds to none.
+            zeros = jnp.zeros((o, self.n_rows, d), c.dtype)
+            return zeros.at[:, index].add(c, mode="drop")
+
+        j = _vmap_examples(form, (self.index, 2), (self.c, 4))
+        return Dense(j.reshape(*j.shape[:-2], -1))  # [n o v d] -> [n o P]
+
+
+@_register("rows", "outer")
+@dataclasses.dataclass(frozen=True)
+class Tied:
+    """The Jacobian of a table [v d] that is looked up and multiplied by.
+
+    Such a table is an embedding tied to the output layer. Neither Jacobian is formed: the cross
+    terms look up, in the cotangent of the output layer, the rows that the embedding used.
+
+    Attributes:
+        rows: That of the look-ups.
+        outer: That of the products, whose inputs i are the columns and whose outputs d the rows.
+    """
+
+    rows: Rows | PyTree
+    outer: Outer | PyTree
+
+    def take(self, examples: slice) -> "Tied":
+        """The factor of some of the examples."""
+        return Tied(self.rows.take(examples), self.outer.take(examples))
+
+    def gram(
+        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+    ) -> Float[Array, "..."]:
+        """The product with another factor: like with like, and the two cross terms."""
+        assert isinstance(other, Tied)
+        like = self.rows.gram(other.rows, contraction, precision) + self.outer.gram(
+            other.outer, contraction, precision
+        )
+        # The one term has rows and columns exchanged: bring its axes back.
+        exchanged = _cross_gram(other.rows, self.outer, contraction, precision)
+        exchange = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}[contraction]
+        across = exchanged.transpose(exchange)
+        return like + _cross_gram(self.rows, other.outer, contraction, precision) + across
+
+    def dense(self) -> Dense:
+        """The factor with its Jacobian formed."""
+        return Dense(self.rows.dense().j + self.outer.dense().j)
+
+
+Factor: TypeAlias = Dense | Outer | Rows | Tied
+_Kind = TypeVar("_Kind", bound=Factor)
+
+
+def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
+    """One factor of (the first n) examples of consecutive blocks of examples."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return _map_batched(lambda *arrays: jnp.concatenate(arrays)[:n], *blocks)
+
+
+def zeros_for_examples(factor: _Kind, n: int) -> _Kind:
+    """Zeros for the factor of n examples like these, and copies of what is kept once."""
+    zeros = _map_batched(lambda array: jnp.zeros((n, *array.shape[1:]), array.dtype), factor)
+
+    def copy_if_kept_once(new, old):
+        return jnp.copy(old) if new is old else new
+
+    return jax.tree.map(copy_if_kept_once, zeros, factor)
+
+
+def write_examples(block: _Kind, factor: _Kind, start: Integer[Any, ""] | int) -> _Kind:
+    """A block of examples with the factor of some of them, from `start` on, written into it."""
+
+    def write(array, some):
+        return jax.lax.dynamic_update_slice_in_dim(array, some, start, 0)
+
+    return _map_batched(write, block, factor)
+
+
+def merge_dense(factors: list[Factor], multiple: int = 1) -> list[Factor]:
+    """All dense factors of one example as one, side by side, and then the other factors.
+
+    Zeros fill the merged one up to a multiple of so many columns, if it has more than that.
+    """
+    jacobians = [factor.j for factor in factors if isinstance(factor, Dense)]
+    structured: list[Factor] = [factor for factor in factors if not isinstance(factor, Dense)]
+    if not jacobians:
+        return structured
+    n_columns = sum(j.shape[-1] for j in jacobians)
+    n_missing = -n_columns % multiple
+    if n_columns > multiple and n_missing:
+        first = jacobians[0]
+        jacobians.append(jnp.zeros((*first.shape[:-1], n_missing), first.dtype))
+    return [Dense(jnp.concatenate(jacobians, axis=-1)), *structured]
+
+
+def _map_batched(function: Callable[..., Array], factor: Any, *more: Any) -> Any:
+    """Apply a function to every array with an example axis, of one factor or of several."""
+    if isinstance(factor, Tied):
+        rows = _map_batched(function, factor.rows, *(tied.rows for tied in more))
+        outer = _map_batched(function, factor.outer, *(tied.outer for tied in more))
+        return Tied(rows, outer)
+    mapped = {}
+    for name, ndim in factor.batched_ndims.items():
+        array = getattr(factor, name)
+        if array.ndim == ndim:
+            mapped[name] = function(array, *(getattr(one, name) for one in more))
+    return dataclasses.replace(factor, **mapped)
+
+
+def _vmap_examples(form: Callable[..., Array], *arrays: tuple[Array, int]) -> Array:
+    """A function of arrays of one example, mapped over the arrays that have an example axis.
+
+    Each array comes with its number of axes where it has one.
+    """
+    in_axes = tuple(0 if array.ndim == ndim else None for array, ndim in arrays)
+    if any(axis == 0 for axis in in_axes):
+        form = jax.vmap(form, in_axes=in_axes)
+    return form(*(array for array, _ in arrays))
+
+
+def _with_examples(
+    x: Shaped[Array, "..."], x_ndim: int, y: Shaped[Array, "..."], y_ndim: int
+) -> tuple[Shaped[Array, "n ..."], Shaped[Array, "n ..."]]:
+    """Give two arrays an example axis of one length, which is 1 where neither has one."""
+    x = x if x.ndim == x_ndim else x[None]
+    y = y if y.ndim == y_ndim else y[None]
+    n = max(x.shape[0], y.shape[0])
+    return jnp.broadcast_to(x, (n, *x.shape[1:])), jnp.broadcast_to(y, (n, *y.shape[1:]))
+
+
+def _inner_products(
+    x: Float[Array, "*n o P"], y: Float[Array, "*m p P"], contraction: str, precision: Precision
+) -> Float[Array, "..."]:
+    """Inner products over the last axis, as one large matrix product."""
+    x = x if x.ndim == 3 else x[None]
+    y = y if y.ndim == 3 else y[None]
+    (n, o, size), (m, p, _) = x.shape, y.shape
+    # One matrix product with as long an inner axis as there is.
+    if contraction == "full":
+        x, y = x.reshape(n * o, size), y.reshape(m * p, size)
+        return precision.einsum("aP,bP->ab", x, y).reshape(n, o, m, p)
+    if contraction == "trace":  # the sum over o = p joins that over P
+        return precision.einsum("nP,mP->nm", x.reshape(n, o * size), y.reshape(m, p * size))
+    return precision.einsum("noP,moP->nmo", x, y)
+
+
+def _weighted_inner_products(
+    weight: Float[Array, "t m s"],
+    c1: Float[Array, "o t d"],
+    c2: Float[Array, "m p s d"],
+    contraction: str,
+    precision: Precision,
+) -> Float[Array, "..."]:
+    """The products of one row example, sum_ts weight[t, m, s] <c1[o, t], c2[m, p, s]>."""
+    if contraction == "full":
+        inner = precision.einsum("otd,mpsd->omtps", c1, c2)
+        return jnp.einsum("tms,omtps->omp", weight, inner)
+    if contraction == "trace":
+        inner = precision.einsum("otd,mosd->tms", c1, c2)
+        return jnp.einsum("tms,tms->m", weight, inner)
+    inner = precision.einsum("otd,mosd->omts", c1, c2)
+    return jnp.einsum("tms,omts->mo", weight, inner)
+
+
+def _cross_gram(
+    rows: Rows, outer: Outer, contraction: str, precision: Precision
+) -> Float[Array, "..."]:
+    """The product of the look-ups and the products of one table.
+
+    It is sum_ts <c1[n, o, t], a[m, s]> c2[m, p, s, index[n, t]].
+    """
+    index, c1 = _with_examples(rows.index, 2, rows.c, 4)  # [n t], [n o t d]
+    # The one block of a tied table.
+    a, c2 = _with_examples(outer.a[..., 0, :, :], 3, outer.c[..., 0, :, :], 4)  # [m s d], [m p s v]
+    pattern = {"full": "otms,mpst->omp", "trace": "otms,most->m", "diagonal": "otms,most->mo"}
+
+    def gram_of_row(row):
+        index, c1 = row  # [t], [o t d]
+        looked_up = jnp.take(c2, index, axis=-1, mode="fill", fill_value=0)  # [m p s t]
+        inner = precision.einsum("otd,msd->otms", c1, a)
+        return precision.einsum(pattern[contraction], inner, looked_up)
+
+    return jax.lax.map(gram_of_row, (index, c1))

@@ -1,0 +1,96 @@
+"""Which equations of a jaxpr are needed, and which variables depend on which.
+
+Both questions are answered by one sweep over the equations:
+
+* backwards from the outputs: an equation is needed if somebody reads one of its results, and its
+  derivative is needed if one of its results is floating and the derivative of a reader is needed;
+* forwards from some variables: whatever is computed from one of them depends on them.
+
+A mutable array (`jax.new_ref`) is an input that equations may write to, so it counts among the
+results of every equation that takes it.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+
+from ntkdiag import _jax
+from ntkdiag._jax import Atom, Equation, Jaxpr, Variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Liveness:
+    """What the outputs of a jaxpr need.
+
+    Attributes:
+        needed: For each equation, whether they need its results.
+        differentiated: For each equation, whether they need its derivative.
+        uses: How often each variable is read, by needed equations and as an output.
+    """
+
+    needed: list[bool]
+    differentiated: list[bool]
+    uses: dict[Variable, int]
+
+
+def liveness(jaxpr: Jaxpr, outputs: Iterable[Atom] | None = None) -> Liveness:
+    """What the outputs of a jaxpr need, or the variables of it that are given in their place."""
+    if outputs is None:
+        # What is written to mutable arrays is read outside of the jaxpr.
+        written = [var for var in (*jaxpr.constvars, *jaxpr.invars) if _jax.is_ref(var)]
+        outputs = [*jaxpr.outvars, *written]
+    uses: dict[Variable, int] = {}
+    with_derivative: set[Variable] = set()
+
+    def read(atoms: Iterable[Atom], differentiated: bool) -> None:
+        for var in _variables(atoms):
+            uses[var] = uses.get(var, 0) + 1
+            # Whole numbers have no derivative, so it ends where only they are read.
+            if differentiated and jnp.issubdtype(var.aval.dtype, jnp.inexact):
+                with_derivative.add(var)
+
+    read(outputs, differentiated=True)
+    n_equations = len(jaxpr.eqns)
+    needed = [False] * n_equations
+    differentiated = [False] * n_equations
+    for k in reversed(range(n_equations)):
+        eqn = jaxpr.eqns[k]
+        # An equation with effects (a callback, a write) runs also if nobody reads its results.
+        if not eqn.effects and not any(var in uses for var in eqn.outvars):
+            continue
+        needed[k] = True
+        if eqn.primitive.name != "stop_gradient":
+            differentiated[k] = not with_derivative.isdisjoint(_results(eqn))
+        read(eqn.invars, differentiated[k])
+    return Liveness(needed, differentiated, uses)
+
+
+def without_dead(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without equations that its outputs do not need; nested jaxprs stay as they are."""
+    needed = liveness(jaxpr).needed
+    return jaxpr.replace(eqns=[eqn for k, eqn in enumerate(jaxpr.eqns) if needed[k]])
+
+
+def downstream(jaxpr: Jaxpr, sources: Iterable[Variable]) -> set[Variable]:
+    """The variables that depend on some variables, these included."""
+    dependent = set(sources)
+    for eqn in jaxpr.eqns:
+        if not dependent.isdisjoint(_variables(eqn.invars)):
+            dependent.update(_results(eqn))
+    return dependent
+
+
+def depends_on(jaxpr: Jaxpr, n_fixed: int) -> list[bool]:
+    """For each output of a jaxpr, whether it depends on an input after the first `n_fixed`."""
+    varying = downstream(jaxpr, jaxpr.invars[n_fixed:])
+    return [not isinstance(atom, _jax.Literal) and atom in varying for atom in jaxpr.outvars]
+
+
+def _results(eqn: Equation) -> list[Variable]:
+    """The outputs of an equation, and the mutable arrays it may write to."""
+    return [*eqn.outvars, *(var for var in _variables(eqn.invars) if _jax.is_ref(var))]
+
+
+def _variables(atoms: Iterable[Atom]) -> list[Variable]:
+    return [atom for atom in atoms if not isinstance(atom, _jax.Literal)]

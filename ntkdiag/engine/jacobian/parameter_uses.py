@@ -1,0 +1,211 @@
+"""What becomes of a parameter in one equation: followed, tapped, or left to JAX.
+
+An equation that reads a view of a parameter is one of three things, tried in this order:
+
+1. its outputs are views again, and the walk follows them;
+2. its primitive has a rule (`rules`), or it adds the parameter to the result of one: a use with
+   structure. It runs with the weight as a constant, a zero tap is added to its result, and the
+   other operand is handed out. The cotangent of the tap and that operand are the two factors of the
+   weight's Jacobian;
+3. anything else: it runs with the differentiable copy of the leaf, and this part of the Jacobian is
+   an ordinary VJP.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import _jax
+from ntkdiag._jax import Atom, Equation, Variable
+from ntkdiag.engine.jacobian import shape_operations
+from ntkdiag.engine.jacobian.joined_views import JoinedViews
+from ntkdiag.engine.jacobian.recorder import Path, Recorder
+from ntkdiag.engine.jacobian.rules import RULES
+from ntkdiag.engine.jacobian.tapped_results import TappedResults
+from ntkdiag.engine.jacobian.views import View, views_of
+from ntkdiag.engine.jacobian.weight_use import bias_use
+
+# Elementwise primitives that repeat axes of length 1.
+_REPEATING = frozenset(("add", "sub", "mul", "div"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WalkState:
+    """What a walk knows while it is in one jaxpr.
+
+    Attributes:
+        recorder: What it finds and hands out.
+        tapped: The variables that hold results fresh from a tap.
+        constants: The variables that have no derivative, as far as this jaxpr tells.
+    """
+
+    recorder: Recorder
+    tapped: TappedResults
+    constants: set[Variable]
+
+    def is_constant(self, atom: Atom) -> bool:
+        """Whether a variable or literal has no derivative, as far as this jaxpr tells."""
+        return isinstance(atom, _jax.Literal) or atom in self.constants
+
+
+def is_view(value: Any) -> bool:
+    """Whether a value of the walk is a view, or several side by side."""
+    return isinstance(value, View | JoinedViews)
+
+
+def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) -> list:
+    """The outputs of an equation with a view, or several, among its inputs."""
+    recorder = state.recorder
+    joined = JoinedViews.of(eqn, values)
+    if joined is not None:
+        return [joined]
+    sides = [k for k, value in enumerate(values) if is_view(value)]
+    # Of two parameters that are multiplied one may be taken as data that the other is applied to.
+    if len(sides) == 2 and eqn.primitive.name in RULES:
+        smaller = _smaller_of_two(eqn, values)
+        if smaller is not None:
+            values = list(values)
+            values[smaller] = recorder.differentiable(values[smaller])
+            sides.remove(smaller)
+    outputs = None
+    if len(sides) == 1 and isinstance(values[sides[0]], JoinedViews):
+        outputs = _apply_to_joined(eqn, values, sides[0], path, recorder)
+    elif len(sides) == 1:
+        outputs = _apply_to_view(eqn, values, sides[0], path, state)
+    if outputs is not None:
+        return outputs
+    # No structure: JAX differentiates this equation.
+    inputs = [recorder.differentiable(value) for value in values]
+    if eqn.primitive.name in _REPEATING:
+        shape = eqn.outvars[0].aval.shape
+        # What the primitive repeats is repeated before it, in the form with the fast derivative.
+        for side in sides:
+            if jnp.ndim(inputs[side]):
+                inputs[side] = shape_operations.repeat(inputs[side], shape)
+    return _jax.bind(eqn, inputs)
+
+
+def _smaller_of_two(eqn: Equation, values: list) -> int | None:
+    """Which of two parameters that are multiplied becomes the input of the other; None for neither.
+
+    This pays where the product is smaller than the larger of them (a learned query, say), whose
+    derivative is then not formed.
+    """
+    sizes = [math.prod(jnp.shape(value.value)) for value in values]
+    if math.prod(eqn.outvars[0].aval.shape) >= max(sizes):
+        return None
+    return int(np.argmin(sizes))
+
+
+def _apply_to_view(
+    eqn: Equation, values: list, side: int, path: Path, state: WalkState
+) -> list | None:
+    """The outputs of an equation with one view; None where it has no structure."""
+    name = eqn.primitive.name
+    outputs = views_of(eqn, values)
+    if outputs is None and name in RULES:
+        outputs = _tap(eqn, values, side, path, state.recorder)
+    if outputs is None and name in ("add", "sub"):
+        outputs = _shift(eqn, values, side, state)
+    if outputs is None and name == "add":
+        outputs = _add_bias(eqn, values, side, path, state)
+    return outputs
+
+
+def _apply_to_joined(
+    eqn: Equation, values: list, side: int, path: Path, recorder: Recorder
+) -> list | None:
+    """The outputs of an equation with views side by side; None where it has no structure."""
+    outputs = values[side].through(eqn)
+    if outputs is not None:
+        return [outputs]
+    if eqn.primitive.name in RULES:
+        return _tap_joined(eqn, values, side, path, recorder)
+    return None
+
+
+def _tap(eqn: Equation, values: list, side: int, path: Path, recorder: Recorder) -> list | None:
+    """A view in a primitive with a rule: tap the result and hand out the other operand."""
+    view, operand = values[side], values[1 - side]
+    if view.layout.repeats:
+        return None
+    name = eqn.primitive.name
+    use = RULES[name](eqn.params, side, view.layout, jnp.shape(operand))
+    if use is None:
+        return None
+    scale = None
+    if use.kind == "rows":
+        # One factor of look-ups has one table: those that a scan stacks are left to JAX.
+        if view.layout.n_block:
+            return None
+        # Row numbers cannot carry the scalar factor of the view, so the tap does.
+        scale = view.scale
+        view = dataclasses.replace(view, scale=None)
+    recorder.record(path, path, view, name, use, operand)
+    [y] = _jax.bind(eqn, _with_constant(values, side))
+    return [recorder.add_tap(path, y, scale)]
+
+
+def _tap_joined(
+    eqn: Equation, values: list, side: int, path: Path, recorder: Recorder
+) -> list | None:
+    """Views side by side in a primitive with a rule: one product, one tap, a window for each."""
+    name = eqn.primitive.name
+    joined, operand = values[side], values[1 - side]
+    uses = joined.uses(RULES[name], eqn.params, side, jnp.shape(operand))
+    if uses is None:
+        return None
+    recorder.record_joined(path, joined, name, uses, operand)
+    [y] = _jax.bind(eqn, _with_constant(values, side))
+    return [recorder.add_tap(path, y)]
+
+
+def _shift(eqn: Equation, values: list, side: int, state: WalkState) -> list[View] | None:
+    """A parameter plus or minus what has no derivative: a view of it with other numbers."""
+    view = values[side]
+    keeps_shape = view.layout.shape == eqn.outvars[0].aval.shape
+    if not keeps_shape or not state.is_constant(eqn.invars[1 - side]):
+        return None
+
+    def shifted(numbers):
+        inputs = list(values)
+        inputs[side] = numbers
+        return _jax.bind(eqn, inputs)[0]
+
+    subtracted = side == 1 and eqn.primitive.name == "sub"
+    return [view.with_numbers(shifted, view.layout, -1.0 if subtracted else None)]
+
+
+def _add_bias(eqn: Equation, values: list, side: int, path: Path, state: WalkState) -> list | None:
+    """A parameter added to the tapped result of a contraction: a use that shares its tap."""
+    view, y = values[side], values[1 - side]
+    recorder = state.recorder
+    y_variable = eqn.invars[1 - side]
+    result = state.tapped.get(y_variable)
+    if result is None:
+        return None
+    # Both have to be in the same scans in the same roles, and the result may not be repeated by the
+    # addition: what is added then is no bias of it.
+    shape = y_variable.aval.shape
+    same_rank = len(view.layout.shape) == len(shape)
+    if not same_rank or recorder.roles(view) != result.site.scans:
+        return None
+    if shape != eqn.outvars[0].aval.shape:
+        return None
+    # `add` repeats the axes of length 1 of the parameter.
+    layout = result.undo(view.layout.broadcast(shape, tuple(range(len(shape)))))
+    use = None if layout is None else bias_use(result.site.use, layout)
+    if use is None:
+        return None
+    recorder.record(path, result.site.tap_key, view, "add", use, np.ones((), y.dtype))
+    return _jax.bind(eqn, _with_constant(values, side))
+
+
+def _with_constant(values: list, side: int) -> list:
+    """The inputs of an equation, with the numbers of its view as a constant."""
+    inputs = list(values)
+    inputs[side] = values[side].value
+    return inputs

@@ -1,0 +1,173 @@
+"""What a walk over a jaxpr records: the sites it finds, and the operands it hands out.
+
+The first walk runs on shapes and finds out which taps there are. Later walks are given these taps,
+add them, and hand out the other operand at each site; one VJP of such a walk by its taps gives the
+cotangents that belong to these operands.
+"""
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Shaped
+
+from ntkdiag.engine.jacobian.joined_views import JoinedViews
+from ntkdiag.engine.jacobian.views import View
+from ntkdiag.engine.jacobian.weight_use import WeightUse
+
+# Where something stands in a jaxpr: the numbers of the equations that lead to it, outermost first.
+# Sites, taps and operands are known by the path of their equation, with one more number where an
+# equation has several.
+Path: TypeAlias = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """One structured use of a leaf.
+
+    Attributes:
+        leaf: Number of the leaf.
+        primitive: Name of the primitive, for the plan.
+        use: The use in normal form, enclosing scans not counted.
+        key: The key of this site.
+        tap_key: Key of the tap whose cotangent is the c of this use; uses that are added share one.
+        operand_key: Key of the operand that was handed out; weights side by side share one.
+        scans: For each enclosing scan, outermost first: its length, and "b" if it runs over the
+            leaf, else "t".
+        scaled: Whether the operand carries the scalar factor of the view.
+        joined: For one of several weights side by side: how many they are, and the use of all of
+            them as one weight.
+    """
+
+    leaf: int
+    primitive: str
+    use: WeightUse
+    key: Path
+    tap_key: Path
+    operand_key: Path
+    scans: tuple[tuple[int, str], ...]
+    scaled: bool = False
+    joined: tuple[int, WeightUse] | None = None
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The sizes (B, T, I, D) of this use, enclosing scans counted."""
+        b, t, i, d = self.use.sizes()
+        blocks = math.prod(length for length, role in self.scans if role == "b")
+        repeats = math.prod(length for length, role in self.scans if role == "t")
+        return b * blocks, t * repeats, i, d
+
+
+class Recorder:
+    """What a walk finds, and the operands it hands out.
+
+    Attributes:
+        taps: The taps by key; None on the first walk, which finds out which there are.
+        untapped: Keys without a tap, because the site reads the cotangent of another one.
+        sites: The sites by key.
+        tap_avals: Shape and dtype of each tap.
+        dense_leaves: Leaves whose differentiable copy is used somewhere.
+        stacked_leaves: Leaves that a scan runs over, and its length.
+        operands: The operands handed out, by key.
+        scans: The enclosing scans: their path and length.
+    """
+
+    def __init__(self, taps: dict[Path, Array] | None = None, untapped: frozenset = frozenset()):
+        self.taps = taps
+        self.untapped = untapped
+        self.sites: dict[Path, Site] = {}
+        self.tap_avals: dict[Path, jax.ShapeDtypeStruct] = {}
+        self.dense_leaves: set[int] = set()
+        self.stacked_leaves: dict[int, int] = {}
+        self.operands: dict[Path, Any] = {}
+        self.scans: tuple[tuple[Path, int], ...] = ()
+
+    def inside(
+        self, taps: dict[Path, Array] | None, scan: tuple[Path, int] | None = None
+    ) -> "Recorder":
+        """A recorder for the body of a control-flow primitive, which shares what is found.
+
+        Its operands are its own: they belong to the trace of the body and have to leave it as
+        outputs.
+        """
+        inner = Recorder(taps, self.untapped)
+        inner.sites = self.sites
+        inner.tap_avals = self.tap_avals
+        inner.dense_leaves = self.dense_leaves
+        inner.stacked_leaves = self.stacked_leaves
+        inner.scans = self.scans if scan is None else (*self.scans, scan)
+        return inner
+
+    def taps_inside(self, path: Path) -> dict[Path, Array] | None:
+        """The taps of the sites inside the equation at a path."""
+        if self.taps is None:
+            return None
+        return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
+
+    def differentiable(self, value: Any) -> Any:
+        """The differentiable copy of a view; any other value as it is."""
+        if not isinstance(value, View | JoinedViews):
+            return value
+        views = value.views if isinstance(value, JoinedViews) else (value,)
+        leaves = [view.leaf for view in views]
+        self.dense_leaves.update(leaves)
+        if value.dense is None:
+            raise RuntimeError(
+                f"ntkdiag: a use of parameter leaf {leaves[0]} was not found by the first walk"
+            )
+        return value.dense
+
+    def add_tap(
+        self, key: Path, y: Shaped[Array, "..."], scale: ArrayLike | None = None
+    ) -> Shaped[Array, "..."]:
+        """y plus the tap of a site, times a scalar factor where there is one."""
+        if self.taps is None:
+            # Inside scans the tap has one entry for each step.
+            lengths = tuple(length for _, length in self.scans)
+            self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
+            return y
+        if key in self.untapped:
+            return y
+        tap = self.taps[key]
+        if scale is not None:
+            tap = tap * jnp.asarray(scale, y.dtype)
+        return lax.add(y, tap)
+
+    def share_tap(self, tap_key: Path, instead: Path) -> None:
+        """Let the sites of one tap read the cotangent of another instead: both are equal."""
+        for key, site in self.sites.items():
+            if site.tap_key == tap_key:
+                self.sites[key] = dataclasses.replace(site, tap_key=instead)
+
+    def record(
+        self, key: Path, tap_key: Path, view: View, primitive: str, use: WeightUse, operand: Any
+    ) -> None:
+        """Record a site and hand out its operand, times the scalar factor of the view."""
+        scans, scaled = self.roles(view), view.scale is not None
+        self.sites[key] = Site(view.leaf, primitive, use, key, tap_key, key, scans, scaled)
+        # A list of operands goes to a derivative rule as it is, and row numbers stay whole numbers.
+        is_multiplied = use.kind != "rows" and not isinstance(operand, list)
+        if is_multiplied and not jnp.issubdtype(jnp.result_type(operand), jnp.inexact):
+            operand = jnp.asarray(operand, view.dtype)
+        if view.scale is not None:
+            operand = operand * jnp.asarray(view.scale, jnp.result_type(operand))
+        self.operands[key] = operand
+
+    def record_joined(
+        self, path: Path, joined: JoinedViews, primitive: str, uses: tuple, operand: Any
+    ) -> None:
+        """Record a site for each of several weights side by side, and hand out their operand."""
+        together, use_of_each = uses
+        for k, (view, use) in enumerate(zip(joined.views, use_of_each, strict=True)):
+            key = (*path, k) if k else path
+            site = Site(view.leaf, primitive, use, key, path, path, self.roles(view))
+            if together is not None:
+                site = dataclasses.replace(site, joined=(len(use_of_each), together))
+            self.sites[key] = site
+        self.operands[path] = operand
+
+    def roles(self, view: View) -> tuple[tuple[int, str], ...]:
+        """The length of each enclosing scan, with "b" if it runs over the leaf, else "t"."""
+        return tuple((length, "b" if path in view.scans else "t") for path, length in self.scans)

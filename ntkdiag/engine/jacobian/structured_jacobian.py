@@ -1,0 +1,195 @@
+"""The Jacobian of a function by its parameters, kept as factors.
+
+1. f is traced on one example to a jaxpr: flat parameters, and what else goes in, to a vector of
+   outputs.
+2. A first walk over the jaxpr, on shapes alone, finds every use of every parameter (see `walk`):
+   sites where its Jacobian is an outer product, and leaves with a use that has no structure.
+3. The sites are sorted into the parts that the kernel is a sum over (see `sites_to_parts`).
+4. A later walk adds a zero tap to the result of each site and hands out its other operand. One VJP
+   of that walk by all taps and all leaves without structure, mapped over output directions, gives
+   every cotangent and every dense Jacobian in a single backward pass. It is JAX's own: there are no
+   transposition rules here.
+5. Operands and cotangents become the factors of the parts (see `parts` and `factors`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag import _jax
+from ntkdiag._jax import ClosedJaxpr
+from ntkdiag.engine.jacobian.factors import Factor
+from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
+from ntkdiag.engine.jacobian.parts import Backpropagated, Part, arrange_cotangent
+from ntkdiag.engine.jacobian.recorder import Path, Recorder, Site
+from ntkdiag.engine.jacobian.roundoff import eps_of, unit_roundoff
+from ntkdiag.engine.jacobian.sites_to_parts import sites_to_parts
+from ntkdiag.engine.jacobian.views import View
+from ntkdiag.engine.jacobian.walk import walk
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StructuredJacobian:
+    """The structure of the Jacobian of f(params, kwargs, x) by params, found from shapes alone.
+
+    Attributes:
+        jaxpr: f as a closed jaxpr of flat parameters and flat inputs, with a vector of outputs.
+        shapes: Shapes of the parameter leaves.
+        sites: Every structured use of a parameter, by key.
+        tap_avals: Shape and dtype of each tap, by key.
+        dense_leaves: Leaves with at least one use that has no structure.
+        stacked_leaves: Leaves that a scan runs over, and its length.
+        n_outputs: Number of outputs of one example.
+        dtype: Dtype of the outputs.
+    """
+
+    jaxpr: ClosedJaxpr
+    shapes: list[tuple[int, ...]]
+    sites: dict[Path, Site]
+    tap_avals: dict[Path, jax.ShapeDtypeStruct]
+    dense_leaves: frozenset[int]
+    stacked_leaves: dict[int, int]
+    n_outputs: int
+    dtype: Any
+
+    @staticmethod
+    def of(
+        f: Callable[..., Array], params: list, kwargs: PyTree, x: PyTree
+    ) -> "StructuredJacobian":
+        """Trace a function and find the structure of its Jacobian.
+
+        Cost: two traces of f; nothing is computed.
+
+        Args:
+            f: `f(params, kwargs, x)`, the outputs of one example as a vector.
+            params: Parameters as a list of leaves, or their shapes.
+            kwargs: Arrays that all examples share, or their shapes.
+            x: One example, or its shapes.
+
+        Returns:
+            The structure, for parameters and examples of these shapes.
+        """
+        with jax.default_matmul_precision("highest"):
+            jaxpr, out = jax.make_jaxpr(f, return_shape=True)(params, kwargs, x)
+            recorder = Recorder()
+
+            def first_walk(params, inputs):
+                # Every leaf has a differentiable copy here, so that the walk can say which are
+                # used.
+                _walk(jaxpr, params, dict(enumerate(params)), inputs, recorder)
+                # What it handed out belongs to a trace that ends here.
+                recorder.operands.clear()
+
+            jax.eval_shape(first_walk, params, jax.tree.leaves((kwargs, x)))
+        # A site whose result is added to another's has no tap of its own any more.
+        tap_keys = dict.fromkeys(site.tap_key for site in recorder.sites.values())
+        return StructuredJacobian(
+            jaxpr=jaxpr,
+            shapes=[tuple(leaf.shape) for leaf in params],
+            sites=recorder.sites,
+            tap_avals={key: recorder.tap_avals[key] for key in tap_keys},
+            dense_leaves=frozenset(recorder.dense_leaves),
+            stacked_leaves=recorder.stacked_leaves,
+            n_outputs=out.shape[0],
+            dtype=out.dtype,
+        )
+
+    @functools.cached_property
+    def mutates(self) -> bool:
+        """Whether the function writes to mutable arrays, which only `jax.vjp` transposes."""
+        return _jax.contains_refs(self.jaxpr)
+
+    @functools.cached_property
+    def roundoff(self) -> float:
+        """The largest unit roundoff of parameters and outputs, and of the values between them."""
+        params = self.jaxpr.in_avals[: len(self.shapes)]
+        at_the_ends = [eps_of(aval.dtype) for aval in (*params, *self.jaxpr.out_avals)]
+        return max(unit_roundoff(self.jaxpr), *at_the_ends)
+
+    def parts(self, form: str = "fused") -> list[Part]:
+        """What the kernel is a sum over.
+
+        Cost: none beyond looking at the sites.
+
+        Args:
+            form: "fused" where parts may have several leaves, "by leaf" where they may not, "leaf
+                order" for one dense part for each leaf.
+
+        Returns:
+            The parts; leaves that are never used have none.
+        """
+        return sites_to_parts(list(self.sites.values()), self.dense_leaves, self.shapes, form)
+
+    def factors(
+        self, parts: list[Part], params: list, basis: Float[Any, "o C"], kwargs: PyTree, x: PyTree
+    ) -> tuple[list[Factor], Float[Array, " C"]]:
+        """Tangent factors of one example.
+
+        Cost: one forward pass, and one backward pass for each output direction.
+
+        Args:
+            parts: The parts wanted, from `parts()`.
+            params: Parameters as a list of leaves.
+            basis: Output directions `[o C]`.
+            kwargs: Arrays that all examples share.
+            x: The example.
+
+        Returns:
+            One factor for each part, and f(params, kwargs, x) `[C]`.
+        """
+        inputs = jax.tree.leaves((kwargs, x))
+        # A site that reads the cotangent of another one's tap has none of its own.
+        operand_keys = {site.operand_key for site in self.sites.values()}
+        untapped = frozenset(operand_keys - self.tap_avals.keys())
+
+        def tapped(taps, dense_copies):
+            recorder = Recorder(taps, untapped)
+            y = _walk(self.jaxpr, params, dense_copies, inputs, recorder)
+            return y, recorder.operands
+
+        # We differentiate at taps of zero, and by those leaves only that need it.
+        zeros = {key: jnp.zeros(aval.shape, aval.dtype) for key, aval in self.tap_avals.items()}
+        dense_copies = {leaf: params[leaf] for leaf in sorted(self.dense_leaves)}
+        # Added sites and biases are not among these: they read the cotangent that is here already.
+        sites = [site for part in parts for site in part.sites]
+
+        def backward(direction):
+            # Cotangents are arranged for one direction at a time, and mapped over all of them.
+            of_taps, of_leaves = vjp(direction)
+            c = {site.key: arrange_cotangent(site, of_taps[site.tap_key]) for site in sites}
+            return c, of_leaves
+
+        # Derivative rules of the user's are traced here only: their products are of full precision
+        # too.
+        with jax.default_matmul_precision("highest"):
+            if self.mutates:
+                y, vjp, operands = jax.vjp(tapped, zeros, dense_copies, has_aux=True)
+            else:
+                y, vjp, operands = _jax.vjp(tapped, zeros, dense_copies)
+            cotangents, jacobians = jax.vmap(backward)(basis.astype(y.dtype))
+        one = Backpropagated(_computed_once(operands), _computed_once(cotangents), jacobians)
+        return [part.factor(one) for part in parts], y
+
+
+def _computed_once(arrays: dict) -> dict:
+    """The same arrays behind a barrier, or XLA would compute them in every loop that reads them."""
+    return {key: jax.lax.optimization_barrier(array) for key, array in arrays.items()}
+
+
+def _walk(
+    closed: ClosedJaxpr, params: list, dense_copies: dict, inputs: list, recorder: Recorder
+) -> Float[Array, " C"]:
+    """Walk the jaxpr of f with every parameter leaf as a view of itself, and return the outputs."""
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    # The numbers of a leaf are a constant; what is differentiated by is its copy, if it has one.
+    views = [
+        View(leaf, LeafLayout.of(tuple(p.shape)), p, dense_copies.get(leaf))
+        for leaf, p in enumerate(params)
+    ]
+    [y] = walk(jaxpr, consts, [*views, *inputs], recorder)
+    return recorder.differentiable(y)

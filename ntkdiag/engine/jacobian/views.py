@@ -1,0 +1,218 @@
+"""Values that are one parameter leaf, reshaped, transposed, sliced, cast or scaled.
+
+A view of a leaf is a number times some of its elements in some order, so the derivative by the leaf
+is that by the view, rearranged: no structure is lost. `views_of` says for one equation whether its
+outputs are such views again.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Shaped
+
+from ntkdiag import _jax
+from ntkdiag._jax import Equation
+from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
+from ntkdiag.engine.jacobian.shape_operations import repeat
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """A view of a parameter leaf during the walk.
+
+    Attributes:
+        leaf: Number of the leaf.
+        layout: Where its elements lie in the leaf.
+        value: The numbers, as a constant of differentiation.
+        dense: The same as a function of the differentiable copy of the leaf; None where no use
+            needs it.
+        scale: Scalar factor between the leaf and the view; None for 1.
+        scans: The paths of the enclosing scans that run over this leaf.
+    """
+
+    leaf: int
+    layout: LeafLayout
+    value: Shaped[Array | np.ndarray, "..."] | None
+    dense: Shaped[Array | np.ndarray, "..."] | None
+    scale: ArrayLike | None = None
+    scans: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the numbers."""
+        assert self.value is not None
+        return self.value.dtype
+
+    def with_numbers(
+        self,
+        function: Callable[[Any], Any],
+        layout: LeafLayout,
+        factor: float | None = None,
+    ) -> "View":
+        """A view with other numbers, whose derivative is that of this one times a factor."""
+        value = function(self.value)
+        # On the first walk both are the same object, and stay so: nothing is traced twice.
+        dense = None
+        if self.dense is self.value:
+            dense = value
+        elif self.dense is not None:
+            dense = function(self.dense)
+        scale = self.scale if factor is None else _times(self.scale, factor)
+        return dataclasses.replace(self, layout=layout, value=value, dense=dense, scale=scale)
+
+
+# What primitives with one operand do to the layout of a view: one function for each, which gives a
+# layout for each output, or None where the output is no view.
+
+
+def _reshape(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    if params.get("dimensions") is not None:
+        return [None]
+    return [layout.reshape(params["new_sizes"])]
+
+
+def _transpose(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    return [layout.transpose(params["permutation"])]
+
+
+def _squeeze(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    kept = [size for axis, size in enumerate(layout.shape) if axis not in params["dimensions"]]
+    return [layout.reshape(tuple(kept))]
+
+
+def _slice(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    strides = params["strides"] or (1,) * len(layout.shape)
+    edges = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    return [layout.select(tuple(slice(*edge) for edge in edges))]
+
+
+def _reverse(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    index = [slice(None)] * len(layout.shape)
+    for axis in params["dimensions"]:
+        index[axis] = slice(None, None, -1)
+    return [layout.select(tuple(index))]
+
+
+def _split(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    edges = itertools.accumulate(params["sizes"], initial=0)
+    axes_before = (slice(None),) * params["axis"]
+    return [
+        layout.select((*axes_before, slice(start, stop)))
+        for start, stop in itertools.pairwise(edges)
+    ]
+
+
+def _unstack(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    # A split into slices of length 1 without their axis.
+    axis = params["axis"]
+    kept = layout.shape[:axis] + layout.shape[axis + 1 :]
+    slices = _split({"axis": axis, "sizes": (1,) * layout.shape[axis]}, layout)
+    return [one and one.reshape(kept) for one in slices]
+
+
+def _broadcast(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    return [layout.broadcast(params["shape"], params["broadcast_dimensions"])]
+
+
+def _cast(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    if not jnp.issubdtype(params["new_dtype"], jnp.floating):
+        return [None]
+    return [layout]
+
+
+def _unchanged(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    return [layout]
+
+
+LAYOUT_RULES: dict[str, Callable[[dict, LeafLayout], list[LeafLayout | None]]] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "slice": _slice,
+    "rev": _reverse,
+    "split": _split,
+    "unstack": _unstack,
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": _cast,
+    "copy": _unchanged,
+    "name": _unchanged,
+    "optimization_barrier": _unchanged,
+    "sharding_constraint": _unchanged,
+    "reshard": _unchanged,
+}
+
+
+def views_of(eqn: Equation, inputs: list) -> list[View] | None:
+    """The outputs of an equation with one view among its inputs, as views if they are some."""
+    # First where the elements of each output lie in the leaf, and how they are scaled.
+    name = eqn.primitive.name
+    view = next(value for value in inputs if isinstance(value, View))
+    layouts: list[LeafLayout | None] = [view.layout]
+    scale = view.scale
+    if name in LAYOUT_RULES and len(inputs) == 1:
+        layouts = LAYOUT_RULES[name](eqn.params, view.layout)
+    elif name == "neg":
+        scale = _times(scale, -1.0)
+    elif name in ("mul", "div"):
+        factor = _scalar_factor(name, inputs)
+        if factor is None:
+            return None
+        scale = _times(scale, factor)
+    else:
+        return None
+    if None in layouts:
+        return None
+    # Then their numbers, as constants and as functions of the differentiable copy.
+    values = _jax.bind(eqn, _in_place_of(view, view.value, inputs))
+    outputs = zip(layouts, values, _dense_outputs(eqn, view, inputs, values), strict=True)
+    return [
+        dataclasses.replace(view, layout=layout, value=value, dense=dense, scale=scale)
+        for layout, value, dense in outputs
+    ]
+
+
+def _dense_outputs(eqn: Equation, view: View, inputs: list, values: list) -> list:
+    """The outputs of an equation as functions of the differentiable copy of the view, if any."""
+    if view.dense is view.value:
+        return values
+    if view.dense is None:
+        return [None] * len(values)
+    if eqn.primitive.name == "broadcast_in_dim" and eqn.params.get("sharding") is None:
+        return [_repeated(eqn.params, view)]
+    return _jax.bind(eqn, _in_place_of(view, view.dense, inputs))
+
+
+def _repeated(params: dict, view: View) -> Array | np.ndarray:
+    """`broadcast_in_dim` of the differentiable copy, in the form with the fast derivative."""
+    assert view.dense is not None
+    shape = params["shape"]
+    with_ones = [1] * len(shape)
+    for axis, size in zip(params["broadcast_dimensions"], view.layout.shape, strict=True):
+        with_ones[axis] = size
+    return repeat(view.dense.reshape(with_ones), shape)
+
+
+def _in_place_of(view: View, numbers: Any, inputs: list) -> list:
+    """The inputs of an equation with numbers in place of the view."""
+    return [numbers if value is view else value for value in inputs]
+
+
+def _scalar_factor(name: str, inputs: list) -> ArrayLike | None:
+    """The scalar that a view is multiplied by in `mul` or `div`; None if there is none."""
+    # A parameter divided into a scalar (scalar / view) is not linear in the parameter.
+    left, right = inputs
+    view_is_left = isinstance(left, View)
+    scalar = right if view_is_left else left
+    if isinstance(scalar, View) or jnp.ndim(scalar) != 0:
+        return None
+    if name == "mul":
+        return scalar
+    return 1.0 / scalar if view_is_left else None
+
+
+def _times(scale: ArrayLike | None, factor: ArrayLike) -> ArrayLike:
+    return factor if scale is None else scale * factor  # pyright: ignore[reportOperatorIssue]

@@ -1,0 +1,250 @@
+"""One walk over a jaxpr that follows every parameter from where it comes in to where it is used.
+
+A parameter leaf begins as a view of itself. The walk evaluates the equations in order. One that
+reads no view runs as it is; one that reads a view is looked at by `parameter_uses`. So every use of
+a parameter either has a tap or goes through its differentiable copy; one that does neither cannot
+run.
+
+Control flow is rebuilt around the same walk:
+
+* `jit` is walked into;
+* `checkpoint` is walked into and rebuilt with its policy;
+* `scan` is rebuilt with the taps as scanned inputs and the operands as stacked outputs. A leaf that
+  is scanned over (stacked layers) gets the scan as a block axis b, a constant of the scan (a
+  recurrent weight) as positions t;
+* `cond` is rebuilt with all taps going into every branch, and zeros for the operands of the others;
+* functions with a derivative rule of their own are looked into (`derivative_rules`);
+* anything else, such as `while`, runs with the differentiable copies.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ntkdiag import _jax
+from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
+from ntkdiag.engine.jacobian.derivative_rules import apply_derivative_rule
+from ntkdiag.engine.jacobian.liveness import liveness
+from ntkdiag.engine.jacobian.parameter_uses import WalkState, apply_to_views, is_view
+from ntkdiag.engine.jacobian.recorder import Path, Recorder
+from ntkdiag.engine.jacobian.rules.gather import as_gather
+from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES
+from ntkdiag.engine.jacobian.tapped_results import REARRANGING, TappedResults
+from ntkdiag.engine.jacobian.views import View
+
+
+def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Path = ()) -> list:
+    """Evaluate a jaxpr whose inputs may be views, as far as its outputs need it."""
+    known: dict[Variable, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+    live = liveness(jaxpr)
+    state = WalkState(recorder, TappedResults(recorder, live.uses), set(jaxpr.constvars))
+    for k, eqn in enumerate(jaxpr.eqns):
+        if not live.needed[k]:
+            continue
+        values = [_read(atom, known) for atom in eqn.invars]
+        if not live.differentiated[k]:
+            # Only the numbers matter: here a parameter is a constant.
+            values = [value.value if is_view(value) else value for value in values]
+        outputs = _evaluate(eqn, values, (*path, k), state)
+        known.update(zip(eqn.outvars, outputs, strict=True))
+        # What is computed from constants alone is constant.
+        stops = eqn.primitive.name == "stop_gradient"
+        if stops or all(state.is_constant(atom) for atom in eqn.invars):
+            state.constants.update(var for var in eqn.outvars if not _jax.is_ref(var))
+    return [_read(atom, known) for atom in jaxpr.outvars]
+
+
+def _read(atom: Atom, known: dict[Variable, Any]) -> Any:
+    return atom.val if isinstance(atom, _jax.Literal) else known[atom]
+
+
+def _evaluate(eqn: Equation, values: list, path: Path, state: WalkState) -> list:
+    """The outputs of one equation."""
+    recorder = state.recorder
+    name = eqn.primitive.name
+    rewritten = _rewrite(eqn, values)
+    if rewritten is not None:
+        jaxpr, consts = rewritten
+        return walk(jaxpr, consts, values, recorder, path)
+    if any(map(is_view, values)):
+        if name in _CONTROL_FLOW:
+            return _CONTROL_FLOW[name](eqn, values, recorder, path)
+        outputs = apply_to_views(eqn, values, path, state)
+        # If that was a use with structure, its result is fresh from a tap.
+        if path in recorder.operands:
+            state.tapped.note_site(eqn, recorder.sites[path])
+        return outputs
+    outputs = _jax.bind(eqn, values)
+    if name in REARRANGING:
+        state.tapped.note_rearrangement(eqn)
+    elif name == "add":
+        state.tapped.share_tap_of_sum(eqn)
+    return outputs
+
+
+def _rewrite(eqn: Equation, values: list) -> tuple[Jaxpr, list] | None:
+    """The jaxpr, with its constants, that is walked in place of an equation, if any."""
+    name = eqn.primitive.name
+    if name in REWRITES:
+        return REWRITES[name](eqn)
+    if name == "dynamic_slice":
+        table, *starts = values
+        is_table = isinstance(table, View) and not any(map(is_view, starts))
+        if is_table and math.prod(table.layout.shape):
+            return as_gather(eqn)
+    return None
+
+
+def _call(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
+    """`jit`: walk into it."""
+    jaxpr, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
+    return walk(jaxpr, consts, values, recorder, path)
+
+
+def _checkpoint(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
+    """`checkpoint`: walk inside and rebuild it; only operands and taps cross its border."""
+    jaxpr, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
+    views, arrays = _take_arrays_out(values)
+
+    def body(arrays, taps):
+        inner = recorder.inside(taps)
+        outputs = walk(jaxpr, consts, _put_arrays_in(views, arrays), inner, path)
+        return [inner.differentiable(value) for value in outputs], inner.operands
+
+    options = {key: eqn.params[key] for key in ("policy", "prevent_cse")}
+    rebuilt = jax.checkpoint(body, **options)
+    outputs, operands = rebuilt(arrays, recorder.taps_inside(path))
+    recorder.operands.update(operands)
+    return outputs
+
+
+def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
+    """`scan`: rebuild it with taps as scanned inputs and operands as stacked outputs."""
+    body, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
+    n_consts, n_carry = _jax.scan_counts(eqn.params)
+    constants = values[:n_consts]
+    carry = values[n_consts : n_consts + n_carry]
+    scanned = values[n_consts + n_carry :]
+    # The carry changes from step to step and is never a view. What is scanned over is one if it has
+    # an axis of its own leaf to run over: no scalar factors, nothing side by side.
+    initial = [recorder.differentiable(value) for value in carry]
+    scanned = [
+        value if isinstance(value, View) and value.layout.shape else recorder.differentiable(value)
+        for value in scanned
+    ]
+    views, arrays = _take_arrays_out(scanned)
+    views_of_step = []
+    for view in views:
+        if view is not None:
+            # A scan over a whole leaf: it is a stack of layers, which can be told apart later.
+            if view.layout.is_whole_leaf and not view.layout.n_block:
+                recorder.stacked_leaves[view.leaf] = view.layout.shape[0]
+            layout = view.layout.enter_scan()
+            view = dataclasses.replace(view, layout=layout, scans=(*view.scans, path))
+        views_of_step.append(view)
+
+    def step(carry, scanned):
+        arrays, taps = scanned
+        inner = recorder.inside(taps, scan=(path, eqn.params["length"]))
+        inputs = [*constants, *carry, *_put_arrays_in(views_of_step, arrays)]
+        outputs = walk(body, consts, inputs, inner, path)
+        outputs = [inner.differentiable(value) for value in outputs]
+        return outputs[:n_carry], (outputs[n_carry:], inner.operands)
+
+    options = {key: eqn.params[key] for key in ("length", "reverse", "unroll")}
+    xs = (arrays, recorder.taps_inside(path))
+    final, (stacked, operands) = lax.scan(step, initial, xs, **options)
+    recorder.operands.update(operands)
+    return [*final, *stacked]
+
+
+def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
+    """`cond` and `switch`: rebuild them with all taps going into every branch."""
+    if eqn.params.get("branches_platforms"):
+        # `platform_dependent`: the branches of other platforms may not compile here.
+        return _jax.bind(eqn, [recorder.differentiable(value) for value in values])
+    index, *inputs = values
+    views, arrays = _take_arrays_out(inputs)
+    taps = recorder.taps_inside(path)
+
+    def walk_branch(number: int, closed: ClosedJaxpr) -> Callable:
+        jaxpr, consts = _jax.open_jaxpr(closed)
+
+        def branch(arrays, taps):
+            inner = recorder.inside(taps)
+            outputs = walk(jaxpr, consts, _put_arrays_in(views, arrays), inner, (*path, number))
+            return [inner.differentiable(value) for value in outputs], inner.operands
+
+        return branch
+
+    branches = [walk_branch(number, closed) for number, closed in enumerate(eqn.params["branches"])]
+    # All branches have to hand out the same: what that is, is known when all have been walked.
+    operands_of_all = {}
+    for branch in branches:
+        _, operands = jax.eval_shape(branch, arrays, taps)
+        operands_of_all |= operands
+
+    def with_zeros(branch: Callable) -> Callable:
+        def completed(arrays, taps):
+            outputs, operands = branch(arrays, taps)
+            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), operands_of_all)
+            return outputs, zeros | operands
+
+        return completed
+
+    outputs, operands = lax.switch(index, list(map(with_zeros, branches)), arrays, taps)
+    recorder.operands.update(operands)
+    return outputs
+
+
+def _take_arrays_out(values: list) -> tuple[list, list]:
+    """The views among some values (None for the others), and the arrays of all of them.
+
+    Only arrays can cross into another trace. A view has one, or two where its differentiable copy
+    differs from its numbers.
+    """
+    views, arrays = [], []
+    for value in values:
+        if not is_view(value):
+            views.append(None)
+            arrays.append(value)
+            continue
+        # The arrays in this one are replaced on the other side.
+        views.append(value)
+        if value.dense is None or value.dense is value.value:
+            arrays.append((value.value,))
+        else:
+            arrays.append((value.value, value.dense))
+    return views, arrays
+
+
+def _put_arrays_in(views: list, arrays: list) -> list:
+    """The inverse of `_take_arrays_out`, with the arrays of the other trace."""
+    values = []
+    for view, array in zip(views, arrays, strict=True):
+        if view is None:
+            values.append(array)
+            continue
+        dense = None if view.dense is None else array[-1]
+        values.append(dataclasses.replace(view, value=array[0], dense=dense))
+    return values
+
+
+_CONTROL_FLOW: dict[str, Callable[[Equation, list, Recorder, Path], list]] = {
+    "jit": _call,
+    "pjit": _call,
+    "closed_call": _call,
+    "core_call": _call,
+    "remat2": _checkpoint,
+    "checkpoint": _checkpoint,
+    "scan": _scan,
+    "cond": _cond,
+    "custom_jvp_call": apply_derivative_rule,
+    "custom_vjp_call": apply_derivative_rule,
+}

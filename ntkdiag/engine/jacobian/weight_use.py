@@ -1,0 +1,110 @@
+"""One use of a weight, brought to the normal form in which all of them have the same Jacobian.
+
+A weight w that is contracted with an operand h gives an output y = h . w. With c the cotangent of y
+and a the operand, both with their axes put into groups,
+
+    J[o][b, i, d] = sum_t a[b, t, i] c[o][b, t, d]
+
+b are blocks (axes of w, h and y: experts, feature groups), t positions (of h and y, but not of w),
+i inputs (of h and w) and d outputs (of w and y). A `WeightUse` says which axis of each belongs to
+which group. It is made from shapes alone, and applied to arrays when the factors are computed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
+from ntkdiag.engine.jacobian.shape_operations import arrange
+
+
+class Window(NamedTuple):
+    """Where the output of one of several weights that stand side by side lies in the output of all.
+
+    Attributes:
+        out_shape: Shape of the output of all of them.
+        axis: The axis of it along which they stand side by side.
+        start: Where this one begins.
+    """
+
+    out_shape: tuple[int, ...]
+    axis: int
+    start: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightUse:
+    """One use of a weight in normal form; rules make these from shapes alone.
+
+    Attributes:
+        weight: Layout of the weight, its axes arranged as b axes, i axes, d axes.
+        n_axes: How many axes of each kind (b, i, d) `weight` has.
+        arrange_operand: The other operand -> `a[b t i]`, or, for an embedding, row numbers `[t]`.
+        out_shape: Shape the output is brought to before its axes have roles (feature groups split).
+        out_roles: "b", "t" or "d" for each axis of `out_shape`, in any order.
+        kind: "outer", "rows" (the operand holds numbers of rows) or "ones" (a = 1: a bias).
+        window: For a weight beside others, where its output lies in theirs; None for all of it.
+    """
+
+    weight: LeafLayout
+    n_axes: tuple[int, int, int]
+    arrange_operand: Callable[[Any], Array]
+    out_shape: tuple[int, ...]
+    out_roles: tuple[str, ...]
+    kind: str = "outer"
+    window: Window | None = None
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The sizes (B, T, I, D), enclosing scans not counted."""
+        b, i, _ = self.n_axes
+        shape = self.weight.shape
+        positions = [self.out_shape[axis] for axis in self.out_axes("t")]
+        blocks, inputs, outputs = shape[:b], shape[b : b + i], shape[b + i :]
+        return math.prod(blocks), math.prod(positions), math.prod(inputs), math.prod(outputs)
+
+    def out_axes(self, role: str) -> tuple[int, ...]:
+        """The axes of `out_shape` with a role."""
+        return tuple(axis for axis, known in enumerate(self.out_roles) if known == role)
+
+    def arrange_cotangent(self, c: Shaped[Array, "..."]) -> Shaped[Array, "b t d"]:
+        """The cotangent of the output as `c[b t d]`."""
+        if self.window is not None:
+            shape, axis, start = self.window
+            c = lax.slice_in_dim(c.reshape(shape), start, start + self.out_shape[axis], axis=axis)
+        order = self.out_axes("b") + self.out_axes("t") + self.out_axes("d")
+        b, t, _, d = self.sizes()
+        return arrange(c.reshape(self.out_shape), order, (b, t, d))
+
+
+def bias_use(of: WeightUse, layout: LeafLayout) -> WeightUse | None:
+    """The use of a parameter that is added to the output of another use: the same c, with a = 1.
+
+    `layout` is that of the parameter in the shape of the output, repeated where it is broadcast.
+    None unless it is repeated along the positions t of that output and along nothing else.
+    """
+    if of.window is not None or of.kind != "outer":
+        return None
+    view = layout.reshape(of.out_shape)
+    if view is None:
+        return None
+    for size, stride, role in zip(of.out_shape, view.strides, of.out_roles, strict=True):
+        repeated = stride == 0
+        if size > 1 and repeated != (role == "t"):
+            return None
+    # The positions are axes of length 1 of the parameter; they count as its inputs i, of which
+    # there is one: a = 1.
+    first_position = tuple(slice(0, 1) if role == "t" else slice(None) for role in of.out_roles)
+    axes = [of.out_axes(role) for role in ("b", "t", "d")]
+    weight = view.select(first_position).transpose((*axes[0], *axes[1], *axes[2]))
+    n_axes = (len(axes[0]), len(axes[1]), len(axes[2]))
+    b, t, _, _ = of.sizes()
+
+    def repeat_over_positions(scale: Shaped[Any, ""]) -> Shaped[Array, "b t 1"]:
+        return jnp.broadcast_to(scale, (b, t, 1))
+
+    return WeightUse(weight, n_axes, repeat_over_positions, of.out_shape, of.out_roles, "ones")

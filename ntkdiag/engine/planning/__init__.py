@@ -1,0 +1,1 @@
+"""What will be computed, how, and what it costs: decided from shapes alone."""

@@ -1,0 +1,286 @@
+"""Blocks of examples, so that a kernel of any size is computed within a memory budget.
+
+Three ways to go, the cheapest that fits is taken:
+
+    one tile   all factors are there at once, and contracted at once
+    kept       several tiles; all factors stay in memory, every example is differentiated once
+    swept      several tiles; the factors of some row blocks are held while all columns pass by and
+               are differentiated again (or read from a file) in every sweep
+
+Sizes are bytes, counted from shapes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from ntkdiag import errors
+from ntkdiag.engine.planning.memory import readable
+from ntkdiag.kernel.tied_outputs import Contraction
+
+# Tiles alive at once: the running sum, the term being added, the one before on its way to the host.
+_TILE_COPIES = 4
+# Examples of a tile from which on its pieces are contracted faster than the whole.
+_IN_PIECES = 16
+# Sizes of blocks that are compared.
+_CHOICES = 48
+# Beyond this many numbers a larger tile makes no product faster.
+_LARGEST_TILE = 2**24
+# Examples of a tile below which keeping all factors is not worth it: larger tiles are faster.
+_SMALLEST_KEPT = 8
+# The part of the budget that a block in a sweep may take; the rest is for the rows that are held.
+_PART_OF_BLOCK = 0.4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes that decide how examples are cut into blocks.
+
+    Attributes:
+        factors: Factors of one example.
+        working: What the network passes of one example need at their peak, its factors included.
+        pair: One pair of examples in a tile.
+        output: The whole kernel.
+        step: Examples the device differentiates best at a time; 0 for as many as there are.
+        in_flight: Steps that are under way at the same time.
+        joined: Of the factors of one example, what is copied to join several steps of a kernel of
+            one tile.
+        pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
+        piece: The same in one of several tiles; see `in_pieces`.
+        strips: Whether triangles are cut into strips.
+        shared: What the network passes need at their peak that does not depend on the example.
+    """
+
+    factors: int
+    working: int
+    pair: int
+    output: int
+    step: int = 0
+    in_flight: int = 1
+    joined: int = 0
+    pieces: int = 0
+    piece: int = 0
+    strips: bool = False
+    shared: int = 0
+
+    def passing(self, n: int) -> int:
+        """The network passes of n examples, beyond their factors."""
+        step = min(self.step or n, n)
+        # Each step under way has its own intermediate values; factors are counted elsewhere.
+        steps = min(math.ceil(n / step), self.in_flight)
+        return steps * (step * max(0, self.working - self.factors) + self.shared)
+
+    def writing(self, n: int) -> int:
+        """Factors of steps that are on their way into a block of n examples."""
+        step = min(self.step or n, n)
+        if n <= step:
+            return 0
+        return min(math.ceil(n / step), self.in_flight) * step * self.factors
+
+    def tile(self, n: int) -> int:
+        """Contracting a tile of n by n examples, beyond their factors: strips, pieces, the tile."""
+        pieces = 0
+        if n >= _IN_PIECES:
+            pieces = min(self.piece, 2 * n * self.factors)
+        return n * self.joined * self.strips + pieces + _TILE_COPIES * n * n * self.pair
+
+    def contracting(self, n: int) -> int:
+        """Contracting n examples at once, beyond their factors: steps are joined, triangles cut."""
+        steps_are_joined = n > (self.step or n)
+        return n * self.joined * (steps_are_joined + self.strips) + self.pieces
+
+    def at_once(self, n: int, m: int) -> int:
+        """A kernel of one tile.
+
+        Memory that one phase has given back is not always there for the next: phases count as a
+        sum.
+        """
+        factors = (n + m) * self.factors
+        # The kernel is there twice: its strips, and what they are put together to.
+        return factors + self.passing(max(n, m)) + self.contracting(n + m) + 2 * self.output
+
+    def block(self, b: int) -> int:
+        """Tiles of b by b examples, but for factors that are held: a block of columns, its tile."""
+        # A block of columns counts twice while it is made: memory of its steps is not all reused.
+        columns = b * self.factors + self.passing(b) + b * self.factors + self.writing(b)
+        return self.output + columns + self.tile(b)
+
+    def tile_is_useful(self, b: int) -> bool:
+        """Whether a tile of b by b examples is not larger than makes products faster."""
+        return b * b * self.pair <= 4 * _LARGEST_TILE
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """How examples are cut into blocks.
+
+    Attributes:
+        size: Tiles are `size` by `size` examples.
+        held: Blocks of rows whose factors are kept while the columns pass by.
+        n_rows: Blocks of rows.
+        n_columns: Blocks of columns; 0 where they are the rows.
+        peak: Bytes alive at once.
+        step: Examples differentiated at a time.
+        spilled: Whether the factors of blocks that are needed again wait in a file.
+    """
+
+    size: int
+    held: int
+    n_rows: int
+    n_columns: int
+    peak: int
+    step: int
+    spilled: bool = False
+
+    @property
+    def one_tile(self) -> bool:
+        """Whether one tile does it all."""
+        return self.n_rows == 1 and self.n_columns <= 1
+
+    @property
+    def passes(self) -> float:
+        """How many times an example is differentiated, on average."""
+        if self.spilled:
+            return 1.0
+        # In every sweep all columns pass by.
+        sweeps = math.ceil(self.n_rows / self.held)
+        if self.n_columns:
+            times = 1 if self.holds_columns else sweeps
+            return (self.n_rows + self.n_columns * times) / (self.n_rows + self.n_columns)
+        # Of a triangle, sweep s needs the columns behind its own rows again.
+        again = 0
+        for sweep in range(sweeps):
+            again += self.n_rows - min(self.n_rows, (sweep + 1) * self.held)
+        return (self.n_rows + again) / self.n_rows
+
+    @property
+    def holds_columns(self) -> bool:
+        """Whether the factors of all columns are kept too."""
+        return self.held >= self.n_rows + self.n_columns
+
+    @property
+    def again(self) -> int:
+        """Blocks that are needed again after their factors had to go."""
+        if self.holds_columns or self.held >= self.n_rows:
+            return 0
+        return self.n_columns or self.n_rows - self.held
+
+    @property
+    def with_file(self) -> "Blocks":
+        """The same, with a file for the factors of what is needed again."""
+        return dataclasses.replace(self, spilled=self.again > 0)
+
+    def at_most(self, size: int, n: int, m: int) -> "Blocks":
+        """Blocks of at most so many examples that keep as many factors as were kept."""
+        if size >= max(n, m):
+            return self
+        size = min(size, self.size)
+        n_rows, n_columns = -(-n // size), -(-m // size)
+        held = max(1, self.held * self.size // size)
+        if self.one_tile:
+            held = n_rows + n_columns
+        return Blocks(size, held, n_rows, n_columns, self.peak, min(size, self.step))
+
+    @staticmethod
+    def largest(n: int, m: int, sizes: Sizes, budget: int) -> "Blocks":
+        """The blocks of n by m examples (0: the rows) with the fewest passes within the budget.
+
+        Raises:
+            MemoryBudgetError: Not even one example at a time fits; the message says what would.
+        """
+        # One tile where everything fits at once, else the next best that does.
+        at_once = sizes.at_once(n, m)
+        if at_once <= budget:
+            step = _even(max(n, m), sizes.step or max(n, m))
+            return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once, step)
+        _require_one_example(sizes, budget)
+        kept = _kept(n, m, sizes, budget)
+        if kept is not None:
+            return kept
+        return _swept(n, m, sizes, budget)
+
+
+def _require_one_example(sizes: Sizes, budget: int) -> None:
+    """Refuse a budget in which not even a tile of one row and one column fits."""
+    smallest = sizes.block(1) + sizes.factors  # of the row that is held
+    if smallest > budget:
+        raise errors.MemoryBudgetError(
+            # A little more, so that what is shown is not less when it is rounded.
+            expected=f"a budget of at least {readable(1.005 * smallest)}",
+            got=readable(budget),
+            do=f"The kernel takes {readable(sizes.output)}: raise memory=, or take a smaller "
+            "reduction= or batch.",
+        )
+
+
+def _kept(n: int, m: int, sizes: Sizes, budget: int) -> Blocks | None:
+    """Blocks whose factors all stay in memory, if tiles of a fair size fit beside them."""
+    factors = (n + m) * sizes.factors
+
+    def fits(b: int) -> bool:
+        return sizes.block(b) + factors <= budget and sizes.tile_is_useful(b)
+
+    largest = _bisect(fits, max(n, m))
+    if sizes.block(largest) + factors > budget or largest < min(_SMALLEST_KEPT, n):
+        return None
+    # Blocks of equal size: a last block of few examples would cost as much as the others.
+    size = _even(max(n, m), largest)
+    n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+    peak = sizes.block(size) + factors
+    step = _even(size, sizes.step or size)
+    return Blocks(size, n_rows + n_columns, n_rows, n_columns, peak, step)
+
+
+def _swept(n: int, m: int, sizes: Sizes, budget: int) -> Blocks:
+    """Blocks of which some rows are held while all columns pass by."""
+    room = (budget - sizes.output) * _PART_OF_BLOCK
+
+    def fits(b: int) -> bool:
+        return sizes.block(b) - sizes.output <= room and sizes.tile_is_useful(b)
+
+    largest = _bisect(fits, max(n, m))
+
+    def blocks_of(at_most: int) -> Blocks:
+        size = _even(max(n, m), at_most)
+        n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+        # What a block leaves of the budget holds factors of rows.
+        affordable = (budget - sizes.block(size)) // max(1, size * sizes.factors)
+        held = max(1, min(n_rows, affordable))
+        peak = sizes.block(size) + held * size * sizes.factors
+        step = _even(size, sizes.step or size)
+        return Blocks(size, held, n_rows, n_columns, peak, step)
+
+    # Somewhat smaller blocks may leave less of the budget unused and need fewer passes, but are
+    # contracted more slowly: both cost alike.
+    smallest = max(0, largest * 3 // 4 - 1)
+    candidates = range(largest, smallest, -max(1, largest // _CHOICES))
+    return min(
+        map(blocks_of, candidates), key=lambda blocks: blocks.passes * (1 + largest / blocks.size)
+    )
+
+
+def in_pieces(n: int, contraction: Contraction) -> bool:
+    """Whether Jacobians of a tile of n by n examples are contracted piece by piece.
+
+    Products of a few dozen rows and a million columns are far slower than their pieces; "full" has
+    more rows, and fewer columns.
+    """
+    return n >= _IN_PIECES and contraction != "full"
+
+
+def _bisect(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest size that fits, at least 1."""
+    low, high = 1, max(limit, 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _even(total: int, block: int) -> int:
+    """A block no larger than `block` that cuts `total` into nearly equal parts."""
+    n_blocks = math.ceil(total / min(block, total))
+    return math.ceil(total / n_blocks)

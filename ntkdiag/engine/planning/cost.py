@@ -1,0 +1,209 @@
+"""Floating-point operations and live memory of a jaxpr, counted from shapes.
+
+Operations are those of matrix products and convolutions, counted exactly; a scan counts its body as
+often as it runs. Memory is found by walking the equations in order: a value is alive from the
+equation that makes it to the last one that reads it, and the peak is the largest sum of what is
+alive at once. Two things keep this close to what XLA allocates:
+
+* a value that only one elementwise equation reads is computed inside the loop that reads it
+  (fusion) and takes no memory;
+* a reshape is the memory of its operand under another name, which then lives until both are dead.
+
+Values are counted in two sums, by whether they depend on inputs that vary: of many evaluations at
+once (`jax.vmap` over examples) each has its own varying values, and all share the others.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import NamedTuple
+
+from ntkdiag import _jax
+from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
+from ntkdiag.engine.jacobian.liveness import downstream, without_dead
+
+# Outputs of these are computed inside the loop that reads them when one equation reads them.
+_FUSED = frozenset(
+    (
+        "abs", "add", "add_any", "and", "broadcast_in_dim", "clamp", "convert_element_type", "copy",
+        "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "ge", "gt", "iota", "is_finite", "le",
+        "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not",
+        "one_minus_square", "or", "pow", "integer_pow", "rem", "round", "rsqrt", "select_n", "sign",
+        "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+    )
+)  # fmt: skip
+# Outputs of these are the same memory under another name.
+_ALIASES = frozenset(
+    ("reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "optimization_barrier")
+)
+
+
+class JaxprCost(NamedTuple):
+    """What one evaluation of a jaxpr costs.
+
+    Attributes:
+        flops: Floating-point operations of products and convolutions (2 per multiply-add).
+        peak: Bytes of intermediate values alive at once that depend on a varying input; inputs do
+            not count, outputs do.
+        shared: The same of values that depend on none: many evaluations at once have them once.
+    """
+
+    flops: int
+    peak: int
+    shared: int
+
+
+def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:
+    """What a jaxpr costs; `varying` says which inputs differ between evaluations at once."""
+    jaxpr = without_dead(_jax.open_jaxpr(jaxpr)[0])
+    dependent = downstream(jaxpr, itertools.compress(jaxpr.invars, varying))
+    memory = _LiveMemory(jaxpr, dependent)
+    flops = 0
+    for k, eqn in enumerate(jaxpr.eqns):
+        nested = _nested_cost(eqn, [_is_in(atom, dependent) for atom in eqn.invars])
+        flops += nested.flops + _product_flops(eqn)
+        memory.make_outputs(k, eqn)
+        memory.note_peak(nested)
+        memory.free_after(k)
+    return JaxprCost(flops, memory.varying.peak, memory.shared.peak)
+
+
+@dataclasses.dataclass
+class _Bytes:
+    """Bytes alive now, and the most that were alive at once."""
+
+    now: int = 0
+    peak: int = 0
+
+
+class _LiveMemory:
+    """Which values of a jaxpr take memory while its equations run in order.
+
+    Args:
+        jaxpr: The jaxpr.
+        dependent: The variables that depend on a varying input.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, dependent: set[Variable]):
+        self.varying, self.shared = _Bytes(), _Bytes()
+        self._dependent = dependent
+        self._inputs = {*jaxpr.invars, *jaxpr.constvars}
+        self._outputs = {atom for atom in jaxpr.outvars if not isinstance(atom, _jax.Literal)}
+        self._last_use, self._n_uses = _uses(jaxpr)
+        self._alive: dict[Variable, int] = {}  # -> bytes
+        self._alias_of: dict[Variable, Variable] = {}
+        self._may_die_after: dict[int, list[Variable]] = {}  # number of an equation -> variables
+
+    def make_outputs(self, k: int, eqn: Equation) -> None:
+        """Take memory for the outputs of equation number k."""
+        name = eqn.primitive.name
+        for var in eqn.outvars:
+            source = None
+            if name in _ALIASES and eqn.invars:
+                source = self._owner(eqn.invars[0])
+            if source is not None and (source in self._alive or source in self._inputs):
+                self._alias(var, source)
+                continue
+            is_fused = name in _FUSED and self._n_uses.get(var, 0) == 1
+            if is_fused and var not in self._outputs:
+                continue
+            self._alive[var] = _size_in_bytes(var)
+            self._sum_of(var).now += self._alive[var]
+            self._note_end(var, max(k, self._last_use.get(var, -1)))
+
+    def note_peak(self, nested: JaxprCost) -> None:
+        """Note how much is alive, while an equation runs with so much of its own inside."""
+        self.varying.peak = max(self.varying.peak, self.varying.now + nested.peak)
+        self.shared.peak = max(self.shared.peak, self.shared.now + nested.shared)
+
+    def free_after(self, k: int) -> None:
+        """Give back the memory of values that equation number k is the last to read."""
+        for var in self._may_die_after.pop(k, ()):
+            # It may live on: under another name, or as an output.
+            is_read_later = self._last_use.get(var, -1) > k
+            if var in self._alive and not is_read_later and var not in self._outputs:
+                self._sum_of(var).now -= self._alive.pop(var)
+
+    def _alias(self, var: Variable, source: Variable) -> None:
+        """Let a variable be the memory of another one, which then lives as long as both."""
+        self._alias_of[var] = source
+        end = max(self._last_use.get(source, -1), self._last_use.get(var, -1))
+        self._last_use[source] = end
+        self._note_end(source, end)
+
+    def _owner(self, atom: Atom) -> Variable | None:
+        """The variable whose memory an atom is a name of."""
+        if isinstance(atom, _jax.Literal):
+            return None
+        while atom in self._alias_of:
+            atom = self._alias_of[atom]
+        return atom
+
+    def _note_end(self, var: Variable, k: int) -> None:
+        self._may_die_after.setdefault(k, []).append(var)
+
+    def _sum_of(self, var: Variable) -> _Bytes:
+        return self.varying if var in self._dependent else self.shared
+
+
+def _uses(jaxpr: Jaxpr) -> tuple[dict[Variable, int], dict[Variable, int]]:
+    """For each variable the number of the equation that reads it last, and how often it is read."""
+    last_use: dict[Variable, int] = {}
+    n_uses: dict[Variable, int] = {}
+
+    def read(atoms: list[Atom], k: int) -> None:
+        for atom in atoms:
+            if not isinstance(atom, _jax.Literal):
+                last_use[atom] = k
+                n_uses[atom] = n_uses.get(atom, 0) + 1
+
+    for k, eqn in enumerate(jaxpr.eqns):
+        read(eqn.invars, k)
+    read(jaxpr.outvars, len(jaxpr.eqns))
+    return last_use, n_uses
+
+
+def _is_in(atom: Atom, variables: set[Variable]) -> bool:
+    return not isinstance(atom, _jax.Literal) and atom in variables
+
+
+def _size_in_bytes(var: Variable) -> int:
+    """The bytes of an array; 0 for what has no shape or dtype, such as a token."""
+    shape = getattr(var.aval, "shape", ())
+    dtype = getattr(var.aval, "dtype", None)
+    return math.prod(shape) * getattr(dtype, "itemsize", 0)
+
+
+def _nested_cost(eqn: Equation, varying: list[bool]) -> JaxprCost:
+    """The cost of the jaxprs in an equation: all steps of a scan, the dearest of branches."""
+    is_scan = eqn.primitive.name == "scan"
+    if is_scan and any(varying):
+        # A carry may vary from the second step on.
+        n_consts, n_carry = _jax.scan_counts(eqn.params)
+        varying = [*varying[:n_consts], *[True] * n_carry, *varying[n_consts + n_carry :]]
+    costs = []
+    for jaxpr in _jax.sub_jaxprs(eqn):
+        varying_inside = varying
+        if len(jaxpr.invars) != len(varying):
+            varying_inside = [any(varying)] * len(jaxpr.invars)
+        costs.append(jaxpr_cost(jaxpr, varying_inside))
+    flops = max((cost.flops for cost in costs), default=0)
+    peak = max((cost.peak for cost in costs), default=0)
+    shared = max((cost.shared for cost in costs), default=0)
+    n_steps = eqn.params.get("length", 1) if is_scan else 1
+    return JaxprCost(flops * n_steps, peak, shared)
+
+
+def _product_flops(eqn: Equation) -> int:
+    """Floating-point operations of a matrix product or convolution; 0 for any other equation."""
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        left = eqn.invars[0].aval.shape
+        multiply_adds_per_output = math.prod(left[axis] for axis in contracted)
+    elif eqn.primitive.name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
+        multiply_adds_per_output = math.prod(kernel[:out_axis] + kernel[out_axis + 1 :])
+    else:
+        return 0
+    return 2 * math.prod(eqn.outvars[0].aval.shape) * multiply_adds_per_output

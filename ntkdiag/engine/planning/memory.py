@@ -1,0 +1,128 @@
+"""Memory budgets: how much there is, and how a budget is written."""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from ntkdiag import errors
+
+_PREFIXES = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def budget(memory: int | float | str | None) -> int:
+    """Bytes of a budget such as ``2e9``, ``"2GB"`` or ``"512 MiB"``; None is half of what is free.
+
+    Raises:
+        InvalidInputError: It cannot be read, or is not positive.
+    """
+    if memory is None:
+        return free_memory() // 2
+    size = _read(str(memory))
+    if not 0 < size < math.inf:
+        raise errors.InvalidInputError(
+            argument=f"memory={memory!r}",
+            expected='a positive number of bytes, such as 2e9, "2GB" or "512MiB"',
+            got=repr(memory),
+            do="Leave it out to use half of the free memory.",
+        )
+    return int(size)
+
+
+def _read(text: str) -> float:
+    """Bytes of a number with a unit; zero where it cannot be read."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        return 0.0
+    number, unit = match.groups()
+    try:
+        return float(number) * _bytes_of(unit.upper())
+    except ValueError:
+        return 0.0
+
+
+def _bytes_of(unit: str) -> int:
+    """Bytes of a unit such as "", "B", "KB", "GIB" or "M"; zero where there is no such unit."""
+    prefix = unit.removesuffix("B")
+    if not prefix:
+        return 1
+    base = 1024 if prefix.endswith("I") else 1000
+    power = _PREFIXES.get(prefix.removesuffix("I"))
+    return 0 if power is None else base**power
+
+
+def readable(size: int | float) -> str:
+    """Bytes for a person."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def free_memory() -> int:
+    """Bytes free on the default device; on CPU, what the host and its control group leave."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    # A container may have less than the host: the tightest of its control groups counts.
+    free = [_available()]
+    for group in _control_groups():
+        with contextlib.suppress(OSError, ValueError):  # no limit, or no such group
+            limit = int((group.folder / group.limit).read_text())
+            used = int((group.folder / group.usage).read_text())
+            # The page cache is given back when it is needed.
+            cached = _field(group.folder / "memory.stat", group.cache)
+            free.append(limit - used + cached)
+    return max(1, min(free))
+
+
+class _ControlGroup(NamedTuple):
+    """A folder of Linux that limits memory, and the names of its files."""
+
+    folder: Path
+    limit: str
+    usage: str
+    cache: str
+
+
+_FOLDER = Path("/sys/fs/cgroup")
+_NEWER = ("memory.max", "memory.current", "inactive_file")
+_OLDER = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _control_groups() -> Iterator[_ControlGroup]:
+    """The control groups of this process, from its own to the root."""
+    yield _ControlGroup(_FOLDER, *_NEWER)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                base, names = _FOLDER, _NEWER
+            elif "memory" in controllers.split(","):
+                base, names = _FOLDER / "memory", _OLDER
+            else:
+                continue
+            inner = Path(path.lstrip("/"))
+            for part in (inner, *inner.parents):
+                yield _ControlGroup(base / part, *names)
+
+
+def _available() -> int:
+    try:
+        return 1024 * _field(Path("/proc/meminfo"), "MemAvailable:")
+    except (OSError, ValueError):  # not Linux: assume a small machine
+        return 4 * 10**9
+
+
+def _field(path: Path, name: str) -> int:
+    """The number behind a name, in a file of one per line."""
+    for line in path.read_text().splitlines():
+        words = line.split()
+        if words[0] == name:
+            return int(words[1])
+    raise ValueError(name)

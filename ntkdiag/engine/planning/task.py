@@ -1,0 +1,315 @@
+"""A kernel to compute: both sides traced, and how every part of their Jacobians is contracted.
+
+The kernel is a sum over parts of the Jacobian. Between two functions, or two shapes of examples,
+the parts have to be the same parameters in the same coordinates: where the structures differ, every
+leaf is one part, its Jacobian formed in the order of the leaf, and a leaf that only one side uses
+adds nothing.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ntkdiag import _jax
+from ntkdiag.engine import precision
+from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.calls.call import Batch, Call
+from ntkdiag.engine.contracting.gram import Gram
+from ntkdiag.engine.contracting.tile import Tile
+from ntkdiag.engine.contracting.ways import Preference, Way, choose
+from ntkdiag.engine.jacobian.parts import Part
+from ntkdiag.engine.planning.leaf_groups import LeafGroups, names_of
+from ntkdiag.engine.tracing.compiled import Compiled
+from ntkdiag.engine.tracing.program import Form, Program
+from ntkdiag.kernel.reduction import Directions, KernelArray, Reduction, automatic
+from ntkdiag.kernel.tied_outputs import Contraction
+
+# Numbers of outputs.
+Numbers = Int[Array | np.ndarray, "..."]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """Rows or columns, ready to be differentiated.
+
+    Attributes:
+        batch: Function and examples.
+        program: The function, traced.
+        ways: How the parts of its Jacobian are contracted.
+        directions: Output directions it is differentiated along.
+    """
+
+    batch: Batch
+    program: Program
+    ways: tuple[Way, ...]
+    directions: Directions
+
+    @property
+    def n(self) -> int:
+        """Number of examples."""
+        return self.batch.n
+
+    @functools.cached_property
+    def basis(self) -> Float[Array | np.ndarray, "k C"]:
+        """The directions as rows of an array."""
+        return self.directions.basis(self.program.jacobian.dtype)
+
+    @property
+    def basis_shape(self) -> jax.ShapeDtypeStruct:
+        """Shape of `basis`."""
+        shape = self.directions.n, self.directions.n_outputs
+        return jax.ShapeDtypeStruct(shape, self.program.jacobian.dtype)
+
+    def along(self, directions: Float[Array | np.ndarray, "C k"]) -> "Side":
+        """The same side, differentiated along other directions."""
+        changed = dataclasses.replace(self.directions, source=directions)
+        return dataclasses.replace(self, directions=changed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """A kernel to compute.
+
+    Attributes:
+        call: Parameters and options.
+        rows: The row examples.
+        columns: The column examples; None where they are the rows.
+        reduction: Over outputs.
+        gram: Which products are taken, and which kernel each is added to.
+        names: Of the kernels of groups of leaves; empty for one kernel.
+        weights: 1/P for every factor; None without preconditioner.
+        dtype: Of the kernel.
+    """
+
+    call: Call
+    rows: Side
+    columns: Side | None
+    reduction: Reduction
+    gram: Gram
+    names: tuple[str, ...]
+    weights: list[Float[Array, "..."]] | None
+    dtype: np.dtype
+
+    @staticmethod
+    def of(call: Call, rows: Program, columns: Program | None) -> "Task":
+        """Choose how every part is contracted.
+
+        Raises:
+            InvalidInputError: The reduction does not fit the outputs, or a glob of `per_leaf` no
+                leaf.
+        """
+        # How every part is contracted, and which kernel it is added to.
+        reduction = _reduction(call, rows, columns)
+        ways_of_rows, ways_of_columns = _matching_ways(call, rows, columns, reduction)
+        groups = LeafGroups.none(len(ways_of_rows))
+        if call.options.per_leaf:
+            parts = [way.part for way in ways_of_rows]
+            names = names_of(parts, rows.paths, rows.jacobian.stacked_leaves)
+            groups = LeafGroups.of(names, call.options.per_leaf)
+        # A part has the weight of its leaf: the form of the parts sees to it that it has one.
+        weights = None
+        inverse = call.preconditioner.inverse
+        if inverse is not None:
+            weights = [inverse[way.part.leaves[0]] for way in ways_of_rows]
+        gram = Gram(
+            contraction="full" if call.joint else reduction.contraction,
+            dot=precision.policy(call.options.precision),
+            groups=groups.of_parts,
+            n_groups=max(1, len(groups.names)),
+        )
+        # Both sides, ready to be differentiated.
+        side_of_rows = Side(call.rows, rows, ways_of_rows, _directions(rows, reduction.rows))
+        side_of_columns = None
+        if columns is not None and call.columns is not None:
+            directions = _directions(columns, reduction.columns)
+            side_of_columns = Side(call.columns, columns, ways_of_columns, directions)
+        outputs = [program.jacobian.dtype for program in (rows, columns) if program is not None]
+        return Task(
+            call=call,
+            rows=side_of_rows,
+            columns=side_of_columns,
+            reduction=reduction,
+            gram=gram,
+            names=groups.names,
+            weights=weights,
+            dtype=gram.dot.dtype(jnp.result_type(*outputs)),
+        )
+
+    @property
+    def sides(self) -> list[Side]:
+        """Rows, and columns where they are others."""
+        return [self.rows] if self.columns is None else [self.rows, self.columns]
+
+    @property
+    def m(self) -> int:
+        """Number of column examples."""
+        return self.rows.n if self.columns is None else self.columns.n
+
+    @property
+    def is_plain_sum(self) -> bool:
+        """Whether all products are added up as they are: no groups, no weights."""
+        return self.gram.n_groups == 1 and self.weights is None
+
+    @functools.cached_property
+    def traced(self) -> bool:
+        """Whether this is inside someone's trace: what is computed is part of their program."""
+        if any(side.program.closes_over_tracers for side in self.sides):
+            return True
+        return is_traced(self.call)
+
+    @property
+    def closes_over_explicit(self) -> bool:
+        """Whether a function closes over an array of a mesh with explicit axes."""
+        return any(side.program.closes_over_explicit for side in self.sides)
+
+    @functools.cached_property
+    def placed(self) -> bool:
+        """Whether somebody chose the devices."""
+        default = jax.config.jax_default_device  # type: ignore[attr-defined]
+        return default is not None or _jax.committed(self.call)
+
+    def mode(self) -> contextlib.AbstractContextManager:
+        """The 64-bit mode its products need; inside a caller's trace theirs stays."""
+        return contextlib.nullcontext() if self.traced else self.gram.dot.mode()
+
+    def at(self, call: Call) -> "Task":
+        """The same task at other arrays of the same shapes; it has no preconditioner."""
+        columns = None
+        if self.columns is not None and call.columns is not None:
+            columns = dataclasses.replace(self.columns, batch=call.columns)
+        rows = dataclasses.replace(self.rows, batch=call.rows)
+        return dataclasses.replace(self, call=call, rows=rows, columns=columns)
+
+    def finish(self, array: KernelArray) -> tuple[KernelArray, KernelArray | None]:
+        """What `run` gives as the reduction says: (kernel, standard error or None)."""
+        if array.dtype != self.dtype:  # the zeros of a kernel of no part
+            array = array.astype(self.dtype)
+        return self.reduction.finish(array)
+
+    def tile(self, n: int, m: int) -> Tile:
+        """The kernel of n by m examples, before the reduction is finished."""
+        return Tile.of(self.reduction, n, m)
+
+    def of_outputs(self, rows: Numbers, columns: Numbers) -> "Task":
+        """The kernel of some outputs only, by their numbers."""
+        of_rows = _one_hot(rows, self.rows.directions.n_outputs)
+        of_columns = _one_hot(columns, self.reduction.columns.n_outputs)
+        return dataclasses.replace(
+            self,
+            reduction=self.reduction.of_group(of_rows, of_columns),
+            rows=self.rows.along(of_rows),
+            columns=None if self.columns is None else self.columns.along(of_columns),
+        )
+
+    def compiled(
+        self, key: tuple[Hashable, ...], function: Callable[..., Any], donate: int | None = None
+    ) -> Compiled:
+        """A contraction, compiled once per program, ways and shape."""
+        return self.rows.program.compiled((*key, self.gram), function, donate=donate)
+
+
+def cheapest_ways(
+    program: Program,
+    form: Form,
+    n: int,
+    m: int,
+    k: int,
+    contraction: Contraction,
+    prefer: Preference | None,
+) -> tuple[Way, ...]:
+    """The cheapest way for every part of a program; see `ways.choose`."""
+    return program.keep(
+        ("ways", form, n, m, k, contraction, prefer),
+        lambda: choose(program.parts(form), n, m, k, contraction, prefer),
+    )
+
+
+def _reduction(call: Call, rows: Program, columns: Program | None) -> Reduction:
+    """The reduction over the outputs of these functions."""
+    n_outputs = _n_outputs(rows, call.rows)
+    reduction = call.options.reduction
+    if isinstance(reduction, str) and reduction == "auto":
+        reduction = automatic(call.rows.n, n_outputs)
+    if columns is None or call.columns is None:
+        return Reduction.of(reduction, n_outputs)
+    return Reduction.of(reduction, n_outputs, _n_outputs(columns, call.columns))
+
+
+def _n_outputs(program: Program, batch: Batch) -> int:
+    """Outputs of one example; a joint batch is differentiated as one example with all of them."""
+    if program.joint:
+        return program.jacobian.n_outputs // batch.n
+    return program.jacobian.n_outputs
+
+
+def _directions(program: Program, directions: Directions) -> Directions:
+    """The directions a side is differentiated along; a joint batch along all its outputs."""
+    if not program.joint:
+        return directions
+    return Directions(program.jacobian.n_outputs, program.jacobian.n_outputs)
+
+
+def _matching_ways(
+    call: Call, rows: Program, columns: Program | None, reduction: Reduction
+) -> tuple[tuple[Way, ...], tuple[Way, ...]]:
+    """How the parts of the rows are contracted, and those of the columns in the same order."""
+    form = _form(call)
+    if columns is None or columns is rows:
+        ways = _ways(call, rows, form, reduction)
+        return ways, ways
+    if _by_coordinates(rows, form).keys() != _by_coordinates(columns, form).keys():
+        # The columns use some parameter in another way.
+        form = "leaf order"
+    ways = _ways(call, rows, form, reduction)
+    parts_of_columns = _by_coordinates(columns, form)
+    ways_of_rows, ways_of_columns = [], []
+    for way, coordinates in zip(ways, _by_coordinates(rows, form), strict=True):
+        part = parts_of_columns.get(coordinates)
+        if part is not None:  # a leaf that only one side uses adds nothing
+            ways_of_rows.append(way)
+            ways_of_columns.append(dataclasses.replace(way, part=part))
+    return tuple(ways_of_rows), tuple(ways_of_columns)
+
+
+def _form(call: Call) -> Form:
+    """The coarsest form of the parts that groups and preconditioner allow."""
+    kind = call.preconditioner.kind
+    if kind == "elementwise":
+        return "leaf order"
+    if call.options.per_leaf or kind == "per leaf":
+        return "by leaf"
+    return "fused"
+
+
+def _by_coordinates(program: Program, form: Form) -> dict[tuple, Part]:
+    """Parts by their coordinates, in order: equal ones have factors that can be multiplied."""
+    return program.keep(
+        ("coordinates", form),
+        lambda: {part.coordinates: part for part in program.parts(form)},
+    )
+
+
+def _ways(call: Call, program: Program, form: Form, reduction: Reduction) -> tuple[Way, ...]:
+    """The cheapest ways for all parts of the rows."""
+    n = call.rows.n
+    m = 0 if call.columns is None else call.columns.n
+    k, contraction = reduction.rows.n, reduction.contraction
+    if program.joint:
+        # The batch is one example; the full kernel of all its outputs is reduced afterwards.
+        n, m = 1, min(m, 1)
+        k, contraction = program.jacobian.n_outputs, "full"
+    return cheapest_ways(program, form, n, m, k, contraction, call.options.prefer)
+
+
+def _one_hot(numbers: Numbers, n_outputs: int) -> Float[Array | np.ndarray, "C k"]:
+    """Directions that are single outputs."""
+    if isinstance(numbers, np.ndarray):
+        return np.eye(n_outputs)[numbers].T
+    return jax.nn.one_hot(numbers, n_outputs).T

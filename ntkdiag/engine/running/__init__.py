@@ -1,0 +1,1 @@
+"""Carrying out a plan: factors of blocks of examples, contracted into a kernel."""

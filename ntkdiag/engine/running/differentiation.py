@@ -1,0 +1,188 @@
+"""The examples of one side, differentiated a few at a time.
+
+A step is as many examples as keep their intermediate values in the cache of the device. In a kernel
+of one tile the factors of all steps wait side by side, and are joined only where they are
+contracted. In a kernel of several tiles the steps of a block are written into the memory of that
+block, so that a block never exists twice.
+
+The first time, it is verified that examples do not interact: the outputs that came with the factors
+of each example are compared with f of the whole block.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ntkdiag import _jax
+from ntkdiag.engine import independence
+from ntkdiag.engine.calls import keywords
+from ntkdiag.engine.contracting.ways import Way
+from ntkdiag.engine.jacobian.factors import (
+    Factor,
+    concatenate_examples,
+    write_examples,
+    zeros_for_examples,
+)
+from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.planning.task import Side, Task
+
+# Blocks of factors that one compiled function takes: more make it slow to compile.
+_MOST_BLOCKS = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Differentiation:
+    """How one side is differentiated.
+
+    Attributes:
+        task: What is computed.
+        side: Its rows or its columns.
+        ways: How the parts are contracted: they say in which form factors are kept.
+        step: Examples at a time.
+    """
+
+    task: Task
+    side: Side
+    ways: tuple[Way, ...]
+    step: int
+
+    def all_blocks(self) -> list[list[Factor]]:
+        """Factors of all examples in consecutive blocks; the last example fills the last step."""
+        size = self._block_size
+        blocks = []
+        for start in range(0, self.side.n, size):
+            n_steps = math.ceil(min(size, self.side.n - start) / self.step)
+            blocks.append(self.block(start, n_steps * self.step))
+        return blocks
+
+    def block(self, start: int, size: int) -> list[Factor]:
+        """Factors of examples start to start + size; beyond the end the last one is repeated."""
+        batch = self.side.batch
+        kwargs = keywords.arrays(batch.kwargs)
+        differentiate = self.side.program.compiled_factors(self.ways, self._merged)
+        write = self.side.program.compiled("place", _placed, donate=0)
+        # The last step may take some examples of the one before again.
+        firsts = [min(first, size - self.step) for first in range(0, size, self.step)]
+        # Outputs wait on the device: fetching one waits for its step.
+        outputs: list[Array] = []
+        block: list[Factor] = []
+        in_flight = Machine.here().in_flight
+        for first in firsts:
+            if len(outputs) >= in_flight:  # more steps under way would need more memory
+                jax.block_until_ready(outputs[-in_flight])
+            x = examples(batch.x, start + first, self.step, batch.n)
+            factors, y = differentiate(self.task.call.params, self.side.basis, kwargs, x)
+            outputs.append(y)
+            if size == self.step:
+                block = factors
+            else:
+                block = block or [zeros_for_examples(factor, size) for factor in factors]
+                block = write(block, factors, first)
+        # What came beside the factors are outputs of each example alone.
+        if self._must_verify and min(size, batch.n) > 1:
+            alone = np.empty((size, outputs[0].shape[-1]), outputs[0].dtype)
+            for first, y in zip(firsts, outputs, strict=True):
+                alone[first : first + self.step] = y
+            self._verify(start, alone)
+        return block
+
+    def begin(self) -> None:
+        """Have everything compiled on other threads, what takes longest first."""
+        self.side.program.compiled_factors(self.ways, self._merged).begin(*self._argument_shapes)
+        batch = self.side.batch
+        if self._must_verify and batch.n > 1:
+            n = min(self._block_size, batch.n)
+            first_block = functools.partial(examples, start=0, size=n, n=batch.n)
+            x = jax.eval_shape(first_block, batch.x)
+            outputs = self.side.program.compiled_outputs(batch.f, batch.kwargs)
+            outputs.begin(self.task.call.params, x, keywords.arrays(batch.kwargs))
+
+    def shapes(self) -> list[list[Factor]]:
+        """Shapes of `all_blocks`."""
+        differentiate = self.side.program.compiled_factors(self.ways, self._merged)
+        of_step, _ = differentiate.shapes(*self._argument_shapes)
+        size = self._block_size
+        blocks = []
+        for start in range(0, self.side.n, size):
+            n_steps = math.ceil(min(size, self.side.n - start) / self.step)
+            blocks.append(jax.eval_shape(joined, [of_step] * n_steps))
+        return blocks
+
+    @property
+    def _merged(self) -> bool:
+        """Whether dense factors are put side by side, as one."""
+        return self.task.is_plain_sum
+
+    @property
+    def _block_size(self) -> int:
+        """Examples of a block: those of a step, or of more where that would be too many blocks."""
+        return self.step * math.ceil(self.side.n / self.step / _MOST_BLOCKS)
+
+    @property
+    def _argument_shapes(self) -> tuple:
+        """Arguments of the compiled factors of a step, the examples as shapes."""
+        batch = self.side.batch
+        of_step = functools.partial(examples, start=0, size=self.step, n=batch.n)
+        x = jax.eval_shape(of_step, batch.x)
+        return self.task.call.params, self.side.basis, keywords.arrays(batch.kwargs), x
+
+    @property
+    def _must_verify(self) -> bool:
+        """Whether it is still to be seen that examples do not interact."""
+        if not self.task.call.options.check:
+            return False
+        return keywords.switches(self.side.batch.kwargs) not in self.side.program.verified
+
+    def _verify(self, start: int, alone: np.ndarray) -> None:
+        """Compare f of a block of examples with the outputs of each example alone [n C]."""
+        batch, program = self.side.batch, self.side.program
+        n = min(len(alone), batch.n - start)
+        x = examples(batch.x, start, n, batch.n)
+        kwargs = keywords.arrays(batch.kwargs)
+        compiled = program.compiled_outputs(batch.f, batch.kwargs)
+
+        def all_at_once(params: PyTree, x: PyTree) -> PyTree:
+            return compiled(params, x, kwargs)
+
+        judges = _jax.judges_numbers(program.jacobian.jaxpr)
+        roundoff = program.jacobian.roundoff
+        # f is compiled for this once, and let go of: programs do not hold their function.
+        try:
+            independence.check_independent(
+                all_at_once, self.task.call.params, x, alone[:n], roundoff, judges
+            )
+        finally:
+            program.forget_outputs()
+        program.verified.add(keywords.switches(batch.kwargs))
+
+
+def examples(x: PyTree[Array], start: int, size: int, n: int) -> PyTree[Array]:
+    """Examples start to start + size of n, the last one again and again beyond the end."""
+    if start == 0 and size == n:
+        return x
+    missing = start + size - n
+    if missing <= 0:
+        return jax.tree.map(lambda v: v[start : start + size], x)
+
+    def filled(v: Array) -> Array:
+        last = jnp.repeat(v[-1:], min(missing, size - 1), axis=0)
+        return jnp.concatenate([v[min(start, n - 1) :], last])
+
+    return jax.tree.map(filled, x)
+
+
+def joined(blocks: list[list[Factor]], n: int | None = None) -> list[Factor]:
+    """The factors of (the first n) examples of consecutive blocks, copied into one."""
+    return [concatenate_examples(list(factors), n) for factors in zip(*blocks, strict=True)]
+
+
+def _placed(block: list[Factor], factors: list[Factor], start: Array) -> list[Factor]:
+    """A block of factors with those of one step written in."""
+    return [
+        write_examples(all_of, some, start) for all_of, some in zip(block, factors, strict=True)
+    ]

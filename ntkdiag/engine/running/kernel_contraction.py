@@ -1,0 +1,193 @@
+"""The end of every kernel: blocks of factors become a kernel, or a tile of one.
+
+Parts whose Jacobian is formed late are contracted piece by piece; a chain of pieces runs on each
+core, and adds to a sum of its own. Then one compiled function contracts all other parts at once,
+and adds the sums of the pieces.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from ntkdiag.engine.contracting import streams
+from ntkdiag.engine.contracting.gram import Gram, Weight
+from ntkdiag.engine.contracting.streams import Cut, Stream
+from ntkdiag.engine.contracting.tile import Tile
+from ntkdiag.engine.contracting.ways import Way
+from ntkdiag.engine.jacobian.factors import Factor
+from ntkdiag.engine.planning.task import Task
+from ntkdiag.engine.running.differentiation import joined
+from ntkdiag.engine.running.side_by_side import side_by_side
+from ntkdiag.engine.tracing.compiled import Compiled
+
+# Blocks of factors of the rows, and of the columns where they are others: [side][block][factor].
+Sides = list[list[list[Factor]]]
+# The same of one factor: [side][block].
+SidesOfFactor = list[list[Factor]]
+# One kernel, or the strips of its triangle.
+Sum = list[Float[Array, "..."]]
+
+
+class _Streamed(NamedTuple):
+    """A part that is contracted piece by piece.
+
+    Attributes:
+        add_share: (sum, factor, number of the share) -> sum with the pieces of that share added.
+        factor: Its factor.
+        n_shares: Among how many sums its pieces are shared out.
+    """
+
+    add_share: Compiled
+    factor: SidesOfFactor
+    n_shares: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelContraction:
+    """How blocks of factors become a kernel.
+
+    Attributes:
+        task: What is computed.
+        ways: How its parts are contracted.
+        tile: Layout of the result.
+        in_pieces: Names of the ways that are contracted piece by piece.
+        piece: Bytes of a piece.
+        n_shares: How many sums of pieces there are at most.
+    """
+
+    task: Task
+    ways: tuple[Way, ...]
+    tile: Tile
+    in_pieces: Collection[str]
+    piece: int
+    n_shares: int
+
+    def __call__(self, sides: Sides) -> list[Float[Array, "..."]]:
+        """The kernels of all groups."""
+        # Pieces first: each chain of them adds to a sum of its own, on a thread of its own.
+        streamed, at_once = self._divided(sides)
+        sums: list[Sum] = []
+        if streamed:
+            sums = self._nothing(symmetric=len(sides) == 1)()
+        chains = []
+        for number, one_sum in enumerate(sums):
+            chains.append(functools.partial(_chain, streamed, one_sum, number, len(sums)))
+        if self.task.placed:  # what lies on several devices is computed in one order by all
+            sums = [chain() for chain in chains]
+        else:
+            sums = side_by_side(chains)
+        return self._rest()(at_once, self.task.weights, sums)
+
+    def begin(self, sides: Sides) -> None:
+        """Have everything compiled side by side; factors as shapes."""
+        streamed, at_once = self._divided(sides)
+        sums: list[Sum] = []
+        if streamed:
+            sums = self._nothing(symmetric=len(sides) == 1).shapes()
+        for part in streamed:
+            part.add_share.begin(sums[0], part.factor, 0)
+        self._rest().begin(at_once, self.task.weights, sums)
+
+    def _divided(self, sides: Sides) -> tuple[list[_Streamed], Sides]:
+        """What is contracted piece by piece, and the blocks of the rest."""
+        names = self._names(n_factors=len(sides[0][0]))
+        streamed = []
+        at_once: Sides = [[[] for _ in blocks] for blocks in sides]
+        for number, name in enumerate(names):
+            factor = [[block[number] for block in blocks] for blocks in sides]
+            if name in self.in_pieces:
+                streamed.append(self._streamed(factor))
+                continue
+            for blocks, blocks_of_factor in zip(at_once, factor, strict=True):
+                for block, one in zip(blocks, blocks_of_factor, strict=True):
+                    block.append(one)
+        return streamed, at_once
+
+    def _names(self, n_factors: int) -> list[str]:
+        """Name of the way of every factor; in a plain sum the dense ones stand first, joined."""
+        names = [way.name for way in self.ways]
+        if not self.task.is_plain_sum:
+            return names
+        not_dense = [name for name in names if name != "dense"]
+        return ["dense"] * (n_factors - len(not_dense)) + not_dense
+
+    def _streamed(self, factor: SidesOfFactor) -> _Streamed:
+        """A part contracted piece by piece; equal parts of several layers share one function."""
+        n_examples = self.tile.n
+        if len(factor) == 2:
+            n_examples += self.tile.m
+        first: Any = factor[0][0]
+        cut = Cut.of(first, n_examples, self.tile.contraction, self.piece)
+        n_shares = min(self.n_shares, cut.n_pieces)
+        add_share = functools.partial(_with_share, self.task.gram, self.tile, cut, n_shares)
+        key = "stream", self.tile, n_shares, cut
+        return _Streamed(self.task.compiled(key, add_share, donate=0), factor, n_shares)
+
+    def _rest(self) -> Compiled:
+        """(blocks of what is contracted at once, weights, sums of pieces) -> kernels, compiled."""
+        key = "rest", self.tile, tuple(way.key for way in self.ways)
+        return self.task.compiled(key, functools.partial(_contracted, self.task.gram, self.tile))
+
+    def _nothing(self, symmetric: bool) -> Compiled:
+        """() -> what the pieces are added to at first, compiled."""
+        # The task, which holds parameters, is no part of what is kept.
+        zeros = functools.partial(_zeros, self.tile, self.task.dtype, symmetric, self.n_shares)
+        return self.task.compiled(("nothing", self.tile, self.n_shares, symmetric), zeros)
+
+
+def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Sum]:
+    """So many sums to begin with."""
+    return [streams.nothing(tile, dtype, symmetric) for _ in range(n_sums)]
+
+
+def _contracted(
+    gram: Gram, tile: Tile, sides: Sides, weights: list[Weight] | None, sums: list[Sum]
+) -> list[Float[Array, "..."]]:
+    """The kernels of rows with themselves or with columns, from factors and sums of pieces."""
+    symmetric = len(sides) == 1
+    # Blocks wait apart until they are contracted, and are joined here.
+    rows = joined(sides[0], tile.n)
+    if not rows and sums:
+        return [streams.sum_of_shares(sums, tile, symmetric)]
+    if symmetric:
+        kernels = gram.symmetric(rows, tile, weights)
+    else:
+        kernels = gram.rectangular(rows, joined(sides[1], tile.m), tile, weights)
+    if sums:
+        kernels[0] = streams.sum_of_shares(sums, tile, symmetric) + kernels[0]
+    return kernels
+
+
+def _chain(streamed: list[_Streamed], total: Sum, number: int, n_sums: int) -> Sum:
+    """Add to sum `number` its share of the pieces of all parts.
+
+    A part of fewer pieces than there are sums leaves some out; which ones goes round.
+    """
+    turn = number
+    for part in streamed:
+        if turn < part.n_shares:
+            total = part.add_share(total, part.factor, turn)
+        turn = (turn - part.n_shares) % n_sums
+    return total
+
+
+def _with_share(
+    gram: Gram,
+    tile: Tile,
+    cut: Cut,
+    n_shares: int,
+    total: Sum,
+    factor: SidesOfFactor,
+    share: jax.Array,
+) -> Sum:
+    """A sum with one share of the pieces of a part added."""
+    row = Stream.of(factor[0], tile.n, cut)  # type: ignore[arg-type]
+    column = None
+    if len(factor) == 2:
+        column = Stream.of(factor[1], tile.m, cut)  # type: ignore[arg-type]
+    return streams.with_share(total, row, column, tile, gram.dot, share, n_shares)

@@ -1,0 +1,65 @@
+"""A kernel of one tile: all examples are differentiated step by step, and contracted at once."""
+
+import dataclasses
+
+from jaxtyping import Array, Float
+
+from ntkdiag.engine.contracting.ways import Way
+from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.planning.plan import Plan
+from ntkdiag.engine.planning.task import Side, Task
+from ntkdiag.engine.running.differentiation import Differentiation
+from ntkdiag.engine.running.kernel_contraction import KernelContraction
+
+
+def compute(task: Task, plan: Plan) -> list[Float[Array, "..."]]:
+    """The kernels of all groups."""
+    # How each side is differentiated.
+    differentiations = []
+    for side in task.sides:
+        ways = _planned_ways(side, plan)
+        step = min(plan.blocks.step, side.n)
+        differentiations.append(Differentiation(task, side, ways, step))
+    # Factors of several steps are joined to be contracted at once; what was formed of each is
+    # contracted in pieces instead, without that copy.
+    several_steps = task.rows.n > differentiations[0].step
+    in_pieces = {"streamed"}
+    if task.is_plain_sum and several_steps:
+        in_pieces.add("dense")
+    # How their factors are contracted.
+    contraction = KernelContraction(
+        task=task,
+        ways=plan.ways,
+        tile=task.tile(plan.n, plan.m),
+        in_pieces=in_pieces,
+        piece=Machine.here().piece_of(sum(side.n for side in task.sides)),
+        n_shares=plan.shares,
+    )
+    _begin(task, differentiations, contraction)
+    return contraction([side.all_blocks() for side in differentiations])
+
+
+def _begin(
+    task: Task, differentiations: list[Differentiation], contraction: KernelContraction
+) -> None:
+    """Have everything compiled side by side, the first time; what takes longest begins first."""
+    if task.placed:
+        return
+    keys = tuple(way.key for way in contraction.ways)
+    step = differentiations[0].step
+    key = "begun", keys, contraction.tile, step, task.gram, task.columns is None
+    if not task.rows.program.is_first(key):
+        return
+    for differentiation in differentiations:
+        differentiation.begin()
+    contraction.begin([differentiation.shapes() for differentiation in differentiations])
+
+
+def _planned_ways(side: Side, plan: Plan) -> tuple[Way, ...]:
+    """The ways of a side under the names they have in the plan."""
+    ways = []
+    for way, planned in zip(side.ways, plan.ways, strict=True):
+        if way.name != planned.name:
+            way = dataclasses.replace(way, name=planned.name)
+        ways.append(way)
+    return tuple(ways)

@@ -1,0 +1,159 @@
+"""Running a task: inside a caller's trace, as a joint batch, as one tile, or tile by tile.
+
+Where only some output axes are tied, the outputs are cut into groups of equal tied indices. Each
+group is a full kernel of few outputs, computed like any other; kernels of traced groups are added
+up, those of diagonal groups stacked.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ntkdiag import errors
+from ntkdiag.engine.calls import keywords
+from ntkdiag.engine.jacobian.factors import Factor
+from ntkdiag.engine.planning.plan import Plan
+from ntkdiag.engine.planning.task import Side, Task
+from ntkdiag.engine.running import one_tile, tile_by_tile
+from ntkdiag.kernel.reduction import KernelArray
+from ntkdiag.kernel.tied_outputs import OutputGroups
+
+# One for every group of leaves.
+Kernels: TypeAlias = Sequence[KernelArray]
+
+
+def run(task: Task, plan: Plan | None) -> Kernels:
+    """The kernels of all groups of leaves, before the reduction is finished.
+
+    Without a plan as one block: inside a caller's trace, and for a joint batch.
+    """
+    if task.traced:
+        _require_float64(task)
+    with task.mode():
+        groups = task.reduction.groups
+        if groups is None:
+            return _kernels(task, plan)
+        if task.traced:
+            return _of_groups_in_a_trace(task, groups)
+        return _of_groups(task, groups, plan)
+
+
+def _require_float64(task: Task) -> None:
+    """Refuse float64 products in a trace of 32 bits, whose mode cannot be changed from inside."""
+    if task.gram.dot.name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise errors.InvalidInputError(
+            expected='precision="float64" outside of jit, grad and vmap, or with jax_enable_x64',
+            got="traced arguments and 32-bit JAX",
+            do='Call ntk outside, or jax.config.update("jax_enable_x64", True).',
+        )
+
+
+def _kernels(task: Task, plan: Plan | None) -> Kernels:
+    """The kernels of all outputs, or of one group of them."""
+    if task.call.joint:
+        return _jointly(task)
+    if plan is None:
+        return _inline(task)
+    if plan.blocks.one_tile:
+        return one_tile.compute(task, plan)
+    return tile_by_tile.compute(task, plan)
+
+
+def _inline(task: Task) -> list[Array]:
+    """As one block, inside a caller's trace."""
+    rows = _factors_in_a_trace(task, task.rows)
+    tile = task.tile(task.rows.n, task.m)
+    if task.columns is None:
+        return task.gram.symmetric(rows, tile, task.weights)
+    columns = _factors_in_a_trace(task, task.columns)
+    return task.gram.rectangular(rows, columns, tile, task.weights)
+
+
+def _factors_in_a_trace(task: Task, side: Side) -> list[Factor]:
+    batch = side.batch
+    factors, _ = side.program.factors(
+        side.ways, task.call.params, side.basis, batch.kwargs, batch.x
+    )
+    return factors
+
+
+def _jointly(task: Task) -> Kernels:
+    """Each batch differentiated as one example with N C outputs, then reduced.
+
+    With all outputs of all examples as directions, K[(n c), (m d)] is one full kernel of one
+    example; the directions V of the reduction are multiplied afterwards.
+    """
+    rows = _joint_factors(task, task.rows)
+    columns = rows if task.columns is None else _joint_factors(task, task.columns)
+    n, m = task.rows.n, task.m
+    reduction = task.reduction
+    c, d = reduction.rows.n_outputs, reduction.columns.n_outputs
+    dtype = task.rows.program.jacobian.dtype
+    v, w = reduction.rows.basis(dtype), reduction.columns.basis(dtype)
+    pattern = {"full": "nkml->nkml", "trace": "nkmk->nm", "diagonal": "nkmk->nmk"}
+    results = []
+    # [1 (n c) 1 (m d)] -> [n c m d] -> [n k m l] -> as the reduction pairs directions
+    for kernel in task.gram(rows, columns, task.weights):
+        full = jnp.broadcast_to(kernel, (1, n * c, 1, m * d)).reshape(n, c, m, d)
+        full = jnp.einsum("kc,ncmd,ld->nkml", v, full, w, precision="highest")
+        if task.columns is None:  # symmetric to the bit
+            full = (full + jnp.transpose(full, (2, 3, 0, 1))) / 2
+        results.append(jnp.einsum(pattern[reduction.contraction], full))
+    return results
+
+
+def _joint_factors(task: Task, side: Side) -> list[Factor]:
+    """The factors of a batch that counts as one example."""
+    if task.traced:
+        return _factors_in_a_trace(task, side)
+    batch = side.batch
+    differentiate = side.program.compiled_factors(side.ways)
+    kwargs = keywords.arrays(batch.kwargs)
+    factors, _ = differentiate(task.call.params, side.basis, kwargs, batch.x)
+    return factors
+
+
+def _of_groups(task: Task, groups: OutputGroups, plan: Plan | None) -> Kernels:
+    """The kernels of groups of outputs one after the other: [n k m l D]."""
+    stacked = []
+    for diagonal in range(groups.n_diagonal):
+        totals = None
+        for traced in range(groups.n_traced):
+            rows, columns = groups.rows[diagonal, traced], groups.columns[diagonal, traced]
+            kernels = _kernels(task.of_outputs(rows, columns), plan)
+            if totals is not None:
+                kernels = [a + b for a, b in zip(totals, kernels, strict=True)]
+            totals = kernels
+        stacked.append(totals)
+    # [n k m l] of every diagonal group -> [n k m l D]
+    results = []
+    for of_leaves in zip(*stacked, strict=True):
+        stack = np.stack if isinstance(of_leaves[0], np.ndarray) else jnp.stack
+        results.append(stack(of_leaves, axis=-1))
+    return results
+
+
+def _of_groups_in_a_trace(task: Task, groups: OutputGroups) -> Kernels:
+    """The same as a loop of the caller's program."""
+
+    def of_group(rows: Array, columns: Array) -> list[Array]:
+        return _inline(task.of_outputs(rows, columns))
+
+    # Traced groups are a scan with a running sum, diagonal ones a map around it.
+    def with_group(totals: list[Array], numbers: tuple[Array, Array]) -> tuple[list[Array], None]:
+        kernels = of_group(*numbers)
+        return [a + b for a, b in zip(totals, kernels, strict=True)], None
+
+    def of_diagonal(numbers: tuple[Array, Array]) -> list[Array]:
+        rows, columns = numbers  # [T k], [T l]
+        shapes = jax.eval_shape(of_group, rows[0], columns[0])
+        zeros = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+        totals, _ = jax.lax.scan(with_group, zeros, (rows, columns))
+        return totals
+
+    stacked = jax.lax.map(of_diagonal, (jnp.asarray(groups.rows), jnp.asarray(groups.columns)))
+    return [jnp.moveaxis(kernel, 0, -1) for kernel in stacked]

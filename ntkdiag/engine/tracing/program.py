@@ -1,0 +1,292 @@
+"""A function at fixed shapes: its Jacobian found once, its factors traced and compiled once.
+
+1. f is traced on one example, or on a joint batch, which counts as one: `OutputVector`.
+2. `StructuredJacobian` walks that jaxpr and finds how every parameter is used; `parts` sorts the
+   uses into the terms of the kernel.
+3. For given ways of contracting them, forward pass, backward passes and factors of one example are
+   traced (`FactorTrace`), mapped over examples and compiled.
+
+A program holds shapes and jaxprs, not the function and no parameters. It is kept in a cache for as
+long as its function lives, and found again for arguments of the same shapes.
+"""
+
+import contextlib
+import functools
+import gc
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag import _jax
+from ntkdiag.engine.calls import keywords, meshes
+from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.calls.caches import Cache
+from ntkdiag.engine.calls.call import Batch, Call
+from ntkdiag.engine.contracting.ways import Way
+from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
+from ntkdiag.engine.jacobian.liveness import depends_on, without_dead
+from ntkdiag.engine.jacobian.parts import Part
+from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
+from ntkdiag.engine.tracing import reverse_mode
+from ntkdiag.engine.tracing.compiled import Compiled
+from ntkdiag.engine.tracing.factor_trace import FactorTrace
+from ntkdiag.engine.tracing.output_vector import OutputVector
+
+Made = TypeVar("Made")
+Form = Literal["fused", "by leaf", "leaf order"]
+Directions = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
+
+_PROGRAMS = Cache()
+# Joined Jacobians have a multiple of so many columns: they can be cut into pieces of any size.
+_COLUMNS = 256
+
+
+class Program:
+    """f at fixed shapes: the structure of its Jacobian, and the functions that compute its factors.
+
+    Attributes:
+        joint: Whether a batch counts as one example.
+        paths: Names of the parameter leaves.
+        jacobian: How every parameter is used.
+        closes_over_explicit: Whether f closes over an array of a mesh with explicit axes.
+        closes_over_tracers: Whether f closes over values of a trace under way.
+        reduces: Whether f contains reductions in float32, which need compiler options of their own.
+        verified: Settings among the keyword arguments for which examples did not interact.
+    """
+
+    def __init__(
+        self, f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict, *, joint: bool
+    ):
+        self.joint = joint
+        self.paths = _paths(params)
+        self.verified: set[tuple] = set()
+        self._params = jax.tree.leaves(_shapes(params))
+        self._kwargs = _shapes(keywords.arrays(kwargs))
+        self._example = _shapes(x) if joint else _shapes(x, without_examples=True)
+        # What is worked out for these shapes, here and later: parts, traces, plans, compilations.
+        self._kept: dict[Hashable, Any] = {}
+
+        # Trace f once, and find how every parameter is used.
+        vector = OutputVector(f, jax.tree.structure(params), keywords.Fixed.of(kwargs), joint)
+        with _garbage_collected_later():
+            self.jacobian = StructuredJacobian.of(vector, self._params, self._kwargs, self._example)
+
+        # What decides where and how it may be run.
+        consts = _jax.open_jaxpr(self.jacobian.jaxpr)[1]
+        self.closes_over_explicit = meshes.explicit(consts) is not None
+        self.closes_over_tracers = is_traced(consts)
+        sums = _jax.contains(self.jacobian.jaxpr, "reduce_sum")
+        self.reduces = sums and self.jacobian.dtype == jnp.float32
+        if self.reduces and jax.default_backend() == "cpu":
+            _jax.known_answer_test()  # begins now, on another thread, while the rest is traced
+
+    @staticmethod
+    def of(batch: Batch, params: PyTree, *, joint: bool) -> "Program":
+        """The program of a batch: the one kept for arguments of these shapes, or a new one."""
+        one = batch.x if joint else _shapes(batch.x, n_examples=1)
+        if is_traced(params, batch.x, batch.kwargs):
+            # Inside someone's trace f may close over tracers of it: nothing is kept.
+            return Program(batch.f, params, one, batch.kwargs, joint=joint)
+        key = _key(params, one, batch.kwargs, joint)
+        program = _PROGRAMS.get(batch.f, key)
+        if program is None:
+            program = Program(batch.f, params, one, batch.kwargs, joint=joint)
+            if not program.closes_over_tracers:  # values of a trace end with it
+                _PROGRAMS.put(batch.f, key, program)
+        return program
+
+    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make()` returned when this key was first asked for; kept as long as the program."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def is_first(self, key: Hashable) -> bool:
+        """Whether nobody asked this before, with this key."""
+        first = key not in self._kept
+        self._kept[key] = True
+        return first
+
+    def parts(self, form: Form) -> list[Part]:
+        """What the kernel is a sum over; see `jacobian.parts.group`."""
+        return self.keep(("parts", form), lambda: self.jacobian.parts(form))
+
+    def trace(
+        self, ways: tuple[Way, ...], directions: Directions, merged: bool = False
+    ) -> FactorTrace:
+        """The factors of one example in the form these ways contract; `merged` joins dense ones."""
+        shape = jax.ShapeDtypeStruct(directions.shape, directions.dtype)
+        key = "trace", _keys(ways), shape.shape, shape.dtype, merged
+        return self.keep(key, lambda: self._traced(ways, shape, merged))
+
+    def factors(
+        self,
+        ways: tuple[Way, ...],
+        params: PyTree,
+        directions: Directions,
+        kwargs: dict | list,
+        x: PyTree,
+        merged: bool = False,
+    ) -> tuple[list[Factor], Float[Array, "n C"]]:
+        """Factors of a batch, and f(x); not compiled, for use inside a jit."""
+        fixed = (jax.tree.leaves(params), directions, keywords.arrays(kwargs))
+        if self.joint:  # the batch is one example
+            x = jax.tree.map(lambda v: v[None], x)
+        return self.trace(ways, directions, merged)(fixed, x)
+
+    def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Compiled:
+        """`factors`, compiled as a function of (params, directions, kwargs, x)."""
+        return self.compiled(
+            ("factors", _keys(ways), merged),
+            functools.partial(self.factors, ways, merged=merged),
+            reduces=self.reduces,
+        )
+
+    def compiled_outputs(self, f: Callable[..., PyTree], kwargs: dict) -> Compiled:
+        """f compiled, as a function of (params, x, kwargs), until `forget_outputs`: it holds f."""
+        fixed = keywords.Fixed.of(kwargs)
+
+        def outputs(params: PyTree, x: PyTree, arrays: list) -> PyTree:
+            return f(params, x, **fixed.fill(arrays))
+
+        return self.compiled("outputs", outputs, once=True)
+
+    def forget_outputs(self) -> None:
+        """Let go of f."""
+        self._kept.pop(("compiled", "outputs"), None)
+
+    def compiled(
+        self,
+        key: Hashable,
+        function: Callable[..., PyTree],
+        *,
+        reduces: bool = False,
+        once: bool = False,
+        donate: int | None = None,
+    ) -> Compiled:
+        """The first function given under this key, compiled: its compilations are found again.
+
+        For `reduces` and `once` see `_jax.compiler_options`.
+        """
+
+        def make() -> Compiled:
+            return Compiled(function, _jax.compiler_options(reduces=reduces, once=once), donate)
+
+        return self.keep(("compiled", key), make)
+
+    def _traced(
+        self, ways: tuple[Way, ...], directions: jax.ShapeDtypeStruct, merged: bool
+    ) -> FactorTrace:
+        """Trace the factors of one example."""
+        fixed = (self._params, directions, self._kwargs)
+        parts = [way.part for way in ways]
+
+        def of_one(fixed: tuple, x: PyTree) -> tuple[list[Factor], Array]:
+            params, directions, kwargs = fixed
+            factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
+            # Jacobians that are contracted as they are can stand side by side: one large product.
+            formed = []
+            for factor, way in zip(factors, ways, strict=True):
+                formed += _formed(factor, way, bias_apart=merged)
+            if merged:
+                formed = merge_dense(formed, _COLUMNS)
+            return formed, outputs
+
+        try:
+            with _garbage_collected_later():
+                closed, out = jax.make_jaxpr(of_one, return_shape=True)(fixed, self._example)
+        except reverse_mode.REFUSALS as error:
+            inputs = self._kwargs, self._example
+            reverse_mode.explain(self.jacobian.jaxpr, self._params, inputs, error)
+        # What no factor needs is not computed, and counts in no plan.
+        jaxpr, consts = _jax.open_jaxpr(closed)
+        jaxpr = without_dead(jaxpr)
+        n_fixed = len(jax.tree.leaves(fixed))
+        varying = depends_on(jaxpr, n_fixed)
+        return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
+
+
+def trace(call: Call) -> tuple[Program, Program | None]:
+    """The programs of the rows and of the columns; None where the columns are the rows."""
+    rows = Program.of(call.rows, call.params, joint=call.joint)
+    columns = None
+    if call.columns is not None:
+        columns = Program.of(call.columns, call.params, joint=call.joint)
+    return rows, columns
+
+
+def _formed(factor: Factor, way: Way, bias_apart: bool) -> list[Factor]:
+    """The factor of one example in the form its way contracts.
+
+    A bias rides along with its weight as one more input. Where the Jacobian is formed and joined
+    with others it is kept apart: products of odd widths are slower.
+    """
+    bias = []
+    if bias_apart and way.forms_jacobian and isinstance(factor, Outer) and factor.has_bias:
+        factor, apart = factor.split_bias()
+        bias = [apart]
+    return [factor.dense() if way.is_dense else factor, *bias]
+
+
+def _keys(ways: tuple[Way, ...]) -> tuple:
+    """Equal for ways that build the same factors."""
+    return tuple(way.key for way in ways)
+
+
+def _key(params: PyTree, x: PyTree, kwargs: dict, joint: bool) -> tuple:
+    """What two calls must share to share a program."""
+    # The same shapes trace differently under other settings of JAX.
+    settings = _jax.trace_settings()
+    fixed = keywords.Fixed.of(kwargs)
+    arrays = keywords.arrays(kwargs)
+    return joint, settings, fixed, _kinds(params), _kinds(x), _kinds(arrays)
+
+
+def _kinds(tree: PyTree) -> tuple:
+    """Structure, shapes and dtypes of a tree of arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+
+
+def _shapes(
+    tree: PyTree, *, without_examples: bool = False, n_examples: int | None = None
+) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of a tree of arrays; without the example axis, or with another number of examples."""
+
+    def of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+        shape = tuple(leaf.shape)
+        if without_examples:
+            shape = shape[1:]
+        if n_examples is not None:
+            shape = (n_examples, *shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def _paths(params: PyTree) -> list[str]:
+    """Names of the leaves, in full where a slash in a key would make two alike."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    times = Counter(names)
+    unique = []
+    for name, path in zip(names, paths, strict=True):
+        unique.append(name if times[name] == 1 else jax.tree_util.keystr(path))
+    return unique
+
+
+@contextlib.contextmanager
+def _garbage_collected_later() -> Iterator[None]:
+    """Tracing makes many objects that all stay: looking for garbage takes a quarter of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,196 @@
+"""The empirical NTK as a value that knows its convention.
+
+A kernel is an array with what its numbers mean. It behaves as the array where one is expected, has
+a matrix form for linear algebra, and prints, plots and exports itself.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from ntkdiag import display, errors
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.reduction import KernelArray
+from ntkdiag.nouns import pytree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@pytree("array", "standard_error", "leaves")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kernel:
+    """An empirical neural tangent kernel.
+
+    Its arrays are of JAX where it was computed in one block, and of numpy, on the host, where it was
+    computed in several. They are leaves of a pytree: kernels go through transformations of JAX.
+
+    Attributes:
+        array: The numbers, laid out as `convention.reduction` says (see `Convention`).
+        convention: Reduction over outputs, mode, precision, probe.
+        symmetric: True when rows and columns are the same examples.
+        standard_error: Of each number, where it is an estimate (random output projections); None
+            where it is exact.
+        leaves: Path (or glob) -> kernel of those parameters alone, where they were asked for; they
+            sum to the kernel.
+    """
+
+    array: KernelArray
+    convention: Convention
+    symmetric: bool = True
+    standard_error: KernelArray | None = None
+    leaves: dict[str, "Kernel"] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `array`."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of `array`."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of `array`."""
+        return self.array.ndim
+
+    @property
+    def n_examples(self) -> int:
+        """Number of row examples."""
+        return self.array.shape[0]
+
+    @property
+    def matrix(self) -> Float[Array | np.ndarray, "rows columns"]:
+        """The kernel as a matrix: `[n m]`, or `[(n o) (m p)]` for the full and projected kernel.
+
+        Raises:
+            InvalidInputError: For ``reduction="diagonal"``, which is one matrix per output.
+        """
+        if self.ndim == 2:
+            return self.array
+        if self.ndim == 4:
+            n, o, m, p = self.array.shape
+            return self.array.reshape(n * o, m * p)
+        raise errors.InvalidInputError(
+            call="Kernel.matrix",
+            expected='reduction "full", "mean", "trace", "sum-of-logits" or "projection"',
+            got=f'reduction="{self.convention.reduction}" of shape {self.shape}',
+            do="A diagonal kernel is one [n m] matrix per output: index `kernel.array[..., o]`.",
+        )
+
+    @property
+    def noise_floor(self) -> float:
+        """Resolution of eigenvalues, relative to the largest: see `Convention.noise_floor`."""
+        rows = self.array.shape[0]
+        if self.ndim == 4:
+            rows *= self.array.shape[1]
+        return self.convention.noise_floor(self.dtype, rows)
+
+    @errors.public
+    def __matmul__(self, v: ArrayLike) -> Float[Array | np.ndarray, "..."]:
+        """K v for v of shape `[m p]` or flat `[(m p)]`, or a matrix of flat columns `[(m p) k]`."""
+        if not isinstance(v, jax.Array | np.ndarray):
+            v = np.asarray(v)
+        matrix = self.matrix
+        shape_of_outputs = self.shape[2:] if self.ndim == 4 else None
+        if v.shape == shape_of_outputs:  # [m p] -> [n o]
+            return (matrix @ v.reshape(-1)).reshape(self.shape[:2])
+        if v.shape[:1] == matrix.shape[1:] and v.ndim <= 2:
+            return matrix @ v
+        m = matrix.shape[1]
+        shapes = f"({m},) or ({m}, k)"
+        if shape_of_outputs is not None:
+            shapes = f"{shape_of_outputs}, {shapes}"
+        raise errors.InvalidInputError(
+            call="Kernel @ v",
+            expected=f"v of shape {shapes}",
+            got=f"shape {v.shape}",
+            do="Rows are examples times outputs, the outputs of an example next to each other.",
+        )
+
+    @errors.public
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """A heat map of `matrix`: rows and columns are examples, or examples times outputs.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            InvalidInputError: For ``reduction="diagonal"``, which is one matrix per output.
+            MissingDependencyError: matplotlib is not installed.
+
+        Cost: drawing.
+
+        Example:
+            >>> import numpy as np
+            >>> from ntkdiag.kernel import Convention, Kernel
+            >>> Kernel(np.eye(3), Convention()).plot().get_xlabel()
+            'column examples'
+        """
+        matrix = np.asarray(self.matrix)
+        ax = display.axes_to_draw_on(ax)
+        # Zero is white: pairs that pull against each other are told from those that pull together.
+        largest = np.abs(matrix).max(initial=0.0)
+        image = ax.imshow(matrix, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        ax.figure.colorbar(image, ax=ax)
+        outputs = " x outputs" if self.ndim == 4 else ""
+        ax.set_xlabel(f"column examples{outputs}")
+        ax.set_ylabel(f"row examples{outputs}")
+        ax.set_title(f"NTK, {self.convention.reduction}")
+        return ax
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values as JSON has them: arrays as nested lists, the convention by name."""
+        leaves = None
+        if self.leaves is not None:
+            leaves = {path: kernel.to_dict() for path, kernel in self.leaves.items()}
+        return {
+            "array": display.plain(self.array),
+            "standard_error": display.plain(self.standard_error),
+            "symmetric": self.symmetric,
+            "convention": display.plain(self.convention.to_dict()),
+            "leaves": leaves,
+        }
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.asarray(self.array, dtype=dtype)
+        return array.copy() if copy else array
+
+    def __repr__(self) -> str:
+        leaves = f", {len(self.leaves)} leaf kernels" if self.leaves else ""
+        error = ", with standard errors" if self.standard_error is not None else ""
+        return f"Kernel({self.dtype}{list(self.shape)}, {self.convention}{leaves}{error})"
+
+    def _repr_html_(self) -> str:
+        """The convention as a table, for notebooks."""
+        convention = self.convention
+        examples = "the same examples" if self.symmetric else "two sets of examples"
+        rows = [
+            ("array", f"{self.dtype}{list(self.shape)}", f"rows and columns are {examples}"),
+            ("reduction", convention.reduction, f"over C = {convention.n_outputs} outputs"),
+            ("examples", convention.examples, f"mode {convention.mode}"),
+            ("precision", convention.precision, "of the products of Jacobians"),
+            ("noise floor", f"{self.noise_floor:.2g}", "of the largest eigenvalue"),
+        ]
+        if convention.preconditioner != "none":
+            rows.append(("preconditioner", convention.preconditioner, "K = J P^-1 J^T"))
+        if convention.probe:
+            rows.append(("probe", convention.probe[:8], "digest of the row examples"))
+        if self.standard_error is not None:
+            rows.append(("standard error", "known", "the numbers are estimates"))
+        if self.leaves:
+            rows.append(("leaves", str(len(self.leaves)), ", ".join(self.leaves)))
+        return display.html_table("Empirical NTK", rows)

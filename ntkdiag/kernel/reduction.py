@@ -1,0 +1,247 @@
+"""`reduction=`: along which output directions f is differentiated, and how a kernel is reduced.
+
+With outputs f [n C] and directions V [C k], each backward pass gives the gradient of one V_j^T f.
+The kernel of those pairs all directions ("full"), or equal ones, which are added up ("trace") or
+put side by side ("diagonal"). What is left is a scale, done by `Reduction.finish`:
+
+    reduction            directions             contraction   finish
+    full                 the outputs            full
+    trace                the outputs            trace
+    mean                 the outputs            trace         / C
+    diagonal             the outputs            diagonal
+    sum-of-logits        (1, ..., 1) / sqrt(C)  full          [n 1 m 1] -> [n m]
+    an array [C k]       its columns            full
+    RandomProjections    k random signs         diagonal      mean and standard error over k
+    TiedOutputs          the outputs            by its axes   one axis for each axis that is left
+"""
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from ntkdiag import errors
+from ntkdiag.kernel.tied_outputs import Contraction, OutputGroups, TiedOutputs
+
+# Rows of the full kernel up to which it is the choice of reduction="auto".
+FULL_ROWS = 2048
+NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
+_CONTRACTIONS: dict[str, Contraction] = {
+    "mean": "trace",
+    "trace": "trace",
+    "full": "full",
+    "diagonal": "diagonal",
+    "sum-of-logits": "full",
+}
+
+KernelArray: TypeAlias = Shaped[Array | np.ndarray, "..."]
+Projection: TypeAlias = Shaped[Array | np.ndarray, "C k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomProjections:
+    """`reduction=RandomProjections(k)`: an unbiased estimate of the trace from k directions.
+
+    K_hat[n,m] = (1/k) sum_j <J_n^T v_j, J_m^T v_j> with vectors v_j of random signs, no two of them
+    equal up to sign, which would say the same twice. The standard error is that of the mean over j,
+    drawn without replacement from the M = 2^(C - 1) that there are: s / sqrt(k) sqrt(1 - k / M). It
+    is itself an estimate from k numbers: for an interval take Student's t of k - 1 degrees of
+    freedom. For many outputs this costs k backward passes per example instead of C.
+
+    Attributes:
+        k: Number of directions, from 2 to M; with C of them "trace" is no dearer, and exact.
+        seed: Seed of the directions.
+    """
+
+    k: int
+    seed: int = 0
+
+    def possible(self, n_outputs: int) -> bool:
+        """Whether there are so many directions, and a seed to draw them with."""
+        for number in (self.k, self.seed):
+            if not isinstance(number, int | np.integer):
+                return False
+        return 2 <= self.k <= 2 ** (n_outputs - 1)
+
+    def directions(self, n_outputs: int, dtype: jax.typing.DTypeLike) -> Float[Array, "k C"]:
+        """Rademacher directions, all different up to sign."""
+        rng = np.random.default_rng(self.seed)
+        signs = np.ones((0, n_outputs))
+        while len(signs) < self.k:
+            drawn = rng.choice([-1.0, 1.0], size=(self.k, n_outputs))
+            # v and -v are one direction: the first sign is made 1.
+            signs = np.concatenate([signs, drawn * drawn[:, :1]])
+            _, first_of_each = np.unique(signs, axis=0, return_index=True)
+            signs = signs[np.sort(first_of_each)]
+        return jnp.asarray(signs[: self.k], dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Directions:
+    """The output directions of one side of a kernel.
+
+    Attributes:
+        n_outputs: C, outputs of one example.
+        n: k, number of directions: one backward pass each.
+        source: The projection [C k], or `RandomProjections`; None for the outputs themselves.
+    """
+
+    n_outputs: int
+    n: int
+    source: Projection | RandomProjections | None = None
+
+    def basis(self, dtype: jax.typing.DTypeLike) -> Float[Array | np.ndarray, "k C"]:
+        """The directions as rows of an array."""
+        if self.source is None:
+            return np.eye(self.n_outputs, dtype=dtype)
+        if isinstance(self.source, RandomProjections):
+            return self.source.directions(self.n_outputs, dtype)
+        if isinstance(self.source, np.ndarray):
+            return np.asarray(self.source, dtype).T
+        return jnp.asarray(self.source, dtype).T
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reduction:
+    """A reduction over outputs, for a function of C outputs per example.
+
+    Attributes:
+        name: As in `Convention.reduction`; "tied" for `TiedOutputs`.
+        contraction: Which directions of a row are paired with which of a column.
+        rows: Directions of the rows; those of one group where outputs are cut into groups.
+        columns: The same of the columns.
+        ties: The tied output axes, where they were asked for.
+    """
+
+    name: str
+    contraction: Contraction
+    rows: Directions
+    columns: Directions
+    ties: TiedOutputs | None = None
+
+    @staticmethod
+    def of(
+        reduction: "str | Projection | RandomProjections | TiedOutputs",
+        n_outputs: int,
+        n_outputs_of_columns: int | None = None,
+    ) -> "Reduction":
+        """Read `reduction=` for a kernel between functions of so many outputs per example.
+
+        Raises:
+            InvalidInputError: It is no known name, no array of shape [C k], and no
+                `RandomProjections` of 2 to M; or it pairs the outputs of two functions that have
+                different numbers of them.
+        """
+        if n_outputs_of_columns is None:
+            n_outputs_of_columns = n_outputs
+        counts = n_outputs, n_outputs_of_columns
+        if isinstance(reduction, TiedOutputs):
+            return _tied(reduction)
+        name, contraction, k, source = _read(reduction, n_outputs)
+        if n_outputs != n_outputs_of_columns and name not in ("full", "sum-of-logits"):
+            raise errors.InvalidInputError(
+                argument="f2=..., reduction=...",
+                expected='"full" or "sum-of-logits" between functions with different numbers of '
+                "outputs",
+                got=f'"{name}" with {n_outputs} and {n_outputs_of_columns} outputs per example',
+                do="The other reductions pair output o of f with output o of f2.",
+            )
+        rows, columns = (_directions(name, count, k, source) for count in counts)
+        return Reduction(name, contraction, rows, columns)
+
+    @property
+    def n_outputs(self) -> int:
+        """C, outputs of one row example."""
+        return self.rows.n_outputs
+
+    @property
+    def groups(self) -> OutputGroups | None:
+        """Groups of outputs whose kernels are computed one by one; None where there is one."""
+        return None if self.ties is None else self.ties.groups
+
+    def of_group(self, rows: Projection, columns: Projection) -> "Reduction":
+        """The reduction of one group, from one-hot directions [C k] of its outputs."""
+        return Reduction(
+            "projection",
+            "full",
+            dataclasses.replace(self.rows, source=rows),
+            dataclasses.replace(self.columns, source=columns),
+        )
+
+    def finish(self, kernel: KernelArray) -> tuple[KernelArray, KernelArray | None]:
+        """Scale and shape as the convention says: (kernel, standard error or None)."""
+        if self.ties is not None:
+            return self.ties.unfolded(kernel), None
+        if self.name == "mean":
+            return kernel / self.n_outputs, None
+        if self.name == "sum-of-logits":
+            return kernel[:, 0, :, 0], None
+        if self.name == "random-projections":
+            # Without replacement from M = 2^(C - 1) directions: 1 - k / M of them are left.
+            k = self.rows.n
+            left = max(0.0, 1.0 - k / 2.0 ** min(self.n_outputs - 1, 1000))
+            return kernel.mean(-1), kernel.std(-1, ddof=1) * math.sqrt(left / k)
+        return kernel, None
+
+
+def automatic(n_examples: int, n_outputs: int) -> str:
+    """What `reduction="auto"` stands for: "full" where it has at most 2048 rows, else "mean"."""
+    return "full" if n_examples * n_outputs <= FULL_ROWS else "mean"
+
+
+def _read(
+    reduction: str | Projection | RandomProjections, n_outputs: int
+) -> tuple[str, Contraction, int, Projection | RandomProjections | None]:
+    """(name, contraction, number of directions, their source) of `reduction=`."""
+    if isinstance(reduction, str) and reduction in NAMES:
+        return reduction, _CONTRACTIONS[reduction], n_outputs, None
+    if isinstance(reduction, RandomProjections) and reduction.possible(n_outputs):
+        return "random-projections", "diagonal", reduction.k, reduction
+    shape: Any = getattr(reduction, "shape", ())
+    dtype = getattr(reduction, "dtype", None)
+    fits = len(shape) == 2 and shape[0] == n_outputs and shape[1] > 0
+    if fits and _is_real(dtype) and not isinstance(reduction, str | RandomProjections):
+        return "projection", "full", shape[1], reduction
+    got = repr(reduction)
+    if dtype is not None:
+        got = f"an array of shape {shape} and dtype {dtype}"
+    names = ", ".join(map(repr, (*NAMES, "auto")))
+    raise errors.InvalidInputError(
+        argument="reduction=...",
+        expected=f"one of {names}, RandomProjections(k, seed) with 2 <= k <= 2^{n_outputs - 1}, "
+        f"or a projection of shape [{n_outputs}, k]",
+        got=got,
+        do=f"This function has {n_outputs} outputs per example.",
+    )
+
+
+def _directions(
+    name: str, n_outputs: int, k: int, source: Projection | RandomProjections | None
+) -> Directions:
+    """The directions of a function of so many outputs."""
+    if name == "sum-of-logits":
+        return Directions(n_outputs, 1, np.full((n_outputs, 1), 1 / math.sqrt(n_outputs)))
+    if source is None:
+        return Directions(n_outputs, n_outputs)
+    return Directions(n_outputs, k, source)
+
+
+def _is_real(dtype: np.dtype | None) -> bool:
+    """Whether a dtype is one of real numbers."""
+    if dtype is None:
+        return False
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _tied(ties: TiedOutputs) -> Reduction:
+    """The reduction of tied outputs; its directions are those of one group, if there are any."""
+    counts = math.prod(ties.rows), math.prod(ties.columns)
+    sizes = counts
+    if ties.groups is not None:
+        sizes = ties.groups.rows.shape[-1], ties.groups.columns.shape[-1]
+    rows, columns = (Directions(c, k) for c, k in zip(counts, sizes, strict=True))
+    return Reduction("tied", ties.contraction, rows, columns, ties)

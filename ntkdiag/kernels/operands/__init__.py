@@ -1,1 +1,0 @@
-"""Reading kernels, labels and numbers at the public edge: what the layers above check before they compute."""

@@ -1,0 +1,143 @@
+"""Which parameters make up the last layer.
+
+The program of f is walked equation by equation. A parameter is followed through its views (reshape,
+transpose, casts, ...) to the equations that use it. The last of these uses that is a contraction (a
+matrix product, a convolution, an embedding look-up) begins the last layer: its parameters are those
+of that use and of all later ones.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag import _jax, errors
+from ntkdiag.models import paths
+
+CONTRACTIONS = frozenset(
+    ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather")
+)
+VIEWS = frozenset(
+    (
+        "reshape",
+        "transpose",
+        "squeeze",
+        "slice",
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+    )
+)
+CALLS = frozenset(
+    (
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "remat2",
+        "checkpoint",
+        "custom_jvp_call",
+        "custom_vjp_call",
+    )
+)
+
+
+class _Use(NamedTuple):
+    """An equation that uses a parameter.
+
+    Attributes:
+        leaf: Number of the parameter among the leaves.
+        is_contraction: Whether the equation is, or has inside, a contraction.
+    """
+
+    leaf: int
+    is_contraction: bool
+
+
+@errors.public
+def last_layer(f: Callable[..., Any], params: PyTree, x: PyTree, **kwargs: Any) -> list[str]:
+    """Paths of the parameters from the last contraction on: usually those of the output layer.
+
+    Where nothing follows that contraction and no other use shares its parameters, the network is
+    linear in them: its linearization is the network with frozen features.
+
+    Cost: tracing f once.
+
+    Args:
+        f: `f(params, x, **kwargs)`, such as `f, params = functionalize(model)`.
+        params: The parameters.
+        x: A batch, or its shapes.
+        **kwargs: Handed to f.
+
+    Returns:
+        Paths, for ``trainable=`` of `functionalize` and `linearized_model`.
+
+    Raises:
+        InvalidInputError: When no parameter enters a contraction.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = {"a": jnp.ones((2, 3)), "b": jnp.ones((3, 1)), "c": jnp.ones(1)}
+        >>> f = lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"] + p["c"]
+        >>> last_layer(f, params, jnp.ones((1, 2)))
+        ['b', 'c']
+    """
+    leaf_paths = list(paths.leaves_by_path(params))
+    closed = jax.make_jaxpr(lambda p, x: f(p, x, **kwargs))(params, x)
+    jaxpr, _ = _jax.open_jaxpr(closed)
+    # The inputs are the leaves of the parameters, then those of x.
+    n_leaves = len(leaf_paths)
+    n_others = len(jaxpr.invars) - n_leaves
+    uses: list[_Use] = []
+    _walk(jaxpr, [*range(n_leaves), *[None] * n_others], uses)
+
+    contractions = [position for position, use in enumerate(uses) if use.is_contraction]
+    if not contractions:
+        raise errors.InvalidInputError(
+            expected="a network with a matrix product or convolution by a parameter",
+            got="none",
+            do="Name the parameters yourself: trainable=[...].",
+        )
+    # From the last contraction on: its own parameter, the bias that is added after it, ...
+    last_leaves = {use.leaf for use in uses[contractions[-1] :]}
+    return [path for leaf, path in enumerate(leaf_paths) if leaf in last_leaves]
+
+
+def _walk(jaxpr: Any, leaves: list[int | None], uses: list[_Use]) -> list[int | None]:
+    """Note the uses of parameters in program order; say which outputs are views of which leaves.
+
+    `leaves` says for each input which leaf of the parameters it is, None for other values.
+    """
+    leaf_of = dict(zip(jaxpr.invars, leaves, strict=True))
+
+    def read(atom: Any) -> int | None:
+        if isinstance(atom, _jax.Literal):
+            return None
+        return leaf_of.get(atom)
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        used = [leaf for leaf in operands if leaf is not None]
+        if not used:
+            continue
+        bodies = _jax.sub_jaxprs(eqn)
+        # A call is walked into, a view is followed, and all else is a use.
+        is_call = eqn.primitive.name in CALLS and len(bodies) == 1
+        if is_call and len(bodies[0].invars) == len(operands):
+            leaf_of.update(zip(eqn.outvars, _walk(bodies[0], operands, uses), strict=True))
+        elif eqn.primitive.name in VIEWS:
+            leaf_of[eqn.outvars[0]] = used[0]
+        else:
+            is_contraction = eqn.primitive.name in CONTRACTIONS or _contracts(bodies)
+            uses.extend(_Use(leaf, is_contraction) for leaf in used)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _contracts(bodies: list[Any]) -> bool:
+    """Whether there is a contraction in the body of a loop or branch."""
+    for body in bodies:
+        for name in CONTRACTIONS:
+            if _jax.contains(body, name):
+                return True
+    return False

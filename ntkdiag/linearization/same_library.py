@@ -1,0 +1,161 @@
+"""The linearized network as a model of the same library, to be trained by the same optimizer.
+
+Three steps: the model becomes a function of parameters (`functionalize`); that is expanded where
+it stands, or at a checkpoint (`Expansion`); and the expansion is wrapped as a module of the library
+the model came from. The wrappers are in files of their own, each of which imports its library.
+"""
+
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.linearization.expansion import Coordinates, Expansion
+from ntkdiag.linearization.taylor import displaced, linearize, require_degree, taylor_expand
+from ntkdiag.models import functionalize, paths
+from ntkdiag.models.functional import Functional
+
+
+@errors.public
+def linearized_model(
+    model: Any,
+    variables: Any = None,
+    *,
+    degree: SupportsIndex = 1,
+    coordinates: Coordinates = "parameters",
+    at: Any = None,
+    start: Any = None,
+    **options: Any,
+) -> Any:
+    """Linearize a model and give it back as a model of the same library.
+
+    p -> f(theta_0, x) + J(x) (p - theta_0) by one `jax.jvp`, with theta_0 the parameters handed in.
+    It starts at p = theta_0.
+
+    - Flax linen: a linen module; `init` returns ``{"params": theta_0}`` whatever the key, `apply`
+      evaluates.
+    - Flax NNX: an NNX module; its trainable variables are those of `.model`, a copy of the network
+      that holds p.
+    - Equinox: an Equinox module with the trainable leaves p in `.params`, called like the network
+      (one example, or the batch with ``batched=True``).
+    - A callable `f(params, x)`: the function `f_lin(p, x)`.
+
+    Everything that is no trainable parameter (running statistics, random streams) is held at its
+    present value, in eval mode unless ``mode="train"`` is passed. `lin.network(...)` puts trained
+    parameters into the network itself: `lin.network(variables)` for linen, `lin.network()` for NNX
+    and Equinox.
+
+    Cost of a call: about two forward passes (2^degree for a Taylor model); of a training step, 5/3
+    of the network's.
+
+    Args:
+        model: As for `functionalize`.
+        variables: As for `functionalize`.
+        degree: 1 for the linear model, higher for a Taylor model.
+        coordinates: What is trained: "parameters" for p, or "displacement" for d = p - theta_0,
+            which starts at 0, keeps steps below the resolution of p, and is pulled to theta_0 by an
+            optimizer's weight decay.
+        at: Where to expand instead: parameters, such as `load_params` reads from a checkpoint, or
+            the library's own object later in training. Parameters that are not linearized stay the
+            model's.
+        start: Where p begins instead of theta_0, given like `at`: with B here the model is f_lin
+            around A at B.
+        **options: Handed to `functionalize`: `trainable` (which parameters are linearized), `mode`,
+            `method`, and so on. ``trainable=last_layer(f, params, x)`` is the last layer.
+
+    Returns:
+        The linear model.
+
+    Raises:
+        UnsupportedModelError: For a model of a library without a linear counterpart here.
+        StructureError: When `at` or `start` are no parameters of this model.
+        InvalidInputError: When the degree is no integer of 0 or more, the coordinates are unknown,
+            `start` is given for a callable, or as `functionalize`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> f_lin = linearized_model(lambda p, x: x @ jnp.sin(p), jnp.zeros((2, 1)))
+        >>> print(f_lin(jnp.ones((2, 1)), jnp.ones((1, 2))))  # sin(p) is p to first order at 0
+        [[2.]]
+    """
+    # The model as a function, and the two points: where it is expanded, and where training begins.
+    degree = require_degree(degree)
+    _require_coordinates(coordinates)
+    functional = functionalize(model, variables, **options)
+    if at is not None:
+        functional = functional.with_params(_parameters_in(functional, at))
+    beginning = functional.params
+    if start is not None:
+        beginning = functional.with_params(_parameters_in(functional, start)).params
+
+    # Its Taylor model, of the parameters or of the displacement from where it is expanded.
+    f, params = functional
+    if coordinates == "displacement":
+        function = displaced(f, params, degree)
+        beginning = jax.tree.map(jnp.subtract, beginning, params)
+    elif degree == 1:
+        function = linearize(f, params)
+    else:
+        function = taylor_expand(f, params, degree)
+    expansion = Expansion(functional, degree, function, coordinates, beginning)
+
+    # A function has nowhere to keep parameters, and so no beginning.
+    if functional.library == "callable":
+        if start is not None:
+            raise errors.InvalidInputError(
+                expected="no `start` for a function, which is handed its parameters in every call",
+                got="start=",
+                do="Call the result with these parameters.",
+            )
+        return function
+    return _as_module(expansion, batched=bool(options.get("batched")))
+
+
+def _require_coordinates(coordinates: Any) -> None:
+    """Refuse names of other coordinates."""
+    if coordinates not in ("parameters", "displacement"):
+        raise errors.InvalidInputError(
+            expected='coordinates="parameters" or coordinates="displacement"',
+            got=f"coordinates={coordinates!r}",
+            do="The displacement is the parameters minus where the model is expanded.",
+        )
+
+
+def _parameters_in(functional: Functional, source: Any) -> PyTree:
+    """The parameters of a model in a tree that may hold more, or in the library's own object."""
+    needed = paths.leaves_by_path(functional.params)
+    available = paths.leaves_by_path(source)
+    if needed.keys() <= available.keys():
+        leaves = [available[path] for path in needed]
+        return jax.tree.unflatten(jax.tree.structure(functional.params), leaves)
+    # The library's own object is read by the library. A dictionary without "params" is no variables
+    # dictionary of linen: `with_params` refuses it, and says by path what is missing.
+    lacks_params = isinstance(source, dict) and "params" not in source
+    if functional.extract is None or (functional.library == "linen" and lacks_params):
+        return source
+    return functional.extract(source)
+
+
+def _as_module(expansion: Expansion, batched: bool) -> Any:
+    """The expansion as a module of the library that its network came from."""
+    library = expansion.functional.library
+    if library == "linen":
+        from ntkdiag.linearization.linen_model import LinearizedLinen
+
+        return LinearizedLinen(expansion)
+    if library == "nnx":
+        from ntkdiag.linearization.nnx_model import LinearizedNNX
+
+        return LinearizedNNX(expansion)
+    if library == "equinox":
+        from ntkdiag.linearization.equinox_model import LinearizedEquinox
+
+        return LinearizedEquinox(expansion.start, expansion, batched)
+    raise errors.UnsupportedModelError(
+        expected="a Flax linen module, a Flax NNX model, an Equinox module, or a callable "
+        "f(params, x)",
+        got=f"a {library} model",
+        do="Use `f, params = functionalize(model)` and train `linearize(f, params)`.",
+    )

@@ -1,0 +1,73 @@
+"""What all losses have in common."""
+
+import abc
+from typing import Any, ClassVar
+
+from jaxtyping import Array, ArrayLike, Float
+
+from ntkdiag.losses.curvature import CurvatureFactor
+from ntkdiag.scalars import Number
+
+Shape = tuple[int, ...]
+
+
+class Loss(abc.ABC):
+    """A loss L(f) = (1/D) sum_i l(f_i, y_i): its value, its labels, and its curvature in the outputs.
+
+    Attributes:
+        name: How `loss=` names it.
+        is_quadratic: Whether the curvature is the identity whatever outputs and labels are.
+    """
+
+    name: ClassVar[str]
+    is_quadratic: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def read(self, y: Any, shape: Shape) -> Any:
+        """Labels as this loss reads them beside outputs of a shape.
+
+        Args:
+            y: Class numbers or targets.
+            shape: Of the outputs, `[n ...]`.
+
+        Returns:
+            Targets, shaped like the outputs, or class numbers, shaped like the outputs without their last axis.
+
+        Raises:
+            InvalidInputError: When the labels do not fit.
+        """
+
+    @abc.abstractmethod
+    def __call__(self, outputs: Float[Array, "n *o"], y: Any) -> Float[Array, ""]:
+        """L at these outputs; `y` as `read` returned it."""
+
+    @abc.abstractmethod
+    def curvature(self, outputs: Float[ArrayLike, "n *o"], y: Any = None) -> CurvatureFactor:
+        """A factor of Sigma = D d^2 L / d f^2 at these outputs: Sigma = L L^T.
+
+        Args:
+            outputs: `[n ...]`, the values f(params, x).
+            y: Labels as `read` returned them, where the curvature depends on them; see `CustomLoss`.
+
+        Returns:
+            The factor; `outputs.size` is its number of rows.
+
+        Raises:
+            InvalidInputError: When outputs or labels do not fit.
+        """
+
+    def require_fit(self, shape: Shape) -> None:
+        """Refuse outputs of a shape that this loss has no meaning for.
+
+        Raises:
+            InvalidInputError: When the shape does not fit.
+        """
+        return  # any shape will do, unless a loss says otherwise
+
+    @abc.abstractmethod
+    def denominator_for(self, shape: Shape) -> Number:
+        """D for outputs of a shape."""
+
+    @abc.abstractmethod
+    def describe(self, shape: Shape) -> str:
+        """The loss in words, with what its sum is divided by for outputs of a shape."""

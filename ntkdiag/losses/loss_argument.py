@@ -1,0 +1,49 @@
+"""The argument `loss`: an object, a name, or a function."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ntkdiag import errors
+from ntkdiag.losses.custom_loss import CustomLoss
+from ntkdiag.losses.loss import Loss
+from ntkdiag.losses.means import MSE, CrossEntropy, SigmoidCrossEntropy
+
+BY_NAME = {kind.name: kind for kind in (MSE, CrossEntropy, SigmoidCrossEntropy)}
+LossLike: TypeAlias = Loss | str | Callable[[Any, Any], Any]
+
+
+def as_loss(loss: LossLike | None) -> Loss | None:
+    """Read the argument `loss`: an object, a name, or a function; None where none was named.
+
+    Raises:
+        InvalidInputError: When it is none of these.
+    """
+    if loss is None or isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str) and loss in BY_NAME:
+        return BY_NAME[loss]()
+    if callable(loss) and not isinstance(loss, type):
+        return CustomLoss(loss)
+    names = ", ".join(f'"{name}"' for name in BY_NAME)
+    raise errors.InvalidInputError(
+        expected=f"`loss` as {names}, an object of ntkdiag.losses, or a function loss(outputs, y)",
+        got=repr(loss),
+        do="Leave it out where no loss is meant: there are no stability numbers then.",
+    )
+
+
+def require_loss(loss: LossLike | None, what: str) -> Loss:
+    """The loss; refused where none was named, since `what` would be a number for a loss that nobody means.
+
+    Raises:
+        InvalidInputError: Without a loss, or as `as_loss`.
+    """
+    named = as_loss(loss)
+    if named is None:
+        raise errors.InvalidInputError(
+            expected=f"the loss that is trained: {what} depends on it",
+            got="loss=None",
+            do='Pass loss="mse", "cross_entropy", "sigmoid_cross_entropy", an object of '
+            "ntkdiag.losses, or a function loss(outputs, y).",
+        )
+    return named

@@ -1,0 +1,120 @@
+"""How labels are read: one reading for every loss and for every diagnostic.
+
+Beside outputs `[n ... c]` labels are one of two things:
+
+- class numbers: integers, one for each example (and position), `[n ...]` or `[n ... 1]`, where c > 1;
+- targets: as many numbers as there are outputs, row by row. Integers may be targets too: one-hot rows, counts.
+
+Values are checked where they are known; inside `jax.jit` only shapes and dtypes are.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ntkdiag import errors
+from ntkdiag.scalars import is_concrete
+
+Shape = tuple[int, ...]
+Labels = jax.Array | np.ndarray
+
+
+def as_numbers(y: jax.typing.ArrayLike | list, name: str = "y") -> Labels:
+    """Labels as an array of real numbers, all of them finite."""
+    array = y if isinstance(y, jax.Array | np.ndarray) else np.asarray(y)
+    # jnp knows bfloat16 as a floating dtype, NumPy does not.
+    if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise errors.InvalidInputError(
+            expected=f"`{name}` as numbers",
+            got=f"dtype {array.dtype}",
+            do="Number the classes from 0.",
+        )
+    if is_concrete(array) and not np.isfinite(np.asarray(array, np.float64)).all():
+        raise errors.InvalidInputError(
+            expected=f"finite `{name}`",
+            got="NaN or Inf",
+            do="Drop the examples without a label everywhere.",
+        )
+    return array
+
+
+def is_integer(y: Labels) -> bool:
+    """Whether labels are integers or booleans."""
+    return bool(jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == bool)
+
+
+def are_class_numbers(y: Labels, shape: Shape) -> bool:
+    """Whether labels are integers, one for each example (and position) of outputs with several classes."""
+    if not is_integer(y) or len(shape) < 2 or shape[-1] < 2:
+        return False
+    return y.shape in (shape[:-1], (*shape[:-1], 1))
+
+
+def read_class_numbers(y: Labels, shape: Shape, name: str = "y") -> Int[Array, "..."]:
+    """Class numbers as int32 `[n ...]`, all in [0, c) for outputs of shape `[n ... c]`."""
+    n_classes = shape[-1]
+    if is_concrete(y) and (np.min(y) < 0 or np.max(y) >= n_classes):
+        raise errors.InvalidInputError(
+            expected=f"class numbers `{name}` in [0, {n_classes})",
+            got=f"values from {np.min(y)} to {np.max(y)}",
+            do="Number the classes from 0; pass floating point targets if these are no classes.",
+        )
+    return jnp.asarray(y, jnp.int32).reshape(shape[:-1])
+
+
+def read_targets(
+    y: jax.typing.ArrayLike | list, shape: Shape, name: str = "y"
+) -> Float[Array, "..."]:
+    """Labels as targets shaped like the outputs; class numbers become one-hot rows."""
+    labels = as_numbers(y, name)
+    if are_class_numbers(labels, shape):
+        return jax.nn.one_hot(read_class_numbers(labels, shape, name), shape[-1])
+    return shaped_like_outputs(labels, shape, name)
+
+
+def shaped_like_outputs(y: Labels, shape: Shape, name: str = "y") -> Float[Array, "..."]:
+    """Targets with the shape of the outputs; integers become floating point numbers."""
+    if y.shape[:1] != shape[:1] or y.size != math.prod(shape):
+        raise errors.InvalidInputError(
+            expected=_accepted(shape, name),
+            got=f"{y.dtype} of shape {tuple(y.shape)}",
+            do="Labels go row by row with the examples.",
+        )
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        y = y.astype(np.float32)
+    return jnp.asarray(y).reshape(shape)
+
+
+def _accepted(shape: Shape, name: str) -> str:
+    """What labels beside outputs of a shape may look like, in words."""
+    targets = f"`{name}` of shape {shape}"
+    if len(shape) > 1 and shape[-1] > 1:
+        return f"{targets}, or integer class numbers {shape[:-1]}"
+    return targets
+
+
+def require_probabilities(targets: Float[Array, "..."], name: str = "y") -> None:
+    """Refuse targets that a softmax cannot be compared with: rows that are no probabilities."""
+    if not is_concrete(targets):
+        return
+    sums = np.asarray(targets, np.float64).sum(axis=-1)
+    smallest = float(targets.min())
+    if smallest < 0 or np.abs(sums - 1).max() > 1e-3:
+        raise errors.InvalidInputError(
+            expected=f"class numbers, or probabilities in every row of `{name}`, for cross-entropy",
+            got=f"entries from {smallest:.3g}, sums from {sums.min():.3g} to {sums.max():.3g}",
+            do="For targets that are no probabilities use squared error.",
+        )
+
+
+def require_labels_differ(targets: Float[Array, "n *o"]) -> None:
+    """Refuse targets that are the same for every example: nothing can be aligned with them."""
+    if is_concrete(targets) and bool((targets == targets[:1]).all()):
+        raise errors.InvalidInputError(
+            expected="labels that differ between examples",
+            got="the same label for every example",
+            do="Use a probe with several classes or targets, or leave the labels out.",
+        )

@@ -1,0 +1,82 @@
+"""Running a function of an operator, compiled with the options its arithmetic needs.
+
+The structure of an operator, as a pytree, holds its network. `jax.jit` would keep it in caches of
+JAX for good. So the programs here take the arrays of an operator alone, and are kept in a cache of
+ours, which `ntkdiag.clear_caches` empties.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag import _jax
+from ntkdiag.engine.calls import arguments, meshes
+from ntkdiag.engine.calls.caches import Cache
+from ntkdiag.engine.calls.keywords import hashable
+
+_COMPILED = Cache()
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """What has a network inside: an `NTKOperator`, or a model made of some."""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the network reduces in float32, which needs compiler options of its own."""
+        ...
+
+    @property
+    def closes_over_explicit(self) -> bool:
+        """Whether the network closes over an array of a mesh with explicit axes."""
+        ...
+
+
+def run(function: Callable[..., Any], operator: Operator, *args: PyTree, static: Any = None) -> Any:
+    """Call a function of the module level as `function(operator, *args)`, compiled.
+
+    `static`, where there is something, comes last: it is fixed when the program is compiled, and
+    hashable or compared by identity. There is one program for each function, network and shape.
+    Inside someone's `jax.jit` the function is traced into that program. Matrix products keep the
+    full precision of their dtype.
+    """
+    # Over a mesh with explicit axes JAX asks how each product is laid out: it is left to XLA.
+    mesh = meshes.within((operator, args), operator.closes_over_explicit)
+    if mesh:
+
+        def run_inside(*arrays: PyTree) -> Any:
+            return run(function, *arrays, static=static)
+
+        return meshes.automatically(run_inside, mesh, operator, *args)
+
+    with jax.default_matmul_precision("highest"):
+        if arguments.is_traced(operator, args) or _jax.staging():
+            return _call(function, operator, args, static)
+        leaves, structure = jax.tree.flatten(operator)
+        return _compiled(function, structure, operator.reduces, static)(leaves, *args)
+
+
+def _call(function: Callable[..., Any], operator: Any, args: tuple, static: Any) -> Any:
+    """The call itself, with what is static at its end."""
+    if static is None:
+        return function(operator, *args)
+    return function(operator, *args, static)
+
+
+def _compiled(
+    function: Callable[..., Any], structure: Any, reduces: bool, static: Any
+) -> Callable[..., Any]:
+    """The program of a function for operators of one structure, in which the network is."""
+    key = structure, reduces, hashable(static)
+    program = _COMPILED.get(function, key)
+    if program is None:
+
+        def on_arrays(leaves: list[jax.Array], *args: PyTree) -> Any:
+            return _call(function, jax.tree.unflatten(structure, leaves), args, static)
+
+        options = _jax.compiler_options(reduces=reduces)
+        program = jax.jit(on_arrays, compiler_options=options or None)
+        _COMPILED.put(function, key, program)
+    return program

@@ -1,0 +1,178 @@
+"""Conjugate gradients on trees, with the true residual and the number of iterations.
+
+Solves A x = b for A that is symmetric and positive semidefinite, starting at x = 0:
+
+    alpha = r^T z / p^T A p,   x += alpha p,   r -= alpha A p,   z = P^-1 r,
+    beta = r^T z (new) / r^T z (old),   p = z + beta p.
+
+Rounding makes this r drift away from b - A x. So the true residual is computed every 50 iterations,
+and whenever r claims to have met the goal. The iteration ends when the true residual meets the
+tolerance, or has stopped falling; at the last step allowed; or when a direction has no positive
+curvature, which means that b has a part outside the range of A.
+
+Source: Hestenes and Stiefel 1952; residual replacement as in Shewchuk 1994, B.2.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ntkdiag.matrix_free.nystrom import nystrom
+from ntkdiag.matrix_free.solvers import CG
+
+Scalar: TypeAlias = Float[Array, ""]
+Product: TypeAlias = Callable[[Any], Any]
+
+REFRESH = 50  # iterations after which the true residual is computed
+PATIENCE = 5  # how often in a row the true residual may turn out no smaller than before
+
+
+class LinearSolve(NamedTuple):
+    """The solution of a linear system, and how well it solves it.
+
+    Attributes:
+        x: The solution.
+        iterations: How many there were.
+        residual: ||b - A x|| / ||b||, computed anew; 0 for b = 0.
+    """
+
+    x: PyTree
+    iterations: Int[Array, ""]
+    residual: Scalar
+
+
+class _State(NamedTuple):
+    """Where the iteration is; squared norms are in the inner product of the iteration."""
+
+    x: PyTree
+    r: PyTree  # b - A x, but for rounding
+    p: PyTree  # the direction of the next step
+    r_dot_z: Scalar
+    squared_norm: Scalar  # of r
+    step: Int[Array, ""]
+    best: Scalar  # the smallest squared norm of a true residual so far
+    best_x: PyTree
+    waited: Int[Array, ""]  # how often the true residual has not fallen since
+
+
+def dot(a: PyTree, b: PyTree) -> Scalar:
+    """Sum of products over all leaves of two trees."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return jnp.sum(jnp.stack([jnp.vdot(x, y) for x, y in pairs]))
+
+
+def norm_ratio(a: Scalar, b: Scalar) -> Scalar:
+    """||u|| / ||v|| from the squared norms of both; 0 / 0 is 0."""
+    return jnp.sqrt(a / jnp.where(b > 0, b, 1.0))
+
+
+def solve_shifted(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> LinearSolve:
+    """Solve (A + ridge) x = b for a tree b, preconditioned where the solver has a rank."""
+
+    def shifted(x: PyTree) -> PyTree:
+        return jax.tree.map(lambda image, v: image + ridge * v, product(x), x)
+
+    return conjugate_gradients(
+        shifted,
+        b,
+        precondition=_nystrom_on_trees(product, b, ridge, solver) if solver.rank else None,
+        tolerance=solver.tolerance,
+        max_steps=solver.max_steps,
+    )
+
+
+def _nystrom_on_trees(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> Product:
+    """The preconditioner of `nystrom`, for trees like b."""
+    vector, unravel = ravel_pytree(b)
+
+    def flat_product(v: jax.Array) -> jax.Array:
+        return ravel_pytree(product(unravel(v)))[0]
+
+    flat = nystrom(flat_product, vector.size, solver.rank, ridge, solver.seed, vector.dtype)
+
+    def precondition(r: PyTree) -> PyTree:
+        return unravel(flat(ravel_pytree(r)[0]))
+
+    return precondition
+
+
+def conjugate_gradients(
+    product: Product,
+    b: PyTree,
+    *,
+    precondition: Product | None = None,
+    tolerance: float,
+    max_steps: int,
+    inner: Callable[[PyTree, PyTree], Scalar] = dot,
+) -> LinearSolve:
+    """Solve A x = b, where A and the preconditioner are symmetric in an inner product.
+
+    Cost: one product per iteration, one more every 50 and to confirm the end.
+    """
+    if precondition is None:
+        precondition = _unchanged
+    b_squared = inner(b, b)
+    goal = tolerance**2 * b_squared
+
+    def unfinished(s: _State) -> Bool[Array, ""]:
+        going = (s.step < max_steps) & (s.r_dot_z > 0) & (s.waited < PATIENCE)
+        return (s.squared_norm > goal) & going
+
+    def iterate(s: _State) -> _State:
+        # A step along p, to the minimum there.
+        image = product(s.p)
+        curvature = inner(s.p, image)
+        is_curved = curvature > 0
+        alpha = jnp.where(is_curved, s.r_dot_z / jnp.where(is_curved, curvature, 1.0), 0.0)
+        x = _add_multiple(s.x, alpha, s.p)
+
+        # The residual: by recursion, or anew where it is time to, or where it claims to be small.
+        recursive = _add_multiple(s.r, -alpha, image)
+        is_true = (inner(recursive, recursive) <= goal) | ((s.step + 1) % REFRESH == 0)
+
+        def true_residual() -> PyTree:
+            return jax.tree.map(jnp.subtract, b, product(x))
+
+        r = jax.lax.cond(is_true, true_residual, lambda: recursive)
+        squared_norm = inner(r, r)
+
+        # The best point so far, and how long there has been none that is clearly better.
+        has_fallen = squared_norm < 0.8 * s.best
+        waited = jnp.where(is_true, jnp.where(has_fallen, 0, s.waited + 1), s.waited)
+        is_best = is_true & (squared_norm < s.best)
+        best_x = jax.tree.map(lambda new, old: jnp.where(is_best, new, old), x, s.best_x)
+        best = jnp.where(is_best, squared_norm, s.best)
+
+        # The next direction. Without curvature the iteration ends, by r^T z = 0.
+        z = precondition(r)
+        r_dot_z = jnp.where(is_curved, inner(r, z), 0.0)
+        p = _add_multiple(z, r_dot_z / s.r_dot_z, s.p)
+        return _State(x, r, p, r_dot_z, squared_norm, s.step + 1, best, best_x, waited)
+
+    z = precondition(b)
+    zero = jax.tree.map(jnp.zeros_like, b)
+    none = jnp.asarray(0)
+    start = _State(zero, b, z, inner(b, z), b_squared, none, b_squared, zero, none)
+    end = jax.lax.while_loop(unfinished, iterate, start)
+
+    # Where b is out of reach x grows without bound: what counts is the best point on the way.
+    residual = jax.tree.map(jnp.subtract, b, product(end.x))
+    squared_norm = inner(residual, residual)
+    is_last = squared_norm <= end.best
+    x = jax.tree.map(lambda last, best: jnp.where(is_last, last, best), end.x, end.best_x)
+    smallest = jnp.maximum(jnp.minimum(squared_norm, end.best), 0.0)
+    return LinearSolve(x, end.step, norm_ratio(smallest, b_squared))
+
+
+def _unchanged(r: PyTree) -> PyTree:
+    """No preconditioner."""
+    return r
+
+
+def _add_multiple(a: PyTree, factor: Scalar, b: PyTree) -> PyTree:
+    """a + factor b."""
+    return jax.tree.map(lambda u, v: u + factor * v, a, b)

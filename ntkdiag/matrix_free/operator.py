@@ -1,0 +1,415 @@
+"""The empirical NTK as a linear operator: products K v without K.
+
+K v = J(x) (J(x2)^T v). The factor on the right is one backward sweep: the cotangents v of the
+columns are pulled back to the parameters, microbatch by microbatch, and summed. The factor on the
+left is one forward-mode sweep along that sum over the microbatches of the rows. Neither K nor J is
+ever formed, and no more than one microbatch is differentiated at a time.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag import _jax, display, errors
+from ntkdiag.engine.calls import arguments, meshes
+from ntkdiag.engine.independence import check_few
+from ntkdiag.matrix_free import microbatches
+from ntkdiag.matrix_free.compiled_run import run
+
+if TYPE_CHECKING:
+    from lineax import AbstractLinearOperator
+
+_ROWS = "Rows are examples times outputs, the outputs of an example next to each other."
+
+
+@jax.tree_util.register_pytree_node_class
+class NTKOperator:
+    """K = J(x) J(x2)^T as an operator on vectors over examples and outputs.
+
+    A product is one backward and one forward-mode sweep over microbatches: the kernel is never
+    formed. Rows are ordered as in the full `Kernel`, index (n, o). `K @ v`, `K.mv(v)` and `K(v)`
+    are the same, so it goes where a callable is asked for (`jax.scipy.sparse.linalg.cg`, matfree),
+    and `K.lineax()` where lineax asks for an operator. It is a pytree: hand it through `jax.jit`.
+
+    Cost of a product: about five forward passes over the data, and the memory of one microbatch
+    beside P numbers.
+
+    Attributes:
+        f: `f(params, x)`, with one array of outputs `[n ...]`.
+        params: Where the Jacobians are taken; real floating leaves.
+        x: Row examples.
+        x2: Column examples; None for x.
+        batch_size: Examples differentiated at a time: those of one microbatch.
+        n_examples: Number of row examples.
+        output_shape: Shape of the outputs of one example.
+        dtype: Of the outputs.
+        shape: `(n o, m p)`.
+        symmetric: Whether rows and columns are the same examples.
+        reduces: Whether f reduces in float32, which needs compiler options of its own.
+        closes_over_explicit: Whether f closes over an array of a mesh with explicit axes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.array([[1.0], [2.0]])
+        >>> K = NTKOperator(lambda w, x: x @ w, jnp.ones((1, 1)), x)
+        >>> print(K @ jnp.array([1.0, 0.0]))
+        [1. 2.]
+    """
+
+    @errors.public
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        params: PyTree,
+        x: PyTree,
+        x2: PyTree = None,
+        *,
+        batch_size: int | np.integer = 256,
+        check: bool = True,
+    ):
+        """Look at f, the parameters and the examples.
+
+        Cost: tracing f once; where there are several microbatches, f of four examples together and
+        each alone.
+
+        Args:
+            f: `f(params, x)`.
+            params: The parameters.
+            x: Row examples, an array or pytree of arrays.
+            x2: Column examples; None for x.
+            batch_size: Examples differentiated at a time.
+            check: Whether to verify that examples are independent, where there are several
+                microbatches.
+
+        Raises:
+            InvalidInputError: When the parameters are not finite real floating arrays, the outputs
+                are not one floating array with the example axis first, or `batch_size` is no
+                positive integer.
+            ExamplesInteractError: When outputs of one example depend on the others, as with batch
+                norm in train mode: a microbatch would be another network.
+        """
+        arguments.check_function(f)
+        arguments.check_params(params)
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise errors.InvalidInputError(
+                expected="a positive integer `batch_size`",
+                got=repr(batch_size),
+                do="256 is the default.",
+            )
+        # Arrays once and for all: a list of Python numbers would be copied at each product.
+        self.f = f
+        self.params = jax.tree.map(jnp.asarray, params)
+        self.x = jax.tree.map(jnp.asarray, x)
+        self.x2 = jax.tree.map(jnp.asarray, x2)
+        n_rows = arguments.batch_size(self.x, "x")
+        n_columns = n_rows if x2 is None else arguments.batch_size(self.x2, "x2")
+        n_most = max(n_rows, n_columns)
+        self.n_examples = n_rows
+        self.batch_size = min(int(batch_size), n_most)
+
+        # One trace of f says what it returns, what it closes over, and how to compile it.
+        jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
+        consts = _jax.open_jaxpr(jaxpr)[1]
+        arrays = (self.params, self.x, self.x2)
+        self.closes_over_explicit = meshes.explicit(consts) is not None
+        meshes.within(arrays, self.closes_over_explicit)
+
+        self.output_shape, self.dtype = _require_one_output(outputs, n_rows)
+        size = int(np.prod(self.output_shape))
+        self.shape = (n_rows * size, n_columns * size)
+        self.reduces = _jax.contains(jaxpr, "reduce_sum") and self.dtype == jnp.float32
+
+        # With one microbatch f sees all examples, as it was written to. Inside someone's program it
+        # cannot be evaluated now.
+        has_several = self.batch_size < n_most
+        can_evaluate = not arguments.is_traced(arrays, consts) and not _jax.staging()
+        if check and has_several and can_evaluate:
+            check_few(
+                f, self.params, self.x, ", or a `batch_size` of at least the number of examples"
+            )
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether rows and columns are the same examples."""
+        return self.x2 is None
+
+    @errors.public
+    def mv(self, v: jax.typing.ArrayLike) -> Float[Array, "..."]:
+        """K v.
+
+        Cost: about five forward passes over the data for each column.
+
+        Args:
+            v: `[(m p)]`, shaped like the outputs `[m ...]`, or a matrix `[(m p) k]`.
+
+        Returns:
+            The product, in the layout of v.
+
+        Raises:
+            InvalidInputError: When v has another shape.
+        """
+        v = jnp.asarray(v, _jax.at_least_float32(self.dtype))
+        n_columns = self.shape[1]
+        like_outputs = (n_columns // int(np.prod(self.output_shape)), *self.output_shape)
+        if v.shape == like_outputs:
+            return run(_product, self, v)
+        if v.shape == (n_columns,):
+            return run(_product, self, v.reshape(like_outputs)).reshape(-1)
+        if v.ndim == 2 and v.shape[0] == n_columns:
+            # Column by column, so that the memory stays that of one product.
+            return jax.lax.map(self.mv, v.T).T
+        raise errors.InvalidInputError(
+            expected=f"v of shape ({n_columns},), ({n_columns}, k) or {like_outputs}",
+            got=f"shape {v.shape}",
+            do=_ROWS,
+        )
+
+    def __matmul__(self, v: jax.typing.ArrayLike) -> Float[Array, "..."]:
+        return self.mv(v)
+
+    def __call__(self, v: jax.typing.ArrayLike) -> Float[Array, "..."]:
+        """K v; see `mv`."""
+        return self.mv(v)
+
+    def outputs(self) -> Float[Array, "n *o"]:
+        """f(params, x) on the row examples.
+
+        Cost: one forward pass.
+        """
+        return run(_outputs, self)
+
+    @errors.public
+    def tangent(self, step: PyTree) -> Float[Array, "n *o"]:
+        """J step, the change of the outputs on the row examples to first order.
+
+        Cost: about two forward passes.
+
+        Args:
+            step: A tree like the parameters.
+
+        Returns:
+            `[n ...]`.
+
+        Raises:
+            InvalidInputError: When it is not like them.
+        """
+        expected = _structure_and_shapes(self.params)
+        got = _structure_and_shapes(step)
+        if expected != got:
+            raise errors.InvalidInputError(
+                expected=f"a tree like the parameters, {expected[0]} of shapes {expected[1]}"[:300],
+                got=f"{got[0]} of shapes {got[1]}"[:300],
+                do="Pass a step of the parameters, such as a difference of two checkpoints.",
+            )
+        return run(_tangent, self, step)
+
+    @errors.public
+    def cotangent(self, v: jax.typing.ArrayLike) -> PyTree:
+        """J^T v for the row examples.
+
+        Cost: one forward and one backward pass.
+
+        Args:
+            v: `[n ...]`, like the outputs, or flat.
+
+        Returns:
+            A tree like the parameters.
+
+        Raises:
+            InvalidInputError: When v has another shape.
+        """
+        v = jnp.asarray(v)
+        like_outputs = (self.n_examples, *self.output_shape)
+        if v.shape not in ((self.shape[0],), like_outputs):
+            raise errors.InvalidInputError(
+                expected=f"v of shape ({self.shape[0]},) or {like_outputs}",
+                got=f"shape {v.shape}",
+                do=_ROWS,
+            )
+        return run(_cotangent, self, v.reshape(like_outputs))
+
+    def transpose(self) -> "NTKOperator":
+        """K^T, the operator with rows and columns exchanged."""
+        if self.symmetric:
+            return self
+        return NTKOperator(
+            self.f, self.params, self.x2, self.x, batch_size=self.batch_size, check=False
+        )
+
+    def lineax(self) -> "AbstractLinearOperator":
+        """The operator for lineax, on vectors `[(m p)]`.
+
+        It is tagged positive semidefinite where rows and columns are the same examples.
+        """
+        from ntkdiag.matrix_free.lineax_operators import KernelOperator
+
+        return KernelOperator(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the operator is, as plain JSON values: sizes, dtype and settings."""
+        leaves = jax.tree.leaves(self.params)
+        return {
+            "shape": list(self.shape),
+            "n_examples": self.n_examples,
+            "output_shape": list(self.output_shape),
+            "n_parameters": sum(leaf.size for leaf in leaves),
+            "dtype": str(self.dtype),
+            "symmetric": self.symmetric,
+            "batch_size": self.batch_size,
+        }
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        return f"NTKOperator({rows} x {columns}, {self.dtype}, batch_size={self.batch_size})"
+
+    def _repr_html_(self) -> str:
+        content = self.to_dict()
+        examples = "of examples with themselves" if self.symmetric else "between two sets"
+        rows = [
+            ("shape", f"{self.shape[0]} x {self.shape[1]}", "examples times outputs"),
+            ("examples", f"{self.n_examples}", examples),
+            ("outputs", f"{self.output_shape}", "shape for one example"),
+            ("parameters", f"{content['n_parameters']:,}", "numbers differentiated by"),
+            ("dtype", f"{self.dtype}", "of the outputs"),
+            ("batch_size", f"{self.batch_size}", "examples differentiated at a time"),
+        ]
+        return display.html_table("NTKOperator: the kernel, never formed", rows)
+
+    def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[str, Any], ...]]:
+        """Arrays, and what is fixed when a function of the operator is compiled."""
+        names = (
+            "f",
+            "batch_size",
+            "n_examples",
+            "output_shape",
+            "dtype",
+            "shape",
+            "reduces",
+            "closes_over_explicit",
+        )
+        fixed = tuple((name, getattr(self, name)) for name in names)
+        return (self.params, self.x, self.x2), fixed
+
+    @classmethod
+    def tree_unflatten(
+        cls, fixed: tuple[tuple[str, Any], ...], arrays: tuple[PyTree, ...]
+    ) -> "NTKOperator":
+        """Put an operator together again."""
+        # Not by `__init__`: JAX puts other things than arrays in the place of leaves.
+        operator = object.__new__(cls)
+        operator.params, operator.x, operator.x2 = arrays
+        vars(operator).update(fixed)
+        return operator
+
+
+def require_square(operator: Any) -> None:
+    """Refuse what is no operator of a set of examples with itself."""
+    if isinstance(operator, NTKOperator) and operator.symmetric:
+        return
+    is_cross = isinstance(operator, NTKOperator)
+    raise errors.InvalidInputError(
+        expected="`operator` as NTKOperator(f, params, x) of the training examples",
+        got="one of two sets of examples" if is_cross else type(operator).__name__,
+        do="Leave x2 out; kernels that are arrays go to ntkdiag.predict.",
+    )
+
+
+def require_outputs(
+    operator: NTKOperator, value: jax.typing.ArrayLike, name: str
+) -> Float[Array, "n *o"]:
+    """An argument that is shaped like the outputs and finite, in float32 at least."""
+    array = jnp.asarray(value)
+    shape = (operator.n_examples, *operator.output_shape)
+    if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.floating):
+        raise errors.InvalidInputError(
+            expected=f"`{name}` of shape {shape} in floating point, like the outputs of f",
+            got=f"{array.dtype}{list(array.shape)}",
+            do="Class numbers become targets with `jax.nn.one_hot`.",
+        )
+    if not isinstance(array, _jax.Tracer) and not np.isfinite(np.asarray(array)).all():
+        raise errors.InvalidInputError(
+            expected=f"finite `{name}`",
+            got="NaN or Inf",
+            do="Look for overflow, or drop these examples.",
+        )
+    return array.astype(_jax.at_least_float32(operator.dtype))
+
+
+def gram_product(operator: NTKOperator, step: PyTree) -> PyTree:
+    """J^T J step on the row examples, in one sweep over the microbatches instead of two."""
+    return microbatches.gram(
+        operator.f,
+        operator.params,
+        _row_batches(operator),
+        _in_dtypes_of_parameters(operator, step),
+        operator.n_examples,
+    )
+
+
+def _product(operator: NTKOperator, v: Float[Array, "m *p"]) -> Float[Array, "n *o"]:
+    """J(x) (J(x2)^T v)."""
+    columns = operator.x if operator.symmetric else operator.x2
+    pulled = microbatches.cotangents(operator.f, operator.params, _batches(operator, columns), v)
+    return _tangent(operator, pulled)
+
+
+def _tangent(operator: NTKOperator, step: PyTree) -> Float[Array, "n *o"]:
+    """J(x) step, in float32 at least."""
+    _, change = microbatches.tangents(
+        operator.f,
+        operator.params,
+        _row_batches(operator),
+        _in_dtypes_of_parameters(operator, step),
+        operator.n_examples,
+    )
+    return change.astype(_jax.at_least_float32(operator.dtype))
+
+
+def _cotangent(operator: NTKOperator, v: Float[Array, "n *o"]) -> PyTree:
+    """J(x)^T v."""
+    return microbatches.cotangents(operator.f, operator.params, _row_batches(operator), v)
+
+
+def _outputs(operator: NTKOperator) -> Float[Array, "n *o"]:
+    """f(params, x)."""
+    return microbatches.outputs(
+        operator.f, operator.params, _row_batches(operator), operator.n_examples
+    )
+
+
+def _row_batches(operator: NTKOperator) -> PyTree:
+    """The row examples in microbatches, `[b size ...]`."""
+    return _batches(operator, operator.x)
+
+
+def _batches(operator: NTKOperator, x: PyTree) -> PyTree:
+    """Examples in microbatches, `[b size ...]`."""
+    n = jax.tree.leaves(x)[0].shape[0]
+    return microbatches.split(x, n, operator.batch_size)
+
+
+def _in_dtypes_of_parameters(operator: NTKOperator, step: PyTree) -> PyTree:
+    """A step as a tangent of the parameters, which has their dtypes."""
+    return jax.tree.map(lambda d, p: d.astype(p.dtype), step, operator.params)
+
+
+def _structure_and_shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """What two trees have in common that are alike."""
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def _require_one_output(outputs: Any, n: int) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape for one example, and dtype, of the one floating array that f has to return."""
+    is_array = hasattr(outputs, "shape")
+    if is_array and jnp.issubdtype(outputs.dtype, jnp.floating) and outputs.shape[:1] == (n,):
+        return tuple(outputs.shape[1:]), outputs.dtype
+    array = f"{outputs.dtype}{list(outputs.shape)}" if is_array else ""
+    raise errors.InvalidInputError(
+        expected=f"f to return one floating array with the {n} examples first",
+        got=array or type(outputs).__name__,
+        do="Select an output: functionalize(model, ..., output=lambda y: y[0]).",
+    )

@@ -1,0 +1,123 @@
+"""What an iterative solve arrived at, and how well."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ntkdiag import display
+from ntkdiag._jax import Tracer
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.matrix_free.solvers import CG, LSMR
+from ntkdiag.nouns import pytree
+
+
+@pytree("params", "step", "outputs", "weights", "iterations", "residual", "converged")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """A minimum of a quadratic problem of the linearized model, found by an iterative solver.
+
+    Attributes:
+        params: theta_0 + step: hand them to `linearize(f, theta_0)`, or see what the network does
+            there.
+        step: The step from theta_0, a tree like the parameters.
+        outputs: f_lin at `params` on the row examples, `[n ...]`.
+        weights: `[n ...]` with step = J^T weights, where the solve was in function space; else
+            None. Predictions on other examples are f(params, x_test) +
+            `NTKOperator(f, params, x_test, x) @ weights`.
+        iterations: How many the solver took.
+        residual: Norm of the residual over that of the right-hand side, computed anew from the
+            result.
+        converged: Whether the residual met the tolerance.
+        solver: The solver.
+    """
+
+    params: PyTree
+    step: PyTree
+    outputs: Float[Array, "n *o"]
+    weights: Float[Array, "n *o"] | None
+    iterations: Int[Array, ""]
+    residual: Float[Array, ""]
+    converged: Bool[Array, ""]
+    solver: CG | LSMR
+
+    def to_dict(self) -> dict[str, Any]:
+        """How the solve went, as plain JSON values, without parameters and outputs."""
+        solver = {"name": type(self.solver).__name__, **dataclasses.asdict(self.solver)}
+        return display.plain(
+            {
+                "converged": self.converged,
+                "iterations": self.iterations,
+                "residual": self.residual,
+                "solver": solver,
+            }
+        )
+
+    def __repr__(self) -> str:
+        if isinstance(self.residual, Tracer):
+            return f"Solution(traced, {self.solver})"
+        word = "converged" if bool(self.converged) else "not converged"
+        iterations = int(self.iterations)
+        residual = float(self.residual)
+        return (
+            f"Solution({word} in {iterations} iterations, residual {residual:.2g}, {self.solver})"
+        )
+
+    def _repr_html_(self) -> str:
+        if isinstance(self.residual, Tracer):
+            return display.html_table("Solution, traced", [("solver", repr(self.solver), "")])
+        met = f"whether the residual is within {self.solver.tolerance:g}"
+        rows = [
+            ("converged", "yes" if bool(self.converged) else "no", met),
+            ("iterations", f"{int(self.iterations)}", "one product with the kernel each"),
+            ("residual", f"{float(self.residual):.2g}", "relative to the right-hand side"),
+            ("solver", repr(self.solver), "and its settings"),
+        ]
+        return display.html_table("Solution", rows)
+
+
+class SolvedStep(NamedTuple):
+    """A step of the parameters as a solver returns it.
+
+    Attributes:
+        step: A tree like the parameters.
+        weights: `[n ...]` with step = J^T weights, from function space; else None.
+        iterations: How many the solver took.
+        residual: Relative to the right-hand side.
+    """
+
+    step: PyTree
+    weights: Float[Array, "n *o"] | None
+    iterations: Int[Array, ""]
+    residual: Float[Array, ""]
+
+
+def solution_after(
+    operator: NTKOperator,
+    outputs: Float[Array, "n *o"],
+    solved: SolvedStep,
+    solver: CG | LSMR,
+    before: Solution | None = None,
+) -> Solution:
+    """The solution after a step from a point of the linearized model, given its outputs there.
+
+    That point is theta_0, or an earlier solution.
+    """
+    step = solved.step
+    weights = solved.weights
+    if before is not None:
+        step = jax.tree.map(jnp.add, before.step, step)
+        if weights is not None and before.weights is not None:
+            weights = before.weights + weights
+    return Solution(
+        params=jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, step),
+        step=step,
+        outputs=outputs + operator.tangent(solved.step),
+        weights=weights,
+        iterations=solved.iterations,
+        residual=solved.residual,
+        converged=solved.residual <= solver.tolerance,
+        solver=solver,
+    )

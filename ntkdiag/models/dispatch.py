@@ -1,0 +1,200 @@
+"""One way in for every model: find the adapter of its library, and hand the request to it.
+
+Libraries are told apart by the classes of the model. None of them is imported to find out: whoever
+holds a model of a library has imported it, so that looking into `sys.modules` is enough.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import parameters, registry
+from ntkdiag.models.functional import Functional
+from ntkdiag.models.mode import Mode
+from ntkdiag.models.outputs import Activations
+from ntkdiag.models.request import ModelRequest
+from ntkdiag.models.selectors import Selector
+from ntkdiag.models.trainable import Trainable
+
+
+@errors.public
+def functionalize(
+    model: Any,
+    variables: PyTree = None,
+    *,
+    mode: str = "eval",
+    statistics: PyTree = None,
+    method: str | Callable[..., Any] | None = None,
+    trainable: Trainable = None,
+    inputs: Selector = None,
+    output: Selector | Activations = None,
+    call_kwargs: Mapping[str, Any] | None = None,
+    unpack: bool = False,
+    check: bool = True,
+    **options: Any,
+) -> Functional:
+    """Turn a model into a pure function `f(params, x, **kwargs)`, its parameters, and the way back.
+
+    The model is never changed, and what it holds beside the parameters (running statistics, random
+    streams, caches, leaves that are not trainable) is held fixed at its present value.
+
+    Cost: no computation beyond one look at every parameter for NaN; no copy of the parameters.
+
+    Args:
+        model: A Flax linen module, a Flax NNX model, an Equinox module, a callable
+            `f(params, x, **kwargs)`, a Flax TrainState, or a model that an installed adapter knows.
+        variables: For linen, the variables of `module.init` or a TrainState; for a callable, its
+            parameters; for models that carry their parameters, nothing.
+        mode: ``"eval"``: dropout is off and normalisation uses its running statistics.
+            ``"dropout"``: dropout is on, with one mask for all examples of a call, and
+            normalisation uses its running statistics. ``"train"``: as in a training step; every
+            example has a mask of its own, normalisation uses the statistics of the batch (the
+            examples then interact), and updates of the statistics are thrown away. Arguments of the
+            model named `train`, `training`, `is_training`, `deterministic`, `use_running_average`
+            or `inference` are set accordingly.
+        statistics: In train mode, a batch of inputs: the statistics that a training step on it
+            would normalise with are computed once and held fixed, and the mask is one for all
+            examples, so that examples do not interact.
+        method: Method to call in place of the model itself, by name or as a function of the model.
+        trainable: What is differentiated. None: every floating parameter. A path glob such as
+            ``"**/kernel"`` or ``"head/**"``, or a list of them; a predicate `(path, leaf)` or
+            `(leaf)`; a tree of booleans; a filter of the library (`nnx.LoRAParam`, an Equinox
+            filter spec); `models.labelled` of the labels or the mask given to Optax.
+        inputs: What the model gets of `x`, when `x` holds more: a path such as ``"images"`` or
+            ``"0"``, or a function.
+        output: What is differentiated, when that is not all that the model returns: a path such as
+            ``"logits"``, a function of the outputs or of the outputs and `x` (a selection, a loss),
+            or one of `models.last_token`, `label_logit`, `example_loss`, `activations`.
+        call_kwargs: Keyword arguments for every call of the model.
+        unpack: Spread `x`, a tuple or a dictionary, over the arguments of the model: `model(*x)`,
+            `model(**x)`.
+        check: Refuse parameters with NaN or infinity.
+        **options: For linen and NNX, `rngs`; for linen, `mutable` and `collections`; for Equinox,
+            `batched`, `state`, `key`, `axis_name`; for a registered adapter, what it knows.
+
+    Returns:
+        The Functional; it unpacks as `f, params`.
+
+    Raises:
+        InvalidInputError: If an argument does not fit the model, or a parameter cannot be
+            differentiated.
+        UnsupportedModelError: If no adapter knows the object.
+
+    Example:
+        >>> import jax.numpy as jnp, ntkdiag
+        >>> params = {"w": jnp.ones((3, 2)), "steps": 10}
+        >>> fn = ntkdiag.functionalize(lambda params, x: x @ params["w"], params)
+        >>> list(fn.params)
+        ['w']
+        >>> fn.restore(fn.params)["steps"]
+        10
+    """
+    request = ModelRequest(
+        variables=variables,
+        mode=Mode(mode, statistics),
+        method=method,
+        trainable=trainable,
+        inputs=inputs,
+        output=output,
+        call_kwargs=dict(call_kwargs or {}),
+        unpack=unpack,
+        check=check,
+        options=options,
+    )
+    request.require_valid()
+    if isinstance(model, Functional):
+        return _with_other_params(model, request)
+    model, request = _look_behind(model, request)
+
+    # The three libraries that are known here, each by its class of modules.
+    if _is_module_of("flax.linen", model):
+        from ntkdiag.models import linen
+
+        return linen.adapt(model, request)
+    if _is_module_of("flax.nnx", model):
+        from ntkdiag.models import nnx
+
+        return nnx.adapt(model, request)
+    if _is_module_of("equinox", model) and not _wraps_function(model, request):
+        from ntkdiag.models import equinox
+
+        return equinox.adapt(model, request)
+
+    # Adapters of other libraries; then whatever can be called.
+    registered_adapter = registry.registered(model)
+    if registered_adapter is not None:
+        return registered_adapter(model, variables, **request.as_keywords())
+    if callable(model) and not isinstance(model, type):
+        from ntkdiag.models import plain
+
+        return plain.adapt(model, request)
+    raise _unsupported_model_error(model)
+
+
+def _with_other_params(functional: Functional, request: ModelRequest) -> Functional:
+    """A Functional that comes in goes out as it is, or with other parameters; it has no options."""
+    options = [name for name in request.as_keywords() if name != "check"]
+    if options:
+        raise errors.InvalidInputError(
+            expected="a model, where options are given",
+            got=f"a Functional and {', '.join(f'{name}=' for name in options)}",
+            do="Pass the model it was made from.",
+        )
+    if request.variables is None:
+        return functional
+    return functional.with_params(request.variables, check=request.check)
+
+
+def _look_behind(model: Any, request: ModelRequest) -> tuple[Any, ModelRequest]:
+    """Find the linen module behind a TrainState or `module.apply`, if there is one."""
+    if "flax.linen" not in sys.modules:
+        return model, request
+    from ntkdiag.models import linen
+
+    model, variables = linen.module_behind(model, request.variables)
+    return model, dataclasses.replace(request, variables=variables)
+
+
+def _is_module_of(library: str, model: Any) -> bool:
+    loaded = sys.modules.get(library)
+    return isinstance(model, getattr(loaded, "Module", ()))
+
+
+def _wraps_function(model: Any, request: ModelRequest) -> bool:
+    """Whether an Equinox module is only a wrapper (`filter_jit`) of a function of parameters."""
+    if request.variables is None:
+        return False
+    return not any(parameters.is_inexact(leaf) for leaf in jax.tree.leaves(model))
+
+
+def _unsupported_model_error(model: Any) -> errors.UnsupportedModelError:
+    """The error for an object that no adapter knows, with what to do for those often passed."""
+    got = type(model).__name__
+    do = "Wrap it in a function f(params, x) and pass functionalize(f, params)."
+    if isinstance(model, type):
+        got = f"the class {model.__name__}"
+        do = f"Make an instance of it: {model.__name__}(...)."
+    elif hasattr(model, "init") and hasattr(model, "apply"):
+        do = (
+            "Pass functionalize(lambda params, x: model.apply(params, None, x), params), or as its "
+            "apply has it."
+        )
+    elif got == "GraphDef":
+        do = "Pass functionalize(nnx.merge(graphdef, state))."
+    elif isinstance(model, tuple):
+        do = (
+            "Pass the model, not the tuple: functionalize(module, state=state) for a stateful "
+            "Equinox module."
+        )
+    return errors.UnsupportedModelError(
+        expected="a Flax linen module, a Flax NNX model, an Equinox module, a callable "
+        "f(params, x), or a model of a library whose adapter is installed (keras, tensorflow, "
+        "torch)",
+        got=got,
+        do=do,
+    )

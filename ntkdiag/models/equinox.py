@@ -1,0 +1,254 @@
+"""Equinox modules: floating arrays are differentiated, everything else is held fixed.
+
+A module that takes one example, which is the convention of Equinox, is mapped over the batch with
+`jax.vmap`; one that takes the batch (`batched=True`) is called on it. Stateful layers get a fresh
+copy of the same state in every call, and random ones a key: one for all examples or, in train
+mode, one for each.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import equinox_norm, parameters, paths
+from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.mode import one_by_one
+from ntkdiag.models.partition import partition
+from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.selectors import as_pytree
+
+
+def adapt(module: Any, request: ModelRequest) -> Functional:
+    """Turn an Equinox module into a Functional, whose params are the filtered module.
+
+    The options are `batched`; `state`, an `equinox.nn.State`; `key`, which can also be given to
+    `f(params, x, key=...)`; and `axis_name` of the map over the batch, which is found by itself
+    where `equinox.nn.BatchNorm` names it.
+    """
+    import equinox as eqx
+
+    request.require_options(("batched", "state", "key", "axis_name"))
+    request.require_no_variables()
+    request.require_no_activations()
+    request.method_of(module)  # refuses a method that does not exist, before anything is computed
+    state = request.options.get("state")
+    _require_state(module, state)
+    params, part = partition(module, request.trainable, check=request.check)
+    _warn_of_tied_arrays(params)
+
+    expected_axis_name = equinox_norm.axis_name(module)
+    axis_name = request.options.get("axis_name") or expected_axis_name
+    evaluation = _BatchEvaluation(request, axis_name)
+    state = parameters.copied(state)
+    if request.mode.statistics is not None:
+        # The statistics of a batch stand in place of the running ones.
+        state = equinox_norm.state_of_batch(
+            eqx.nn.inference_mode(module, value=False),
+            state,
+            step=functools.partial(evaluation.state_after_step, x=request.mode.statistics),
+        )
+    # A State can be used once, also by the user: keep its leaves, and build one for every call.
+    state_leaves, state_structure = jax.tree.flatten(state)
+
+    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        model = eqx.nn.inference_mode(part.merge(params), value=not request.mode.trains)
+        if request.mode.shares_mask:
+            model = equinox_norm.with_running_statistics(model)
+        fresh_state = jax.tree.unflatten(state_structure, state_leaves)
+        return evaluation.outputs(model, fresh_state, x, kwargs)
+
+    fixed_state = {f"state/{index}": leaf for index, leaf in enumerate(state_leaves)}
+    return Functional(
+        apply=Apply(function, "equinox", str(request.mode), request.output_selector),
+        params=params,
+        restore=part.restore,
+        library="equinox",
+        mode=str(request.mode),
+        name=type(module).__name__,
+        fixed=part.fixed | fixed_state,
+        extract=part.extract,
+    )
+
+
+# A module on what it takes, an example or a batch: (x, key) -> (outputs, new state).
+_Call: TypeAlias = Callable[[PyTree, Any], tuple[PyTree, Any]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _BatchEvaluation:
+    """How a module is evaluated on a batch, whether it takes one or a single example.
+
+    Attributes:
+        request: What was asked for.
+        axis_name: Name of the axis of examples, for batch normalisation.
+    """
+
+    request: ModelRequest
+    axis_name: Hashable | None
+
+    def outputs(self, model: Any, state: Any, x: PyTree, kwargs: Mapping[str, Any]) -> PyTree:
+        """The outputs of a batch in the mode that was asked for."""
+        if not self.request.mode.shares_mask:
+            outputs, _ = self.step(model, state, x, kwargs)
+            return outputs
+        call, key = self._call_and_key(model, state, kwargs)
+        if not self._takes_batch:
+            # The same key for all examples draws the same mask for all.
+            outputs, _ = self._on_examples(call, x, key, key_axis=None)
+            return outputs
+
+        # A module that takes a batch draws a mask for every row: give it batches of one row.
+        def on_batch(batch_of_one: PyTree) -> PyTree:
+            outputs, _ = self._on_batch(call, batch_of_one, key)
+            return outputs
+
+        return one_by_one(on_batch, x)
+
+    def step(
+        self, model: Any, state: Any, x: PyTree, kwargs: Mapping[str, Any]
+    ) -> tuple[PyTree, Any]:
+        """Outputs and new state of all examples together, as in a training step."""
+        call, key = self._call_and_key(model, state, kwargs)
+        if self._takes_batch:
+            return self._on_batch(call, x, key)
+        if key is None:
+            return self._on_examples(call, x, None, key_axis=None)
+        keys = jax.random.split(key, _count_examples(x))
+        return self._on_examples(call, x, keys, key_axis=0)
+
+    def state_after_step(self, model: Any, state: Any, x: PyTree) -> Any:
+        """The new state of such a step."""
+        _, new_state = self.step(model, state, x, {})
+        if self._takes_batch:
+            return new_state
+        # One state for each example; batch normalisation gives all of them the same statistics.
+        return jax.tree.map(lambda leaf: leaf[0], new_state)
+
+    @property
+    def _takes_batch(self) -> bool:
+        return bool(self.request.options.get("batched"))
+
+    def _call_and_key(self, model: Any, state: Any, kwargs: Mapping[str, Any]) -> tuple[_Call, Any]:
+        """The call of the module, and the key: that of this call of f, else that of the request."""
+        kwargs = dict(kwargs)
+        key = as_key(kwargs.pop("key", self.request.options.get("key")))
+        method = self.request.method_of(model)
+
+        def call(x: PyTree, key: Any) -> tuple[PyTree, Any]:
+            positional, keywords = self.request.call_arguments(method, x, kwargs)
+            if key is not None:
+                keywords["key"] = key
+            if state is None:
+                return as_pytree(method(*positional, **keywords)), None
+            # Stateful layers take the state last, and return the new one beside the outputs.
+            outputs, new_state = method(*positional, state, **keywords)
+            return as_pytree(outputs), new_state
+
+        return call, key
+
+    def _on_batch(self, call: _Call, x: PyTree, key: Any) -> tuple[PyTree, Any]:
+        """Hand a batch as it is to a module that takes one."""
+        outputs, new_state = call(x, key)
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
+        output_lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(outputs)}
+        if lengths.isdisjoint(output_lengths):
+            shapes = [np.shape(leaf) for leaf in jax.tree.leaves(outputs)]
+            raise _wrong_batch_error(
+                "a module that keeps the leading axis of the batch, because batched=True",
+                _written(shapes),
+            )
+        return outputs, new_state
+
+    def _on_examples(
+        self, call: _Call, x: PyTree, keys: Any, *, key_axis: int | None
+    ) -> tuple[PyTree, Any]:
+        """Map a module of one example over the batch; keyword arguments are the same for all."""
+        _count_examples(x)  # refuses what has no axis of examples
+        try:
+            return jax.vmap(call, in_axes=(0, key_axis), axis_name=self.axis_name)(x, keys)
+        except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            # Our own errors, and those of tracing, say what is wrong.
+            raise
+        except (TypeError, ValueError, IndexError) as error:
+            # Most often the module refused its input because it takes a batch.
+            shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)]
+            reason = str(error).rstrip(".")
+            raise _wrong_batch_error(
+                "a module that takes one example, x[i]",
+                f"examples of shape {_written(shapes)}, which it refused with: {reason}",
+            ) from error
+        except RuntimeError as error:
+            # What equinox.nn.Dropout raises without a key.
+            if "key" in str(error):
+                error.add_note(
+                    'ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.'
+                )
+            raise
+
+
+def _count_examples(x: PyTree) -> int:
+    """The length of the axis that all arrays of x have to begin with."""
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
+    lengths = {shape[:1] for shape in shapes}
+    if len(lengths) != 1 or () in lengths:
+        raise _wrong_batch_error(
+            "x with one leading axis of examples", f"x of shape {_written(shapes)}"
+        )
+    return shapes[0][0]
+
+
+def _wrong_batch_error(expected: str, got: str) -> errors.InvalidInputError:
+    """The error for a module and an `x` of which one has a batch axis and the other has not."""
+    return errors.InvalidInputError(
+        expected=expected,
+        got=got,
+        do="Pass batched=True to functionalize for a module that takes a batch, batched=False for "
+        "one that takes a single example, as those of Equinox do.",
+    )
+
+
+def _written(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(str(shape) for shape in shapes) or "()"
+
+
+def _require_state(module: Any, state: Any) -> None:
+    """Refuse stateful layers without a state, and a state that was used up."""
+    import equinox as eqx
+
+    indices = equinox_norm.nodes_of_type(module, eqx.nn.StateIndex)
+    got = ""
+    if state is None and indices:
+        got = f"{len(indices)} entries of stateful layers and state=None"
+    try:
+        jax.tree.leaves(state)
+    except ValueError:  # equinox marks a State that was used once
+        got = "a state that was used up by a call of the module"
+    if got:
+        raise errors.InvalidInputError(
+            expected="a state for the stateful layers of this module",
+            got=got,
+            do="Pass state=, the second result of equinox.nn.make_with_state or of the last call "
+            "of the module.",
+        )
+
+
+def _warn_of_tied_arrays(params: PyTree) -> None:
+    """Warn of one array in two places: it would count twice, and its copies move apart."""
+    path_of_array: dict[int, str] = {}
+    for path, leaf in paths.leaves_by_path(params).items():
+        # Biases that start as the same array of zeros are common and harmless.
+        if leaf.ndim < 2:
+            continue
+        first_path = path_of_array.setdefault(id(leaf), path)
+        if first_path != path:
+            errors.warn(
+                f'{errors.current_call()}: "{first_path}" and "{path}" are the same array and '
+                "count as two independent parameters. Tie them with equinox.nn.Shared, or leave "
+                "one out with trainable=."
+            )

@@ -1,0 +1,143 @@
+"""A model as a pure function `f(params, x, **kwargs)`, its parameters, and the way back.
+
+f, params = fn             # the function, and the parameters that are differentiated
+y = fn(params, x)          # outputs, one row per example
+model = fn.restore(params) # the library's own object, with everything that is held fixed
+params = fn.extract(model) # the parameters of the library's own object
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import parameters, paths
+from ntkdiag.models.selectors import Selector, as_pytree, select
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apply:
+    """`f(params, x, **kwargs)`, which knows its library and the mode it evaluates in.
+
+    Compared by identity: compiled functions are cached on it.
+
+    Attributes:
+        function: The model as a pure function.
+        library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered
+            adapter.
+        mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a
+            callable.
+        output: Selects of what the model returns; None keeps it.
+    """
+
+    function: Callable[..., Any]
+    library: str
+    mode: str
+    output: Selector = None
+
+    @errors.called("f(params, x)")
+    def __call__(self, params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        """Evaluate the model at `params` on the batch `x`."""
+        # What goes wrong inside the model keeps its type; a note says what is usually the matter.
+        try:
+            outputs = self.function(params, x, **kwargs)
+        except TypeError as error:
+            if "required positional argument" in str(error):
+                error.add_note(
+                    "ntkdiag: several inputs go into x, a tuple or a dictionary, with unpack=True."
+                )
+            raise
+        return as_pytree(select(self.output, outputs, x))
+
+    @property
+    def joint(self) -> bool:
+        """Whether the model gets the batch as a whole, so that examples may interact: mode "train"."""
+        return self.mode == "train"
+
+    def __repr__(self) -> str:
+        return f"<{self.library} model as f(params, x), mode={self.mode}>"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Functional:
+    """A model as `f(params, x, **kwargs)`, with its parameters and the way back to its library.
+
+    Calls itself, `fn(params, x)`, and unpacks, `f, params = fn`.
+
+    Attributes:
+        apply: The pure function. The same object for the lifetime of this value and of every
+            `with_params` of it, so that compiled functions are found again.
+        params: The trainable parameters: a pytree of floating arrays, nothing else.
+        restore: Parameters -> the library's own object: a linen variables dictionary, a new NNX
+            model, a new Equinox module, the parameters of a callable. Everything that is held
+            fixed is put back.
+        library: ``"linen"``, ``"nnx"``, ``"equinox"``, ``"callable"``, or the name of a registered
+            adapter.
+        mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a
+            callable.
+        name: What the model calls itself, for tables.
+        fixed: Path -> array that is held fixed: everything in the model that is an array and not
+            in `params`.
+        extract: The library's own object (a variables dictionary, a TrainState, a model later in
+            training) -> parameters: the inverse of `restore`, for `with_params` and for calling
+            `apply` in a loop. What is held fixed stays as it was when the Functional was made.
+    """
+
+    apply: Callable[..., Any]
+    params: PyTree
+    restore: Callable[[PyTree], Any]
+    library: str
+    mode: str
+    name: str = ""
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    extract: Callable[[Any], PyTree] | None = None
+
+    def __call__(self, params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        """Evaluate the model at `params` on the batch `x`."""
+        return self.apply(params, x, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Unpack as `f, params`."""
+        return iter((self.apply, self.params))
+
+    @property
+    def joint(self) -> bool:
+        """Whether the model gets the batch as a whole, so that examples may interact: mode "train"."""
+        return self.mode == "train"
+
+    @errors.public
+    def with_params(self, params: PyTree, *, check: bool = True) -> "Functional":
+        """Put other values for the parameters in place.
+
+        Args:
+            params: The same paths, shapes and dtypes; any containers (a dictionary from a
+                checkpoint will do).
+            check: Refuse NaN and infinity.
+
+        Returns:
+            A Functional with the same `apply`.
+
+        Raises:
+            StructureError: If paths, shapes or dtypes differ.
+            InvalidInputError: If a buffer was donated, or a parameter is NaN or infinite.
+        """
+        paths.require_same(self.params, params)
+        params = jax.tree.map(parameters.as_jax, paths.repack(params, self.params))
+        parameters.require_live(params)
+        if check:
+            parameters.require_finite(params)
+        return dataclasses.replace(self, params=params)
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.params)
+        size = sum(int(np.prod(leaf.shape)) for leaf in leaves)
+        dtypes = ", ".join(sorted({str(leaf.dtype) for leaf in leaves}))
+        model = f"{self.library} {self.name}".strip()
+        return (
+            f"Functional({model}, mode={self.mode}, trainable: {len(leaves)} leaves with "
+            f"{size:,} {dtypes} parameters, fixed: {len(self.fixed)} leaves)"
+        )

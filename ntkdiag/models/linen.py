@@ -1,0 +1,269 @@
+"""Flax linen modules: the `params` collection is differentiated, all others are held fixed.
+
+The variables of a module are a dictionary of collections. Those that hold parameters are split
+into trainable and held leaves; the rest (running statistics, caches) is copied and held fixed. A
+call puts the collections together again, and applies the module in the mode that was asked for.
+In train and dropout mode the module may write to its collections; what it writes is thrown away.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import linen_norm, parameters, paths
+from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.mode import one_by_one
+from ntkdiag.models.outputs import Activations, capture
+from ntkdiag.models.partition import partition
+from ntkdiag.models.request import ModelRequest, as_key
+
+# Errors of Flax by name, and what to do about them here.
+_REMEDIES = {
+    "InvalidRngError": 'A random layer is active: use mode="eval", or pass rngs={"dropout": key} '
+    "to functionalize.",
+    "ModifyScopeVariableError": 'The module updates a collection: use mode="eval" if it is meant '
+    "to be evaluated (its switch may have an unusual name: pass it in call_kwargs), or "
+    'mutable=["its name"] to throw the updates away.',
+    "ScopeCollectionNotFound": "Pass the whole dictionary that module.init returned, not the "
+    "params alone.",
+}
+# Fields of a TrainState that are no collections of the module.
+_TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
+
+
+def adapt(module: Any, request: ModelRequest) -> Functional:
+    """Turn a linen module and its variables into a Functional; it restores a variables dictionary.
+
+    `request.variables` is a dictionary of collections or a TrainState. The options are `rngs`, a
+    key or stream name -> key or seed, which can also be given to `f(params, x, rngs=...)`;
+    `mutable`, the collections that the module may write to; and `collections`, those that hold
+    parameters, by default `params` alone.
+    """
+    from flax import linen as nn
+
+    request.require_options(("rngs", "mutable", "collections"))
+    if request.variables is None and module.scope is not None:
+        # A bound module brings its variables.
+        module, bound_variables = module.unbind()
+        request = dataclasses.replace(request, variables=bound_variables)
+    trained = _TrainedCollections.of(request)
+
+    # Split the parameters; keep a copy of the collections that hold none.
+    boxed_variables = _read_collections(request.variables, trained.names)
+    variables = nn.meta.unbox(boxed_variables)  # boxes hold how arrays are laid out on devices
+    candidates = trained.tree_of(variables)
+    params, part = partition(candidates, request.trainable, check=request.check)
+    fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
+    fixed = parameters.copied(fixed)
+
+    # In calls, statistics of a batch may stand in place of the running ones.
+    request = request.without_variables()
+    run = _module_call(_in_mode(module, request), request, list(fixed))
+    fixed_in_calls = fixed
+    if request.mode.statistics is not None:
+        full = {**trained.as_collections(candidates), **fixed}
+        updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
+        fixed_in_calls = {**fixed, **updated}
+
+    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        collections = {**trained.as_collections(part.merge(params)), **fixed_in_calls}
+
+        def call(x: PyTree) -> PyTree:
+            outputs, _ = run(collections, x, kwargs)
+            return outputs
+
+        if not request.mode.shares_mask:
+            return call(x)
+        # The module is in train mode here, for its dropout; its normalisation must not be.
+        with linen_norm.running_statistics():
+            return one_by_one(call, x)
+
+    def restore(params: PyTree) -> dict[str, PyTree]:
+        collections = {**trained.as_collections(part.restore(params)), **fixed}
+        return nn.meta.replace_boxed(boxed_variables, collections)
+
+    @errors.called("Functional.extract(model)")
+    def extract(variables: PyTree) -> PyTree:
+        collections = _read_collections(variables, trained.names)
+        return part.extract(trained.tree_of(nn.meta.unbox(collections)))
+
+    held_parameters = paths.leaves_by_path(trained.as_collections(part.fixed))
+    return Functional(
+        apply=Apply(function, "linen", str(request.mode), request.output_selector),
+        params=params,
+        restore=restore,
+        library="linen",
+        mode=str(request.mode),
+        name=type(module).__name__,
+        fixed=held_parameters | paths.leaves_by_path(fixed_in_calls),
+        extract=extract,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainedCollections:
+    """The collections that hold parameters, and the tree in which these are split.
+
+    Attributes:
+        names: Names of the collections.
+        named: Whether the names are the first level of that tree, as with the option
+            `collections`; without it, the tree is the content of `params`.
+    """
+
+    names: tuple[str, ...]
+    named: bool
+
+    @classmethod
+    def of(cls, request: ModelRequest) -> "_TrainedCollections":
+        collections = request.options.get("collections")
+        if collections is None:
+            return cls(("params",), named=False)
+        if isinstance(collections, str):
+            return cls((collections,), named=True)
+        return cls(tuple(collections), named=True)
+
+    def tree_of(self, variables: Mapping[str, PyTree]) -> PyTree:
+        """The parameters of a variables dictionary, as the tree in which they are split."""
+        if not self.named:
+            return variables["params"]
+        return {name: variables[name] for name in self.names}
+
+    def as_collections(self, tree: PyTree) -> dict[str, PyTree]:
+        """The way back: collections by name."""
+        return tree if self.named else {"params": tree}
+
+
+def module_behind(model: Any, variables: PyTree) -> tuple[Any, PyTree]:
+    """Look behind a TrainState and `module.apply`, which would pass for a plain function.
+
+    Gives the linen module and its variables where there is one, else both as they came.
+    """
+    from flax import linen as nn
+
+    if variables is None and _is_train_state(model):
+        variables = model
+        model = model.apply_fn
+    owner = getattr(model, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(model, "__name__", "") == "apply":
+        model = owner
+    return model, variables
+
+
+def _is_train_state(value: Any) -> bool:
+    return hasattr(value, "apply_fn") and hasattr(value, "params")
+
+
+def _read_collections(variables: PyTree, needed: tuple[str, ...]) -> dict[str, PyTree]:
+    """Read a dictionary of collections out of a dictionary, a FrozenDict or a TrainState."""
+    from flax import core
+
+    if _is_train_state(variables):
+        variables = _collections_of_train_state(variables)
+    is_dictionary = isinstance(variables, Mapping)
+    for name in needed:
+        if is_dictionary and name in variables:
+            continue
+        got = type(variables).__name__
+        if is_dictionary:
+            got = f"a dictionary with keys {sorted(map(str, variables))}"
+        raise errors.InvalidInputError(
+            expected=f'the variables of module.init, a dictionary with a "{name}" collection, or '
+            "a TrainState",
+            got=got,
+            do='Pass variables = module.init(key, x), or {"params": params} if you have the '
+            "collection alone.",
+        )
+    return core.unfreeze(dict(variables))
+
+
+def _collections_of_train_state(state: Any) -> dict[str, PyTree]:
+    """The fields that users add for collections such as batch_stats, and the parameters."""
+    collections = {}
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if field.name not in _TRAIN_STATE_FIELDS and isinstance(value, Mapping):
+            collections[field.name] = value
+    # Some keep all collections under `params`.
+    if isinstance(state.params, Mapping) and "params" in state.params:
+        return {**collections, **state.params}
+    return {**collections, "params": state.params}
+
+
+def _in_mode(module: Any, request: ModelRequest) -> Any:
+    """Set the switches that are fields of the module; None means that the call decides."""
+    fields = {field.name for field in dataclasses.fields(module)}
+    switches = {}
+    for name, value in request.mode.switches.items():
+        if name in fields and isinstance(getattr(module, name), bool):
+            switches[name] = value
+    return module.clone(**switches) if switches else module
+
+
+def _module_call(
+    module: Any, request: ModelRequest, fixed_collections: list[str]
+) -> Callable[..., tuple[PyTree, dict[str, PyTree]]]:
+    """Make `run(variables, x, kwargs) -> (outputs, written collections)` in the mode asked for."""
+    from flax import errors as flax_errors
+    from flax import traverse_util
+
+    method = request.method_of(module)
+    options = {
+        "method": request.method,
+        "rngs": request.options.get("rngs"),
+        "mutable": _writable_collections(request, fixed_collections) or False,
+    }
+    if isinstance(request.output, Activations):
+        options["capture_intermediates"] = True
+
+    def run(
+        variables: dict[str, PyTree], x: PyTree, kwargs: Mapping[str, Any]
+    ) -> tuple[PyTree, dict[str, PyTree]]:
+        positional, keywords = request.call_arguments(method, x, kwargs)
+        # Flax refuses a switch that is set both as a field and as an argument.
+        for name in request.mode.switches:
+            if getattr(module, name, None) is not None:
+                keywords.pop(name, None)
+        keywords = {**options, **keywords}
+        keywords["rngs"] = _as_keys(keywords["rngs"])
+        try:
+            outputs = module.apply(variables, *positional, **keywords)
+        except flax_errors.FlaxError as error:
+            remedy = _REMEDIES.get(type(error).__name__)
+            if remedy is not None:
+                error.add_note(f"ntkdiag: {remedy}")
+            raise
+        # With mutable collections, Flax returns what was written to them beside the outputs.
+        written: Any = {}
+        if keywords["mutable"] is not False:
+            outputs, written = outputs
+        if isinstance(request.output, Activations):
+            calls: Any = traverse_util.flatten_dict(written.get("intermediates", {}), sep="/")
+            outputs = capture(calls.items(), request.output)
+        return outputs, written
+
+    return run
+
+
+def _writable_collections(request: ModelRequest, fixed_collections: list[str]) -> list[str]:
+    """The collections a module may write to: in training, all that hold no parameters."""
+    mutable = request.options.get("mutable")
+    if isinstance(mutable, str):
+        names = [mutable]
+    elif mutable is True or (mutable is None and request.mode.trains):
+        names = list(fixed_collections)
+    else:
+        names = [str(name) for name in mutable or ()]
+    # Where Flax puts what layers compute.
+    if isinstance(request.output, Activations):
+        names.append("intermediates")
+    return names
+
+
+def _as_keys(rngs: Any) -> Any:
+    """Make keys of seeds: of one for all random streams, or of one for each by name."""
+    if isinstance(rngs, Mapping):
+        return {name: as_key(key) for name, key in rngs.items()}
+    return as_key(rngs)

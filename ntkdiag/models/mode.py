@@ -1,0 +1,105 @@
+"""The mode a model is evaluated in: dropout off or on, and where normalisation takes statistics.
+
+| mode                    | dropout                     | normalisation uses              |
+|-------------------------|-----------------------------|---------------------------------|
+| eval                    | off                         | running statistics              |
+| dropout                 | on, one mask for all        | running statistics              |
+| train with `statistics` | on, one mask for all        | those of one batch, held fixed  |
+| train                   | on, a mask for each example | those of the batch at hand      |
+
+Examples interact in the last mode only.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+
+MODES = ("eval", "dropout", "train")
+# Names under which models take the switch between training and evaluation.
+_TRUE_IN_TRAINING: tuple[str, ...] = ("train", "training", "is_training")
+_TRUE_IN_EVALUATION: tuple[str, ...] = ("deterministic", "use_running_average", "inference")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mode:
+    """What is on while the model is evaluated.
+
+    Attributes:
+        name: ``"eval"``, ``"dropout"`` or ``"train"``.
+        statistics: A batch whose normalisation statistics are computed once and held fixed; in
+            train mode only.
+    """
+
+    name: str = "eval"
+    statistics: PyTree = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether dropout is on."""
+        return self.name != "eval"
+
+    @property
+    def joint(self) -> bool:
+        """Whether the model gets the batch as a whole, so that examples may interact."""
+        return self.name == "train" and self.statistics is None
+
+    @property
+    def shares_mask(self) -> bool:
+        """Whether dropout is on with one mask for all examples of a call."""
+        return self.trains and not self.joint
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """The usual switches between training and evaluation, with their values in this mode."""
+        training = dict.fromkeys(_TRUE_IN_TRAINING, self.trains)
+        evaluation = dict.fromkeys(_TRUE_IN_EVALUATION, not self.trains)
+        return training | evaluation
+
+    def __str__(self) -> str:
+        """What kernels write into their convention."""
+        if self.statistics is None:
+            return self.name
+        return f"{self.name}, fixed statistics"
+
+
+def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
+    """Evaluate every example as a batch of one, so that all of them draw the same random numbers.
+
+    `call` takes a batch to outputs, both with the example axis first.
+    """
+
+    def of_one(example: PyTree) -> PyTree:
+        batch_of_one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
+        return jax.tree.map(_only_row, call(batch_of_one))
+
+    return jax.vmap(of_one)(x)
+
+
+def _only_row(outputs: Any) -> Any:
+    """The row of an output for a batch of one example."""
+    shape = jnp.shape(outputs)
+    if shape[:1] != (1,):
+        raise errors.InvalidInputError(
+            expected="outputs with the example axis first",
+            got=f"an output of shape {shape} for a batch of one example",
+            do="Return one row of outputs per example; in this mode every example is evaluated by "
+            "itself.",
+        )
+    return outputs[0]
+
+
+def require_batch_norm(has_batch_norm: bool) -> None:
+    """Refuse to fix the statistics of a model in which no layer of the library computes any."""
+    if not has_batch_norm:
+        raise errors.InvalidInputError(
+            expected="a model with the library's own BatchNorm where `statistics=` is given",
+            got="none in it",
+            do='Leave `statistics=` out: mode="dropout" is train mode without statistics of a '
+            "batch.",
+        )

@@ -1,0 +1,221 @@
+"""Flax NNX models: variables of type Param are differentiated, every other one is held fixed.
+
+The model is cloned, then split into its graph, the state of the trainable variables, and the rest.
+A call merges the three to a new model and calls it; what a call writes to that model (statistics,
+counters of random streams) is lost with it, so that the function is pure. The graph and the rest
+of a call are those of a clone that was switched to the mode asked for; `restore` merges those of
+the model as it was handed in.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import nnx_norm, parameters, paths
+from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.mode import one_by_one
+from ntkdiag.models.optax_labels import Labelled
+from ntkdiag.models.outputs import Activations, capture
+from ntkdiag.models.partition import partition
+from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.trainable import Trainable
+
+
+def adapt(model: Any, request: ModelRequest) -> Functional:
+    """Turn an NNX model into a Functional, which restores a new model; this one is never touched.
+
+    The option `rngs`, a key or stream name -> key or seed, reseeds the random streams.
+    """
+    from flax import nnx
+
+    request.require_options(("rngs",))
+    request.require_no_variables()
+    request.method_of(model)  # refuses a method that does not exist, before anything is computed
+
+    # The model as it was handed in. Splitting it shares its variables, and the user's next update
+    # would show through: clone it first.
+    candidates, trainable = _candidates(model, request.trainable)
+    user_graph, state, user_rest = nnx.split(nnx.clone(model), candidates, ...)
+    user_rest = _copied(user_rest)
+
+    # The model as calls evaluate it: another clone, switched to the mode that was asked for.
+    evaluated = nnx.merge(user_graph, state, user_rest, copy=True)
+    _switch(evaluated, request)
+    if request.mode.statistics is not None:
+        statistics = request.mode.statistics
+        nnx_norm.fix_statistics(evaluated, lambda copy: _call(copy, request, statistics, {}))
+    if request.mode.shares_mask:
+        # It is in train mode, for its dropout; its normalisation must not be.
+        nnx_norm.hold_statistics(evaluated)
+    graph, _, rest = nnx.split(evaluated, candidates, ...)
+
+    # Of the candidates, those that are trained; as a plain dictionary, without the `.value` level.
+    params, part = partition(nnx.to_pure_dict(state), trainable, check=request.check)
+    structure = jax.tree.structure(state)
+
+    def as_state(pure: PyTree) -> Any:
+        # A State and its pure dictionary have the same leaves in the same order: both sort keys.
+        return jax.tree.unflatten(structure, jax.tree.leaves(pure))
+
+    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        state = as_state(part.merge(params))
+
+        def call(x: PyTree) -> PyTree:
+            # Without copy=True the merged model shares the variables of the rest, and a call would
+            # write to them.
+            return _call(nnx.merge(graph, state, rest, copy=True), request, x, kwargs)
+
+        return one_by_one(call, x) if request.mode.shares_mask else call(x)
+
+    def restore(params: PyTree) -> Any:
+        return nnx.merge(user_graph, as_state(part.restore(params)), user_rest, copy=True)
+
+    @errors.called("Functional.extract(model)")
+    def extract(source: Any) -> PyTree:
+        if not isinstance(source, nnx.State):
+            source = nnx.state(source, candidates)
+        return part.extract(nnx.to_pure_dict(source))
+
+    return Functional(
+        apply=Apply(function, "nnx", str(request.mode), request.output_selector),
+        params=params,
+        restore=restore,
+        library="nnx",
+        mode=str(request.mode),
+        name=type(model).__name__,
+        fixed=part.fixed | paths.leaves_by_path(nnx.to_pure_dict(user_rest)),
+        extract=extract,
+    )
+
+
+def _copied(rest: Any) -> Any:
+    """Copy statistics and random streams: the user's may be donated.
+
+    Params that are held fixed may be most of the model and are not copied.
+    """
+    from flax import nnx
+
+    def copy_of(variable: Any) -> Any:
+        if isinstance(variable, nnx.Param):
+            return variable
+        return parameters.copied(variable)
+
+    return jax.tree.map(copy_of, rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
+
+
+def _candidates(model: Any, trainable: Trainable) -> tuple[Any, Trainable]:
+    """The variables that parameters are chosen from, as an NNX filter, and the choice among them.
+
+    NNX's own filters look at variables, all other choices at the paths of the Params.
+    """
+    from flax import nnx
+
+    parts = trainable if isinstance(trainable, tuple | list) else (trainable,)
+    if any(_is_filter(part) for part in parts):
+        return nnx.All(nnx.Any(*parts), _is_inexact), None
+    if isinstance(trainable, Labelled):
+        # Optax was given the State of the Params, and its labels have that form.
+        labels = trainable.for_params(nnx.state(model, nnx.Param))
+        return nnx.Param, dataclasses.replace(trainable, labels=_as_pure_dict(labels))
+    return nnx.Param, _as_pure_dict(trainable)
+
+
+def _is_filter(choice: Any) -> bool:
+    from flax import nnx
+
+    if choice is ...:
+        return True
+    if isinstance(choice, type):
+        return issubclass(choice, nnx.Variable)
+    return type(choice).__module__ == "flax.nnx.filterlib"
+
+
+def _is_inexact(path: Any, variable: Any) -> bool:
+    if hasattr(variable, "get_value"):
+        variable = variable.get_value()
+    return parameters.is_inexact(variable)
+
+
+def _as_pure_dict(tree: PyTree) -> PyTree:
+    from flax import nnx
+
+    return nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else tree
+
+
+def _call(copy: Any, request: ModelRequest, x: PyTree, kwargs: Mapping[str, Any]) -> PyTree:
+    """Call a copy of the model, or capture what one of its layers computes."""
+    from flax import nnx
+
+    method = request.method_of(copy)
+    positional, keywords = request.call_arguments(_method_with_signature(copy, method), x, kwargs)
+    if not isinstance(request.output, Activations):
+        return method(*positional, **keywords)
+    capturing = nnx.capture(
+        lambda copy: method(*positional, **keywords),
+        nnx.Intermediate,
+        method_outputs=nnx.Intermediate,
+    )
+    _, captured = capturing(copy)
+    calls = []
+    for key_path, values in nnx.traversals.flatten_mapping(nnx.to_pure_dict(captured)).items():
+        calls.append((paths.path_string(key_path), values))
+    return capture(calls, request.output)
+
+
+def _switch(copy: Any, request: ModelRequest) -> None:
+    """Switch a copy of the model, which nobody else holds, to evaluation or training."""
+    from flax import nnx
+
+    if request.mode.trains:
+        copy.train()
+    else:
+        copy.eval()
+    # NNX knows the switches of its own layers; those of the user's modules are set here.
+    switches = request.mode.switches
+    for _, module in nnx.iter_modules(copy):
+        attributes = vars(module)
+        for name in switches.keys() & attributes.keys():
+            # `train` is also a method of every module: only a boolean attribute is a switch.
+            if isinstance(attributes[name], bool):
+                setattr(module, name, switches[name])
+    if request.options.get("rngs") is not None:
+        _reseed(copy, request.options["rngs"])
+
+
+def _reseed(copy: Any, rngs: Any) -> None:
+    """Reseed the random streams of a copy by name, or all of them from one key."""
+    from flax import nnx
+
+    streams = [node for _, node in nnx.iter_graph(copy) if isinstance(node, nnx.RngStream)]
+    names = sorted({stream.tag for stream in streams})
+    if not isinstance(rngs, Mapping):
+        key = as_key(rngs)
+        rngs = {name: jax.random.fold_in(key, index) for index, name in enumerate(names)}
+    # NNX passes over a name that no stream has, and the masks would silently be the old ones.
+    unknown = sorted(set(rngs) - set(names))
+    if unknown:
+        raise errors.InvalidInputError(
+            expected="`rngs` for the random streams of this model: "
+            f"{', '.join(names) or 'it has none'}",
+            got=f"rngs for {', '.join(unknown)}",
+            do="Name one of its streams, or pass a single key to reseed all of them; a layer built "
+            'from nnx.Rngs(0) draws from the stream "default".',
+        )
+    nnx.reseed(copy, policy="match_shape", **rngs)
+
+
+def _method_with_signature(copy: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method whose signature counts.
+
+    A linen module in NNX clothes takes any keyword and hands it on to the linen method.
+    """
+    from flax import nnx
+
+    if not isinstance(copy, nnx.bridge.ToNNX):
+        return method
+    name = getattr(method, "__name__", "__call__")
+    return getattr(copy.to_nnx__module, name, method)

@@ -1,0 +1,52 @@
+"""Batch normalisation of NNX held to given statistics, whatever its model's switches say."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ntkdiag.models.mode import require_batch_norm
+
+
+def hold_statistics(copy: Any) -> None:
+    """Let every BatchNorm use its running statistics, in a copy of a model that nobody else holds.
+
+    The class of the layer is exchanged: its switch can be set again by the model while it runs.
+    """
+    for norm in _batch_norms(copy):
+        object.__setattr__(norm, "__class__", _unswitchable_class(type(norm)))
+
+
+def fix_statistics(copy: Any, run: Callable[[Any], Any]) -> None:
+    """Put the statistics that a training step would normalise with in place of the running ones.
+
+    `copy` is a model in train mode that nobody else holds; `run` calls such a model on the batch.
+    """
+    from flax import nnx
+
+    norms = _batch_norms(copy)
+    require_batch_norm(bool(norms))
+    updated = nnx.clone(copy)
+    updated_norms = _batch_norms(updated)
+    for norm in updated_norms:
+        norm.momentum = 0.0  # the running statistics become those of the batch
+    run(updated)
+    for norm, updated_norm in zip(norms, updated_norms, strict=True):
+        norm.mean.set_value(updated_norm.mean.get_value())
+        norm.var.set_value(updated_norm.var.get_value())
+
+
+def _batch_norms(model: Any) -> list[Any]:
+    from flax import nnx
+
+    return [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]
+
+
+@functools.cache
+def _unswitchable_class(kind: type) -> type:
+    """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it."""
+
+    class RunningStatistics(kind):
+        def __call__(self, x: Any, use_running_average: Any = None, *, mask: Any = None) -> Any:
+            return super().__call__(x, use_running_average=True, mask=mask)
+
+    return RunningStatistics

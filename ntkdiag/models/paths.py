@@ -1,0 +1,165 @@
+"""Parameter trees by path: the names of leaves, differences between trees, and repacking by name.
+
+A path joins the keys, attribute names and positions that lead to a leaf: `encoder/0/kernel`. The
+same parameter has the same path in a module, in a dictionary restored from a checkpoint and in a
+list turned into a dictionary. That is how trees in different containers are matched.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+
+
+@errors.public
+def path_string(key_path: tuple[Any, ...]) -> str:
+    """Write a JAX key path as ``"a/b/0"``; the path of a tree that is a single leaf is ``""``.
+
+    Dictionary keys, attribute names and positions are written alike, as `str(key)`.
+
+    Args:
+        key_path: A key path of `jax.tree_util.tree_flatten_with_path`, or a plain tuple of keys.
+
+    Returns:
+        The path, its parts joined by slashes.
+    """
+    return "/".join(str(_bare_key(key)) for key in key_path)
+
+
+def _bare_key(key: Any) -> Any:
+    """The key, position or name inside one of JAX's key objects; a plain key stays as it is."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return key
+
+
+@errors.public
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """Name every leaf of a tree by its path.
+
+    Args:
+        tree: Any pytree.
+
+    Returns:
+        Path -> leaf, in the leaf order of JAX.
+
+    Raises:
+        StructureError: If two leaves have the same path, as in ``{1: a, "1": b}``.
+    """
+    leaves: dict[str, Any] = {}
+    for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = path_string(key_path)
+        if path in leaves:
+            raise errors.StructureError(
+                expected="every leaf to have a path of its own",
+                got=f'two leaves named "{path}"',
+                do="Rename one of the keys: integers and strings, and keys with slashes, are "
+                "written alike.",
+            )
+        leaves[path] = leaf
+    return leaves
+
+
+@errors.public
+def differences(a: PyTree, b: PyTree) -> list[str]:
+    """Compare two trees leaf by leaf: paths, shapes and dtypes, not values and not containers.
+
+    Args:
+        a: The reference.
+        b: The tree to compare with it.
+
+    Returns:
+        One line per path that differs, empty if none does.
+    """
+    leaves_a = leaves_by_path(a)
+    leaves_b = leaves_by_path(b)
+    lines = _unpaired(leaves_a, leaves_b)
+    for path, leaf in leaves_a.items():
+        if path not in leaves_b:
+            continue
+        expected = describe(leaf)
+        got = describe(leaves_b[path])
+        if expected != got:
+            lines.append(f"{_path_or_whole(path)}: expected {expected}, got {got}")
+    return lines
+
+
+def _unpaired(leaves_a: Mapping[str, Any], leaves_b: Mapping[str, Any]) -> list[str]:
+    """One line for every path that only one of two trees has."""
+    lines = []
+    for path, leaf in leaves_a.items():
+        if path not in leaves_b:
+            lines.append(f"{_path_or_whole(path)}: missing, expected {describe(leaf)}")
+    for path, leaf in leaves_b.items():
+        if path not in leaves_a:
+            lines.append(f"{_path_or_whole(path)}: unexpected {describe(leaf)}")
+    return lines
+
+
+def _path_or_whole(path: str) -> str:
+    return path or "(the whole tree)"
+
+
+def describe(leaf: Any) -> str:
+    """Write dtype and shape of a leaf as ``"float32[3, 4]"``, or its type if it is no array."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return type(leaf).__name__
+    return f"{dtype}{list(np.shape(leaf))}"
+
+
+def shown(lines: Sequence[str], most: int = 12) -> str:
+    """Join the parts of a list for a message, and count the parts that are left out."""
+    if not lines:
+        return "nothing"
+    text = "; ".join(lines[:most])
+    if len(lines) > most:
+        text += f"; and {len(lines) - most} more"
+    return text
+
+
+@errors.public
+def require_same(a: PyTree, b: PyTree) -> None:
+    """Refuse a tree that differs from the reference in paths, shapes or dtypes.
+
+    Args:
+        a: The reference.
+        b: The tree to check.
+
+    Raises:
+        StructureError: If they differ; the message lists the differences by path.
+    """
+    _require_no_differences(differences(a, b))
+
+
+def repack(tree: PyTree, like: PyTree) -> PyTree:
+    """Put the leaves of `tree`, of any shapes and dtypes, into the containers of `like` by path.
+
+    This lets a dictionary restored from a checkpoint stand for a module, and a frozen dictionary
+    for a plain one. Raises a StructureError if the paths differ.
+    """
+    structure = jax.tree.structure(like)
+    # The usual case: parameters that this model made itself.
+    if jax.tree.structure(tree) == structure:
+        return tree
+    leaves = leaves_by_path(tree)
+    leaves_like = leaves_by_path(like)
+    _require_no_differences(_unpaired(leaves_like, leaves))
+    return jax.tree.unflatten(structure, [leaves[path] for path in leaves_like])
+
+
+def _require_no_differences(lines: list[str]) -> None:
+    if not lines:
+        return
+    count = "1 difference" if len(lines) == 1 else f"{len(lines)} differences"
+    raise errors.StructureError(
+        expected="parameters with the paths, shapes and dtypes of this model",
+        got=f"{count}: {shown(lines)}",
+        do="Pass parameters of the same model (Functional.extract takes them out of a model), or "
+        "call ntkdiag.functionalize anew.",
+    )

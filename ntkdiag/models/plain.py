@@ -1,0 +1,88 @@
+"""Plain callables `f(params, x, **kwargs)`: called as they are.
+
+Only the choice of inputs and outputs and the split of the parameters are added. What the function
+does inside, whether it trains or evaluates, is its own affair: its mode is "unspecified".
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.partition import partition
+from ntkdiag.models.request import ModelRequest
+from ntkdiag.models.selectors import select
+
+
+def adapt(f: Callable[..., Any], request: ModelRequest) -> Functional:
+    """Turn a function and its parameters, `request.variables`, into a Functional.
+
+    Python floats among the parameters become arrays, as `jax.grad` has it.
+    """
+    request.require_options(())
+    request.require_no_activations()
+    _require_parameters(request)
+    _require_nothing_of_a_model(request)
+    tree = jax.tree.map(_float_as_array, request.variables)
+    params, part = partition(tree, request.trainable, check=request.check)
+    request = request.without_variables()
+
+    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        full_params = part.merge(params)
+        keywords = {**request.call_kwargs, **kwargs}
+        x = select(request.inputs, x)
+        if not request.unpack:
+            return f(full_params, x, **keywords)
+        if isinstance(x, Mapping):
+            return f(full_params, **x, **keywords)
+        return f(full_params, *x, **keywords)
+
+    return Functional(
+        apply=Apply(function, "callable", "unspecified", request.output_selector),
+        params=params,
+        restore=part.restore,
+        library="callable",
+        mode="unspecified",
+        name=getattr(f, "__name__", type(f).__name__),
+        fixed=part.fixed,
+        extract=part.extract,
+    )
+
+
+def _float_as_array(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, float) else leaf
+
+
+def _require_parameters(request: ModelRequest) -> None:
+    """Refuse a function without parameters, or with collections that nobody chose from."""
+    params = request.variables
+    if params is None:
+        raise errors.InvalidInputError(
+            expected="the parameters of the function as second argument",
+            got="none",
+            do="Pass functionalize(f, params), where f(params, x) is the model.",
+        )
+    if request.trainable is not None or not isinstance(params, Mapping):
+        return
+    if {"params", "batch_stats"} <= set(params):
+        raise errors.InvalidInputError(
+            expected="the parameters alone, or a choice of them",
+            got='a dictionary of collections with "params" and "batch_stats", all of which would '
+            "be differentiated",
+            do='Pass trainable="params/**" to hold the statistics fixed, or the linen module '
+            "instead of its function.",
+        )
+
+
+def _require_nothing_of_a_model(request: ModelRequest) -> None:
+    """Refuse a mode and a method: a plain function is called as it is."""
+    if str(request.mode) != "eval" or request.method is not None:
+        raise errors.InvalidInputError(
+            expected="a plain function, which is called as it is",
+            got=f"mode={request.mode.name!r}, method={request.method!r}",
+            do="Fix the mode inside the function, or hand in the module itself.",
+        )

@@ -1,0 +1,85 @@
+"""Adapters of other libraries: registered in this process, or by an installed distribution.
+
+A distribution declares, in its `pyproject.toml`,
+
+    [project.entry-points."ntkdiag.models"]
+    keras = "ntkdiag_keras:functionalize"
+
+where the name is the root package of the classes it adapts and the object is a function with the
+arguments of `ntkdiag.functionalize` that it knows. It is imported when such a model is handed in,
+not before.
+"""
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ntkdiag import errors
+
+Adapter: TypeAlias = Callable[..., Any]
+
+GROUP = "ntkdiag.models"
+_REGISTERED: dict[str, Adapter] = {}
+# Libraries whose models can be called, and must not be taken for plain functions.
+_KNOWN = ("keras", "tensorflow", "torch")
+
+
+@errors.public
+def register(package: str, adapter: Adapter) -> None:
+    """Let `functionalize` use an adapter for the models of a package, in this process.
+
+    A distribution declares an entry point instead, which needs no import.
+
+    Args:
+        package: Root package of the classes of the models, such as ``"keras"``.
+        adapter: A function with the arguments of `ntkdiag.functionalize` that it knows, which
+            returns a `Functional`.
+
+    Raises:
+        InvalidInputError: If the package is not a name, or the adapter cannot be called.
+    """
+    if not package.isidentifier() or not callable(adapter):
+        raise errors.InvalidInputError(
+            expected="the name of a root package, without dots, and a function",
+            got=f"{package!r} and {type(adapter).__name__}",
+            do='Pass register("keras", functionalize_keras), say.',
+        )
+    _REGISTERED[package] = adapter
+
+
+def registered(model: Any) -> Adapter | None:
+    """Find the adapter of a model by the packages its classes come from, if there is one.
+
+    Raises a MissingDependencyError for an adapter that cannot be imported, and an
+    UnsupportedModelError for a model of a known library whose adapter is not installed.
+    """
+    root_packages = []
+    for cls in type(model).__mro__:
+        root_package, _, _ = cls.__module__.partition(".")
+        if root_package not in root_packages:
+            root_packages.append(root_package)
+    for package in root_packages:
+        if package in _REGISTERED:
+            return _REGISTERED[package]
+        for entry_point in importlib.metadata.entry_points(group=GROUP, name=package):
+            return _load(entry_point)
+    for package in root_packages:
+        if package in _KNOWN:
+            raise errors.UnsupportedModelError(
+                expected=f"an installed adapter for {package}",
+                got=f"{type(model).__name__} and no such adapter",
+                do="Write one, a function that returns a Functional, and `register` it: see "
+                "Extending. A model that runs in JAX can be wrapped as f(params, x).",
+            )
+    return None
+
+
+def _load(entry_point: importlib.metadata.EntryPoint) -> Adapter:
+    try:
+        return entry_point.load()
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            expected=f"the adapter {entry_point.value} to import",
+            got=f"{type(error).__name__}: {error}",
+            do="Install what it needs, or reinstall the distribution it is from.",
+        ) from error

@@ -1,0 +1,231 @@
+"""What the user asked `functionalize` for, handed to the adapter of the model's library.
+
+Besides carrying the arguments, a request answers what every adapter has to know: which options
+make sense for its library, which method is called, and with which arguments.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models.mode import MODES, Mode
+from ntkdiag.models.outputs import Activations
+from ntkdiag.models.selectors import Selector, select
+from ntkdiag.models.trainable import Trainable
+
+# Options by which other libraries, or older habits, ask for something that has its own name here.
+_TRAINABLE_ELSEWHERE = ("filter_spec", "wrt", "filter", "mask", "frozen")
+_MODE_ELSEWHERE = ("train", "training", "is_training", "deterministic", "inference")
+_KEY_ELSEWHERE = ("rng", "seed", "rngs", "key")
+_NAME_HERE = {
+    **dict.fromkeys(_TRAINABLE_ELSEWHERE, "trainable="),
+    **dict.fromkeys(_MODE_ELSEWHERE, 'mode="eval" or mode="train"'),
+    **dict.fromkeys(_KEY_ELSEWHERE, "rngs= (linen, NNX) or key= (Equinox)"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRequest:
+    """The arguments of one `functionalize` call; see there for what they mean.
+
+    Attributes:
+        variables: What came beside the model.
+        mode: What is on while the model is evaluated.
+        method: Method to call instead of the model itself.
+        trainable: Which leaves are differentiated.
+        inputs: Selects what the model gets of `x`.
+        output: Selects of what the model returns, or asks for activations.
+        call_kwargs: Keyword arguments of every call of the model.
+        unpack: Spread `x` over the arguments of the model.
+        check: Refuse NaN and infinity.
+        options: Arguments that only some libraries know, as given.
+    """
+
+    variables: PyTree = None
+    mode: Mode = dataclasses.field(default_factory=Mode)
+    method: str | Callable[..., Any] | None = None
+    trainable: Trainable = None
+    inputs: Selector = None
+    output: Selector | Activations = None
+    call_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unpack: bool = False
+    check: bool = True
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def require_valid(self) -> None:
+        """Refuse arguments that fit no model at all."""
+        name = self.mode.name
+        if name not in MODES:
+            raise errors.InvalidInputError(
+                expected=" or ".join(f'mode="{mode}"' for mode in MODES),
+                got=f"mode={name!r}",
+                do="Choose one of them.",
+            )
+        if self.mode.statistics is not None and name != "train":
+            raise errors.InvalidInputError(
+                expected='mode="train" where `statistics` are given',
+                got=f"mode={name!r}",
+                do="Leave `statistics=` out: this mode uses the running statistics.",
+            )
+        is_activations = isinstance(self.output, Activations)
+        if not is_activations and not _is_selector(self.output):
+            raise errors.InvalidInputError(
+                expected="`output` to be a path, or a function of what the model returns",
+                got=f"output={self.output!r}",
+                do="Pass output=lambda y: y[:, -1], say.",
+            )
+        if not _is_selector(self.inputs):
+            raise errors.InvalidInputError(
+                expected="`inputs` to be a path, or a function of x",
+                got=f"inputs={self.inputs!r}",
+                do='Pass inputs="0" for the first of a tuple, say.',
+            )
+
+    def require_options(self, known: tuple[str, ...]) -> None:
+        """Refuse an option that means nothing for this library, which has the `known` ones."""
+        unknown = [name for name in self.options if name not in known]
+        if not unknown:
+            return
+        expected = "no option of a single library"
+        if known:
+            expected += f" but {', '.join(known)}"
+        remedies = []
+        for name in unknown:
+            if name in _NAME_HERE:
+                remedies.append(f"What is called {name}= elsewhere is {_NAME_HERE[name]} here.")
+        if not remedies:
+            remedies = ["Leave it out: it does not exist, or belongs to another library."]
+        raise errors.InvalidInputError(
+            expected=expected,
+            got=", ".join(f"{name}=" for name in unknown),
+            do=" ".join(remedies),
+        )
+
+    def require_no_variables(self) -> None:
+        """Refuse variables beside a model that carries its own."""
+        if self.variables is not None:
+            raise errors.InvalidInputError(
+                expected="the model alone, because it carries its own parameters",
+                got=f"a second argument, {type(self.variables).__name__}",
+                do="Leave it out; other values go in with Functional.with_params.",
+            )
+
+    def require_no_activations(self) -> None:
+        """Refuse activations where the library has no way to look inside a model."""
+        if isinstance(self.output, Activations):
+            raise errors.InvalidInputError(
+                expected="an output that the model returns, because only Flax can capture "
+                "activations",
+                got=f'output=activations("{self.output.path}")',
+                do="Call another method with method=, as a function of the model, or return the "
+                "activations and select them with output=.",
+            )
+
+    @property
+    def output_selector(self) -> Selector:
+        """Selects of what the model returns; activations are captured inside it, by the adapter."""
+        if isinstance(self.output, Activations):
+            return None
+        return self.output
+
+    def without_variables(self) -> "ModelRequest":
+        """The request without the parameters, for functions that must not keep them alive."""
+        return dataclasses.replace(self, variables=None)
+
+    def method_of(self, model: Any) -> Callable[..., Any]:
+        """The method of a model (or of a copy of it) that is to be called."""
+        method = self.method or "__call__"
+        if not isinstance(method, str):
+            return functools.partial(method, model)
+        bound = getattr(model, method, None)
+        if bound is None:
+            raise errors.InvalidInputError(
+                expected="a model that can be called, or the name of one of its methods in "
+                "`method=`",
+                got=f"{type(model).__name__} without {method}",
+                do="Pass method= the name of the method that maps a batch to outputs.",
+            )
+        return bound
+
+    def call_arguments(
+        self, method: Callable[..., Any], x: PyTree, kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments for one call of a method, on a batch or an example.
+
+        The later win: the switches of the mode that the method knows, `call_kwargs`, what is
+        spread of `x`, and the keyword arguments of `f(params, x, **kwargs)`.
+        """
+        positional, named = self._spread(x)
+        # A method gets only those switches that its signature has; others would be refused.
+        parameters = _parameters_of(method)
+        switches = self.mode.switches
+        keywords = {name: value for name, value in switches.items() if name in parameters}
+        keywords |= {**self.call_kwargs, **named, **kwargs}
+        self._require_no_contradiction(keywords)
+        return positional, keywords
+
+    def _spread(self, x: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model gets of `x`: one argument, or with `unpack` several."""
+        x = select(self.inputs, x)
+        if not self.unpack:
+            return (x,), {}
+        if isinstance(x, Mapping):
+            return (), dict(x)
+        return tuple(x), {}
+
+    def _require_no_contradiction(self, keywords: Mapping[str, Any]) -> None:
+        """Refuse a switch between training and evaluation that is not as the mode has it."""
+        for name, in_mode in self.mode.switches.items():
+            value = keywords.get(name)
+            if isinstance(value, bool) and value != in_mode:
+                raise errors.InvalidInputError(
+                    call=f'functionalize(model, mode="{self.mode.name}")',
+                    expected=f"{name}={in_mode}, as the mode says",
+                    got=f"{name}={value}",
+                    do='Choose with mode="eval" or mode="train" and leave the argument out.',
+                )
+
+    def as_keywords(self) -> dict[str, Any]:
+        """The arguments that were given, for an adapter that need not know all of them."""
+        keywords: dict[str, Any] = {}
+        if self.mode.name != "eval":
+            keywords["mode"] = self.mode.name
+        if self.mode.statistics is not None:
+            keywords["statistics"] = self.mode.statistics
+        for name in ("method", "trainable", "inputs", "output"):
+            value = getattr(self, name)
+            if value is not None:
+                keywords[name] = value
+        if self.call_kwargs:
+            keywords["call_kwargs"] = self.call_kwargs
+        if self.unpack:
+            keywords["unpack"] = True
+        if not self.check:
+            keywords["check"] = False
+        return {**keywords, **self.options}
+
+
+def as_key(key: Any) -> Any:
+    """Make a key of a seed; keys and None stay."""
+    if isinstance(key, int | np.integer):
+        return jax.random.key(key)
+    return key
+
+
+def _is_selector(value: Any) -> bool:
+    return value is None or isinstance(value, str) or callable(value)
+
+
+def _parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The parameters of a function by name."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some compiled callables have none
+        return {}

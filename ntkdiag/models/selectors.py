@@ -1,0 +1,90 @@
+"""Selectors: which part of `x` a model gets, and which part of what it returns is differentiated.
+
+A selector is None (everything), a path of keys, positions and attributes ("decoder/logits"), or a
+function of the tree, which may take `x` as a second argument.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import paths
+
+Selector: TypeAlias = str | Callable[..., Any] | None
+
+
+def select(selector: Selector, tree: Any, x: PyTree = None) -> Any:
+    """Take the part of a tree that a selector names; `x` is for selectors that take it as well."""
+    if selector is None:
+        return tree
+    if isinstance(selector, str):
+        return _part_at(tree, selector)
+    if _takes_x(selector):
+        return selector(tree, x)
+    return selector(tree)
+
+
+def as_pytree(tree: Any) -> PyTree:
+    """Write dataclasses that JAX takes for leaves as dictionaries of their fields."""
+
+    def fields_of(leaf: Any) -> Any:
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        return as_pytree(fields)
+
+    return jax.tree.map(fields_of, tree)
+
+
+def _takes_x(selector: Callable[..., Any]) -> bool:
+    """Whether a selector has two required positional parameters, the outputs and `x`."""
+    try:
+        signature = inspect.signature(selector)
+    except (TypeError, ValueError):  # some compiled callables have none
+        return False
+    required = 0
+    for parameter in signature.parameters.values():
+        positional = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        if positional and parameter.default is parameter.empty:
+            required += 1
+    return required == 2
+
+
+def _part_at(tree: Any, path: str) -> Any:
+    """Follow a path of keys, positions and attributes."""
+    part = tree
+    for name in path.split("/"):
+        parts = _named_parts(part)
+        if name not in parts:
+            raise errors.InvalidInputError(
+                call=f'functionalize(model, ...) with the path "{path}"',
+                expected=f'"{name}" to be in it',
+                got=", ".join(parts) or f"{paths.describe(part)}, which has no parts",
+                do="Write the path of keys, positions and attributes, joined by slashes, or pass "
+                "a function.",
+            )
+        part = parts[name]
+    return part
+
+
+def _named_parts(container: Any) -> dict[str, Any]:
+    """The parts of a mapping, sequence, named tuple or dataclass by name; of a leaf, none."""
+    if isinstance(container, Mapping):
+        return {str(key): value for key, value in container.items()}
+    if isinstance(container, tuple | list):
+        parts = {str(position): value for position, value in enumerate(container)}
+        for name in getattr(container, "_fields", ()):  # a named tuple
+            parts[name] = getattr(container, name)
+        return parts
+    if dataclasses.is_dataclass(container):
+        fields = dataclasses.fields(container)
+        return {field.name: getattr(container, field.name) for field in fields}
+    return {}

@@ -1,0 +1,184 @@
+"""Which leaves are differentiated: every floating array, or those that the user chooses.
+
+A choice is a path glob, a list of globs, a predicate, a tree of booleans or the labels of Optax.
+Each kind is read into the set of paths that it matches. Where these take in floating arrays and
+others (a broad glob does), the floating ones are meant. A choice of nothing but others is kept, so
+that `parameters.require_real` refuses it by name.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models import parameters, paths
+from ntkdiag.models.optax_labels import Labelled
+
+# None | glob | globs | predicate | tree of booleans | labels of Optax. Filters of NNX, which look at
+# variables and not at paths, are read by its adapter.
+Trainable: TypeAlias = PyTree
+
+_SHORTEST_WAY = 'Globs are the shortest way: trainable="**/kernel".'
+# How the parts of a glob are written as a regular expression.
+_GLOB_PARTS = re.compile(r"(\*\*/|/\*\*$|\*\*|\*|\?)")
+_REGEX_OF_GLOB = {
+    "**/": "(?:.*/)?",
+    "/**": "(?:/.*)?",
+    "**": ".*",
+    "*": "[^/]*",
+    "?": "[^/]",
+}
+
+
+def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
+    """Decide for every leaf of a tree, in leaf order, whether it is differentiated."""
+    leaves = paths.leaves_by_path(tree)
+    # Read each kind of choice into the set of paths it means.
+    if trainable is None:
+        chosen = _floating(leaves)
+    elif globs := _as_globs(trainable):
+        chosen = _chosen_by_globs(leaves, globs)
+    elif isinstance(trainable, Labelled):
+        has_label = trainable.mask(tree)
+        chosen = _chosen_by_predicate(leaves, lambda path, leaf: has_label[path])
+    elif callable(trainable) and _is_single_leaf(trainable):
+        chosen = _chosen_by_predicate(leaves, _as_predicate(trainable))
+    else:
+        chosen = _chosen_by_tree(tree, leaves, trainable)
+    return [path in chosen for path in leaves]
+
+
+def _floating(leaves: Mapping[str, Any]) -> set[str]:
+    """Paths of the floating arrays; complex ones are among them, to be refused by name later."""
+    return {path for path, leaf in leaves.items() if parameters.is_inexact(leaf)}
+
+
+def _floating_first(leaves: Mapping[str, Any], matched: set[str]) -> set[str]:
+    """The floating arrays among the leaves that were matched, or all of these if there are none."""
+    return (matched & _floating(leaves)) or matched
+
+
+def _as_globs(trainable: Trainable) -> list[str]:
+    """The globs of a choice that is one or several of them; otherwise none."""
+    if isinstance(trainable, str):
+        return [trainable]
+    if not isinstance(trainable, list | tuple | set | frozenset):
+        return []
+    if not all(isinstance(glob, str) for glob in trainable):
+        return []
+    return sorted(trainable)
+
+
+def _chosen_by_globs(leaves: Mapping[str, Any], globs: Sequence[str]) -> set[str]:
+    chosen: set[str] = set()
+    for glob in globs:
+        pattern = _as_regex(glob)
+        matched = {path for path in leaves if pattern.fullmatch(path)}
+        if not matched:
+            candidates = [path for path in leaves if parameters.is_inexact(leaves[path])]
+            raise errors.InvalidInputError(
+                expected="every glob in `trainable` to match a parameter",
+                got=f'"{glob}", which matches none of: {paths.shown(candidates, 40)}',
+                do='Write the path as shown; "**/kernel" is every kernel, "head/**" everything '
+                "under head.",
+            )
+        chosen |= _floating_first(leaves, matched)
+    return chosen
+
+
+def _as_regex(glob: str) -> re.Pattern[str]:
+    """`*` stays within one part of a path, `**` spans any number of parts, also none."""
+    parts = _GLOB_PARTS.split(glob)
+    return re.compile("".join(_REGEX_OF_GLOB.get(part, re.escape(part)) for part in parts))
+
+
+def _chosen_by_predicate(
+    leaves: Mapping[str, Any], predicate: Callable[[str, Any], Any]
+) -> set[str]:
+    matched = set()
+    for path, leaf in leaves.items():
+        if parameters.is_array(leaf) and predicate(path, leaf):
+            matched.add(path)
+    return _floating_first(leaves, matched)
+
+
+def _is_single_leaf(trainable: Any) -> bool:
+    """Whether JAX takes a choice for a leaf: a module of booleans can be called, but is a tree."""
+    return jax.tree.structure(trainable) == jax.tree.structure(0)
+
+
+def _as_predicate(trainable: Callable[..., Any]) -> Callable[[str, Any], Any]:
+    """A predicate of the path and the leaf, also where the user wrote one of the leaf alone."""
+    signature = inspect.signature(trainable)
+    if _takes(signature, 2):
+        return trainable
+    if _takes(signature, 1):
+        return lambda path, leaf: trainable(leaf)
+    raise errors.InvalidInputError(
+        expected="a predicate `trainable(path, leaf)` or `trainable(leaf)`",
+        got=f"a callable {signature}",
+        do=_SHORTEST_WAY,
+    )
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Whether a function can be called with so many positional arguments."""
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, Any], trainable: PyTree) -> set[str]:
+    """Read a tree of booleans (or predicates of a leaf) with the paths of `tree`, or a prefix."""
+    chosen = set()
+    for path, choice in _choice_by_path(tree, leaves, trainable).items():
+        leaf = leaves[path]
+        if callable(choice):
+            choice = choice(leaf)
+        if isinstance(choice, str):
+            raise errors.InvalidInputError(
+                expected="a tree of booleans in `trainable`, or which labels are trained",
+                got=f"the label {choice!r} at {path}",
+                do='Pass trainable=ntkdiag.models.labelled(labels, "adam") with the labels that '
+                "are trained.",
+            )
+        if not isinstance(choice, bool | np.bool_):
+            raise errors.InvalidInputError(
+                expected="a tree of booleans in `trainable`",
+                got=f"{choice!r} at {path}",
+                do=_SHORTEST_WAY,
+            )
+        if choice and parameters.is_array(leaf):
+            chosen.add(path)
+    return chosen
+
+
+def _choice_by_path(tree: PyTree, leaves: Mapping[str, Any], trainable: PyTree) -> dict[str, Any]:
+    """What a tree of booleans says of every leaf."""
+    choices = paths.leaves_by_path(trainable)
+    # Optax has masks of the floating arrays alone: what they leave out is not trained.
+    left_out = leaves.keys() - choices.keys()
+    if choices.keys() < leaves.keys() and not left_out & _floating(leaves):
+        choices = {**dict.fromkeys(left_out, False), **choices}
+    if choices.keys() == leaves.keys():
+        return {path: choices[path] for path in leaves}
+    # Otherwise the tree has to be a prefix: one boolean for all leaves below it.
+    try:
+        below = jax.tree.leaves(jax.tree.broadcast(trainable, tree))
+        return dict(zip(leaves, below, strict=True))
+    except ValueError:
+        choice_paths = paths.shown([path or "the top" for path in choices])
+        raise errors.InvalidInputError(
+            expected="`trainable` to be a glob, a list of globs, a predicate, or a tree of "
+            "booleans like the parameters",
+            got=f"{type(trainable).__name__} with leaves at {choice_paths}, for parameters at "
+            f"{paths.shown(list(leaves))}",
+            do=_SHORTEST_WAY,
+        ) from None

@@ -1,0 +1,55 @@
+"""What measuring has cost so far, and whether the next measurement is within the budget."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Cost:
+    """Wall time of a monitor.
+
+    The first measurement compiles and happens once, so it is kept apart: the budget is for what comes after, and for
+    measurements that fail.
+
+    Attributes:
+        time_share: Largest share of the wall time that measuring may take; None for no limit.
+        setup_seconds: The first measurement, compilation included.
+        seconds: All later measurements together, and those that failed.
+        elapsed: Wall time since the end of the first.
+        measurements: Measurements made.
+        skipped: Scheduled measurements left out to stay within the budget.
+        last: Seconds of the last of them.
+    """
+
+    time_share: float | None
+    setup_seconds: float = 0.0
+    seconds: float = 0.0
+    elapsed: float = 0.0
+    measurements: int = 0
+    skipped: int = 0
+    last: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Part of the wall time since the first that went into measuring."""
+        return self.seconds / self.elapsed if self.elapsed > 0 else 0.0
+
+    def allows(self, now: float, started: float | None) -> bool:
+        """Whether another measurement as long as the last keeps the share within the budget.
+
+        Args:
+            now: The time.
+            started: The time when the first measurement ended; None before, which always allows.
+
+        Returns:
+            True when it may be made.
+        """
+        if self.time_share is None or started is None:
+            return True
+        return self.seconds + self.last <= self.time_share * (now - started + self.last)
+
+    def __str__(self) -> str:
+        """One line for logs."""
+        return (
+            f"{self.measurements} measurements, {self.skipped} skipped; first {self.setup_seconds:.3g} s with "
+            f"compilation, then {self.seconds:.3g} s of {self.elapsed:.3g} s ({100 * self.share:.2g} %)"
+        )

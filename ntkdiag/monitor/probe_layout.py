@@ -1,0 +1,42 @@
+"""The static facts about one measured kernel."""
+
+import dataclasses
+import math
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeLayout:
+    """Shapes and reduction of a kernel.
+
+    Attributes:
+        output_shape: Of the outputs on the probe, `[N ...]`.
+        reduction: Reduction of the kernel over outputs.
+        dtype: Of the kernel and all numbers.
+    """
+
+    output_shape: tuple[int, ...]
+    reduction: str
+    dtype: Any
+
+    @property
+    def n_examples(self) -> int:
+        """Probe examples, N."""
+        return self.output_shape[0]
+
+    @property
+    def n_outputs(self) -> int:
+        """Outputs per example, C."""
+        return math.prod(self.output_shape[1:])
+
+    @property
+    def size(self) -> int:
+        """Rows of the measured kernel."""
+        if self.reduction == "full":
+            return self.n_examples * self.n_outputs
+        return self.n_examples
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether the largest eigenvalue is that of another kernel than the full one."""
+        return self.reduction != "full" and self.n_outputs > 1

@@ -1,0 +1,154 @@
+"""`gradient_descent_mse`: gradient flow on squared error in closed form."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.kernel.operand import is_concrete
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.neural_tangents.axes import AxesLike
+from ntkdiag.neural_tangents.predict.kernel_layout import Layout, array, as_precise
+from ntkdiag.predict.closed_form import Modes, modes_of
+from ntkdiag.predict.mse import follow_flow
+from ntkdiag.predict.prediction import Prediction
+from ntkdiag.predict.problem import read_problem
+from ntkdiag.scalars import Number, require_at_least_zero, require_positive
+
+
+@errors.public
+def gradient_descent_mse(
+    k_train_train: Any,
+    y_train: Any,
+    learning_rate: Number = 1.0,
+    diag_reg: Number = 0.0,
+    diag_reg_absolute_scale: bool = False,
+    trace_axes: AxesLike = (-1,),
+) -> Callable:
+    """Outputs of the linearized network under gradient flow on 1/(2 |y|) ||f - y||^2, |y| the number of targets.
+
+    f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the regularised training
+    kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y| and are left
+    out at infinity; nothing is divided by them. This is `ntkdiag.predict.gradient_flow` in another layout,
+    with the loss denominator |y|.
+    Cost: one eigendecomposition, on the first call of the result; O((NC)^2) per time.
+    Source: Lee et al. 2019, arXiv:1902.06720.
+
+    Args:
+        k_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without `trace_axes`.
+        y_train: Targets.
+        learning_rate: Unit of time.
+        diag_reg: Added to the diagonal of the training kernel.
+        diag_reg_absolute_scale: Whether `diag_reg` is absolute; otherwise it counts in mean diagonal entries.
+        trace_axes: Axes of the targets that the kernel lacks: it stands for K kron I along them.
+
+    Returns:
+        `predict_fn(t=None, fx_train_0=0., fx_test_0=None, k_test_train=None)`: outputs on the training set, on the test
+        set if `fx_train_0` is None, or both, with the axes of t first. t=None is infinity. It can be compiled, with
+        kernels as arguments too.
+
+    Raises:
+        InvalidInputError: Kernel and targets do not fit, or a number is out of range; from the result: as well, or the
+            kernel has negative eigenvalues.
+
+    Example:
+        >>> import numpy as np
+        >>> predict_fn = gradient_descent_mse(np.eye(2), np.ones((2, 1)))
+        >>> predict_fn(None).tolist()
+        [[1.0], [1.0]]
+    """
+    require_positive(learning_rate, "learning_rate")
+    require_at_least_zero(diag_reg, "diag_reg")
+    kernel = array(k_train_train)
+    y = as_precise(array(y_train), kernel)
+    layout = Layout.of(kernel, y, trace_axes)
+    matrix = layout.matrix(kernel)
+    unit = 1.0 if diag_reg_absolute_scale else matrix.trace() / matrix.shape[0]
+    eye = (np if isinstance(matrix, np.ndarray) else jnp).eye(matrix.shape[0], dtype=matrix.dtype)
+    matrix = matrix + diag_reg * unit * eye
+
+    targets, kept = layout.columns(y, "y_train"), []
+
+    @errors.called("predict_fn(t, fx_train_0, fx_test_0, k_test_train)")
+    def predict_fn(
+        t: Any = None, fx_train_0: Any = 0.0, fx_test_0: Any = None, k_test_train: Any = None
+    ) -> Any:
+        if fx_train_0 is None and fx_test_0 is None:
+            raise errors.InvalidInputError(
+                expected="`fx_train_0` or `fx_test_0`",
+                got="None twice",
+                do="Pass what to predict.",
+            )
+        times: Any = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
+        require_at_least_zero(times, "t", many=True)
+        cross, test, shape = read_test(layout, fx_test_0, k_test_train)
+        given = fx_train_0 is None or isinstance(fx_train_0, int | float)
+        start = layout.columns((fx_train_0 or 0.0) if given else array(fx_train_0), "fx_train_0")
+        modes = kept[0] if kept else None
+        prediction, modes = _follow(
+            matrix, targets, start, cross, test, times * learning_rate, y.size, modes
+        )
+        if all(map(is_concrete, modes)):
+            kept[:] = [modes]
+        train = layout.outputs(prediction.train)
+        if cross is None:
+            return train
+        outputs = layout.outputs(prediction.test, shape)
+        return outputs if fx_train_0 is None else (train, outputs)
+
+    return predict_fn
+
+
+@keeps_float64
+def _follow(
+    matrix: Any,
+    y: Any,
+    start: Any,
+    cross: Any,
+    test: Any,
+    time: Any,
+    size: int,
+    modes: Modes | None,
+) -> tuple[Prediction, Modes]:
+    """The prediction, and the modes of the kernel, worked out where they are not known yet."""
+    problem = read_problem(
+        matrix,
+        y,
+        kernel_test=cross,
+        f0=start,
+        f0_test=test,
+        origin=None,
+        loss_denominator=size,
+    )
+    modes = modes_of(problem) if modes is None else modes
+    return follow_flow(problem, modes, time, 0.0), modes
+
+
+def read_test(
+    layout: Layout, fx_test_0: Any, k_test_train: Any
+) -> tuple[Any, Any, tuple[int, ...]]:
+    """The test kernel as a matrix, initial test outputs as columns, and their shape; None, None, () without a test set.
+
+    Args:
+        layout: The layout.
+        fx_test_0: Initial outputs or None.
+        k_test_train: Test kernel or None.
+
+    Returns:
+        The three.
+
+    Raises:
+        InvalidInputError: There are outputs and no kernel, or they do not fit.
+    """
+    if fx_test_0 is None:
+        return None, None, ()
+    if k_test_train is None:
+        raise errors.InvalidInputError(
+            expected="`k_test_train` beside `fx_test_0`",
+            got="None",
+            do="Pass ntk_fn(x_test, x_train, params).",
+        )
+    cross, shape = layout.cross(array(k_test_train))
+    return cross, layout.columns(array(fx_test_0), "fx_test_0", shape), shape

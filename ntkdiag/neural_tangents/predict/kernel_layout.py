@@ -1,0 +1,156 @@
+"""Kernels laid out as `zip(y.shape, y.shape)` without traced axes, as matrices; outputs as columns that fit them."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.neural_tangents.axes import AxesLike, read_axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How outputs `[n ...]` become a matrix `[r c]`: r runs over the axes of the kernel, c over the traced ones.
+
+    Attributes:
+        shape: Shape of the training outputs.
+        traced: Axes the kernel lacks: it stands for K kron I along them.
+    """
+
+    shape: tuple[int, ...]
+    traced: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Axes of the kernel."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.traced)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Their lengths."""
+        return tuple(self.shape[axis] for axis in self.kept)
+
+    @staticmethod
+    def of(kernel: Any, y: Any, trace_axes: AxesLike) -> "Layout":
+        """Read the axes and check the kernel.
+
+        Args:
+            kernel: Train by train.
+            y: Training targets.
+            trace_axes: Axes of y that the kernel lacks.
+
+        Raises:
+            InvalidInputError: An axis is out of range, or the kernel does not have the shape
+                `zip(y.shape, y.shape)` without the traced axes.
+        """
+        shape = tuple(y.shape)
+        axes = read_axes(trace_axes, (), shape, shape, "")
+        layout = Layout(shape, tuple(sorted(axes.traced_labels)))
+        expected = _zipped(layout.kept_shape, layout.kept_shape)
+        if tuple(kernel.shape) != expected:
+            raise errors.InvalidInputError(
+                expected=f"`k_train_train` of shape {expected}, which is "
+                f"zip(y_train.shape, y_train.shape) without trace_axes={trace_axes}",
+                got=f"shape {tuple(kernel.shape)}",
+                do="Pass the trace_axes that the kernel was computed with.",
+            )
+        return layout
+
+    def matrix(self, kernel: Any) -> Any:
+        """Train by train, `[r r]`."""
+        return _unzip(kernel).reshape(-1, math.prod(self.kept_shape))
+
+    def cross(self, kernel: Any) -> tuple[Any, tuple[int, ...]]:
+        """Test by train `[l r]`, and the shape of the test outputs."""
+        kept = self.kept_shape
+        if kernel.ndim != 2 * len(kept) or tuple(kernel.shape[1::2]) != kept or 0 in kernel.shape:
+            raise errors.InvalidInputError(
+                expected=f"`k_test_train` of shape {_zipped(('m', *kept[1:]), kept)}".replace(
+                    "'", ""
+                ),
+                got=f"shape {tuple(kernel.shape)}",
+                do="It is zip(y_test.shape, y_train.shape) without the trace_axes.",
+            )
+        shape = list(self.shape)
+        for axis, length in zip(self.kept, kernel.shape[::2], strict=True):
+            shape[axis] = length
+        return _unzip(kernel).reshape(-1, math.prod(kept)), tuple(shape)
+
+    def columns(self, outputs: Any, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """Outputs, or what is broadcast to them (a number, axes of length 1), as `[r c]`."""
+        wanted = self.shape if shape is None else shape
+        outputs = (
+            outputs if hasattr(outputs, "shape") else np.asarray(outputs, jnp.result_type(float))
+        )
+        fits = len(wanted) == outputs.ndim and all(
+            n in (1, m) for n, m in zip(outputs.shape, wanted, strict=True)
+        )
+        if outputs.ndim and not fits:
+            raise errors.InvalidInputError(
+                expected=f"`{name}` of shape {wanted}, or one number",
+                got=f"shape {tuple(outputs.shape)}",
+                do="Outputs have the shape of the targets.",
+            )
+        spread = (
+            jnp.broadcast_to(outputs, wanted)
+            if isinstance(outputs, jax.Array)
+            else np.broadcast_to(outputs, wanted)
+        )
+        rows = math.prod(wanted[axis] for axis in self.kept)
+        return spread.transpose((*self.kept, *self.traced)).reshape(rows, -1)
+
+    def outputs(self, matrix: Any, shape: tuple[int, ...] | None = None) -> Any:
+        """`[... r c]` back to `[... n ...]`: the inverse of `columns`."""
+        wanted = self.shape if shape is None else shape
+        lead, order = matrix.ndim - 2, (*self.kept, *self.traced)
+        split = matrix.reshape(*matrix.shape[:lead], *(wanted[axis] for axis in order))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return split.transpose((*range(lead), *(lead + k for k in back)))
+
+
+def array(value: Any) -> Any:
+    """Outputs, or a kernel in neural-tangents' layout, as a numpy or JAX array in the dtype it has.
+
+    Args:
+        value: Numbers, an array, or a `Kernel`, whose full form is laid out otherwise.
+
+    Raises:
+        InvalidInputError: A `Kernel` is neither full nor on the scale of one output.
+    """
+    value = _of_kernel(value) if isinstance(value, Kernel) else value
+    return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+
+
+def as_precise(values: Any, kernel: Any) -> Any:
+    """Numpy targets no more precise than the kernel, in the 32-bit mode: one-hot rows of `np.eye` are float64."""
+    wide = (
+        isinstance(values, np.ndarray) and values.dtype == np.float64 and kernel.dtype != np.float64
+    )
+    return values.astype(kernel.dtype) if wide and not jax.config.read("jax_enable_x64") else values
+
+
+def _of_kernel(kernel: Kernel) -> Any:
+    convention = kernel.convention
+    if convention.reduction not in ("full", "mean") and convention.n_outputs > 1:
+        raise errors.InvalidInputError(
+            expected='a kernel with reduction="full" or "mean"',
+            got=f'reduction="{convention.reduction}" of {convention.n_outputs} outputs',
+            do='"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
+        )
+    return (
+        kernel.array.transpose(0, 2, 1, 3) if kernel.array.ndim == 4 else kernel.array
+    )  # [n o m p] -> [n m o p]
+
+
+def _unzip(kernel: Any) -> Any:
+    """[n m o p ...] -> [n o ... m p ...]."""
+    return kernel.transpose((*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2)))
+
+
+def _zipped(first: tuple, second: tuple) -> tuple:
+    return tuple(length for pair in zip(first, second, strict=True) for length in pair)

@@ -1,0 +1,136 @@
+"""NTK-vector products: J1 (J2^T v), without the kernel and without a Jacobian."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag import errors
+from ntkdiag.linearization.pushforward import linearization
+from ntkdiag.neural_tangents.axes import KernelAxes
+from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters, is_none
+from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
+
+# Gradients pushed through the rows at a time while a kernel is built from products, in numbers.
+_PUSHED = 2**22
+
+
+@errors.public
+def empirical_ntk_vp_fn(
+    f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any
+) -> Callable[[Any], Any]:
+    """The function v -> J(x1) J(x2)^T v: the NTK times a vector, without the NTK.
+
+    f is linearized once, here; a product is then one backward pass over x2 and one forward pass over x1.
+    Cost of a product: about two evaluations of f on x1 and x2; memory: their intermediate values.
+    Source: Novak et al. 2022, arXiv:2206.08720, appendix L; neural-tangents linearizes again in every product.
+
+    Args:
+        f: `f(params, x, **kwargs)`, any pytree of real outputs. Examples may interact.
+        x1: Row inputs, a pytree of arrays.
+        x2: Column inputs; None stands for x1.
+        params: Parameters.
+        **apply_fn_kwargs: Handed to f; see `empirical_ntk_fn`.
+
+    Returns:
+        A function of cotangents like f(params, x2) that returns a tree like f(params, x1). It can be compiled.
+
+    Raises:
+        InvalidInputError: Parameters or outputs cannot be differentiated. The product raises it for cotangents that
+            are not like f(params, x2).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> product = empirical_ntk_vp_fn(lambda w, x: x @ w, x, None, jnp.ones(2))
+        >>> product(jnp.array([1.0, 0.0])).tolist()
+        [5.0, 11.0]
+    """
+    x2 = None if is_none(x2) else x2
+    x1, x2, params = as_arrays((x1, x2, params))
+    check_parameters(params, check=True)
+    with jax.default_matmul_precision("highest"):
+        accepts = lambda kwargs: jax.eval_shape(lambda p, x: f(p, x, **kwargs), params, x1)
+        pairs = read_pairs(apply_fn_kwargs, accepts, frozenset())
+        kwargs1, kwargs2 = split_kwargs(apply_fn_kwargs, pairs, x1, x2)
+        outputs, push, _ = linearization(lambda p: f(p, x1, **kwargs1), params)
+        column = lambda p: f(p, x1 if x2 is None else x2, **kwargs2)
+        outputs2, pull = jax.vjp(column, params)
+    check_outputs(outputs)
+
+    def product(cotangents: Any) -> Any:
+        _check_cotangents(cotangents, outputs2)
+        with jax.default_matmul_precision("highest"):
+            return push(*pull(cotangents))
+
+    return product
+
+
+def kernel_by_products(
+    first: Callable,
+    gradient: Callable,
+    params: Any,
+    axes: KernelAxes,
+    without: tuple[int, int] | None = None,
+) -> tuple[jax.Array, list[int]]:
+    """A kernel column by column: J1 (J2^T e) for every output e of the columns.
+
+    Of each product only the entries that `axes` asks for are kept, so a traced or diagonal kernel does not need the
+    memory of the full one.
+
+    Args:
+        first: Parameters -> output of the rows.
+        gradient: Index of an output of the columns -> its gradient, J2^T e.
+        params: Parameters.
+        axes: Axes of the kernel.
+        without: Axes of rows and columns that both outputs lack; None where they have all.
+
+    Returns:
+        The products, and the labels of their axes.
+    """
+    dropped = (None, None) if without is None else without
+    rows = [label for axis, label in enumerate(axes.labels1) if axis != dropped[0]]
+    columns = [label for axis, label in enumerate(axes.labels2) if axis != dropped[1]]
+    shape = tuple(axes.sizes[label] for label in columns)
+    free = [label for label in rows if label not in columns]
+    _, push, _ = linearization(first, params)
+
+    def column(number):
+        index = jnp.unravel_index(number, shape) if shape else ()
+        own = dict(zip(columns, index, strict=True))
+        return push(gradient(index))[tuple(own.get(label, slice(None)) for label in rows)]
+
+    numbers = jnp.arange(math.prod(shape))
+    most = max(
+        1, min(numbers.size, _PUSHED // max(1, sum(leaf.size for leaf in jax.tree.leaves(params))))
+    )
+    divisors = (
+        k for k in range(most, most // 2, -1) if numbers.size % k == 0
+    )  # a remainder is compiled once more
+    result = jax.lax.map(column, numbers, batch_size=next(divisors, most))
+    return result.reshape(*shape, *result.shape[1:]), columns + free
+
+
+def gradients_of(f: Callable, params: Any) -> Callable[[tuple], Any]:
+    """The function index of an output of f(params) -> its gradient."""
+    output, pull = jax.vjp(f, params)
+    return lambda index: pull(jnp.zeros(output.shape, output.dtype).at[index].set(1))[0]
+
+
+def _check_cotangents(cotangents: Any, outputs: Any) -> None:
+    shapes = lambda tree: [
+        (tuple(jnp.shape(leaf)), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)
+    ]
+    same = jax.tree.structure(cotangents) == jax.tree.structure(outputs)
+    if not same or shapes(cotangents) != shapes(outputs):
+        shown = [
+            ", ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes(tree))
+            for tree in (outputs, cotangents)
+        ]
+        raise errors.InvalidInputError(
+            expected=f"cotangents like f(params, x2): {shown[0]} in {jax.tree.structure(outputs)}",
+            got=f"{shown[1] or 'nothing'} in {jax.tree.structure(cotangents)}",
+            do="A product takes one number for each output on x2.",
+        )

@@ -1,0 +1,43 @@
+"""Frozen dataclasses that are pytrees and check themselves: losses and update rules.
+
+`jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs its checks on
+whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here an instance is checked when
+somebody makes it, and only then.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import jax
+
+T = TypeVar("T")
+
+
+def pytree(*data_fields: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a frozen dataclass: these fields are leaves or subtrees, all others belong to the structure."""
+
+    def register(cls: type[T]) -> type[T]:
+        names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+        fixed_fields = [name for name in names if name not in data_fields]
+
+        def flatten(noun: T) -> tuple[tuple, tuple]:
+            leaves = tuple(getattr(noun, name) for name in data_fields)
+            fixed = tuple(getattr(noun, name) for name in fixed_fields)
+            return leaves, fixed
+
+        def flatten_with_keys(noun: T) -> tuple[tuple, tuple]:
+            leaves, fixed = flatten(noun)
+            keys = map(jax.tree_util.GetAttrKey, data_fields)
+            return tuple(zip(keys, leaves, strict=True)), fixed
+
+        def unflatten(fixed: tuple, leaves: Iterable) -> T:
+            noun = object.__new__(cls)
+            vars(noun).update(zip(fixed_fields, fixed, strict=True))
+            vars(noun).update(zip(data_fields, leaves, strict=True))
+            return noun
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+        return cls
+
+    return register

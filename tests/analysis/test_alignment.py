@@ -1,0 +1,233 @@
+"""Alignment with labels: hand oracles, both formulas, centring, every form of labels, messages."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.analysis import alignment, drift
+from ntkdiag.analysis.alignment import label_power, mode_power
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.spectrum import spectrum
+
+K1 = np.diag([2.0, 1.0])
+Y1 = np.array([1.0, -1.0])
+N, C = 6, 3
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(N * C, 30)) + 1.0
+MATRIX = ROWS @ ROWS.T
+FULL = Kernel(MATRIX.reshape(N, C, N, C), Convention(reduction="full", n_outputs=C))
+MEAN = Kernel(np.einsum("nomo->nm", FULL.array) / C, Convention(reduction="mean", n_outputs=C))
+CLASSES = np.array([0, 1, 2, 0, 1, 1])
+ONE_HOT = np.eye(C)[CLASSES]
+H = np.eye(N) - 1 / N
+
+
+def test_hand_oracles():
+    np.testing.assert_allclose(alignment(K1, Y1, centred=False), 0.6708203932, rtol=1e-9)
+    np.testing.assert_allclose(alignment(K1, Y1), 1.0, rtol=1e-14)
+    np.testing.assert_allclose(label_power(K1, Y1, centred=False), [0.5, 1.0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_full_kernel_against_the_dense_formula(centred):
+    projector = np.kron(H, np.eye(C)) if centred else np.eye(N * C)
+    matrix, y = projector @ MATRIX @ projector, projector @ ONE_HOT.ravel()
+    expected = y @ matrix @ y / np.linalg.norm(matrix) / (y @ y)
+    np.testing.assert_allclose(alignment(FULL, ONE_HOT, centred=centred), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        alignment(FULL, ONE_HOT.ravel(), centred=centred), expected, rtol=1e-12
+    )
+    np.testing.assert_allclose(alignment(FULL, CLASSES, centred=centred), expected, rtol=1e-6)
+    np.testing.assert_allclose(alignment(MATRIX, ONE_HOT, centred=centred), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        alignment(FULL, ONE_HOT.astype(int), centred=centred), expected, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_reduced_kernel_against_the_target_kernel(centred):
+    projector = H if centred else np.eye(N)
+    matrix, target = (projector @ k @ projector for k in (MEAN.array, ONE_HOT @ ONE_HOT.T))
+    expected = np.sum(matrix * target) / np.linalg.norm(matrix) / np.linalg.norm(target)
+    np.testing.assert_allclose(alignment(MEAN, ONE_HOT, centred=centred), expected, rtol=1e-12)
+    np.testing.assert_allclose(alignment(MEAN, CLASSES, centred=centred), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        alignment(MEAN.array, ONE_HOT, centred=centred), expected, rtol=1e-12
+    )
+
+
+def test_full_and_reduced_alignment_differ_for_several_outputs():
+    assert abs(alignment(FULL, ONE_HOT) - alignment(MEAN, ONE_HOT)) > 1e-3
+
+
+def test_centring_removes_constant_modes_and_label_offsets():
+    shifted = MEAN.array + 1e3
+    np.testing.assert_allclose(alignment(shifted, ONE_HOT), alignment(MEAN, ONE_HOT), rtol=1e-8)
+    np.testing.assert_allclose(alignment(MEAN, ONE_HOT + 7.0), alignment(MEAN, ONE_HOT), rtol=1e-10)
+
+
+def test_perfect_alignment_is_one():
+    y = ONE_HOT - ONE_HOT.mean(0)
+    np.testing.assert_allclose(alignment(y @ y.T, ONE_HOT), 1.0, rtol=1e-12)
+    stacked = np.outer(y.ravel(), y.ravel()).reshape(N, C, N, C)
+    np.testing.assert_allclose(alignment(stacked, y), 1.0, rtol=1e-12)
+
+
+def test_label_power_against_eigenvectors():
+    vectors = np.linalg.eigh(MEAN.array)[1]
+    power = np.sum((vectors.T @ ONE_HOT)[::-1] ** 2, axis=1) / np.sum(ONE_HOT**2)
+    np.testing.assert_allclose(mode_power(MEAN, ONE_HOT, centred=False), power, atol=1e-12)
+    np.testing.assert_allclose(
+        label_power(MEAN, ONE_HOT, centred=False), np.cumsum(power), atol=1e-12
+    )
+    assert label_power(FULL, ONE_HOT).shape == (N * C,)
+    np.testing.assert_allclose(label_power(FULL, ONE_HOT, centred=False)[-1], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(label_power(FULL, ONE_HOT, centred=True)[-1], 1.0, rtol=1e-12)
+
+
+def test_label_power_of_an_eigenvector_is_all_in_its_mode():
+    vectors = np.linalg.eigh(MEAN.array)[1][:, ::-1]
+    np.testing.assert_allclose(
+        mode_power(MEAN, vectors[:, 2], centred=False), np.eye(N)[2], atol=1e-12
+    )
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap():
+    kernel = Kernel(jnp.asarray(FULL.array), FULL.convention)
+    eager = alignment(kernel, ONE_HOT)
+    np.testing.assert_allclose(jax.jit(alignment)(kernel, ONE_HOT), eager, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(alignment)(kernel, jnp.asarray(CLASSES)), eager, rtol=1e-12)
+    batch = jax.vmap(alignment, in_axes=(None, 0))(kernel, np.stack([ONE_HOT, 2 * ONE_HOT]))
+    np.testing.assert_allclose(batch, [eager, eager], rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(label_power)(kernel, ONE_HOT), label_power(kernel, ONE_HOT), atol=1e-12
+    )
+    assert np.isnan(jax.jit(alignment)(kernel, np.ones((N, C))))
+
+
+def test_single_output_kernels_take_integers_as_values():
+    kernel = Kernel(K1.reshape(2, 1, 2, 1), Convention(reduction="full", n_outputs=1))
+    np.testing.assert_allclose(
+        alignment(kernel, np.array([1, -1]), centred=False), 0.6708203932, rtol=1e-9
+    )
+    np.testing.assert_allclose(alignment(kernel, Y1), 1.0, rtol=1e-12)
+
+
+def test_layouts_that_are_not_what_they_are_said_to_be():
+    flat = Kernel(K1, Convention(reduction="full", n_outputs=1))
+    with pytest.raises(InvalidInputError, match=r"shape \(2, 2\) with reduction='full'"):
+        alignment(flat, Y1)
+    theirs = FULL.array.transpose(0, 2, 1, 3)  # [n m o p]
+    for call in (
+        lambda: drift(theirs, theirs),
+        lambda: alignment(theirs, ONE_HOT),
+        lambda: spectrum(theirs),
+    ):
+        with pytest.raises(
+            InvalidInputError, match=r"neural-tangents\. Pass `(kernel|a)\.transpose\(0, 2, 1, 3\)`"
+        ):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "y", "message"),
+    [
+        (
+            MEAN,
+            np.ones((N + 1, C)),
+            "alignment(kernel, y): expected `y` of shape (6,) or (6, C); got shape (7, 3). "
+            "Labels go row by row with the probe examples of the kernel.",
+        ),
+        (
+            FULL,
+            np.ones((N, C + 1)),
+            "expected `y` of shape (6, 3), or integer class numbers (6,); got shape (6, 4).",
+        ),
+        (
+            FULL,
+            np.ones(N),
+            "expected `y` of shape (6, 3), or integer class numbers (6,); got shape (6,).",
+        ),
+        (
+            MEAN.array,
+            CLASSES,
+            "alignment(kernel, y): expected `y` as floating point targets, since a bare array does not say how many "
+            "classes there are; got integers of shape (6,). Pass `jax.nn.one_hot(y, n_classes)`, or "
+            "`y.astype(float)` if these are targets.",
+        ),
+        (
+            MEAN,
+            CLASSES + 1,
+            "alignment(kernel, y): expected class numbers `y` in [0, 3); got values from 1 to 3. Number the classes "
+            "from 0; pass floating point targets if these are no classes.",
+        ),
+        (
+            MEAN,
+            np.full(N, np.nan),
+            "alignment(kernel, y): expected finite `y`; got NaN or Inf. Drop the examples without a label everywhere.",
+        ),
+        (
+            MEAN,
+            np.ones(N),
+            "alignment(kernel, y): expected labels that differ between examples; got the same label for every example. "
+            "Use a probe set that holds several classes or targets.",
+        ),
+        (
+            Kernel(MEAN.array, MEAN.convention, symmetric=False),
+            ONE_HOT,
+            "alignment(kernel, y): expected `kernel` of a set of examples with itself; got shape (6, 6) of a cross "
+            "kernel. Compute it as `ntk(f, params, x)`, without `x2`.",
+        ),
+        (
+            Kernel(np.ones((N, N, C)), Convention(reduction="diagonal", n_outputs=C)),
+            ONE_HOT,
+            "alignment(kernel, y): expected `kernel` of shape [n m] or [n o m p], not empty; got shape (6, 6, 3) with "
+            'reduction="diagonal". Index a diagonal kernel by output: `kernel.array[..., o]`.',
+        ),
+        (
+            np.full((N, N), np.inf),
+            ONE_HOT,
+            "alignment(kernel, y): expected a finite `kernel`; got 36 NaN or Inf of 36",
+        ),
+    ],
+)
+def test_messages(kernel, y, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        alignment(kernel, y)
+
+
+def test_zero_labels_are_refused():
+    message = "expected labels that are not all zero; got zero labels."
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        label_power(MEAN, np.zeros(N), centred=False)
+
+
+@pytest.mark.usefixtures("x64")
+def test_class_numbers_as_a_column():
+    labels = np.argmax(ONE_HOT, axis=1)
+    for column in (labels[:, None], labels[:, None].astype(np.uint8)):
+        np.testing.assert_allclose(alignment(FULL, column), alignment(FULL, labels))
+    with pytest.raises(
+        InvalidInputError,
+        match=r"expected `y` as numbers; got dtype <U1\. Number the classes from 0\.",
+    ):
+        alignment(FULL, np.array(list("abcdef")[:N]))
+
+
+def test_of_a_constant_kernel_centring_leaves_nothing():
+    constant = np.full((5, 5), 0.3)
+    assert np.isnan(alignment(constant, np.arange(5.0)))
+    assert np.isnan(label_power(constant, np.arange(5.0))).all()
+    assert not np.isnan(alignment(constant, np.arange(5.0), centred=False))
+
+
+def test_a_cross_kernel_as_an_array_is_refused():
+    cross = np.random.default_rng(0).normal(size=(N, N))
+    with pytest.raises(InvalidInputError, match="expected a symmetric `kernel`"):
+        alignment(cross, np.arange(float(N)))

@@ -1,0 +1,102 @@
+"""Reference runs: rich against lazy training, and silent alignment, seen through the diagnostics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag import predict
+from ntkdiag.analysis import alignment, drift
+from ntkdiag.kernel.spectrum import spectrum
+
+
+def _descend(loss, params, eta, steps):
+    step = lambda _, p: jax.tree.map(lambda a, g: a - eta * g, p, jax.grad(loss)(p))
+    return jax.jit(lambda p: jax.lax.fori_loop(0, steps, step, p))(params)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")  # in float32 the end of training depends on the CPU
+def test_rich_and_lazy_training_of_a_two_layer_network():
+    """ReLU network with 1/width outputs on y = x_0 x_1: small output scale learns features, a large one does not."""
+    d, width, n = 20, 256, 400
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2 * n, d))
+    y = x[:, 0] * x[:, 1]
+    x, x_test, y, y_test = x[:n], x[n:], y[:n], y[n:]
+    params = tuple(2 * jnp.asarray(rng.normal(size=shape)) for shape in ((d, width), (width,)))
+    h = lambda p, x: jax.nn.relu(x @ p[0]) @ p[1] / width
+
+    def kernel(p, a, b):
+        left, right = a @ p[0], b @ p[0]
+        gates = ((left > 0) * p[1] ** 2) @ (right > 0).T
+        return np.asarray(jax.nn.relu(left) @ jax.nn.relu(right).T + (a @ b.T) * gates) / width**2
+
+    def regression_error(p):
+        k = kernel(p, x, x)
+        found = predict.gradient_flow(
+            k, y, kernel_test=kernel(p, x_test, x), ridge=1e-3 * np.trace(k) / n, loss_denominator=n
+        )
+        return float(np.mean((found.test - y_test) ** 2))
+
+    first = kernel(params, x, x)
+    eta = 0.7 * n / spectrum(first).largest
+    measured = {}
+    for alpha in (1.0, 32.0):
+        model = lambda p, z, alpha=alpha: alpha * (h(p, z) - h(params, z))
+        loss = lambda p, alpha=alpha, model=model: 0.5 * jnp.mean((model(p, x) - y) ** 2) / alpha**2
+        trained = _descend(loss, params, eta, 4000)
+        last = kernel(trained, x, x)
+        measured[alpha] = {
+            "centred": float(drift(first, last).distance_centred),
+            "growth": float(alignment(last, y) / alignment(first, y)),
+            "net": float(np.mean((model(trained, x_test) - y_test) ** 2)),
+            "after": regression_error(trained),
+        }
+    rich, lazy, before = measured[1.0], measured[32.0], regression_error(params)
+    assert rich["centred"] > 8 * lazy["centred"]
+    assert rich["growth"] > 1.8
+    assert 0.95 < lazy["growth"] < 1.1
+    assert abs(lazy["net"] / before - 1) < 0.1  # the lazy network is its initial kernel
+    assert rich["net"] < 0.7 * before  # the rich network is not,
+    assert abs(rich["after"] / rich["net"] - 1) < 0.15  # but it is its final kernel
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_silent_alignment_in_a_deep_linear_network():
+    """From a small start the kernel turns to the labels before the loss falls, and ends at 2 / sqrt(d + 3)."""
+    d, n, width = 10, 40, 30
+    rng = np.random.default_rng(0)
+    x = np.linalg.qr(rng.normal(size=(n, d)))[0] * np.sqrt(n)  # X^T X = N I
+    direction = rng.normal(size=d)
+    y = x @ direction / np.linalg.norm(direction)
+    x_test = rng.normal(size=(50, d))
+    kernel = lambda p, a: a @ p[0].T @ p[0] @ x.T + (p[1] @ p[1]) * a @ x.T
+    loss = lambda p: 0.5 * jnp.mean((x @ p[0].T @ p[1] - y) ** 2)
+
+    def run(scale):
+        params = (
+            scale * jnp.asarray(rng.normal(size=(width, d))),
+            scale * jnp.asarray(rng.normal(size=width)),
+        )
+
+        def body(p, _):
+            p = _descend(loss, p, 0.02, 10)
+            k = kernel(p, x)
+            return p, (loss(p), alignment(k, y, centred=False), jnp.linalg.norm(k))
+
+        return jax.jit(lambda p: jax.lax.scan(body, p, None, length=400))(params)
+
+    params, (losses, alignments, norms) = run(1e-3)
+    assert alignments[-1] == pytest.approx(2 / np.sqrt(d + 3), abs=2e-3)
+    half_aligned = np.argmax(alignments > (alignments[0] + alignments[-1]) / 2)
+    half_learned = np.argmax(losses < losses[0] / 2)
+    assert half_aligned < 0.3 * half_learned
+    assert norms[-1] / norms[0] > 5e3
+    found = predict.gradient_flow(
+        kernel(params, x), y, kernel_test=kernel(params, x_test), loss_denominator=n
+    )
+    np.testing.assert_allclose(found.test, x_test @ params[0].T @ params[1], atol=1e-6)
+    _, (_, alignments, _) = run(1.0)
+    assert abs(alignments[-1] - alignments[0]) < 0.05

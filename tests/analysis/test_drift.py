@@ -1,0 +1,179 @@
+"""Kernel motion: hand oracles, the split into scale and rotation, centring, jit, refusals."""
+
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.analysis import drift
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+
+K1, K2 = np.diag([2.0, 1.0]), np.diag([1.0, 2.0])
+
+
+def _psd(rng, n):
+    rows = rng.normal(size=(n, n + 1))
+    return rows @ rows.T
+
+
+def test_hand_oracles():
+    moved = drift(K1, K2)
+    np.testing.assert_allclose(moved.distance, 0.2, rtol=1e-14)
+    np.testing.assert_allclose(moved.relative, np.sqrt(0.4), rtol=1e-14)
+    np.testing.assert_allclose(moved.scale, 0.8, rtol=1e-14)
+    np.testing.assert_allclose(moved.rotation, np.arccos(0.8), rtol=1e-14)
+    np.testing.assert_allclose(moved.distance_centred, 0.0, atol=1e-15)
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.floats(0.01, 100.0))
+def test_identities(seed, n, scale):
+    rng = np.random.default_rng(seed)
+    a, b = _psd(rng, n), _psd(rng, n)
+    moved = drift(a, b)
+    split = (moved.scale - 1) ** 2 + (moved.scale * np.tan(moved.rotation)) ** 2
+    np.testing.assert_allclose(moved.relative**2, split, rtol=1e-8)
+    np.testing.assert_allclose(
+        moved.distance, 1 - np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b), atol=1e-12
+    )
+    np.testing.assert_allclose(drift(b, a).distance, moved.distance, rtol=1e-10)
+    np.testing.assert_allclose(drift(scale * a, b).distance, moved.distance, rtol=1e-10)
+    np.testing.assert_allclose(drift(a, scale * a).scale, scale, rtol=1e-12)
+    assert 0 <= moved.distance <= 1
+    order = rng.permutation(n)
+    shuffled = drift(a[order][:, order], b[order][:, order])
+    np.testing.assert_allclose(
+        shuffled.distance_centred, moved.distance_centred, rtol=1e-9, atol=1e-14
+    )
+
+
+def test_centring_of_a_full_kernel_is_per_output():
+    rng = np.random.default_rng(0)
+    n, c = 5, 3
+    a, b = _psd(rng, n * c), _psd(rng, n * c)
+    projector = np.kron(np.eye(n) - 1 / n, np.eye(c))
+    x, y = projector @ a @ projector, projector @ b @ projector
+    expected = 1 - np.sum(x * y) / np.linalg.norm(x) / np.linalg.norm(y)
+    moved = drift(a.reshape(n, c, n, c), b.reshape(n, c, n, c))
+    np.testing.assert_allclose(moved.distance_centred, expected, rtol=1e-12)
+
+
+def test_diagonal_kernels_are_centred_output_by_output():
+    rng = np.random.default_rng(1)
+    a, b = (np.stack([_psd(rng, 4) for _ in range(2)], axis=-1) for _ in range(2))
+    convention = Convention(reduction="diagonal", n_outputs=2)
+    h = np.eye(4) - 1 / 4
+    x, y = (np.einsum("ij,jkc,kl->ilc", h, k, h) for k in (a, b))
+    expected = 1 - np.sum(x * y) / np.linalg.norm(x) / np.linalg.norm(y)
+    moved = drift(Kernel(a, convention), Kernel(b, convention))
+    np.testing.assert_allclose(moved.distance_centred, expected, rtol=1e-12)
+
+
+def test_tiny_rotations_survive_float32():
+    a = np.eye(40, dtype=np.float32)
+    b = a.copy()
+    b[0, 1] = b[1, 0] = 1e-5
+    expected = 1 - 1 / np.sqrt(1 + 2e-10 / 40)
+    np.testing.assert_allclose(drift(a, b).distance, expected, rtol=1e-3)
+
+
+def test_extreme_scales_do_not_overflow():
+    moved = drift((1e25 * K1).astype(np.float32), (1e25 * K2).astype(np.float32))
+    np.testing.assert_allclose(moved.relative, np.sqrt(0.4), rtol=1e-6)
+    np.testing.assert_allclose(
+        drift((1e25 * K1).astype(np.float32), K2.astype(np.float32)).distance, 0.2, rtol=1e-6
+    )
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_vmap_and_kernels_agree():
+    rng = np.random.default_rng(2)
+    a, b = jnp.asarray(_psd(rng, 4)), jnp.asarray(_psd(rng, 4))
+    eager = drift(a, b)
+    for other in (
+        jax.jit(drift)(Kernel(a, Convention()), Kernel(b, Convention())),
+        jax.tree.map(lambda leaf: leaf[1], jax.vmap(drift)(jnp.stack([b, a]), jnp.stack([a, b]))),
+    ):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), eager, other)
+    assert np.isnan(jax.jit(drift)(a * jnp.nan, b).distance)
+
+
+def test_repr():
+    assert repr(drift(K1, K2)) == (
+        "Drift(relative 0.6325 = scale 0.8, rotation 0.6435 rad; distance 0.2, centred 0)"
+    )
+    stacked = jax.vmap(drift)(jnp.stack([K1, K2]), jnp.stack([K2, K1]))
+    assert repr(stacked) == "Drift(traced or batched)"
+
+
+def test_zero_kernel_has_no_direction():
+    assert np.isnan(drift(np.zeros((2, 2)), K1).distance)
+
+
+def _full(**changes):
+    return Kernel(
+        np.eye(2), Convention(**{"reduction": "mean", "n_outputs": 3, "mode": "eval", **changes})
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            K1,
+            np.eye(3),
+            "drift(a, b): expected two kernels of the same shape; got `a` (2, 2) and `b` "
+            "(3, 3). Compute both on the same probe examples and with the same `reduction`.",
+        ),
+        (
+            _full(),
+            _full(reduction="trace"),
+            "drift(a, b): expected two kernels in the same convention; got reduction='mean' and "
+            "reduction='trace'. Recompute one of them: numbers in different conventions do not compare.",
+        ),
+        (_full(), _full(n_outputs=4), "got n_outputs=3 and n_outputs=4."),
+        (_full(), _full(mode="train"), "got mode='eval' and mode='train'."),
+        (_full(), _full(examples="joint"), "got examples='independent' and examples='joint'."),
+        (
+            _full(preconditioner="scalar"),
+            _full(),
+            "got preconditioner='scalar' and preconditioner='none'.",
+        ),
+        (_full(probe="aa"), _full(probe="bb"), "got probe='aa' and probe='bb'."),
+        (
+            Kernel(K1, Convention()),
+            Kernel(K1, Convention(), symmetric=False),
+            "got symmetric=True and symmetric=False.",
+        ),
+        (
+            K1,
+            np.full((2, 2), np.nan),
+            "drift(a, b): expected a finite `b`; got 4 NaN or Inf of 4 entries. "
+            "Look for NaN parameters or inputs, or overflow in a half-precision model.",
+        ),
+        (
+            np.ones(3),
+            K1,
+            "drift(a, b): expected `a` of shape [n m] or [n o m p], not empty; got shape (3,). "
+            "Pass one kernel at a time.",
+        ),
+    ],
+)
+def test_messages(first, second, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        drift(first, second)
+
+
+def test_what_one_side_does_not_state_is_not_compared():
+    for first, second in (
+        (_full(probe="aa"), _full(mode="unspecified")),
+        (_full(), np.eye(2)),
+        (_full(precision="highest"), _full(precision="default")),
+    ):
+        np.testing.assert_allclose(drift(first, second).distance, 0.0, atol=1e-15)

@@ -1,0 +1,180 @@
+"""Leave-one-out and GCV: hand oracles, explicit refits, a theory value, messages."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.analysis.generalization import generalized_cross_validation, leave_one_out
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+
+K1 = np.diag([2.0, 1.0])
+
+
+def test_hand_oracles():
+    found = leave_one_out(K1, np.ones(2), 1.0)
+    np.testing.assert_allclose(found.residuals, np.ones((2, 1)), rtol=1e-14)
+    np.testing.assert_allclose(found.mse, 1.0, rtol=1e-14)
+    assert found.resolved
+    np.testing.assert_allclose(generalized_cross_validation(K1, np.ones(2), 1.0), 1.04, rtol=1e-14)
+
+
+def _refit(matrix, y, ridge, groups):
+    """Leave each group of rows out, fit kernel ridge regression on the others, predict the group."""
+    residuals = np.zeros_like(y)
+    for left in groups:
+        kept = np.setdiff1d(np.arange(len(matrix)), left)
+        alpha = np.linalg.solve(matrix[np.ix_(kept, kept)] + ridge * np.eye(len(kept)), y[kept])
+        residuals[left] = y[left] - matrix[np.ix_(left, kept)] @ alpha
+    return residuals
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_reduced_kernel_against_refits(ridge):
+    rng = np.random.default_rng(0)
+    rows, y = rng.normal(size=(7, 12)), rng.normal(size=(7, 3))
+    matrix = rows @ rows.T
+    expected = _refit(matrix, y, ridge, np.arange(7)[:, None])
+    found = leave_one_out(matrix, y, ridge)
+    np.testing.assert_allclose(found.residuals, expected, rtol=1e-9)
+    np.testing.assert_allclose(found.mse, np.sum(expected**2) / 7, rtol=1e-9)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_full_kernel_leaves_out_whole_examples(ridge):
+    rng = np.random.default_rng(1)
+    n, c = 5, 3
+    rows, y = rng.normal(size=(n * c, 20)), rng.normal(size=(n, c))
+    matrix = rows @ rows.T
+    groups = np.arange(n * c).reshape(n, c)
+    expected = _refit(matrix, y.reshape(-1, 1), ridge, groups).reshape(n, c)
+    found = leave_one_out(Kernel(matrix.reshape(n, c, n, c), Convention("full", c)), y, ridge)
+    np.testing.assert_allclose(found.residuals, expected, rtol=1e-8)
+
+
+def test_full_kernel_of_independent_outputs_is_the_reduced_one():
+    rng = np.random.default_rng(2)
+    rows, y = rng.normal(size=(6, 9)), rng.normal(size=(6, 2))
+    matrix = rows @ rows.T
+    full = np.kron(matrix, np.eye(2)).reshape(6, 2, 6, 2)
+    np.testing.assert_allclose(
+        leave_one_out(full, y, 0.1).mse, leave_one_out(matrix, y, 0.1).mse, rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        generalized_cross_validation(full, y, 0.1),
+        generalized_cross_validation(matrix, y, 0.1),
+        rtol=1e-10,
+    )
+
+
+def test_gcv_is_leave_one_out_for_equal_leverages():
+    first = np.array([3.0, 1.0, 0.5, 0.2, 0.5, 1.0])
+    circulant = np.stack([np.roll(first, shift) for shift in range(6)])
+    y = np.random.default_rng(3).normal(size=6)
+    np.testing.assert_allclose(
+        generalized_cross_validation(circulant, y, 0.2),
+        leave_one_out(circulant, y, 0.2).mse,
+        rtol=1e-10,
+    )
+
+
+def test_singular_kernels_are_not_resolved():
+    singular = np.ones((3, 3), np.float32)
+    found = leave_one_out(singular, np.arange(3.0), 0.0)
+    assert not found.resolved
+    assert np.isnan(found.mse)
+    assert np.isnan(generalized_cross_validation(singular, np.arange(3.0), 0.0))
+    assert np.isfinite(leave_one_out(singular, np.arange(3.0), 0.1).mse)
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap():
+    rows = np.random.default_rng(4).normal(size=(5, 8))
+    matrix, y = jnp.asarray(rows @ rows.T), jnp.arange(5.0)
+    ridges = jnp.array([0.1, 1.0])
+    batch = jax.jit(
+        jax.vmap(
+            lambda r: (leave_one_out(matrix, y, r).mse, generalized_cross_validation(matrix, y, r))
+        )
+    )(ridges)
+    for index, ridge in enumerate((0.1, 1.0)):
+        np.testing.assert_allclose(batch[0][index], leave_one_out(matrix, y, ridge).mse, rtol=1e-9)
+        np.testing.assert_allclose(
+            batch[1][index], generalized_cross_validation(matrix, y, ridge), rtol=1e-9
+        )
+
+
+@pytest.mark.slow
+def test_gcv_and_leave_one_out_find_the_eigenlearning_error():
+    """Gaussian features, lambda_i = i^-1.5, v_i ~ 1/i, noise 0.1, n = 100, ridge 0.1: theory 0.0325."""
+    features, n, ridge, noise = 2000, 100, 0.1, 0.1
+    index = np.arange(1, features + 1)
+    values, weights = index**-1.5, 1.0 / index
+    weights = weights / np.linalg.norm(weights)
+    estimates = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        z = rng.normal(size=(n, features))
+        y = z @ weights + noise * rng.normal(size=n)
+        matrix = (z * values) @ z.T
+        estimates.append(
+            [
+                float(leave_one_out(matrix, y, ridge).mse),
+                float(generalized_cross_validation(matrix, y, ridge)),
+            ]
+        )
+    kappa = _kappa(values, n, ridge)
+    learned = values / (values + kappa)
+    error = n / (n - np.sum(learned**2)) * (np.sum((1 - learned) ** 2 * weights**2) + noise**2)
+    assert error == pytest.approx(0.0325, rel=0.01)
+    np.testing.assert_allclose(np.mean(estimates, axis=0), error, rtol=0.1)
+
+
+def _kappa(values, n, ridge):
+    low, high = 1e-12, 1e3
+    for _ in range(200):
+        middle = np.sqrt(low * high)
+        low, high = (
+            (middle, high)
+            if np.sum(values / (values + middle)) + ridge / middle > n
+            else (low, middle)
+        )
+    return low
+
+
+def test_messages():
+    message = "leave_one_out(kernel, y, ridge): expected a non-negative `ridge`; got -1.0. Its units stand in the docstring."
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        leave_one_out(K1, np.ones(2), -1.0)
+    message = (
+        "generalized_cross_validation(kernel, y, ridge): expected `y` of shape (2,) or (2, C); got shape (3,). "
+        "Labels go row by row with the probe examples of the kernel."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        generalized_cross_validation(K1, np.ones(3), 1.0)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_derivatives_where_eigenvalues_coincide(ridge):
+    """First and second ones, by the kernel and by the ridge, on K kron I."""
+    rng = np.random.default_rng(6)
+    rows, y, change = rng.normal(size=(5, 8)), rng.normal(size=(10, 1)), rng.normal(size=(10, 10))
+    matrix = np.kron(np.eye(2), rows @ rows.T)
+
+    def both(t, u=0.0):
+        kernel = matrix + t * (change + change.T)
+        return leave_one_out(kernel, y, ridge + u).mse + generalized_cross_validation(
+            kernel, y, ridge + u
+        )
+
+    h = 1e-4
+    slope = jax.grad(both)
+    np.testing.assert_allclose(slope(0.0), (both(h) - both(-h)) / (2 * h), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(slope)(0.0), (slope(h) - slope(-h)) / (2 * h), rtol=1e-5)
+    by_ridge = (both(0.0, h) - both(0.0, -h if ridge else 0.0)) / (2 * h if ridge else h)
+    np.testing.assert_allclose(jax.grad(both, 1)(0.0, 0.0), by_ridge, rtol=1e-5 if ridge else 1e-2)

@@ -1,0 +1,136 @@
+"""Mode time constants, steps, reachable label power, spectral position."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.analysis.modes import (
+    reachable_power,
+    spectral_position,
+    steps_to_residual,
+    time_constants,
+)
+from ntkdiag.descent import Descent
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.losses import MSE
+
+K1 = Kernel(np.diag([2.0, 1.0]), Convention())
+
+
+def test_time_constants():
+    np.testing.assert_allclose(time_constants(K1, 0.1), [10.0, 20.0], rtol=1e-14)
+    np.testing.assert_allclose(
+        time_constants(K1, 0.1, loss=MSE(denominator=4)), [20.0, 40.0], rtol=1e-14
+    )
+
+
+def test_unresolved_modes_are_never_learned():
+    kernel = Kernel(np.diag([1.0, 1e-9]).astype(np.float32), Convention())
+    assert time_constants(kernel, 0.1)[1] == np.inf
+    assert steps_to_residual(kernel, 0.1, 0.5)[1] == np.inf
+
+
+def test_steps_to_residual_against_iterated_gradient_descent():
+    rows = np.random.default_rng(0).normal(size=(4, 6))
+    matrix = rows @ rows.T
+    eta = 1.6 * 4 / np.linalg.eigvalsh(matrix)[-1]  # the fastest modes oscillate, the slowest creep
+    steps = steps_to_residual(Kernel(matrix, Convention()), eta, 0.01)
+    values, vectors = np.linalg.eigh(matrix)
+    for k, (value, vector) in enumerate(zip(values[::-1], vectors.T[::-1], strict=True)):
+        residual, count = vector.copy(), 0
+        while np.linalg.norm(residual) > 0.01:
+            residual, count = residual - eta / 4 * matrix @ residual, count + 1
+        assert count == np.ceil(steps[k]), value
+
+
+def test_steps_at_the_special_rates():
+    kernel = Kernel(np.diag([6.0, 4.0, 2.0]), Convention())
+    np.testing.assert_allclose(
+        steps_to_residual(kernel, 1.5, 0.5), [np.inf, np.inf, 0.0], atol=1e-14
+    )
+
+
+def test_reachable_power():
+    y = np.array([1.0, 2.0])  # mode powers 0.2 (lambda 2) and 0.8 (lambda 1)
+    np.testing.assert_allclose(reachable_power(K1, y, 0.1, 5), 0.0, atol=1e-14)
+    np.testing.assert_allclose(reachable_power(K1, y, 0.1, 15), 0.2, rtol=1e-12)
+    np.testing.assert_allclose(reachable_power(K1, y, 0.1, 25), 1.0, rtol=1e-12)
+
+
+def test_spectral_position_is_the_gradient_norm():
+    rng = np.random.default_rng(1)
+    n, c = 5, 3
+    jacobian, residual = rng.normal(size=(n * c, 7)), rng.normal(size=(n, c))
+    gradient = jacobian.T @ residual.ravel() / n
+    expected = n**2 * (gradient @ gradient) / np.sum(residual**2)
+    kernel = Kernel((jacobian @ jacobian.T).reshape(n, c, n, c), Convention("full", c))
+    np.testing.assert_allclose(spectral_position(kernel, residual), expected, rtol=1e-12)
+    np.testing.assert_allclose(spectral_position(kernel, 1e200 * residual), expected, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit():
+    kernel, y = Kernel(jnp.diag(jnp.array([2.0, 1.0])), Convention()), jnp.array([1.0, 2.0])
+    np.testing.assert_allclose(jax.jit(time_constants)(kernel, 0.1), [10.0, 20.0], rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(steps_to_residual)(kernel, 1.0, 0.25), [0.0, 2.0], atol=1e-12
+    )
+    np.testing.assert_allclose(jax.jit(reachable_power)(kernel, y, 0.1, 15), 0.2, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(spectral_position)(kernel, y), 1.2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: time_constants(Kernel(np.eye(2), Convention("trace", 3)), 0.1),
+            "time_constants(kernel, descent): expected the full kernel, or a reduction on the scale of one output"
+            ' such as reduction="mean"; got reduction="trace", which sums 3 outputs. Use reduction="mean", which is the '
+            "trace divided by C.",
+        ),
+        (
+            lambda: time_constants(np.eye(2), 0.1),
+            "time_constants(kernel, descent): expected a loss with a denominator beside a bare matrix, which does not "
+            'say how many outputs an example has; got loss="mse".',
+        ),
+        (
+            lambda: time_constants(K1, 0.1, loss="cross_entropy"),
+            "time_constants(kernel, descent): expected squared error: under another loss the modes do not decay one by "
+            'one; got loss="cross_entropy". Pass loss=ntkdiag.losses.MSE(), or leave it out.',
+        ),
+        (
+            lambda: time_constants(K1, Descent(0.1, momentum=0.9)),
+            "time_constants(kernel, descent): expected plain gradient descent; got Descent(learning_rate=0.1, "
+            "momentum=0.9, kind='heavy-ball', weight_decay=0.0, preconditioner=None). With momentum far below "
+            "critical, pass learning_rate / (1 - momentum).",
+        ),
+        (
+            lambda: steps_to_residual(K1, 0.0, 0.5),
+            "steps_to_residual(kernel, descent, fraction): expected a positive `learning_rate`; got 0.0.",
+        ),
+        (
+            lambda: steps_to_residual(K1, 0.1, 0.0),
+            "steps_to_residual(kernel, descent, fraction): expected a positive `fraction`; got 0.0.",
+        ),
+        (
+            lambda: steps_to_residual(K1, 0.1, 1.0),
+            "steps_to_residual(kernel, descent, fraction): expected a positive `1 - fraction`; got 0.0.",
+        ),
+        (
+            lambda: reachable_power(K1, np.ones(2), 0.1, 0),
+            "reachable_power(kernel, y, descent, steps): expected a positive `steps`; got 0.",
+        ),
+        (
+            lambda: spectral_position(K1, np.ones(3)),
+            "spectral_position(kernel, residual): expected `residual` of shape (2,) or (2, C); got shape (3,).",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()

@@ -1,0 +1,369 @@
+"""Critical learning rates and margins: against simulated optimizers, dense Gauss-Newton matrices, exact catapults."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.analysis.stability import critical_learning_rate, stability_margin
+from ntkdiag.descent import Descent
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.losses import MSE, CrossEntropy
+
+N, C = 4, 3
+RNG = np.random.default_rng(0)
+JACOBIAN = RNG.normal(size=(N * C, 9))
+MATRIX = JACOBIAN @ JACOBIAN.T
+FULL = Kernel(MATRIX.reshape(N, C, N, C), Convention(reduction="full", n_outputs=C))
+LOGITS = RNG.normal(size=(N, C))
+
+
+def test_mse_formula_and_denominator():
+    largest = np.linalg.eigvalsh(MATRIX)[-1]
+    for kernel, loss, denominator in (
+        (FULL, "mse", N),
+        (FULL, MSE(denominator=N * C), N * C),
+        (FULL.array, "mse", N),
+        (MATRIX, MSE(denominator=N), N),
+    ):
+        np.testing.assert_allclose(
+            critical_learning_rate(kernel, loss=loss), 2 * denominator / largest, rtol=1e-12
+        )
+    np.testing.assert_allclose(
+        critical_learning_rate(MATRIX, loss="mse", outputs=LOGITS), 2 * N / largest, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        stability_margin(FULL, 0.1, loss="mse"), 0.1 * largest / N / 2, rtol=1e-12
+    )
+
+
+def _losses(name):
+    if name == "cross_entropy":
+        return lambda f, y: -jax.nn.log_softmax(f)[y]
+    return lambda f, y: jnp.sum(jax.nn.softplus(f)) - f[y]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("loss", ["cross_entropy", "sigmoid_cross_entropy"])
+def test_curvature_is_the_gauss_newton_matrix(loss):
+    hessians = jax.vmap(jax.hessian(_losses(loss)))(
+        jnp.asarray(LOGITS), jnp.arange(N) % C
+    )  # [n o o]
+    blocks = JACOBIAN.reshape(N, C, -1)
+    gauss_newton = np.einsum("noP,nop,npQ->PQ", blocks, np.asarray(hessians), blocks) / N
+    expected = 2 / np.linalg.eigvalsh(gauss_newton)[-1]
+    for kernel in (FULL, FULL.array, MATRIX):
+        np.testing.assert_allclose(
+            critical_learning_rate(kernel, loss=loss, outputs=LOGITS), expected, rtol=1e-10
+        )
+    jitted = jax.jit(lambda k, f: stability_margin(k, 0.3, loss=loss, outputs=f))
+    np.testing.assert_allclose(jitted(jnp.asarray(FULL.array), LOGITS), 0.3 / expected, rtol=1e-10)
+
+
+def test_saturated_softmax_has_no_curvature():
+    logits = np.array([[2000.0, 0.0, 0.0]] * N)
+    assert critical_learning_rate(FULL, loss="cross_entropy", outputs=logits) == np.inf
+    assert stability_margin(FULL, 1.0, loss="cross_entropy", outputs=logits) == 0.0
+
+
+def _simulate(curvatures, eta, beta, kind, decay, steps=4000):
+    """Run the optimizer, as its authors write it, on a quadratic with these curvatures."""
+    w, v = np.ones_like(curvatures), np.zeros_like(curvatures)
+    for _ in range(steps):
+        g = curvatures * w
+        v = beta * v + ((1 - beta) * g if kind == "ema" else g)
+        w = w - eta * (g + beta * v if kind == "nesterov" else v) - eta * decay * w
+        if np.abs(w).max() > 1e6:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.4])
+@pytest.mark.parametrize(
+    ("beta", "kind"),
+    [
+        (0.0, "heavy-ball"),
+        (0.9, "heavy-ball"),
+        (0.5, "heavy-ball"),
+        (0.9, "nesterov"),
+        (0.5, "nesterov"),
+        (0.9, "ema"),
+    ],
+)
+def test_training_diverges_exactly_above_margin_one(beta, kind, decay):
+    curvatures = np.linalg.eigvalsh(MATRIX / N)[-5:]
+    rule = Descent(momentum=beta, kind=kind, weight_decay=decay)
+    eta = float(critical_learning_rate(FULL, rule, loss="mse"))
+    at_the_edge = dataclasses.replace(rule, learning_rate=eta)
+    np.testing.assert_allclose(stability_margin(FULL, at_the_edge, loss="mse"), 1.0, rtol=1e-10)
+    assert not _simulate(curvatures, 0.99 * eta, beta, kind, decay)
+    assert _simulate(curvatures, 1.01 * eta, beta, kind, decay)
+
+
+def test_thresholds():
+    assert Descent().threshold == 2.0
+    assert Descent(momentum=0.9).threshold == pytest.approx(3.8)
+    assert Descent(momentum=0.9, kind="nesterov").threshold == pytest.approx(3.8 / 2.8)
+    assert Descent(momentum=0.9, kind="ema").threshold == pytest.approx(38.0)
+
+
+def _catapult(ratio):
+    """Gradient descent on f = v u / sqrt(n), L = f^2 / 2, at ratio / lambda_0: |f| over time, final eta lambda."""
+    rng = np.random.default_rng(0)
+    n = 512
+    u, v = rng.normal(size=n), rng.normal(size=n)
+    lam = (u @ u + v @ v) / n
+    kernel = Kernel(np.array([[lam]]), Convention())
+    eta = ratio / 2 * float(critical_learning_rate(kernel, loss="mse"))
+    f, sizes = v @ u / np.sqrt(n), []
+    for _ in range(4000):
+        sizes.append(abs(f))
+        f_new, lam_new = (
+            f * (1 - eta * lam + eta**2 * f**2 / n),
+            lam + eta * f**2 / n * (eta * lam - 4),
+        )
+        u, v = u - eta * f * v / np.sqrt(n), v - eta * f * u / np.sqrt(n)
+        f, lam = v @ u / np.sqrt(n), (u @ u + v @ v) / n
+        if not np.isfinite(f) or abs(f) > 1e6:
+            return sizes, np.inf
+        np.testing.assert_allclose([f, lam], [f_new, lam_new], atol=1e-10)
+    return sizes, eta * lam
+
+
+@pytest.mark.parametrize(
+    ("ratio", "peak", "final"), [(2.5, 7.1, 1.274), (3.0, 12.1, 0.244), (3.9, 19.1, 0.493)]
+)
+def test_above_critical_the_loss_grows_first_and_ends_below_critical(ratio, peak, final):
+    sizes, eta_lambda = _catapult(ratio)
+    assert max(sizes) / sizes[0] == pytest.approx(peak, rel=0.01)
+    assert eta_lambda == pytest.approx(final, rel=0.01)
+    assert sizes[-1] < 1e-6
+
+
+@pytest.mark.parametrize("ratio", [1.5, 1.9])
+def test_below_critical_the_loss_falls_monotonically(ratio):
+    sizes, _ = _catapult(ratio)
+    assert np.all(np.diff(sizes) <= 0)
+
+
+def test_far_above_critical_diverges():
+    assert _catapult(4.1)[1] == np.inf
+
+
+def test_a_reduced_kernel_understates_the_largest_eigenvalue():
+    mean = np.einsum("nomo->nm", FULL.array) / C
+    assert np.linalg.eigvalsh(mean)[-1] < np.linalg.eigvalsh(MATRIX)[-1]
+
+
+@pytest.mark.parametrize("outputs", ["mean", "trace", "sum-of-logits", "projection", "diagonal"])
+def test_reduced_kernels_are_refused(outputs):
+    kernel = Kernel(np.eye(N), Convention(reduction=outputs, n_outputs=C))
+    message = (
+        'critical_learning_rate(kernel): expected the full kernel (reduction="full") or that of a single output; got '
+        f'reduction="{outputs}" of 3 outputs. lambda_max(reduced) <= lambda_max(full), up to the factor C of a trace, so '
+        'the learning rate would be unsafe: compute `ntk(..., reduction="full")` or a matrix-free lambda_max.'
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        critical_learning_rate(kernel, loss="mse")
+    with pytest.raises(InvalidInputError, match="lambda_max\\(reduced\\)"):
+        stability_margin(kernel, 0.1, loss="mse")
+
+
+def test_reduced_kernels_of_one_output_are_full_kernels():
+    kernel = Kernel(np.diag([2.0, 1.0]), Convention(reduction="mean", n_outputs=1))
+    np.testing.assert_allclose(critical_learning_rate(kernel, loss="mse"), 2.0, rtol=1e-14)
+
+
+@pytest.mark.usefixtures("x64")
+def test_works_under_jit_and_vmap():
+    kernel = Kernel(jnp.asarray(FULL.array), FULL.convention)
+    rates = jnp.array([0.1, 0.2])
+    margin = lambda rate: stability_margin(
+        kernel, Descent(rate, momentum=0.9, weight_decay=0.1), loss="mse"
+    )
+    eager = [margin(rate) for rate in (0.1, 0.2)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(margin))(rates), eager, rtol=1e-12)
+    critical = lambda rule: critical_learning_rate(kernel, rule, loss="mse")
+    rule = Descent(momentum=0.9)
+    np.testing.assert_allclose(jax.jit(critical)(rule), critical(rule), rtol=1e-12)
+
+
+def _cross_entropy(outputs, y):
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("coupling", [0.0, 0.3])
+def test_the_curvature_of_a_loss_of_the_user_is_its_hessian(coupling):
+    """Block by block for a mean over examples, as a whole for a loss that couples them, and under jit."""
+    y = np.arange(N) % C
+    loss = lambda outputs, y: _cross_entropy(outputs, y) + coupling * jnp.mean(outputs) ** 2
+    hessian = jax.hessian(lambda flat: loss(flat.reshape(N, C), y))(jnp.asarray(LOGITS.ravel()))
+    expected = 2 / np.linalg.eigvals(MATRIX @ np.asarray(hessian)).real.max()
+    found = critical_learning_rate(FULL, loss=loss, outputs=LOGITS, y=y)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    jitted = jax.jit(lambda f: critical_learning_rate(FULL, loss=loss, outputs=f, y=y))
+    np.testing.assert_allclose(jitted(LOGITS), expected, rtol=1e-10)
+    if not coupling:
+        same = critical_learning_rate(FULL, loss="cross_entropy", outputs=LOGITS)
+        np.testing.assert_allclose(found, same, rtol=1e-10)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_softmax_at_every_position():
+    """Outputs [n t v] have a loss at each of the n t positions."""
+    outputs = LOGITS.reshape(2, 2, C)
+    kernel = Kernel(
+        MATRIX.reshape(2, 2 * C, 2, 2 * C), Convention(reduction="full", n_outputs=2 * C)
+    )
+    np.testing.assert_allclose(
+        critical_learning_rate(kernel, loss="cross_entropy", outputs=outputs),
+        critical_learning_rate(FULL, loss="cross_entropy", outputs=LOGITS),
+        rtol=1e-12,
+    )
+    per_example = critical_learning_rate(kernel, loss=CrossEntropy(denominator=2), outputs=outputs)
+    np.testing.assert_allclose(
+        2 * per_example, critical_learning_rate(FULL, loss="cross_entropy", outputs=LOGITS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: stability_margin(FULL, 0.1),
+            "stability_margin(kernel, descent): expected the loss that is trained: the curvature depends on it; got "
+            'loss=None. Pass loss="mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses, or a '
+            "function loss(outputs, y).",
+        ),
+        (
+            lambda: critical_learning_rate(MATRIX, loss="mse"),
+            "critical_learning_rate(kernel): expected a loss with a denominator beside a bare matrix, which does not "
+            'say how many outputs an example has; got loss="mse". Pass the Kernel that `ntk` returned, the array '
+            "[n o n o], `outputs=f(params, x)`, or ntkdiag.losses.MSE(denominator=...) with the number of examples.",
+        ),
+        (
+            lambda: critical_learning_rate(FULL, loss="cross_entropy"),
+            'critical_learning_rate(kernel): expected `outputs` of shape [n o]: the curvature of loss="cross_entropy" '
+            "depends on them; got None. Pass `outputs=f(params, x)` of the same examples as the kernel.",
+        ),
+        (
+            lambda: critical_learning_rate(FULL, loss="cross_entropy", outputs=np.ones((N, 2))),
+            "critical_learning_rate(kernel): expected `outputs` [n o] with n o = 12 rows of the kernel; got shape "
+            "(4, 2). Pass f(params, x) of the same examples as the kernel, and the full kernel.",
+        ),
+        (
+            lambda: critical_learning_rate(FULL, loss="cross_entropy", outputs=np.ones((2, 6))),
+            "critical_learning_rate(kernel): expected `outputs` of the 4 examples of the kernel; got shape (2, 6). "
+            "Pass f(params, x) of the same examples as the kernel.",
+        ),
+        (
+            lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.float32(1)),
+            "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape ().",
+        ),
+        (
+            lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.ones((5, 2))),
+            "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape (5, 2).",
+        ),
+        (
+            lambda: critical_learning_rate(
+                FULL, loss="cross_entropy", outputs=np.full((N, C), np.nan)
+            ),
+            "critical_learning_rate(kernel): expected finite `outputs`; got NaN or Inf. Look for overflow in the "
+            "model's outputs.",
+        ),
+        (
+            lambda: critical_learning_rate(
+                np.eye(3), loss="cross_entropy", outputs=np.ones((3, 1))
+            ),
+            "critical_learning_rate(kernel): expected two or more logits on the last axis of the outputs, for "
+            'cross-entropy; got outputs of shape (3, 1). Use loss="sigmoid_cross_entropy" for a single logit.',
+        ),
+        (
+            lambda: critical_learning_rate(FULL, loss="hinge", outputs=LOGITS),
+            'critical_learning_rate(kernel): expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an '
+            "object of ntkdiag.losses, or a function loss(outputs, y); got 'hinge'. Leave it out where no loss is "
+            "meant: there are no stability numbers then.",
+        ),
+        (
+            lambda: critical_learning_rate(FULL, loss=_cross_entropy, outputs=LOGITS),
+            "critical_learning_rate(kernel): expected the labels `y` beside a loss of the user: its curvature may "
+            "depend on them; got None. Pass `y=`, as the function takes it.",
+        ),
+        (
+            lambda: critical_learning_rate(
+                FULL, loss=lambda f, y: -jnp.sum(f**2), outputs=LOGITS, y=0
+            ),
+            "critical_learning_rate(kernel): expected a loss that is convex in the outputs: a Hessian without negative "
+            "eigenvalues; got eigenvalues from -8 to -8. Stability by the Gauss-Newton matrix holds for convex losses "
+            "only.",
+        ),
+        (
+            lambda: critical_learning_rate(FULL, loss=lambda f, y: f**2, outputs=LOGITS, y=0),
+            "critical_learning_rate(kernel): expected a `loss` that returns one number; got ShapeDtypeStruct",
+        ),
+        (
+            lambda: critical_learning_rate(
+                np.eye(2100),
+                loss=lambda f, y: jnp.mean(f) ** 2,
+                outputs=np.ones((1050, 2), np.float32),
+                y=0,
+            ),
+            "critical_learning_rate(kernel): expected a Hessian of the loss in blocks of at most 2048 rows; got 2100 "
+            "rows: a loss that is no sum over examples, of 1050 x 2 outputs. Take fewer examples, or "
+            "ntkdiag.losses.MSE, CrossEntropy or SigmoidCrossEntropy.",
+        ),
+        (
+            lambda: stability_margin(FULL, Descent(0.1, preconditioner=2.0), loss="mse"),
+            "stability_margin(kernel, descent): expected the kernel J P^-1 J^T beside a Descent with a preconditioner; "
+            "got the kernel J J^T. Compute it as ntk(..., preconditioner=P), with the same P.",
+        ),
+        (
+            lambda: stability_margin(FULL, Descent(momentum=0.9), loss="mse"),
+            "stability_margin(kernel, descent): expected a learning rate in `descent`; got none. Pass "
+            "Descent(learning_rate, ...), or the learning rate itself.",
+        ),
+        (
+            lambda: stability_margin(FULL, lambda step: 0.1, loss="mse"),
+            "stability_margin(kernel, descent): expected one learning rate in `descent`; got a schedule. Evaluate it "
+            "first: descent.at(step).",
+        ),
+        (
+            lambda: stability_margin(FULL, -0.1, loss="mse"),
+            "stability_margin(kernel, descent): expected `learning_rate` in [0, inf); got -0.1. Learning rates are "
+            "numbers, or schedules: functions of the step.",
+        ),
+        (
+            lambda: stability_margin(FULL, "0.1", loss="mse"),
+            "stability_margin(kernel, descent): expected `descent` as a Descent, or the learning rate of plain "
+            "gradient descent; got a str. Pass ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
+        ),
+        (
+            lambda: Descent(0.1, weight_decay=-1.0),
+            "Descent(learning_rate=0.1, weight_decay=-1.0): expected `weight_decay` in [0, inf); got -1.0. It is "
+            "decoupled, and per unit of the learning rate.",
+        ),
+        (
+            lambda: MSE(denominator=0),
+            "MSE(denominator=0): expected a positive `denominator`; got 0.",
+        ),
+        (
+            lambda: Descent(0.1, momentum=1.0),
+            "expected `momentum` in [0, 1); got 1.0. Pass the optimizer's beta (Adam: b1).",
+        ),
+        (
+            lambda: Descent(0.1, kind="adam"),
+            'expected kind="heavy-ball" or kind="nesterov" or kind="ema"; got \'adam\'. optax.sgd(momentum=...) is '
+            "heavy-ball, with nesterov=True nesterov; Adam is ema.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()

@@ -1,0 +1,379 @@
+"""The linear baseline: every line of its table against doing it by hand, in all three libraries."""
+
+import functools
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+from flax import linen as nn
+from flax import nnx
+
+from ntkdiag import functionalize
+from ntkdiag.baselines import linear_baseline
+from ntkdiag.baselines.gap_over_training import gap_over_training
+from ntkdiag.baselines.trainer import log_spaced
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.linearization.gap import linearization_gap
+from ntkdiag.linearization.taylor import linearize
+
+RNG = np.random.default_rng(0)
+X, X_TEST = RNG.normal(size=(24, 4)).astype(np.float32), RNG.normal(size=(20, 4)).astype(np.float32)
+LABELS, LABELS_TEST = (np.argmax(np.sin(2 * x[:, :3]), axis=1) for x in (X, X_TEST))
+CLASSES = (X, LABELS, X_TEST, LABELS_TEST)
+TARGETS = (X, np.sin(X[:, :1]), X_TEST, np.sin(X_TEST[:, :1]))
+MODEL = nn.Sequential([nn.Dense(16), jnp.tanh, nn.Dense(3)])
+
+
+@functools.cache
+def initial_variables():
+    return jax.jit(MODEL.init)(jax.random.key(0), X)
+
+
+class NNX(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden, self.out = nnx.Linear(4, 16, rngs=rngs), nnx.Linear(16, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.hidden(x)))
+
+
+def cross_entropy(outputs, y):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+
+def train(f, params, tx, steps, state=None):
+    """Full batches, one step after the other."""
+
+    @jax.jit
+    def step(params, state):
+        gradient = jax.grad(lambda p: cross_entropy(f(p, X), LABELS))(params)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params) if state is None else state
+    for _ in range(steps):
+        params, state = step(params, state)
+    return params, state
+
+
+@pytest.fixture(scope="module")
+def baseline():
+    return linear_baseline(
+        MODEL, CLASSES, optax.adam(0.02), variables=initial_variables(), steps=40, checkpoint=10
+    )
+
+
+@pytest.mark.slow
+def test_every_line_is_what_it_says(baseline):
+    f, params = functionalize(MODEL, initial_variables())
+    tx = optax.adam(0.02)
+    later, state = train(f, params, tx, 10)
+    lin, lin_later = linearize(f, params), linearize(f, later)
+    outputs = {
+        "network": f(train(f, later, tx, 30, state)[0], X_TEST),
+        "linearized at init": lin(train(lin, params, tx, 40)[0], X_TEST),
+        "linearized at step 10": lin_later(train(lin_later, later, tx, 30, state)[0], X_TEST),
+    }
+    for name, expected in outputs.items():
+        contender = baseline[name]
+        np.testing.assert_allclose(contender.outputs, expected, atol=2e-3)
+        assert contender.test_loss == pytest.approx(
+            float(cross_entropy(expected, LABELS_TEST)), abs=2e-3
+        )
+        assert contender.accuracy == np.mean(np.argmax(contender.outputs, axis=1) == LABELS_TEST)
+    apart = outputs["linearized at init"] - outputs["network"]
+    assert baseline["linearized at init"].distance == pytest.approx(
+        float(np.sqrt(np.mean(apart**2))), rel=0.05
+    )
+    np.testing.assert_allclose(f(baseline.params, X_TEST), outputs["network"], atol=2e-3)
+
+
+@pytest.mark.slow
+def test_kernel_ridge_by_hand(baseline):
+    f, params = functionalize(MODEL, initial_variables())
+    targets = np.eye(3)[LABELS]
+    for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", baseline.params)):
+        full = reference.ntk(jax.jit(f), at, X), reference.ntk(jax.jit(f), at, X_TEST, X)
+        k, cross = (np.einsum("nomo->nm", kernel) / 3 for kernel in full)
+        alpha = np.linalg.solve(k + 1e-3 * np.trace(k) / 24 * np.eye(24), targets - targets.mean(0))
+        np.testing.assert_allclose(
+            baseline[name].outputs, cross @ alpha + targets.mean(0), atol=1e-3
+        )
+        assert baseline[name].test_loss is None  # regressions have no cross-entropy
+
+
+def test_gap_histories(baseline):
+    gap, later = baseline.gap, baseline.gap_later
+    assert gap.steps[0] == later.steps[0] == 0
+    assert gap.steps[-1] == 40
+    assert later.steps[-1] == 30
+    assert gap.rms[0] == gap.max[0] == 0
+    assert gap.rms[-1] == pytest.approx(baseline["linearized at init"].distance, rel=1e-3)
+    assert later.rms[-1] == pytest.approx(baseline["linearized at step 10"].distance, rel=1e-3)
+    assert gap.accuracy_gap[-1] == pytest.approx(
+        baseline["network"].accuracy - baseline["linearized at init"].accuracy
+    )
+    assert gap.agreement[-1] == pytest.approx(baseline["linearized at init"].agreement)
+    assert np.isnan(gap.e1[0])
+    f, params = functionalize(MODEL, initial_variables())
+    expected = linearization_gap(f, params, baseline.params, X_TEST)
+    assert gap.e1[-1] == pytest.approx(float(expected.e1), rel=1e-3)
+    assert gap.e2[-1] == pytest.approx(float(expected.e2), rel=1e-2)
+    first = gap.first_beyond(0.1)
+    assert gap.e1[list(gap.steps).index(first)] > 0.1
+    assert np.all(gap.e1[1 : list(gap.steps).index(first)] <= 0.1)
+    assert gap.first_beyond(1e9, "rms") is None
+    assert repr(gap).startswith(f"GapHistory({len(gap.steps)} records to step 40: max rms ")
+
+
+def test_table_and_methods(baseline):
+    text = str(baseline)
+    for name in (
+        "network",
+        "linearized at init",
+        "linearized at step 10",
+        "kernel ridge, K_0",
+        "kernel ridge, K_T",
+    ):
+        assert name in text
+    head = next(line for line in text.splitlines() if "train loss" in line)
+    assert head.split() == [
+        "model",
+        "train",
+        "loss",
+        "test",
+        "loss",
+        "accuracy",
+        "agreement",
+        "distance",
+    ]
+    sentences = " ".join(text.split())
+    assert (
+        "A linen model Sequential with 131 parameters (eval mode) was trained on N = 24 examples for 40"
+        in sentences
+    )
+    assert "All were judged on M = 20 test examples" in sentences
+    assert "steps of full batches on the loss softmax cross-entropy" in sentences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["nnx", "equinox"])
+def test_other_libraries_and_minibatches(library):
+    if library == "nnx":
+        model = NNX(nnx.Rngs(0))
+    else:
+        model = eqx.nn.MLP(4, 3, 16, 1, activation=jnp.tanh, key=jax.random.key(0))
+    found = linear_baseline(model, CLASSES, optax.sgd(0.1), steps=6, batch_size=8)
+    assert f"A {library} model" in found.methods
+    assert "for 6 steps of batches of 8 in the same order (seed 0)" in found.methods
+    assert found["network"].train_loss < float(np.log(3)) + 0.5
+
+
+@pytest.mark.slow
+def test_regression():
+    f = lambda p, x: (jnp.tanh(x @ p["a"]) @ p["b"])[:, 0]
+    params = {"a": jnp.asarray(RNG.normal(size=(4, 8)), "float32"), "b": jnp.ones((8, 1)) / 4}
+    data = (X, TARGETS[1][:, 0], X_TEST, TARGETS[3][:, 0])
+    found = linear_baseline(f, data, optax.sgd(0.05), variables=params, steps=30, reduction="full")
+    assert found["network"].accuracy is None
+    assert "accuracy" not in str(found.table().columns[3].header)
+    residual = np.asarray(found["kernel ridge, K_0"].outputs) - data[3]
+    assert found["kernel ridge, K_0"].test_loss == pytest.approx(
+        float(np.mean(residual**2) / 2), rel=1e-4
+    )
+    assert found.gap.accuracy_gap is None
+    assert found.gap.agreement is None
+
+
+@pytest.mark.slow
+def test_the_time_scale_grows_towards_the_end_of_training():
+    f, params = functionalize(MODEL, initial_variables())
+    tx = optax.sgd(0.3)
+    late, _ = train(f, params, tx, 400)
+    marks = list(range(0, 61, 3))
+    early, later = (
+        gap_over_training(f, p, CLASSES, tx, steps=60, marks=marks, second_order=False)
+        for p in (params, late)
+    )
+    assert early.e2 is None
+    for of in ("relative", "e1"):
+        assert early.first_beyond(0.1, of) < (later.first_beyond(0.1, of) or 61)
+
+
+@pytest.mark.slow
+def test_going_on_from_an_optimizer_state():
+    f, params = functionalize(MODEL, initial_variables())
+    tx = optax.sgd(0.05, momentum=0.9)
+    later, state = train(f, params, tx, 5)
+    history = gap_over_training(f, later, CLASSES, tx, steps=5, marks=[5], opt_state=state)
+    expected = cross_entropy(f(train(f, params, tx, 10)[0], X_TEST), LABELS_TEST)
+    assert history.loss[0] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 7, 100, 12345])
+def test_log_spaced_marks(steps):
+    marks = log_spaced(steps)
+    assert marks[0] == 0
+    assert marks[-1] == steps
+    assert marks == sorted(set(marks))
+    assert len(marks) <= 13
+
+
+def _run(data=CLASSES, **options):
+    return linear_baseline(MODEL, data, optax.sgd(0.1), variables=initial_variables(), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: _run(CLASSES[:2]),
+            "linear_baseline(model, data, optimizer): expected `data` as (x, y, x_test, y_test); got 2 parts. Hold "
+            "some examples out: without them a baseline says nothing about generalisation.",
+        ),
+        (
+            lambda: _run((X, LABELS[:5], *CLASSES[2:])),
+            "expected as many labels y as examples x; got (5,) and [24].",
+        ),
+        (lambda: _run(loss="mse"), "got loss='mse' and labels int"),
+        (
+            lambda: _run(TARGETS),
+            "or as many outputs as targets; got outputs (24, 3) and labels (24, 1), (20, 1) for",
+        ),
+        (
+            lambda: _run((X, LABELS + 1, X_TEST, LABELS_TEST)),
+            "linear_baseline(model, data, optimizer): expected class numbers in [0, 3); got values from 1 to 3. The "
+            "model has 3 outputs: number the classes from 0, and leave out examples without a label.",
+        ),
+        (
+            lambda: _run(output=lambda out: out.sum(0)),
+            "expected one array of outputs with the 24 examples on its first axis; got shape (3,). Select an output",
+        ),
+        (
+            lambda: gap_over_training(
+                lambda p, x: (x @ p,), np.ones((4, 3)), CLASSES, optax.sgd(0.1)
+            ),
+            "expected one array of outputs with the 24 examples on its first axis; got tuple. Select an output",
+        ),
+        (lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)), "in [0, 3); got values from -1 to 1."),
+        (
+            lambda: gap_over_training(
+                *functionalize(MODEL, initial_variables()),
+                (X, LABELS - 1, X_TEST, LABELS_TEST),
+                optax.sgd(0.1),
+            ),
+            "gap_over_training(f, params, data, optimizer): expected class numbers in [0, 3); got values from -1 to 1.",
+        ),
+        (
+            lambda: _run((X, LABELS, X_TEST, LABELS_TEST + 1), loss=cross_entropy),
+            "in [0, 3); got values from 1 to 3.",
+        ),
+        (
+            lambda: _run((X, LABELS[:, None], X_TEST, LABELS_TEST[:, None]), loss=cross_entropy),
+            "or as many outputs as targets; got outputs (24, 3) and labels (24, 1), (20, 1) for the test.",
+        ),
+        (
+            lambda: _run((X, LABELS % 2, X_TEST, LABELS_TEST % 2), output=lambda out: out[:, :1]),
+            "expected class numbers [n] beside outputs [n C] with C > 1, or floating point targets; got outputs "
+            "(24, 1) and labels int",
+        ),
+        (
+            lambda: _run(steps=5, checkpoint=5),
+            "expected 0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `outputs`",
+        ),
+        (
+            lambda: gap_over_training(
+                *functionalize(MODEL, initial_variables()),
+                CLASSES,
+                optax.sgd(0.1),
+                steps=3,
+                marks=[2, 1],
+            ),
+            "gap_over_training(f, params, data, optimizer): expected ascending `marks` between 0 and `steps`; got "
+            "[2, 1] and 3. Sort the marks.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
+
+
+def test_message_of_an_unknown_gap(baseline):
+    message = 'GapHistory.first_beyond(tolerance, of): expected "e1" or "e2" or "rms" or "max" or "relative" or'
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        baseline.gap.first_beyond(0.1, "steps")
+
+
+def test_messages_of_sizes_and_names():
+    with pytest.raises(
+        InvalidInputError, match=r"`batch_size` of at least 1; got 0\. None takes all"
+    ):
+        _run(batch_size=0)
+    with pytest.raises(InvalidInputError, match="kernel_examples=0"):
+        _run(kernel_examples=0)
+    with pytest.raises(KeyError, match="'nothing': there are 'network', 'linearized at init'"):
+        _run(steps=2, checkpoint=1)["nothing"]
+
+
+def test_a_loss_of_the_user_is_never_taken_for_ours():
+    def cross_entropy(outputs, y):
+        return 2 * optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+    said = _run(steps=2, checkpoint=1, loss=cross_entropy).methods
+    assert "on the loss `cross_entropy` of the user" in said
+    assert (
+        "on the loss of the user"
+        in _run(steps=2, checkpoint=1, loss=lambda f, y: cross_entropy(f, y)).methods
+    )
+
+
+def test_a_run_that_diverges_is_a_result():
+    x, labels, x_test, labels_test = CLASSES
+    one_hot = (
+        x,
+        np.eye(3, dtype=np.float32)[labels],
+        x_test,
+        np.eye(3, dtype=np.float32)[labels_test],
+    )
+    found = gap_over_training(
+        *functionalize(MODEL, initial_variables()), one_hot, optax.sgd(1e6), steps=40, marks=[0, 40]
+    )
+    assert not np.isfinite(found.rms[-1])
+    assert found.first_beyond(0.1) == found.first_beyond(0.1, "rms") == 40
+
+
+def test_counts_beside_a_loss_of_the_user_are_targets():
+    counts, counts_test = (np.random.default_rng(1).poisson(2.0, len(x)) for x in (X, X_TEST))
+    poisson = lambda outputs, y: (jnp.exp(outputs[:, 0]) - y * outputs[:, 0]).mean()
+    model = nn.Sequential([nn.Dense(16), jnp.tanh, nn.Dense(1)])
+    variables = jax.jit(model.init)(jax.random.key(0), X)
+    found = [
+        linear_baseline(
+            model,
+            (X, y, X_TEST, y_test),
+            optax.sgd(0.1),
+            variables=variables,
+            loss=poisson,
+            steps=4,
+            checkpoint=2,
+        )
+        for y, y_test in (
+            (counts, counts_test),
+            (counts.astype(np.float32), counts_test.astype(np.float32)),
+        )
+    ]
+    assert [line.accuracy for line in found[0].contenders] == [None] * 5
+    assert found[0].gap.accuracy is None
+    for whole, floating in zip(found[0].contenders, found[1].contenders, strict=True):
+        np.testing.assert_array_equal(whole.outputs, floating.outputs)
+        assert whole.test_loss == floating.test_loss
+    ridge = found[0]["kernel ridge, K_0"].outputs
+    assert (
+        abs(float(ridge.mean()) - counts.mean()) < 1
+    )  # regressed on counts, not on one-hot rows of them

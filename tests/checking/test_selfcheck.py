@@ -1,0 +1,456 @@
+"""The self-check says what is wrong with a model, and is quiet about models that are right."""
+
+import dataclasses
+import json
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import models_contract
+import numpy as np
+import pytest
+from flax import linen as nn
+from models_contract import fixed_key
+from models_noisy import EquinoxNet
+
+import ntkdiag
+from ntkdiag import cli, selfcheck
+
+X = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
+WEIGHT = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+
+
+def statuses(check):
+    return {finding.question: finding.status for finding in check.findings}
+
+
+def test_a_model_that_is_right():
+    check = selfcheck(*models_contract.linen(jnp.float32), X)
+    assert check.ok
+    assert set(statuses(check).values()) == {"ok"}
+    assert (check.model, check.mode) == ("linen Linen", "eval")
+    assert [(leaf.path, leaf.shape, leaf.bytes) for leaf in check.trainable][2:4] == [
+        ("Dense_0/bias", (4,), 16),
+        ("Dense_0/kernel", (3, 4), 48),
+    ]
+    assert [leaf.path for leaf in check.fixed] == [
+        "batch_stats/BatchNorm_0/mean",
+        "batch_stats/BatchNorm_0/var",
+    ]
+    text = str(check)
+    for line in (
+        "linen Linen, mode eval: nothing is wrong  (",
+        "6 arrays",
+        "mode            ok   eval: dropout off, running statistics; examples independent",
+        "runs            ok   4 examples give float32[4, 2], finite",
+        "deterministic   ok   two calls give the same outputs, and so does the compiled function",
+        "examples        ok   independent: no example changes the outputs of another",
+        "inputs          ok   x reaches the outputs",
+        "dtypes          ok   parameters float32, inputs float32, outputs float32",
+        "gradients       ok   every one of 6 parameter arrays has one",
+        "engine          ok   kernel of 2 examples, 2 output directions: relative error ",
+    ):
+        assert line in text, text
+    with pytest.raises(KeyError, match=r"'speed': there are '.*'engine'"):
+        check["speed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["dropout", "train"])
+def test_every_library_in_every_mode(mode):
+    module, state = models_contract.equinox(jnp.float32)
+    cases = (
+        ((*models_contract.nnx_model(jnp.float32), X), {}),
+        ((module, X), {"state": state, "key": fixed_key()}),
+    )
+    cases += (((*models_contract.linen(jnp.float32), X), {"rngs": fixed_key()}),)
+    for arguments, options in cases:
+        check = selfcheck(
+            *arguments, mode=mode, examples="joint" if mode == "train" else "independent", **options
+        )
+        assert check.ok, str(check)
+        assert "engine" in statuses(check)
+        if mode == "train":
+            assert check["examples"].text.startswith(
+                "they interact, as said: changing one example changes the outputs"
+            )
+            wrong = selfcheck(*arguments, mode=mode, **options)
+            assert not wrong.ok
+            assert wrong["examples"].text.endswith(
+                'Use mode="eval" or mode="dropout", or examples="joint" if that is meant.'
+            )
+            assert statuses(wrong)["engine"] == "not checked"
+
+
+@pytest.mark.slow
+def test_statistics_that_were_never_filled_in():
+    # Untrained running variances of zero saturate the activations: no gradient is left.
+    module, state = eqx.nn.make_with_state(EquinoxNet)(fixed_key())
+    check = selfcheck(module, jnp.concatenate([X, X[:, :1]], axis=1), state=state)
+    assert (
+        check["gradients"].text == "no parameter has a gradient: the outputs do not depend on them"
+    )
+
+
+@pytest.mark.slow
+def test_masks_that_are_drawn_by_position():
+    drop = nn.Sequential([nn.Dense(4), nn.Dropout(0.5, deterministic=False), nn.Dense(2)])
+    variables = drop.init({"params": fixed_key(), "dropout": fixed_key()}, X)
+    check = selfcheck(drop, variables, X, mode="train", rngs=fixed_key())
+    assert check["examples"].text.startswith(
+        "they interact: an example by itself gives other outputs (by "
+    )
+    assert selfcheck(drop, variables, X, mode="dropout", rngs=fixed_key()).ok
+
+
+def drawing(rng):
+    return lambda p, x: x @ p * rng.normal()
+
+
+def batch_mean(p, x):
+    return (x - x.mean(axis=0)) @ p
+
+
+def mixed(p, x):
+    return jnp.tanh((x @ p).astype(jnp.bfloat16) @ p.T.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
+def rounded(p, x):
+    return (x @ p).astype(jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("f", "params", "x", "question", "status", "text"),
+    [
+        (
+            batch_mean,
+            WEIGHT,
+            X,
+            "examples",
+            "wrong",
+            "they interact: changing one example changes the outputs of others",
+        ),
+        (
+            drawing(np.random.default_rng(0)),
+            WEIGHT,
+            X,
+            "deterministic",
+            "wrong",
+            "two calls differ by ",
+        ),
+        (
+            lambda p, x: jnp.ones((len(x), 1)) * p,
+            WEIGHT[0, :1],
+            X,
+            "inputs",
+            "wrong",
+            "the outputs do not depend on x",
+        ),
+        (
+            lambda p, x: x["a"] @ p,
+            WEIGHT,
+            {"a": X, "b": X},
+            "inputs",
+            "note",
+            '"b" does not reach the outputs; "a" does',
+        ),
+        (
+            lambda p, x: x[0] @ p * x[1][:, None],
+            WEIGHT,
+            (X, np.ones(5, int)),
+            "inputs",
+            "not checked",
+            '"1" is the',
+        ),
+        (
+            lambda p, x: x[0] @ p * x[1][:, None],
+            WEIGHT,
+            (X, np.ones(5, bool)),
+            "inputs",
+            "ok",
+            "all reach them",
+        ),
+        (
+            lambda p, x: x @ p["w"],
+            {"w": WEIGHT, "dead": WEIGHT},
+            X,
+            "gradients",
+            "note",
+            "none for dead: buffers,",
+        ),
+        (
+            lambda p, x: x[:, :2] + 0 * p,
+            WEIGHT[0],
+            X,
+            "gradients",
+            "wrong",
+            "no parameter has a gradient",
+        ),
+        (
+            lambda p, x: jnp.sqrt(x @ (p * 0)),
+            WEIGHT,
+            X,
+            "gradients",
+            "wrong",
+            "NaN or infinity in the gradient of all",
+        ),
+        (
+            lambda p, x: jnp.log(x @ p * 0),
+            WEIGHT,
+            X,
+            "runs",
+            "wrong",
+            "outputs float32[4, 2] hold NaN or infinity",
+        ),
+        (
+            lambda p, x: (x @ p).sum(),
+            WEIGHT,
+            X,
+            "runs",
+            "wrong",
+            "4 examples give float32[]: the first axis has to be",
+        ),
+        (
+            lambda p, x: jnp.argmax(x @ p, -1),
+            WEIGHT,
+            X,
+            "runs",
+            "wrong",
+            "outputs int32[4]: select the floating ones",
+        ),
+        (
+            lambda p, x: x @ p.T,
+            WEIGHT,
+            X,
+            "runs",
+            "wrong",
+            "TypeError: dot_general requires contracting dimensions",
+        ),
+        (
+            rounded,
+            WEIGHT,
+            X,
+            "dtypes",
+            "note",
+            "outputs bfloat16: half precision gives kernels with a coarse",
+        ),
+        (
+            mixed,
+            WEIGHT,
+            X,
+            "dtypes",
+            "note",
+            "a unit roundoff of 0.008: half precision gives kernels with a coarse",
+        ),
+        (mixed, WEIGHT, X, "examples", "ok", "independent"),
+        (lambda p, x: x @ p, WEIGHT, X[:1], "examples", "not checked", "there is one example only"),
+        (
+            lambda p, x: x @ p,
+            WEIGHT,
+            X,
+            "mode",
+            "note",
+            "a plain function: whether it trains or evaluates is its own",
+        ),
+        (
+            lambda p, x: x @ p,
+            WEIGHT,
+            X,
+            "engine",
+            "ok",
+            "kernel of 2 examples, 2 output directions: relative error",
+        ),
+    ],
+)
+def test_what_can_be_wrong(f, params, x, question, status, text):
+    check = selfcheck(f, params, x)
+    assert check[question].status == status, str(check)
+    assert text in check[question].text
+    assert check.ok == (status != "wrong")
+    assert ("something" in str(check)) == (status == "wrong")
+
+
+@pytest.mark.slow
+def test_what_depends_on_tracing_and_on_wide_parameters(x64):
+    eager = lambda p, x: x @ p * (1 if isinstance(x @ p, jax.core.Tracer) else 2)
+    wide = jnp.asarray(WEIGHT, jnp.float64)
+    check = selfcheck(eager, wide, jnp.asarray(X, jnp.float64))
+    assert check["deterministic"].text.startswith("compiled, the outputs differ by ")
+    assert statuses(check)["the rest"] == "not checked"
+    check = selfcheck(lambda p, x: (x @ p).astype(jnp.float32), wide, X)
+    assert check["dtypes"].text.endswith(
+        "the model rounds to a coarser dtype than that of its parameters"
+    )
+    check = selfcheck(lambda p, x: x @ p, wide, X)
+    assert (
+        check["dtypes"].text == "parameters float64, inputs float32, outputs float64: they differ"
+    )
+
+
+def test_an_engine_that_is_wrong_is_found(monkeypatch):
+    from ntkdiag.checking import plain_jacobian
+
+    monkeypatch.setattr(
+        plain_jacobian,
+        "ntk",
+        lambda *args, **kwargs: ntkdiag.ntk(lambda p, x: 1.01 * (x @ p), *args[1:], **kwargs),
+    )
+    check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
+    end = ": relative error 0.02 to plain jax.vjp, in float64, more than 0.0003: please report it"
+    assert check["engine"].text.endswith(end)
+    assert not check.ok
+
+
+def test_models_that_are_others_in_float64():
+    fixed = lambda p, x: jax.lax.scan(
+        lambda c, _: (c + (x @ p)[:, 0], None), jnp.zeros(len(x), jnp.float32), None, 2
+    )[0]
+    assert selfcheck(fixed, WEIGHT, X)["engine"].text.endswith("to plain jax.vjp, not compiled")
+
+
+def test_rounding_is_told_from_a_wrong_engine(monkeypatch):
+    from ntkdiag.checking import plain_jacobian
+
+    exact = plain_jacobian.rows_in_float64
+
+    def rounded_by_one_percent(*arguments):
+        rows = exact(*arguments)
+        return dataclasses.replace(
+            rows, rows=[{path: 1.01 * leaf for path, leaf in row.items()} for row in rows.rows]
+        )
+
+    monkeypatch.setattr(plain_jacobian, "rows_in_float64", rounded_by_one_percent)
+    check = selfcheck(lambda p, x: x @ p, WEIGHT, X)
+    assert check.ok
+    assert check["engine"].status == "note"
+    assert (
+        "error 0.02 to plain jax.vjp, in float64: rounding, for in float32 it is "
+        in check["engine"].text
+    )
+
+
+def test_interactions_that_are_multiplied_by_zero_for_now():
+    params = {"body": WEIGHT, "head": jnp.zeros((2, 1))}
+    check = selfcheck(lambda p, x: jnp.tanh(batch_mean(p["body"], x)) @ p["head"], params, X)
+    assert check["examples"].text.startswith("they interact: not at these parameters, but at other")
+    assert not check.ok
+    alone = selfcheck(lambda p, x: jnp.tanh(x @ p["body"]) @ p["head"], params, X)
+    assert alone["examples"].status == "ok"
+
+
+def test_a_result_exports_itself():
+    check = selfcheck(lambda p, x: x["<a>"] @ p, WEIGHT, {"<a>": X, "b": X})
+    content = json.loads(json.dumps(check.to_dict(), allow_nan=False))
+    assert content["ok"] is True
+    assert content["trainable"][0]["shape"] == [3, 2]
+    answers = {finding["question"]: finding["status"] for finding in content["findings"]}
+    assert answers == statuses(check)
+    page = check._repr_html_()
+    assert "callable &lt;lambda&gt;, mode unspecified: nothing is wrong" in page
+    assert '<tr><th scope="row">inputs</th><td>note</td><td>&quot;b&quot; does not reach' in page
+    assert repr(check) == str(check)
+
+
+def test_errors_of_the_model_come_with_the_remedy():
+    check = selfcheck(*models_contract.linen(jnp.float32), X, mode="train")
+    assert (
+        'ntkdiag: A random layer is active: use mode="eval", or pass rngs={"dropout": key}'
+        in check["runs"].text
+    )
+
+
+@pytest.mark.slow
+def test_many_leaves_are_summed_by_their_paths():
+    params = {f"block_{i:02}": {"dense": {name: WEIGHT for name in "abc"}} for i in range(30)}
+    check = selfcheck(lambda p, x: sum(x @ leaf for leaf in jax.tree.leaves(p)), params, X)
+    assert "block_00: 3 arrays" in str(check)
+    assert "and 10 more" in str(check)
+    assert "90 arrays" in str(check)
+
+
+def test_keywords_are_handed_on_and_batches_are_required():
+    assert selfcheck(
+        lambda p, x, scale: x @ p * scale, WEIGHT, X, call_kwargs={"scale": jnp.ones(2)}
+    ).ok
+    call = (
+        "selfcheck(model): expected the batch as last argument, arrays whose first axis is the "
+        "examples; got "
+    )
+    do = (
+        ". Pass selfcheck(model, x), or selfcheck(module, variables, x), or "
+        "selfcheck(f, params, x)."
+    )
+    for arguments, got in (
+        ((), "the model alone"),
+        ((WEIGHT, 3.0), "2 arguments after the model, the last with ()"),
+        ((WEIGHT, (X, X[:2])), "2 arguments after the model, the last with (5, 3), (2, 3)"),
+    ):
+        with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
+            selfcheck(lambda p, x: x @ p, *arguments)
+        assert str(caught.value) == call + got + do
+
+
+CASES = """
+import jax.numpy as jnp
+
+def right():
+    return lambda p, x: x @ p, jnp.ones((3, 2)), jnp.arange(12.0).reshape(4, 3)
+
+def wrong():
+    f, p, x = right()
+    return {"model": lambda p, x: f(p, x - x.mean(0)), "variables": p, "x": x, "trainable": None}
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Call the command line as a shell would, next to a file of cases."""
+    (tmp_path / "selfcheck_cases.py").write_text(CASES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "selfcheck_cases", None)  # restored afterwards
+    del sys.modules["selfcheck_cases"]
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ntkdiag", "selfcheck", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_the_command_line(run):
+    status, out, err = run("selfcheck_cases:right")
+    assert (status, err) == (0, "")
+    assert "nothing is wrong" in out
+    status, out, err = run("selfcheck_cases.py:wrong")
+    assert (status, err) == (1, "")
+    assert "something is wrong" in out
+    assert run("selfcheck_cases.py:wrong", "--joint")[0] == 0
+    end = ". See: ntkdiag selfcheck --help\n"
+    assert run("selfcheck_cases.py:nothing")[2] == (
+        "ntkdiag: ntkdiag selfcheck selfcheck_cases.py:nothing: expected a function that returns "
+        "(model, x), (model, "
+        f"variables, x), or a dictionary with model and x; got int{end}"
+    )
+    status, _, err = run("nowhere.py:case")
+    assert status == 1
+    assert (
+        "ntkdiag selfcheck nowhere.py:case: expected a file that can be imported; got no file at"
+        in err
+    )
+    assert run("selfcheck_cases.py")[2] == (
+        "ntkdiag: ntkdiag selfcheck selfcheck_cases.py: expected module:attribute or "
+        "path.py:attribute, such as "
+        f"mymodels:net; got selfcheck_cases.py{end}"
+    )
+    assert 'got mode="test"' in run("selfcheck_cases.py:right", "--mode", "test")[2].replace(
+        "'", '"'
+    )
+    assert (
+        "matches none of: (the" not in run("selfcheck_cases.py:right", "--trainable", "nothing")[2]
+    )

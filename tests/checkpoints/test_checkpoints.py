@@ -1,0 +1,373 @@
+"""Reading Orbax checkpoints: every layout comes back, everything else is one clear error."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as v0
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from orbax.checkpoint import v1
+
+from ntkdiag.checkpoints.contents import read_contents
+from ntkdiag.checkpoints.params import load_params
+from ntkdiag.errors import CheckpointError
+
+PARAMS = {
+    "dense": {
+        "kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3),
+        "bias": np.ones(3, np.float32),
+    }
+}
+STATS = {"norm": {"mean": np.full(3, 0.5, np.float32)}}
+VARIABLES = {"params": PARAMS, "batch_stats": STATS}
+
+
+def assert_same(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for left, right in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert isinstance(left, np.ndarray)
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+
+
+def save_v0(path, tree):
+    with v0.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, tree)
+
+
+def save_manager(root, steps, tree):
+    with v0.CheckpointManager(root) as manager:
+        for step in steps:
+            scaled = jax.tree.map(lambda leaf, step=step: leaf + step, tree)
+            manager.save(step, args=v0.args.StandardSave(scaled))
+        manager.wait_until_finished()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    v1.save(tmp_path / "ckpt", VARIABLES)
+    return tmp_path / "ckpt"
+
+
+# On damaged data Orbax abandons asyncio tasks, which Python reports when it collects them.
+damaged = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def data_files(path):
+    return [
+        file
+        for file in path.rglob("*")
+        if file.is_file() and "d" in file.relative_to(path).parts[:-1]
+    ]
+
+
+def test_v0_standard_checkpoint(tmp_path):
+    save_v0(tmp_path / "a", VARIABLES)
+    assert_same(load_params(tmp_path / "a"), PARAMS)
+
+
+def test_v0_pytree_checkpoint_without_ocdbt(tmp_path):
+    v0.PyTreeCheckpointer(use_ocdbt=False).save(tmp_path / "a", {"params": PARAMS, "step": 3})
+    assert_same(load_params(tmp_path / "a"), PARAMS)
+
+
+def test_v1_checkpoint_and_its_item(saved):
+    assert_same(load_params(saved), PARAMS)
+    assert_same(load_params(saved / "state"), PARAMS)
+
+
+def test_collections_are_read_beside_params(saved):
+    assert_same(read_contents(saved).collections, {"batch_stats": STATS})
+
+
+def test_manager_root_step_directory_and_item_directory(tmp_path):
+    save_manager(tmp_path, (0, 3, 10), VARIABLES)
+    for path, step, offset in [(tmp_path, None, 10), (tmp_path, 3, 3), (tmp_path / "3", None, 3)]:
+        assert_same(
+            load_params(path, step), jax.tree.map(lambda leaf, offset=offset: leaf + offset, PARAMS)
+        )
+    assert_same(
+        load_params(tmp_path / "3" / "default"), jax.tree.map(lambda leaf: leaf + 3, PARAMS)
+    )
+    assert read_contents(tmp_path).location.step == 10
+
+
+def test_v1_checkpointer_root(tmp_path):
+    with v1.training.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(5, VARIABLES)
+    assert_same(load_params(tmp_path, 5), PARAMS)
+
+
+def test_params_are_found_in_a_train_state_and_the_optimizer_state_is_not_read(tmp_path):
+    state = TrainState.create(apply_fn=nn.Dense(1).apply, params=PARAMS, tx=optax.adam(1e-3))
+    save_v0(tmp_path / "a", state)
+    contents = read_contents(tmp_path / "a")
+    assert_same(contents.params, PARAMS)
+    assert contents.collections == {}
+
+
+def test_params_that_are_a_whole_variables_dict(tmp_path):
+    v1.save(tmp_path / "a", {"params": VARIABLES, "step": 1})
+    assert_same(load_params(tmp_path / "a"), PARAMS)
+
+
+def test_bare_params(tmp_path):
+    v1.save(tmp_path / "a", PARAMS)
+    assert_same(load_params(tmp_path / "a"), PARAMS)
+
+
+def test_nnx_value_level_is_taken_out(tmp_path):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    save_v0(tmp_path / "a", nnx.state(model))
+    assert_same(
+        load_params(tmp_path / "a"), jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
+    )
+
+
+def test_a_parameter_called_value_keeps_its_name(tmp_path):
+    v1.save(tmp_path / "a", {"params": {"scale": {"value": np.ones(2)}, "kernel": np.ones(2)}})
+    assert set(load_params(tmp_path / "a")["scale"]) == {"value"}
+
+
+def test_equinox_module(tmp_path):
+    model = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
+    save_v0(tmp_path / "a", eqx.filter(model, eqx.is_inexact_array))
+    layer = load_params(tmp_path / "a")["layers"][0]
+    np.testing.assert_array_equal(layer["weight"], model.layers[0].weight)
+
+
+def test_bfloat16_keeps_its_dtype(tmp_path):
+    v1.save(tmp_path / "a", {"params": {"w": jax.numpy.ones(3, jax.numpy.bfloat16)}})
+    assert load_params(tmp_path / "a")["w"].dtype == jax.numpy.bfloat16
+
+
+def test_at_selects_another_tree(tmp_path):
+    v1.save(tmp_path / "a", {"params": PARAMS, "ema": {"weights": {"w": np.zeros(2, np.float32)}}})
+    assert_same(load_params(tmp_path / "a", at="ema/weights"), {"w": np.zeros(2, np.float32)})
+
+
+def assert_refused(path, *parts, step=None, at=None):
+    with pytest.raises(CheckpointError) as caught:
+        load_params(path, step, at=at)
+    text = str(caught.value)
+    call = "load_params(path)" if step is None else "load_params(path, step)"
+    assert text.startswith(f"{call}: expected an Orbax checkpoint at '{path}'; got ")
+    for part in parts:
+        assert part in text, text
+    return text
+
+
+def test_missing_path(tmp_path):
+    assert_refused(tmp_path / "nowhere", "got no such path", "Check the spelling")
+
+
+def test_plain_file(tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert_refused(tmp_path / "file", "got a plain file", "Pass the checkpoint directory")
+
+
+def test_empty_directory(tmp_path):
+    assert_refused(
+        tmp_path, "got an empty directory", "Pass the directory the checkpoint was saved to"
+    )
+
+
+def test_directory_without_a_checkpoint(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    assert_refused(
+        tmp_path, "no _METADATA file in it", "a step directory, or a CheckpointManager root"
+    )
+
+
+def test_unfinished_save_is_refused_and_skipped_in_a_root(tmp_path):
+    save_manager(tmp_path, (1,), VARIABLES)
+    tmp = tmp_path / "2.orbax-checkpoint-tmp"
+    (tmp_path / "1").rename(tmp)
+    assert_refused(tmp, "a save that never finished", "Use an earlier step")
+    assert_refused(tmp_path, "only saves that never finished")
+    save_manager(tmp_path, (7,), VARIABLES)
+    assert read_contents(tmp_path).location.step == 7
+
+
+def test_missing_step_names_the_steps_there(tmp_path):
+    save_manager(tmp_path, (0, 3), VARIABLES)
+    assert_refused(tmp_path, "got no step 4", "Finished steps there: 0, 3.", step=4)
+
+
+def test_step_of_a_single_checkpoint(saved):
+    assert_refused(saved, "got a single checkpoint, and step=4", "Leave step out", step=4)
+
+
+@damaged
+def test_truncated_data(saved):
+    for file in data_files(saved):
+        file.write_bytes(file.read_bytes()[:20])
+    text = assert_refused(
+        saved, "no data for batch_stats/norm/mean, params/dense/bias, params/dense/kernel"
+    )
+    assert len(text) < 600
+
+
+@damaged
+def test_truncated_arrays_with_whole_metadata(tmp_path):
+    v0.PyTreeCheckpointer(use_ocdbt=False).save(tmp_path / "a", {"params": PARAMS})
+    chunk = tmp_path / "a" / "params.dense.kernel" / "0.0"
+    chunk.write_bytes(chunk.read_bytes()[:10])
+    assert_refused(
+        tmp_path / "a", "unreadable or missing data", "Use another step, or save it again"
+    )
+    chunk.unlink()
+    assert_refused(tmp_path / "a", "unreadable or missing data")
+
+
+@damaged
+def test_deleted_data(saved):
+    for file in data_files(saved):
+        file.unlink()
+    assert_refused(saved, "no data for batch_stats/norm/mean", "Use another step, or save it again")
+
+
+@damaged
+def test_unreadable_metadata(saved):
+    (saved / "state" / "_METADATA").write_text("{")
+    assert_refused(saved, "unreadable", "JSONDecodeError")
+
+
+def test_several_items_none_of_them_usual(tmp_path):
+    save = v0.args.StandardSave(PARAMS)
+    with v0.CheckpointManager(tmp_path) as manager:
+        manager.save(0, args=v0.args.Composite(actor=save, critic=save))
+        manager.wait_until_finished()
+    with pytest.raises(
+        CheckpointError, match=r"several items: actor, critic\. Pass the directory of the item"
+    ):
+        load_params(tmp_path)
+    assert_same(load_params(tmp_path / "0" / "critic"), PARAMS)
+
+
+def test_several_parameter_trees(tmp_path):
+    v1.save(tmp_path / "a", {"actor": {"params": PARAMS}, "critic": {"params": PARAMS}})
+    do = 'Choose one: load_params(path, at="actor/params").'
+    assert_refused(tmp_path / "a", "several parameter trees: actor/params, critic/params", do)
+    assert_same(load_params(tmp_path / "a", at="critic/params"), PARAMS)
+
+
+def test_optimizer_state_without_params(tmp_path):
+    v1.save(tmp_path / "a", {"model": PARAMS, "opt_state": PARAMS})
+    assert_refused(
+        tmp_path / "a", "an optimizer state but no key 'params'", 'load_params(path, at="model")'
+    )
+
+
+def test_at_names_nothing(saved):
+    assert_refused(saved, "nothing under 'ema'", "It holds: batch_stats, params.", at="ema")
+
+
+def test_symlink_out_of_the_checkpoint_is_refused(saved, tmp_path):
+    target = tmp_path / "elsewhere"
+    first = data_files(saved)[0]
+    first.rename(target)
+    first.symlink_to(target)
+    assert_refused(saved, f"a symlink that leads outside it: {first.relative_to(saved)}")
+
+
+def test_step_that_is_a_symlink_out_of_the_root_is_refused(saved, tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "1").symlink_to(saved)
+    assert_refused(root, "a symlink that leads outside it: 1")
+
+
+def test_symlink_to_the_checkpoint_itself_is_followed(saved, tmp_path):
+    os.symlink(saved, tmp_path / "latest")
+    assert_same(load_params(tmp_path / "latest"), PARAMS)
+
+
+def rewrite_metadata(saved, change):
+    file = saved / "state" / "_METADATA"
+    metadata = json.loads(file.read_text())
+    change(metadata["tree_metadata"])
+    file.write_text(json.dumps(metadata))
+
+
+def rename_bias(saved, name):
+    def rename(tree):
+        for entry in tree.values():
+            if entry["key_metadata"][-1]["key"] == "bias":
+                entry["key_metadata"][-1]["key"] = name
+
+    rewrite_metadata(saved, rename)
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/etc/elsewhere", ".."])
+def test_key_that_climbs_out_is_refused(saved, name):
+    rename_bias(saved, name)
+    assert_refused(saved, f"the key 'params/dense/{name}', which names a file outside it")
+
+
+@damaged
+def test_leaf_that_is_listed_but_not_there_is_refused(saved):
+    rename_bias(saved, "elsewhere")
+    assert_refused(saved, "got no data for", "params/dense/elsewhere")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"tree_metadata": []}', '{"tree_metadata": {"a": 1}}']
+)
+def test_metadata_of_another_form(saved, text):
+    (saved / "state" / "_METADATA").write_text(text)
+    assert_refused(saved, "unreadable metadata")
+
+
+def test_declared_size_beyond_memory_is_refused(saved, monkeypatch):
+    monkeypatch.setattr("ntkdiag.checkpoints.contained.physical_memory", lambda: 16)
+    assert_refused(saved, "arrays of 48 bytes declared in its metadata, on a machine with 16")
+    monkeypatch.setattr("ntkdiag.checkpoints.contained.physical_memory", lambda: None)
+    assert_same(load_params(saved), PARAMS)
+
+
+def test_a_checkpoint_sharded_over_four_devices_is_read_on_one(tmp_path):
+    script = f"""
+import jax, numpy
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint import v1
+mesh = Mesh(numpy.array(jax.devices()), ("d",))
+w = numpy.arange(32.0, dtype="float32").reshape(8, 4)
+w = jax.device_put(w, NamedSharding(mesh, PartitionSpec("d")))
+v1.save({str(tmp_path / "a")!r}, {{"params": {{"w": w, "key": jax.random.key(3)}}}})
+"""
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **flags}, check=True, capture_output=True
+    )
+    params = load_params(tmp_path / "a")
+    np.testing.assert_array_equal(params["w"], np.arange(32.0).reshape(8, 4))
+    np.testing.assert_array_equal(
+        params["key"], jax.random.key_data(jax.random.key(3))
+    )  # keys come as raw integers
+
+
+def test_readers_side_by_side_leave_the_logger_as_it_was(tmp_path):
+    v1.save(tmp_path / "one", {"w": np.ones((2, 2), np.float32)})
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        readers = [threading.Thread(target=lambda: load_params(tmp_path / "one")) for _ in range(6)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)

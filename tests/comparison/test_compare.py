@@ -1,0 +1,645 @@
+"""compare(): every number against dense float64 algebra, every library, every refusal."""
+
+import json
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from flax import nnx
+from orbax.checkpoint import v1
+
+from ntkdiag.comparison.compare import compare
+from ntkdiag.comparison.comparison import Comparison
+from ntkdiag.comparison.verdict import regime
+from ntkdiag.descent import Descent
+from ntkdiag.errors import InvalidInputError, StructureError
+from ntkdiag.models import functionalize
+
+N, C = 6, 2
+Y = np.arange(N) % C
+
+
+def mlp(params, x):
+    return jnp.tanh(x @ params["in"]["w"] + params["in"]["b"]) @ params["out"]["w"]
+
+
+def mlp_params(seed, dtype=np.float64, scale=1.0):
+    rng = np.random.default_rng(seed)
+    shapes = {"in": {"w": (3, 4), "b": (4,)}, "out": {"w": (4, C)}}
+    return jax.tree.map(
+        lambda s: (scale * rng.normal(size=s)).astype(dtype),
+        shapes,
+        is_leaf=lambda s: type(s) is tuple,
+    )
+
+
+def probe(dtype=np.float64):
+    return np.random.default_rng(9).normal(size=(N, 3)).astype(dtype)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """A comparison in float64 and, beside it, the two dense Jacobians `[n o P]`."""
+    a, b, x = mlp_params(0), mlp_params(1), probe()
+    with jax.enable_x64(True):
+        comparison = compare(
+            a, b, model=mlp, x=x, y=Y, loss="cross_entropy", descent=Descent(0.1, momentum=0.9)
+        )
+    return comparison, reference.jacobian(mlp, a, x), reference.jacobian(mlp, b, x)
+
+
+def matrix(jacobian):
+    flat = jacobian.reshape(N * C, -1)
+    return flat @ flat.T
+
+
+def centred(kernel):
+    h = np.kron(np.eye(N) - 1 / N, np.eye(C))
+    return h @ kernel @ h
+
+
+def outputs(params):
+    return np.asarray(np.tanh(probe() @ params["in"]["w"] + params["in"]["b"]) @ params["out"]["w"])
+
+
+@pytest.mark.slow
+def test_kernels_and_spectra(dense):
+    comparison, *jacobians = dense
+    for side, jacobian in zip((comparison.a, comparison.b), jacobians, strict=True):
+        kernel = matrix(jacobian)
+        eigenvalues = np.linalg.eigvalsh(kernel)[::-1]
+        share = eigenvalues / eigenvalues.sum()
+        np.testing.assert_allclose(side.kernel.matrix, kernel, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(side.spectrum.eigenvalues, eigenvalues, rtol=1e-8)
+        np.testing.assert_allclose(side.trace, np.trace(kernel), rtol=1e-10)
+        np.testing.assert_allclose(
+            side.spectrum.participation_ratio, 1 / np.sum(share**2), rtol=1e-8
+        )
+        np.testing.assert_allclose(
+            side.spectrum.entropy_rank, np.exp(-np.sum(share * np.log(share))), rtol=1e-8
+        )
+
+
+def test_drift(dense):
+    comparison, *jacobians = dense
+    a, b = map(matrix, jacobians)
+    norm = np.linalg.norm
+    scale = np.sum(a * b) / norm(a) ** 2
+    cosine = np.sum(a * b) / norm(a) / norm(b)
+    ca, cb = centred(a), centred(b)
+    drift = comparison.drift
+    np.testing.assert_allclose(drift.relative, norm(b - a) / norm(a), rtol=1e-10)
+    np.testing.assert_allclose(drift.scale, scale, rtol=1e-10)
+    np.testing.assert_allclose(drift.rotation, np.arccos(cosine), rtol=1e-10)
+    np.testing.assert_allclose(drift.distance, 1 - cosine, rtol=1e-10)
+    np.testing.assert_allclose(
+        drift.distance_centred, 1 - np.sum(ca * cb) / norm(ca) / norm(cb), rtol=1e-10
+    )
+
+
+def test_alignment_and_label_power(dense):
+    comparison, *jacobians = dense
+    labels = np.eye(C)[Y]
+    labels = (labels - labels.mean(0)).ravel()
+    for side, jacobian in zip((comparison.a, comparison.b), jacobians, strict=True):
+        kernel = centred(matrix(jacobian))
+        expected = labels @ kernel @ labels / np.linalg.norm(kernel) / np.sum(labels**2)
+        np.testing.assert_allclose(side.alignment, expected, rtol=1e-10)
+        vectors = np.linalg.eigh(kernel)[1][:, ::-1]
+        power = np.cumsum((vectors.T @ labels) ** 2) / np.sum(labels**2)
+        np.testing.assert_allclose(side.label_power[:8], power[:8], rtol=1e-6)
+        np.testing.assert_allclose(side.label_power[-1], 1, rtol=1e-10)
+
+
+def test_loss_accuracy_and_stability(dense):
+    comparison, jacobian, _ = dense
+    logits = outputs(mlp_params(0))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    hessian = np.zeros((N * C, N * C))
+    for i in range(N):
+        hessian[i * C : i * C + C, i * C : i * C + C] = np.diag(p[i]) - np.outer(p[i], p[i])
+    flat = jacobian.reshape(N * C, -1)
+    gauss_newton = flat.T @ hessian @ flat / N
+    critical = 2 * 1.9 / np.linalg.eigvalsh(gauss_newton)[-1]
+    np.testing.assert_allclose(comparison.a.loss, -np.mean(np.log(p[np.arange(N), Y])), rtol=1e-10)
+    assert comparison.a.accuracy == np.mean(logits.argmax(1) == Y)
+    np.testing.assert_allclose(comparison.a.critical_learning_rate, critical, rtol=1e-8)
+    np.testing.assert_allclose(comparison.a.margin, 0.1 / critical, rtol=1e-8)
+
+
+def test_movement_and_share_of_the_trace(dense):
+    comparison, jacobian, _ = dense
+    a, b = mlp_params(0), mlp_params(1)
+    rows = {row.path: row for row in comparison.movement}
+    assert list(rows) == ["in/b", "in/w", "out/w", "all"]
+    np.testing.assert_allclose(rows["in/w"].moved, np.linalg.norm(b["in"]["w"] - a["in"]["w"]))
+    np.testing.assert_allclose(
+        rows["in/w"].relative, rows["in/w"].moved / np.linalg.norm(a["in"]["w"])
+    )
+    squares = np.sum(jacobian**2, axis=(0, 1))  # [P], leaves in order b, w, w
+    shares = [squares[:4].sum(), squares[4:16].sum(), squares[16:].sum()] / squares.sum()
+    np.testing.assert_allclose(
+        [rows[path].share_a for path in ("in/b", "in/w", "out/w")], shares, rtol=1e-10
+    )
+    h = np.eye(N) - 1 / N
+    parts = [h @ np.einsum("nop,mop->nm", j[..., 4:16], j[..., 4:16]) @ h for j in dense[1:]]
+    parts = [part / np.linalg.norm(part) for part in parts]
+    np.testing.assert_allclose(
+        rows["in/w"].distance_centred, 1 - np.sum(parts[0] * parts[1]), rtol=1e-8
+    )
+    theta = [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (a, b)]
+    np.testing.assert_allclose(
+        rows["all"].relative, np.linalg.norm(theta[1] - theta[0]) / np.linalg.norm(theta[0])
+    )
+    assert rows["all"].size == 24
+
+
+def test_the_kernel_of_the_last_bias_is_constant_and_has_no_centred_distance():
+    a, b = (
+        {"w": np.full((3, 2), 0.1 + k, np.float32), "b": np.full(2, 0.1 * k, np.float32)}
+        for k in (0, 1)
+    )
+    comparison = compare(
+        a, b, model=lambda p, x: jnp.tanh(x @ p["w"]) + p["b"], x=probe(np.float32)
+    )
+    distances = {row.path: row.distance_centred for row in comparison.movement}
+    assert distances["b"] is distances["all"] is None
+    assert distances["w"] > 0.01
+
+
+def test_linear_prediction(dense):
+    comparison, jacobian, _ = dense
+    a, b = mlp_params(0), mlp_params(1)
+    step = np.concatenate(
+        [(q - p).ravel() for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    )
+    start, actual = outputs(a), outputs(b)
+    predicted = start + jacobian @ step
+    prediction = comparison.prediction
+    np.testing.assert_allclose(prediction.outputs, predicted, rtol=1e-8)
+    np.testing.assert_allclose(
+        prediction.rms, np.sqrt(np.mean((predicted - actual) ** 2)), rtol=1e-8
+    )
+    np.testing.assert_allclose(prediction.max, np.abs(predicted - actual).max(), rtol=1e-8)
+    np.testing.assert_allclose(
+        prediction.e1,
+        np.linalg.norm(predicted - actual) / np.linalg.norm(actual - start),
+        rtol=1e-8,
+    )
+    assert prediction.agreement == np.mean(predicted.argmax(1) == actual.argmax(1))
+
+
+def test_everything_is_plain_json_and_names_its_convention(dense):
+    comparison, *_ = dense
+    content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    facts = content["facts"]
+    assert facts["kernel"] == "full kernel J Jᵀ, 12 × 12"
+    assert facts["loss"] == "softmax cross-entropy, mean over examples"
+    assert (facts["n_examples"], facts["n_outputs"], facts["parameters"]) == (N, C, 24)
+    assert facts["kernel_dtype"] == "float64"
+    assert len(facts["probe_sha256"]) == len(content["a"]["params_sha256"]) == 64
+    assert "ntkdiag 0" in facts["versions"]
+    assert content["a"]["eigenvalues"][0] == comparison.a.spectrum.largest
+    assert content["verdict"]["criterion"].startswith("LAZY if e1 < 0.1 and S_c < 0.01")
+    assert content["movement"][0]["relative"] == comparison.movement[0].relative
+
+
+def test_mse_is_summed_over_outputs_and_its_stability_needs_no_labels(x64):
+    a, x = mlp_params(0), probe()
+    comparison = compare(a, mlp_params(1), model=mlp, x=x, loss="mse", descent=0.1)
+    largest = np.linalg.eigvalsh(matrix(reference.jacobian(mlp, a, x)))[-1]
+    np.testing.assert_allclose(comparison.a.margin, 0.1 * largest / (2 * N), rtol=1e-8)
+    assert (
+        comparison.a.alignment
+        is comparison.a.loss
+        is comparison.a.accuracy
+        is comparison.a.label_power
+        is None
+    )
+    assert any("No labels were given" in note for note in comparison.notes)
+
+
+def test_without_a_loss_there_are_no_stability_numbers_and_a_note_says_so():
+    comparison = compare(
+        mlp_params(0, np.float32), mlp_params(1, np.float32), model=mlp, x=probe(np.float32), y=Y
+    )
+    assert comparison.a.critical_learning_rate is comparison.a.margin is comparison.a.loss is None
+    assert comparison.a.accuracy is not None
+    assert comparison.facts["loss"] == "none named"
+    assert "No loss was named: no stability numbers; pass loss=..." in comparison.notes
+    assert "critical learning rate" not in str(comparison).split("Note:")[0]
+
+
+def test_a_loss_of_the_user(x64):
+    """Squared error as a function of the user's gives the numbers of squared error."""
+
+    def halved(outputs, y):
+        return 0.5 * jnp.mean(jnp.sum((outputs - jax.nn.one_hot(y, C)) ** 2, axis=1))
+
+    a, b, x = mlp_params(0), mlp_params(1), probe()
+    options = {"model": mlp, "x": x, "y": Y, "descent": 0.1}
+    own, ours = compare(a, b, loss=halved, **options), compare(a, b, loss="mse", **options)
+    np.testing.assert_allclose(own.a.loss, ours.a.loss, rtol=1e-10)
+    np.testing.assert_allclose(own.a.margin, ours.a.margin, rtol=1e-10)
+    assert own.facts["loss"] == "`halved` of the user"
+    with pytest.raises(InvalidInputError, match="the labels `y` beside a loss of the user"):
+        compare(a, b, model=mlp, x=x, loss=halved)
+
+
+def test_a_linear_model_is_lazy_and_predicted_exactly(x64):
+    rng = np.random.default_rng(0)
+    a, b = ({"w": rng.normal(size=(3, 2))} for _ in range(2))
+    comparison = compare(a, b, model=lambda p, x: x @ p["w"], x=probe(), y=Y)
+    assert comparison.prediction.e1 < 1e-12
+    assert comparison.drift.relative == 0
+    assert comparison.verdict.name == "LAZY"
+
+
+def test_examples_twice_in_the_probe_give_unresolved_eigenvalues():
+    x = np.concatenate([probe(np.float32)[:3]] * 2)
+    comparison = compare(mlp_params(0, np.float32), mlp_params(1, np.float32), model=mlp, x=x, y=Y)
+    content = comparison.to_dict()["a"]
+    assert content["unresolved_eigenvalues"] == 6
+    assert len(content["eigenvalues"]) == 6
+    assert min(content["eigenvalues"]) > content["noise_floor"]
+    assert "6 of 12" in str(comparison)
+
+
+def test_reduced_kernels_have_no_learning_rate():
+    a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
+    comparison = compare(
+        a, b, model=mlp, x=probe(np.float32), y=Y, reduction="mean", loss="mse", descent=0.1
+    )
+    full = reference.ntk(mlp, a, probe())
+    np.testing.assert_allclose(
+        comparison.a.kernel.matrix, np.einsum("nomo->nm", full) / C, rtol=1e-4, atol=1e-5
+    )
+    assert comparison.a.margin is None
+    assert comparison.a.critical_learning_rate is None
+    assert any(
+        note.startswith("Kernels are reduced over outputs (mean)") for note in comparison.notes
+    )
+
+
+def test_nothing_moved():
+    a = mlp_params(0, np.float32)
+    comparison = compare(a, a, model=mlp, x=probe(np.float32))
+    assert comparison.verdict.name == "UNCHANGED"
+    assert comparison.prediction.e1 is None
+
+
+@pytest.mark.parametrize(
+    ("e1", "distance", "before", "after", "name"),
+    [
+        (0.05, 0.005, 0.1, 0.1, "LAZY"),
+        (0.05, 0.05, 0.1, 0.3, "MIXED"),
+        (0.9, 0.2, 0.1, 0.2, "RICH"),
+        (0.9, 0.2, 0.1, 0.19, "MIXED"),
+        (0.9, 0.2, 0.0, 0.1, "RICH"),
+        (0.9, 0.2, None, None, "MIXED"),
+        (0.9, 0.005, 0.1, 0.9, "MIXED"),
+        (None, 0.0, 0.1, 0.1, "UNCHANGED"),
+    ],
+)
+def test_verdict(e1, distance, before, after, name):
+    assert regime(e1, distance, before, after).name == name
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(C)(jnp.tanh(nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.List([nnx.Linear(3, 4, rngs=rngs)])
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(4, C, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.drop(jnp.tanh(self.norm(self.hidden[0](x)))))
+
+
+def shifted(tree, by):
+    return jax.tree.map(lambda leaf: leaf + by, tree)
+
+
+@pytest.mark.slow
+def test_linen_checkpoints_bring_their_own_statistics(tmp_path):
+    x, module = probe(np.float32), LinenNet()
+    a = module.init(jax.random.key(0), x)
+    b = shifted(a, 0.1)
+    v1.save(tmp_path / "1", a)
+    v1.save(tmp_path / "2", b)
+    comparison = compare(tmp_path / "1", tmp_path / "2", model=module, variables=a, x=x, y=Y)
+    np.testing.assert_allclose(comparison.a.outputs, module.apply(a, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(comparison.b.outputs, module.apply(b, x), rtol=1e-5, atol=1e-6)
+    assert (
+        comparison.a.fixed_state
+        == "as saved (batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var)"
+    )
+    assert "fixed state at A: as saved (batch_stats/" in str(comparison)
+    in_memory = compare(a, b, model=module, x=x, y=Y)
+    assert in_memory.a.params_sha256 == comparison.a.params_sha256
+    np.testing.assert_allclose(in_memory.b.alignment, comparison.b.alignment, rtol=1e-5)
+
+
+def test_linen_statistics_that_were_not_saved_come_from_variables(tmp_path):
+    x, module = probe(np.float32), LinenNet()
+    variables = module.init(jax.random.key(0), x)
+    moved = {"params": shifted(variables["params"], 0.1), "batch_stats": variables["batch_stats"]}
+    v1.save(tmp_path / "b", moved["params"])
+    comparison = compare(variables, tmp_path / "b", model=module, variables=variables, x=x)
+    np.testing.assert_allclose(comparison.b.outputs, module.apply(moved, x), rtol=1e-5, atol=1e-6)
+    assert comparison.b.fixed_state.startswith(
+        "those of the model as given (batch_stats/BatchNorm_0/mean"
+    )
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        nnx.state,
+        lambda model: nnx.to_pure_dict(nnx.state(model)),
+        lambda model: nnx.state(model, nnx.Not(nnx.RngState)),
+    ],
+    ids=["state", "pure dict", "without random keys"],
+)
+def test_nnx_checkpoints_bring_their_own_statistics(tmp_path, form):
+    x, a, b = probe(np.float32), NnxNet(nnx.Rngs(0)), NnxNet(nnx.Rngs(1))
+    b.norm.mean[...] = b.norm.mean[...] + 0.3
+    v1.save(tmp_path / "b", form(b))
+    comparison = compare(a, tmp_path / "b", model=a, x=x, y=Y)
+    b.eval()
+    np.testing.assert_allclose(comparison.b.outputs, b(x), rtol=1e-5, atol=1e-6)
+    assert comparison.b.fixed_state == "as saved (norm/mean, norm/var)"
+
+
+@pytest.mark.slow
+def test_equinox_checkpoints(tmp_path):
+    x = probe(np.float32)
+    a, b = (eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in (0, 1))
+    v1.save(tmp_path / "a", eqx.filter(a, eqx.is_inexact_array))
+    v1.save(tmp_path / "b", eqx.filter(b, eqx.is_array))
+    comparison = compare(tmp_path / "a", tmp_path / "b", model=a, x=x, y=Y)
+    np.testing.assert_allclose(comparison.b.outputs, jax.vmap(b)(x), rtol=1e-5, atol=1e-6)
+    assert [row.path for row in comparison.movement][:2] == ["layers/0/weight", "layers/0/bias"]
+    assert compare(a, b, x=x).b.params_sha256 == comparison.b.params_sha256
+
+
+def test_functionals_need_no_model_and_steps_of_a_root_name_the_sides(tmp_path):
+    x, a = probe(np.float32), mlp_params(0, np.float32)
+    with v1.training.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, {"params": a, "step": 0})
+        checkpointer.save(7, {"params": shifted(a, 0.1), "step": 7})
+    functional = functionalize(mlp, a)
+    comparison = compare(
+        f"{tmp_path}@0", tmp_path.with_name(f"{tmp_path.name}@7"), model=functional, x=x
+    )
+    assert (comparison.a.label, comparison.b.label) == ("step 0", "step 7")
+    beside = compare(functional, tmp_path, x=x, names=("start", "end"))
+    assert (beside.a.label, beside.b.label, beside.b.step) == ("start", "end", 7)
+    np.testing.assert_allclose(beside.drift.relative, comparison.drift.relative, rtol=1e-5)
+
+
+def test_equal_names_are_told_apart(tmp_path):
+    a = mlp_params(0, np.float32)
+    for run, tree in (("one", a), ("two", shifted(a, 0.1))):
+        v1.save(tmp_path / run / "100", tree)
+    comparison = compare(
+        tmp_path / "one" / "100", tmp_path / "two" / "100", model=mlp, x=probe(np.float32)
+    )
+    assert (comparison.a.label, comparison.b.label) == ("A: step 100", "B: step 100")
+
+
+def test_float64_parameters_in_float32_are_said(tmp_path):
+    v1.save(tmp_path / "a", mlp_params(0))
+    comparison = compare(tmp_path / "a", mlp_params(1), model=mlp, x=probe())
+    assert comparison.notes[0].startswith("Parameters saved as float64 were computed in float32")
+
+
+def refused(error, *parts, a=None, b=None, **options):
+    options = {"model": mlp, "x": probe(np.float32), **options}
+    with pytest.raises(error) as caught:
+        compare(a or mlp_params(0, np.float32), b or mlp_params(1, np.float32), **options)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_every_difference_is_listed_by_path(tmp_path):
+    a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
+    b["in"]["b"] = b["in"]["b"].astype(np.float16)
+    b["out"]["w"] = b["out"]["w"][:, :1]
+    b["extra"] = {"w": np.zeros(2, np.float32)}
+    del b["in"]["w"]
+    parts = (
+        "compare(a, b, x=...): expected parameters with the same paths, shapes and dtypes",
+        "got 4 differences",
+        "in/b: expected float32[4], got float16[4]",
+        "in/w: missing, expected float32[3, 4]",
+        "out/w: expected float32[4, 2], got float32[4, 1]",
+        "extra/w: unexpected float32[2]",
+        "nothing is restored in part",
+    )
+    refused(StructureError, *parts, a=a, b=b)
+    v1.save(tmp_path / "b", b)
+    refused(
+        StructureError,
+        *parts,
+        a=a,
+        b=tmp_path / "b",
+        model=functionalize(mlp, a),
+    )
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    v1.save(tmp_path / "a", mlp_params(0, np.float32))
+    x = probe(np.float32)
+    equinox = eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(0))
+    refused(
+        StructureError,
+        "layers/0/weight: missing",
+        "in/w: unexpected",
+        a=tmp_path / "a",
+        b=equinox,
+        model=equinox,
+    )
+    model = NnxNet(nnx.Rngs(0))
+    refused(
+        StructureError,
+        "hidden/0/kernel: missing",
+        "in/w: unexpected",
+        a=tmp_path / "a",
+        b=model,
+        model=model,
+    )
+    module = LinenNet()
+    variables = module.init(jax.random.key(0), x)
+    parts = ("Dense_0/kernel: missing", "in/w: unexpected")
+    refused(
+        StructureError, *parts, a=tmp_path / "a", b=variables, model=module, variables=variables
+    )
+
+
+def test_a_functional_keeps_its_own_statistics_and_says_so(tmp_path):
+    x, module = probe(np.float32), LinenNet()
+    variables = module.init(jax.random.key(0), x)
+    v1.save(tmp_path / "b", shifted(variables, 0.1))
+    comparison = compare(variables, tmp_path / "b", model=functionalize(module, variables), x=x)
+    own = {"params": shifted(variables["params"], 0.1), "batch_stats": variables["batch_stats"]}
+    np.testing.assert_allclose(comparison.b.outputs, module.apply(own, x), rtol=1e-5, atol=1e-6)
+    assert comparison.a.fixed_state.startswith(
+        "those of the Functional given as model= (batch_stats/"
+    )
+    assert "differ and are not used" not in comparison.a.fixed_state
+    assert (
+        "the saved batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var differ"
+        in comparison.b.fixed_state
+    )
+
+
+def test_a_callable_gets_the_tree_it_was_given(tmp_path):
+    x, module = probe(np.float32), nn.Dense(C)
+    variables = module.init(jax.random.key(0), x)
+    moved = shifted(variables, 0.1)
+    comparison = compare(variables, moved, model=lambda p, x: module.apply(p, x), x=x)
+    assert [row.path for row in comparison.movement] == ["params/bias", "params/kernel", "all"]
+    v1.save(tmp_path / "b", moved)
+    comparison = compare(
+        variables, tmp_path / "b", model=module.apply, x=x
+    )  # this one stands for the module
+    assert [row.path for row in comparison.movement] == ["bias", "kernel", "all"]
+
+
+def test_a_network_whose_outputs_do_not_depend_on_its_parameters(tmp_path):
+    comparison = compare(
+        *({"w": np.full((3, 2), k, np.float32)} for k in (1, 2)),
+        model=dead,
+        x=probe(np.float32),
+        y=Y,
+    )
+    content = comparison.to_dict()
+    assert content["a"]["eigenvalues"] == []
+    assert content["a"]["alignment"] is content["drift"]["relative"] is None
+    comparison.save(tmp_path / "dead.html")
+    assert "0 of 12" in str(comparison)
+
+
+def dead(params, x):
+    return 0 * (x @ params["w"])
+
+
+@pytest.mark.slow
+def test_bfloat16(tmp_path):
+    tree = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), mlp_params(0))
+    v1.save(tmp_path / "a", tree)
+    comparison = compare(
+        tmp_path / "a",
+        shifted(tree, 0.25),
+        model=mlp,
+        x=probe(np.float32).astype(jnp.bfloat16),
+        y=Y,
+    )
+    assert comparison.facts["parameter_dtype"] == "bfloat16"
+    assert comparison.drift.relative > 0
+    json.dumps(comparison.to_dict(), allow_nan=False)
+
+
+def test_nan_parameters_are_named():
+    b = mlp_params(1, np.float32)
+    b["in"]["w"][0, 0] = np.nan
+    b["out"]["w"][0, 0] = np.inf
+    refused(
+        InvalidInputError,
+        "compare(a, b, x=...)",
+        "NaN or infinity in in/w, out/w",
+        "before training diverged",
+        b=b,
+    )
+
+
+def test_the_same_checkpoint_twice_is_refused(tmp_path):
+    v1.save(tmp_path / "1", mlp_params(0, np.float32))
+    parts = ("expected two different checkpoints", '"root@0" and "root@100"')
+    refused(InvalidInputError, *parts, a=tmp_path / "1", b=tmp_path / "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (
+            {"model": None},
+            ("expected model= beside parameters", "got model=None", "a callable f(params, x)"),
+        ),
+        (
+            {"x": np.zeros((1, 3))},
+            ("compare(a, b, x=...): expected two or more examples", "got shapes (1, 3)"),
+        ),
+        (
+            {"x": (np.zeros((2, 3)), np.zeros((4, 3)))},
+            ("expected two or more examples on the leading axis of every leaf",),
+        ),
+        ({"x": np.float32(1)}, ("expected two or more examples",)),
+        ({"x": np.full((2, 3), np.nan)}, ("expected a finite probe", "got NaN or infinity in x")),
+        (
+            {"x": np.zeros((2, 5), np.float32)},
+            ("expected a model that gives one array [N ...]", "TypeError"),
+        ),
+        (
+            {"reduction": "diagonal"},
+            ("compare(a, b, x=..., reduction='diagonal')", 'The default is "auto"'),
+        ),
+        ({"loss": "hinge"}, ('expected `loss` as "mse", "cross_entropy"', "got 'hinge'")),
+        ({"descent": -1.0}, ("expected `learning_rate` in [0, inf); got -1.0",)),
+        ({"descent": lambda step: 0.1}, ("one learning rate in `descent`; got a schedule",)),
+        (
+            {"y": np.zeros(3)},
+            ("expected one label for each of the 6 examples of x", "got shape (3,)"),
+        ),
+        ({"y": np.arange(N)}, ("expected class numbers `y` in [0, 2)", "values from 0 to 5")),
+        (
+            {"y": np.zeros((N, 5))},
+            ("expected `y` of shape (6, 2), or integer class numbers (6,)", "(6, 5)"),
+        ),
+        (
+            {"y": np.zeros(N, int)},
+            ("expected labels that differ between examples", "the same label"),
+        ),
+        ({"y": np.zeros((N, C), complex)}, ("expected `y` as numbers; got dtype complex128",)),
+        ({"x": np.ones((200, 3)).tolist()}, ("(); (); and 588 more", "arrays and no lists")),
+        ({"y": np.full((N, C), np.nan)}, ("expected finite `y`", "NaN or Inf")),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_computed(options, parts):
+    refused(InvalidInputError, *parts, **options)
+
+
+def test_one_logit_has_no_cross_entropy():
+    parameters = {"w": np.ones((3, 1), np.float32)}
+    parts = ("expected two or more logits on the last axis of the outputs, for cross-entropy",)
+    refused(
+        InvalidInputError,
+        *parts,
+        a=parameters,
+        b=parameters,
+        model=lambda p, x: x @ p["w"],
+        loss="cross_entropy",
+    )
+
+
+def test_repr_is_one_line(dense):
+    comparison, *_ = dense
+    assert isinstance(comparison, Comparison)
+    assert repr(comparison).startswith("Comparison('A' -> 'B': MIXED, e1 = ")
+    assert "\n" not in repr(comparison)
+
+
+def test_probe_has_the_name_the_kernels_give_it(dense):
+    comparison = dense[0]
+    assert comparison.facts["probe_sha256"] == comparison.a.kernel.convention.probe

@@ -1,0 +1,143 @@
+"""XLA on CPU miscompiles float32 backward passes of normalisation layers at some shapes; our kernels are right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from jax import lax
+from thin import thin
+from tolerance import assert_close
+
+import ntkdiag
+from ntkdiag import _jax
+
+
+def rms(h):
+    return h * lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
+
+
+def layer(h):
+    return rms(h - h.mean(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("norm", [rms, layer])
+@pytest.mark.parametrize("shape", [(2, 256, 32), (8, 16, 16, 16), (3, 32, 100, 3), (10, 32, 32, 3)])
+def test_kernel_of_a_normalised_network(shape, norm):
+    rng = np.random.default_rng(0)
+    draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(s[0]), jnp.float32)
+    params = {
+        "w": draw(shape[-1], shape[-1]),
+        "scale": 1 + draw(shape[-1]),
+        "v": draw(shape[-1], 10),
+    }
+
+    def f(p, x):
+        h = norm(jnp.tanh(norm(x) * p["scale"]) @ p["w"])
+        return jnp.tanh(h).mean(tuple(range(1, x.ndim - 1))) @ p["v"]
+
+    x = draw(*shape)
+    assert_close(
+        ntkdiag.ntk(f, params, x, reduction="full"), reference.ntk(f, params, x), np.float32
+    )
+
+
+def group(h, groups=4):
+    h = h.reshape(*h.shape[:-1], groups, -1)
+    h = h - h.mean((1, 2, -1), keepdims=True)
+    return (h * lax.rsqrt((h**2).mean((1, 2, -1), keepdims=True) + 1e-6)).reshape(*h.shape[:3], -1)
+
+
+def test_convolutions_with_group_norm():
+    rng = np.random.default_rng(0)
+    draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(np.prod(s[:-1])), jnp.float32)
+    params = {"c": draw(3, 3, 8, 16), "g": 1 + draw(16), "d": draw(3, 3, 16, 8), "v": draw(8, 5)}
+    conv = lambda h, w: lax.conv_general_dilated(
+        h, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+    def f(p, x):
+        h = jax.nn.relu(group(conv(x, p["c"])) * p["g"])
+        return group(conv(h, p["d"])).max((1, 2)) @ p["v"]
+
+    x = 5 * draw(6, 16, 16, 8)
+    assert_close(
+        ntkdiag.ntk(f, params, x, reduction="full"), reference.ntk(f, params, x), np.float32
+    )
+
+
+@pytest.mark.parametrize("shape", thin([(3, 64, 32), (4, 10, 48)]))
+def test_scanned_blocks_with_rms_norm(shape):
+    rng = np.random.default_rng(0)
+    width = shape[-1]
+    draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(width), jnp.float32)
+    layers = {"w": draw(2, width, width), "g": 1 + draw(2, width), "u": draw(2, width, width)}
+
+    def f(p, x):
+        def block(h, q):
+            y = rms(h) * q["g"]
+            scores = jax.nn.softmax(jnp.einsum("ntd,nsd->nts", y @ q["w"], y) / width**0.5)
+            return h + jnp.tanh(scores @ y @ q["u"]), None
+
+        return rms(lax.scan(jax.checkpoint(block), x, p["layers"])[0])[:, -1] @ p["v"]
+
+    params, x = {"layers": layers, "v": draw(width, 6)}, width**0.5 * draw(*shape)
+    assert_close(
+        ntkdiag.ntk(f, params, x, reduction="full"), reference.ntk(f, params, x), np.float32
+    )
+
+
+def test_the_chosen_options_pass_the_known_answer_test():
+    options = _jax.trusted_cpu_options()
+    assert options is not None, "no set of XLA options computes the known answer on this machine"
+    assert _jax._passes(options)
+
+
+def test_unknown_options_are_passed_over():
+    assert not _jax._passes({"xla_cpu_no_such_option": "1"})
+
+
+@pytest.fixture
+def forget():
+    _jax._warn_untrusted.cache_clear()
+    yield
+    _jax._warn_untrusted.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "message"),
+    [
+        ({"xla_cpu_x": ""}, "Set XLA_FLAGS=.* or measure outside your jit with ntkdiag.Monitor"),
+        (None, "Use float64"),
+    ],
+)
+def test_inside_a_users_jit_it_warns_once(trusted, message, forget, monkeypatch):
+    monkeypatch.setattr(_jax, "trusted_cpu_options", lambda: trusted)
+    with pytest.warns(RuntimeWarning, match=message):
+        _jax.warn_if_untrusted_jit()
+    _jax.warn_if_untrusted_jit()  # the second time nothing is said
+
+
+def test_no_warning_where_the_default_is_right(forget, monkeypatch):
+    monkeypatch.setattr(_jax, "trusted_cpu_options", dict)
+    _jax.warn_if_untrusted_jit()
+
+
+def test_options_only_for_float32_programs_that_reduce(monkeypatch):
+    monkeypatch.setattr(_jax, "trusted_cpu_options", lambda: {"xla_cpu_x": ""})
+    level = {"xla_backend_optimization_level": "1"}
+    assert _jax.compiler_options(reduces=True) == {**level, "xla_cpu_x": ""}
+    assert _jax.compiler_options(reduces=False) == level
+    assert jax.default_backend() == "cpu"
+
+
+def test_how_hard_the_compiler_tries():
+    assert _jax.compiler_options(reduces=False) == {"xla_backend_optimization_level": "1"}
+    assert _jax.compiler_options(reduces=False, once=True) == {
+        "xla_backend_optimization_level": "0"
+    }
+
+
+@pytest.mark.usefixtures("light_compilation")
+def test_it_tries_no_harder_than_jax_is_told_to():
+    assert _jax.compiler_options(reduces=False) == {}

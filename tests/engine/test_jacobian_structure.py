@@ -1,0 +1,225 @@
+"""Which uses of parameters have structure, and what is kept of them."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import _jax
+from ntkdiag.engine.contracting.ways import choose
+from ntkdiag.engine.jacobian import shape_operations, views
+from ntkdiag.engine.jacobian.rules import RULES
+from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES
+from ntkdiag.engine.tracing.program import Program
+
+# Leaves with a use that has no structured form; every other leaf of every case must have one.
+GENERAL = {
+    "used-transposed": "w", "overlapping-slices": "w", "reshaped": "w", "scaled": "s w", "output-is-parameter": "w",
+    "low-rank": "a b", "weight-norm": "g w", "layer-norm": "scale shift", "conv-batch-groups": "w",
+    "scanned-layers": "layers/g", "scanned-and-shared-in-one-sum": "b", "nested-scans": "b layers/g",
+    "in-the-carry": "w", "custom-jvp-of-parameter": "b w", "conditional": "b",
+    "jitted-twice": "b", "embedding-of-one-row": "e v",
+    "transformer": "layers/g layers/gb", "transformer-checkpointed": "layers/g layers/gb",
+    "weight-times-itself": "w", "learned-queries": "layers/latent layers/w probe",
+    "tied-attention": "w", "gradient-inside": "w", "empty-leaf": "z",
+    "conv-with-the-weight-as-image": "w", "conv-shared": "w", "conv-and-dense-of-one-leaf": "w",
+    "embedding-scaled": "e s", "embedding-of-columns": "e", "embedding-sliced": "e",
+    "embedding-stacked": "e", "embedding-and-one-hot": "e", "positional-embedding": "pos",
+    "bias-and-scale-first": "b s", "scalar-parameters": "b s", "bias-at-positions": "b c", "bias-scaled": "b",
+    "bias-of-heads": "c", "bias-shared-weights-stacked": "b", "biases-stacked-weight-shared": "b",
+    "product-read-twice": "b", "symmetrised": "w", "masked": "w", "flipped-and-padded": "w",
+    "scaled-by-a-parameter": "s", "no-strides-describe-it": "w", "scanned-and-indexed": "w",
+    "scanned-scalars": "s", "three-scans-deep": "b", "checkpoint-by-name": "b", "switched": "b",
+    "custom-vjp-of-activation": "w", "associative-scan": "a", "linear-solve": "w",
+    "filters-side-by-side": "c d", "gates-side-by-side": "bi bo", "side-by-side-and-elsewhere": "c d",
+    "side-by-side-across-borders": "e g",
+    "rule-of-a-view": "w", "rule-not-linear": "w", "rule-that-adds": "w",
+    "rounded-in-steps-of-a-parameter": "s", "latent-at-every-position": "positions", "tied-by-two-indices": "table",
+    "state-in-mutable-arrays": "w", "by-platform": "w",
+    "implicit-layer": "w", "complex-intermediates": "i k r", "sorted-and-scattered": "b s",
+}  # fmt: skip
+
+
+def program(name):
+    f, params, x = cases.CASES[name]()
+    one = jax.tree.map(lambda v: jax.ShapeDtypeStruct((1, *v.shape[1:]), v.dtype), x)
+    return Program(f, params, one, {}, joint=False)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return {name: program(name) for name in cases.CASES}
+
+
+def test_general_leaves_are_the_ones_known(programs):
+    found = {}
+    for name, one in programs.items():
+        general = {
+            one.paths[p.leaves[0]] for p in one.parts("by leaf") if p.kind in ("dense", "assembled")
+        }
+        found |= {name: " ".join(sorted(general))} if general else {}
+    assert found == GENERAL
+
+
+def test_every_rule_has_a_case(programs):
+    used = {site.primitive for one in programs.values() for site in one.jacobian.sites.values()}
+    assert used == {*RULES, "add", "custom_jvp_call", "custom_vjp_call"}
+    jaxprs = [one.jacobian.jaxpr for one in programs.values()]
+    assert any(_jax.contains(jaxpr, name) for jaxpr in jaxprs for name in REWRITES)
+    sharding = {"sharding_constraint", "reshard"}  # they need a mesh: see test_kernels_sharded
+    for name in views.LAYOUT_RULES.keys() - sharding:
+        assert any(_jax.contains(jaxpr, name) for jaxpr in jaxprs), name
+
+
+def test_a_bias_shares_the_factor_of_its_weight():
+    leaves = [part.leaves for part in program("mlp").parts("fused")]
+    assert sorted(map(len, leaves)) == [2, 2]
+    assert [len(part.leaves) for part in program("mlp").parts("by leaf")] == [1] * 4
+
+
+def test_weights_whose_products_are_added_share_a_factor():
+    one = program("sum-of-products")
+    together = {
+        " ".join(sorted(one.paths[leaf] for leaf in part.leaves)) for part in one.parts("fused")
+    }
+    assert together == {"b u u2 v", "w", "w2"}
+    assert {len(part.leaves) for part in one.parts("by leaf")} == {1}
+    cell = program("recurrent")
+    assert sorted(len(part.leaves) for part in cell.parts("fused")) == [1, 3]
+    assert len(cell.jacobian.tap_avals) == 2  # so that the cotangents of the cell are kept once
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer-checkpointed"])
+def test_what_is_repeated_over_positions_is_summed_by_products(name):
+    """XLA on a CPU is slow to reduce any axis but the last."""
+    one = program(name)
+    reduced = []
+
+    def look(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "reduce_sum" and len(eqn.invars[0].aval.shape) > 1:
+                reduced.append(len(eqn.invars[0].aval.shape) - 1 in eqn.params["axes"])
+            for inner in _jax.sub_jaxprs(eqn):
+                look(inner)
+
+    look(
+        one.trace(
+            choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(one.jacobian.n_outputs)
+        ).jaxpr
+    )
+    assert reduced
+    assert all(reduced)
+
+
+@pytest.mark.parametrize(
+    ("own", "shape"),
+    [((3,), (3,)), ((1, 3), (4, 3)), ((1, 1, 3), (2, 4, 3)), ((1, 2, 3), (5, 2, 3)), ((1, 2, 1), (5, 2, 4)),
+     ((2, 1), (2, 4)), ((1, 1), (4, 3)), ((1,), (4,)), ((1, 0), (4, 0)), ((1, 3), (0, 3)), ((), ())],
+)  # fmt: skip
+def test_repeating_is_broadcasting(own, shape):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=own), jnp.float32)
+    c = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, *shape)), jnp.float32)
+    pull = lambda f: jax.vmap(jax.vmap(lambda c: jax.vjp(f, x)[1](c)[0]))(c)
+    ours, plain = (
+        (lambda x: shape_operations.repeat(x, shape)),
+        (lambda x: jnp.broadcast_to(x, shape)),
+    )
+    np.testing.assert_array_equal(ours(x), plain(x))
+    np.testing.assert_allclose(pull(ours), pull(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_what_does_not_depend_on_the_example_is_kept_once():
+    one = program("mlp")
+    _, params, x = cases.mlp()
+    parts = one.parts("fused")
+    ways = choose(parts, 3, 0, 4, "full", prefer="structured")
+    factors, _ = one.factors(ways, params, jnp.eye(4), {}, x)
+    last = factors[[one.paths[part.leaves[0]] for part in parts].index("v")]
+    assert last.a.shape == (3, 1, 1, 7)
+    assert last.c.shape == (4, 1, 1, 4)  # the identity, without an axis of examples
+    np.testing.assert_array_equal(last.c[:, 0, 0], np.eye(4))
+
+
+def test_layers_of_a_stack_are_told_apart_only_where_one_scan_runs_over_all_of_it(programs):
+    stacked = {
+        name: one.jacobian.stacked_leaves
+        for name, one in programs.items()
+        if one.jacobian.stacked_leaves
+    }
+    assert stacked["scanned-layers"] == {0: 4, 1: 4, 2: 4}
+    assert stacked["scanned-twice"] == {0: 3}
+    for name in (
+        "scan-over-half-of-a-stack",
+        "scans-over-two-halves",
+        "scanned-along-another-axis",
+    ):
+        assert name not in stacked
+
+
+def test_a_use_the_first_walk_did_not_find_cannot_run():
+    """The completeness check: a parameter whose differentiable copy is missing raises instead of losing its part."""
+    one = program("weight-norm")
+    object.__setattr__(one.jacobian, "dense_leaves", frozenset())
+    with pytest.raises(
+        RuntimeError, match="a use of parameter leaf 0 was not found by the first walk"
+    ):
+        one.trace(choose(one.parts("fused"), 3, 0, 4, "full"), jnp.eye(4))
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "custom-vjp", "rule-of-tangents", "rule-over-tokens", "rule-in-a-scan"]
+)
+def test_every_product_is_of_full_precision_also_those_of_derivative_rules(name):
+    f, params, x = cases.CASES[name]()
+    kernel = jax.make_jaxpr(lambda p: ntkdiag.ntk(f, p, x, reduction="trace").array)(params)
+    products = [
+        eqn for eqn in _equations(_jax.open_jaxpr(kernel)[0]) if eqn.primitive.name == "dot_general"
+    ]
+    assert len(products) > 2
+    assert all(
+        set(eqn.params["precision"] or ()) == {jax.lax.Precision.HIGHEST} for eqn in products
+    )
+
+
+def _equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in _jax.sub_jaxprs(eqn):
+            yield from _equations(inner)
+
+
+def test_a_layer_with_a_rule_of_its_own_is_planned_like_any_other():
+    @jax.custom_vjp
+    def layer(x, w, b):
+        return jax.nn.relu(x @ w.T + b)
+
+    backward = lambda x, w, g: (g @ w, (x.T @ g).T, g.sum(0))
+    layer.defvjp(
+        lambda x, w, b: ((y := layer(x, w, b)), (x, w, y > 0)),
+        lambda r, g: backward(*r[:2], g * r[2]),
+    )
+    plain = lambda x, w, b: jax.nn.relu(x @ w + b)
+    w, b, x = jnp.ones((900, 900)), jnp.ones(900), jnp.ones((64, 900))
+    plans = [
+        ntkdiag.plan(
+            lambda p, x, one=one: one(one(x, *p[0]), *p[1])[:, :10],
+            [(w, b)] * 2,
+            x,
+            reduction="full",
+        )
+        for one in (layer, plain)
+    ]
+    custom, usual = plans
+    assert [row.paths for row in custom.rows] == [row.paths for row in usual.rows]
+    assert (
+        [row.factor for row in custom.rows] == [row.factor for row in usual.rows] == ["outer"] * 2
+    )
+    assert (
+        custom.network_flops == usual.network_flops
+    )  # the rule's own product of the weight's cotangent is not made
+    assert (
+        custom.blocks.step == usual.blocks.step > 1
+    )  # transposing the weights takes no memory per example
+    assert usual.peak_bytes <= custom.peak_bytes < usual.peak_bytes + 2 * 4 * w.size * 3

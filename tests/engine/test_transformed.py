@@ -1,0 +1,229 @@
+"""Kernels inside `jax.jit`, `jax.vmap` and `jax.grad`, with donated buffers and output trees."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from thin import thin
+from tolerance import assert_close, double, relative_error
+
+import ntkdiag
+
+# One of each factor: Outer with a bias, positions and blocks, Rows, Tied, Dense, a scan and a checkpoint.
+NAMES = ["mlp", "conv-grouped", "tied-at-every-position", "scanned-checkpointed", "recurrent"]
+
+
+def oracle(f, p, x):
+    """The full kernel as a function JAX can differentiate."""
+    y = jax.eval_shape(f, p, x)
+    jac = jax.tree.leaves(jax.jacrev(lambda p: f(p, x))(p))
+    j = jnp.concatenate([leaf.reshape(y.size, -1) for leaf in jac], 1)
+    return (j @ j.T).reshape(*y.shape, *y.shape)
+
+
+@pytest.mark.parametrize("name", thin(NAMES, keep=3))
+def test_gradient_through_the_kernel(name):
+    """In parameters and inputs, under jit."""
+    f, params, x = cases.CASES[name]()
+    with double(params, x) as (p, z):
+        inputs = (0, 1) if jnp.issubdtype(z.dtype, jnp.floating) else 0
+        number = lambda kernel: jnp.sum(jnp.sin(kernel))
+        ours = jax.jit(
+            jax.grad(lambda p, z: number(ntkdiag.ntk(f, p, z, reduction="full").array), inputs)
+        )
+        naive = jax.jit(jax.grad(lambda p, z: number(oracle(f, p, z)), inputs))
+        for got, want in zip(*(jax.tree.leaves(g(p, z)) for g in (ours, naive)), strict=True):
+            assert relative_error(got, want) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "layer-norm"])
+def test_forward_mode_through_the_kernel(name):
+    """A directional derivative of the kernel, and one of its gradient."""
+    f, params, x = cases.CASES[name]()
+    with double(params, x) as (p, z):
+        step = jax.tree.map(jnp.cos, p)
+        ours, naive = (
+            (lambda p: ntkdiag.ntk(f, p, z, reduction="full").array),
+            (lambda p: oracle(f, p, z)),
+        )
+        along = lambda kernel: jax.jvp(kernel, (p,), (step,))[1]
+        assert relative_error(along(ours), along(naive)) < 1e-9
+        curved = lambda kernel: along(jax.grad(lambda p: jnp.sum(jnp.sin(kernel(p)))))
+        for got, want in zip(
+            *(jax.tree.leaves(curved(kernel)) for kernel in (ours, naive)), strict=True
+        ):
+            assert relative_error(got, want) < 1e-9
+
+
+@pytest.mark.parametrize("name", thin(NAMES[:3:2]))
+def test_ensembles_of_parameters_and_of_batches(name):
+    """`vmap` over members, and over batches."""
+    f, params, x = cases.CASES[name]()
+    with double(params, x) as (p, z):
+        members = jax.tree.map(lambda a: jnp.stack([a, 1.5 * a]), p)
+        batches = jnp.stack([z, z[::-1]])
+        kernel = lambda p, z: ntkdiag.ntk(f, p, z).array
+        got = jax.jit(jax.vmap(kernel))(members, batches)
+        alone = jax.jit(kernel)
+        for k in range(2):
+            assert_close(got[k], alone(jax.tree.map(lambda a, k=k: a[k], members), batches[k]))
+        assert_close(got[0], np.einsum("nomo->nm", oracle(f, p, z)) / got_outputs(f, p, z))
+
+
+def got_outputs(f, p, x):
+    return jax.eval_shape(f, p, x).size // x.shape[0]
+
+
+def test_donated_buffers():
+    f, params, x = cases.mlp()
+    want = reference.ntk(f, params, x)
+    step = jax.jit(lambda p, x: ntkdiag.ntk(f, p, x, reduction="full").array, donate_argnums=1)
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        assert_close(step(params, jnp.array(x)), want, np.float32)
+
+    @jax.jit
+    def update(p):
+        return jax.tree.map(lambda a: a - 0.1 * a, p)
+
+    donating = jax.jit(update, donate_argnums=0)
+    p = jax.tree.map(jnp.array, params)
+    ntkdiag.ntk(f, p, x)
+    p = donating(p)  # the program compiled before keeps no hold of the old buffers
+    assert_close(ntkdiag.ntk(f, p, x, reduction="full"), reference.ntk(f, p, x), np.float32)
+
+
+OUTPUTS = {
+    "full": lambda k: k,
+    "trace": lambda k: np.einsum("nomo->nm", k),
+    "mean": lambda k: np.einsum("nomo->nm", k) / k.shape[1],
+    "diagonal": lambda k: np.einsum("nomo->nmo", k),
+    "sum-of-logits": lambda k: np.einsum("nomp->nm", k) / k.shape[1],
+}
+
+
+def tree(p, x):
+    h = jnp.tanh(x @ p["w"])
+    return {"mean": (h @ p["v"]).reshape(-1, 2, 1), "scale": [jnp.exp(h).sum(-1), (h**2)[:, None]]}
+
+
+TREE = {"w": cases.drawn(5, 4), "v": cases.drawn(4, 2)}
+
+
+@pytest.fixture(scope="module")
+def tree_kernel():
+    return reference.ntk(tree, TREE, cases.X)
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+def test_trees_of_outputs(outputs, tree_kernel):
+    with double(TREE, cases.X) as (p, x):
+        assert_close(ntkdiag.ntk(tree, p, x, reduction=outputs), OUTPUTS[outputs](tree_kernel))
+
+
+def test_projections_of_trees_of_outputs(tree_kernel):
+    v = np.random.default_rng(0).normal(size=(7, 2))
+    with double(TREE, cases.X) as (p, x):
+        assert_close(
+            ntkdiag.ntk(tree, p, x, reduction=v), np.einsum("ok,nomp,pl->nkml", v, tree_kernel, v)
+        )
+        estimate = ntkdiag.ntk(tree, p, x, reduction=ntkdiag.kernel.RandomProjections(40))
+        error = np.abs(np.asarray(estimate) - OUTPUTS["trace"](tree_kernel))
+        assert (error <= 5 * np.asarray(estimate.standard_error) + 1e-12).all()
+
+
+def test_leaf_kernels_of_every_reduction_sum_to_the_whole(tree_kernel):
+    with double(TREE, cases.X) as (p, x):
+        for outputs, reduce in OUTPUTS.items():
+            kernel = ntkdiag.ntk(tree, p, x, reduction=outputs, per_leaf=True)
+            assert_close(sum(np.asarray(k) for k in kernel.leaves.values()), reduce(tree_kernel))
+
+
+def test_keyword_arguments_are_told_apart_by_value_and_identity():
+    """A function or a flag that took the place of another is not taken for it; arrays may stand among other values."""
+    f = lambda p, x, act, config: act(x @ p["w"]) * config["scale"] * config["power"]
+    params = {"w": TREE["w"]}
+    plain = np.asarray(ntkdiag.ntk(lambda p, x: x @ p["w"], params, cases.X))
+    for k in range(1, 5):
+        config = {"scale": jnp.full(3000, float(k))[:1], "power": 2.0 if k % 2 else 2}
+        act = jax.tree_util.Partial(jnp.multiply, k)
+        assert_close(
+            ntkdiag.ntk(f, params, cases.X, act=act, config=config), 4 * k**4 * plain, np.float32
+        )
+        del act  # its address may be that of the next one
+
+
+def test_random_keys_among_keyword_arguments():
+    f = lambda p, x, key: x @ p["w"] * jax.random.bernoulli(key, 0.5, (4,))
+    params = {"w": TREE["w"]}
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        mask = jax.random.bernoulli(key, 0.5, (4,))
+        want = reference.ntk(lambda p, x, mask=mask: x @ p["w"] * mask, params, cases.X)
+        assert_close(ntkdiag.ntk(f, params, cases.X, reduction="full", key=key), want, np.float32)
+
+
+def test_functions_without_a_hash():
+    class Linear:
+        def __eq__(self, other):
+            return True
+
+        def __call__(self, p, x):
+            return x @ p["w"]
+
+    assert_close(
+        ntkdiag.ntk(Linear(), {"w": TREE["w"]}, cases.X),
+        np.asarray(cases.X) @ np.asarray(cases.X).T,
+        np.float32,
+    )
+
+
+def test_joint_examples_with_keyword_arguments():
+    f = lambda p, x, mode: (x @ p["w"] - (x @ p["w"]).mean(0)) * (2 if mode == "double" else 1)
+    want = reference.ntk(
+        lambda p, x: 2 * (x @ p["w"] - (x @ p["w"]).mean(0)), {"w": TREE["w"]}, cases.X
+    )
+    got = ntkdiag.ntk(
+        f, {"w": TREE["w"]}, cases.X, reduction="full", examples="joint", mode="double"
+    )
+    assert_close(got, want, np.float32)
+
+
+def test_columns_of_another_length_that_use_other_parameters():
+    def f(p, x):
+        pooled = x.mean(1)
+        return pooled @ p["a"] + jnp.tanh(x @ p["b"]).sum(1) if x.shape[1] > 2 else pooled @ p["b"]
+
+    params = {"a": cases.normal(5, 3), "b": cases.normal(5, 3, seed=1)}
+    long, short = cases.normal(3, 4, 5), cases.normal(2, 2, 5)
+    want = np.einsum("noP,mpP->nomp", *(reference.jacobian(f, params, x) for x in (long, short)))
+    with double(params, long, short) as (p, x1, x2):
+        assert_close(ntkdiag.ntk(f, p, x1, x2, reduction="full"), want)
+
+
+def test_random_keys_among_examples_a_jit_closes_over():
+    x = {"key": jax.random.split(jax.random.key(0), 3), "h": np.ones((3, 2), np.float32)}
+    f = lambda w, x: jax.vmap(lambda k, h: jnp.tanh(h + jax.random.normal(k, (2,))) @ w)(
+        x["key"], x["h"]
+    )
+    run = lambda w: ntkdiag.ntk(f, w, x).array
+    w = jnp.ones((2, 3))
+    np.testing.assert_allclose(jax.jit(run)(w), run(w), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_kernel_that_no_parameter_reaches_has_the_dtype_of_the_model():
+    params, x = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 2))}, jnp.ones((3, 4))
+    kernel = ntkdiag.ntk(
+        lambda p, x: x @ p["a"], params, x, f2=lambda p, x: x @ p["b"], reduction="full"
+    )
+    assert kernel.dtype == np.float64
+    assert not kernel.array.any()
+
+
+def test_leaves_whose_names_would_be_alike_are_told_apart():
+    params = {"a/b": jnp.ones((4, 2)), "a": {"b": jnp.ones((4, 2))}}
+    f = lambda p, x: x @ p["a/b"] + jnp.sin(x) @ p["a"]["b"]
+    leaves = ntkdiag.ntk(f, params, jnp.ones((3, 4)), per_leaf=True).leaves
+    assert set(leaves) == {"['a/b']", "['a']['b']"}

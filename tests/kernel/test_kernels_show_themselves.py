@@ -1,0 +1,110 @@
+"""What kernels and plans print, plot and export; what `ntk` takes from the function itself."""
+
+import json
+
+import cases
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from tolerance import assert_close
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel import RandomProjections
+
+F, PARAMS, X = cases.mlp()
+
+
+def test_a_kernel_as_plain_values():
+    kernel = ntkdiag.ntk(F, PARAMS, X, reduction="full", per_leaf=True)
+    stored = json.loads(json.dumps(kernel.to_dict()))
+    np.testing.assert_allclose(stored["array"], kernel.array, rtol=1e-6)
+    assert stored["convention"]["reduction"] == "full"
+    assert stored["convention"]["probe"] == kernel.convention.probe
+    assert set(stored["leaves"]) == {"b", "c", "v", "w"}
+    assert stored["standard_error"] is None
+
+
+def test_a_kernel_as_a_heat_map():
+    kernel = ntkdiag.ntk(F, PARAMS, X, reduction="full")
+    ax = kernel.plot()
+    np.testing.assert_allclose(ax.images[0].get_array(), kernel.matrix)
+    assert kernel.plot(ax) is ax
+    with pytest.raises(InvalidInputError, match="one \\[n m\\] matrix per output"):
+        ntkdiag.ntk(F, PARAMS, X, reduction="diagonal").plot()
+
+
+def test_a_kernel_in_a_notebook():
+    text = ntkdiag.ntk(F, PARAMS, X, preconditioner=2.0, per_leaf="*")._repr_html_()
+    assert "float32[3, 3]" in text
+    assert "over C = 4 outputs" in text
+    assert "scalar" in text
+    estimate = ntkdiag.ntk(F, PARAMS, X, reduction=RandomProjections(3))._repr_html_()
+    assert "the numbers are estimates" in estimate
+
+
+def test_a_plan_as_plain_values():
+    plan = ntkdiag.plan(F, PARAMS, X, reduction="full", memory="1GB")
+    stored = json.loads(json.dumps(plan.to_dict()))
+    assert stored["rows"][0]["factor"] == plan.rows[0].factor
+    assert stored["flops"] == plan.flops
+    assert stored["reduction"] == "full"
+    assert stored["blocks"]["n_rows"] == 1
+    assert "ways" not in stored
+
+
+@pytest.mark.parametrize("quantity", ["flops", "bytes"])
+def test_a_plan_as_bars(quantity):
+    plan = ntkdiag.plan(F, PARAMS, X)
+    ax = plan.plot(quantity)
+    heights = [bar.get_width() for bar in ax.patches]
+    assert heights == [getattr(row, quantity) for row in plan.rows]
+    with pytest.raises(InvalidInputError, match=r"'flops' or 'bytes'; got 'seconds'"):
+        plan.plot("seconds")
+
+
+def test_a_plan_in_a_notebook():
+    params = {"<w>": jnp.ones((X.shape[1], 2))}
+    text = ntkdiag.plan(lambda p, x: x @ p["<w>"], params, X)._repr_html_()
+    assert "&lt;w&gt;" in text
+    assert "each example differentiated 1 times" in text
+
+
+def test_the_reduction_by_itself():
+    few = ntkdiag.ntk(F, PARAMS, X, reduction="auto")
+    assert few.convention.reduction == "full"
+    many = jnp.ones((600, 5))
+    assert ntkdiag.plan(F, PARAMS, many, reduction="auto").reduction == "mean"
+
+
+class Normalised(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+        return nn.Dense(2)(nn.tanh(x))
+
+
+def functional(**options):
+    model = Normalised()
+    variables = model.init(np.random.default_rng(0).integers(0, 9, 2).astype(np.uint32), X, True)
+    return ntkdiag.functionalize(model, variables, **options)
+
+
+def test_a_functional_says_whether_examples_interact():
+    train, running = functional(mode="train"), functional()
+    fixed = functional(mode="train", statistics=X)
+    assert train.joint
+    assert train.apply.joint
+    for alone in (running, fixed):
+        assert not alone.joint
+        assert ntkdiag.ntk(alone, alone.params, X).convention.examples == "independent"
+    kernel = ntkdiag.ntk(train, train.params, X)
+    assert kernel.convention.examples == "joint"
+    assert kernel.convention.mode == "train"
+    asked = ntkdiag.ntk(train.apply, train.params, X, examples="joint")
+    assert_close(kernel, np.asarray(asked), np.float32)
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError):
+        ntkdiag.ntk(train, train.params, X, examples="independent")
+    with pytest.raises(InvalidInputError, match="A joint batch is differentiated as a whole"):
+        ntkdiag.plan(train, train.params, X)

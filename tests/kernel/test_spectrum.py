@@ -1,0 +1,191 @@
+"""Eigenvalues, their noise floor, and what is shown of them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.spectrum import Spectrum, spectrum
+
+
+def _kernel(rng, n, features):
+    rows = rng.normal(size=(n, features))
+    return rows @ rows.T
+
+
+def test_hand_oracle():
+    found = spectrum(np.diag([1.0, 2.0]))
+    np.testing.assert_array_equal(found.eigenvalues, [2.0, 1.0])
+    assert found.participation_ratio == pytest.approx(1.8, rel=1e-14)
+    assert found.entropy_rank == pytest.approx(1.889881574842, rel=1e-12)
+    assert found.stable_rank == pytest.approx(1.5, rel=1e-14)
+    assert found.condition_number == pytest.approx(2.0, rel=1e-14)
+    assert found.resolved_condition_number == pytest.approx(2.0, rel=1e-14)
+    assert (found.rank, found.negative, found.status, found.size, found.largest) == (
+        2,
+        0,
+        "ok",
+        2,
+        2.0,
+    )
+    assert found.noise_floor == pytest.approx(np.finfo(np.float64).eps * 8 * 2.0)
+
+
+def test_vectors_reconstruct_the_kernel():
+    matrix = _kernel(np.random.default_rng(0), 7, 9)
+    found = spectrum(matrix, vectors=True)
+    np.testing.assert_allclose(
+        found.vectors * found.eigenvalues @ found.vectors.T, matrix, atol=1e-12
+    )
+    assert spectrum(matrix).vectors is None
+
+
+def test_full_kernel_is_the_spectrum_of_its_matrix():
+    matrix = _kernel(np.random.default_rng(1), 6, 8)
+    convention = Convention(reduction="full", n_outputs=3)
+    found = spectrum(Kernel(matrix.reshape(2, 3, 2, 3), convention))
+    np.testing.assert_allclose(found.eigenvalues, np.linalg.eigvalsh(matrix)[::-1], rtol=1e-12)
+    assert found.convention == convention
+
+
+def test_float32_duplicates_are_unresolved_not_numbers():
+    rows = np.random.default_rng(2).normal(size=(8, 20)).astype(np.float32)
+    rows = np.concatenate([rows, rows])
+    found = spectrum(rows @ rows.T)
+    assert found.rank == 8
+    assert found.status == "ok"
+    assert found.condition_number is None
+    assert found.eigenvalues.dtype == np.float64
+    text = repr(found)
+    assert "8 unresolved" in text
+    assert "condition number rank-deficient: 8 eigenvalues below floor" in text
+    for value in found.eigenvalues[8:]:
+        assert f"{value:.4g}" not in text
+
+
+def test_floor_follows_the_dtype_the_kernel_came_in():
+    matrix = np.diag([1.0, 1e-5]).astype(np.float32)
+    assert spectrum(matrix).rank == 2
+    assert spectrum(matrix.astype(np.float16)).rank == 1
+    assert spectrum(jnp.asarray(matrix, jnp.bfloat16)).rank == 1
+
+
+def test_floor_follows_what_the_kernel_was_computed_in():
+    rounded = Convention(unit_roundoff=2.0**-8)
+    assert spectrum(Kernel(np.diag([1.0, 1e-3]), rounded)).rank == 1
+    coarse_model = Convention(model_roundoff=2.0**-8)
+    assert spectrum(Kernel(np.diag([1.0, 5e-3, 3e-3]), coarse_model)).rank == 2
+    assert spectrum(Kernel(np.diag([1.0, 1e-3]), Convention())).rank == 2
+
+
+def test_ranks_are_over_resolved_eigenvalues_only():
+    found = spectrum(np.diag([1.0, 1e-8, 1e-8, 1e-8]).astype(np.float32))
+    assert found.participation_ratio == found.entropy_rank == found.stable_rank == found.rank == 1
+
+
+def test_indefinite_and_nonfinite_are_data():
+    indefinite = spectrum(np.diag([2.0, -0.5]))
+    assert (indefinite.status, indefinite.negative, indefinite.rank) == ("indefinite", 1, 1)
+    assert "1 negative eigenvalues below the floor" in repr(indefinite)
+    broken = spectrum(np.array([[1.0, np.nan], [np.nan, 1.0]]), vectors=True)
+    assert broken.status == "nonfinite"
+    assert np.isnan(broken.eigenvalues).all()
+    assert np.isnan(broken.vectors).all()
+    assert np.isnan(broken.participation_ratio)
+    assert "NaN or Inf" in repr(broken)
+
+
+def test_zero_and_huge_kernels():
+    zero = spectrum(np.zeros((3, 3)))
+    assert (zero.rank, zero.status, zero.noise_floor) == (0, "ok", 0.0)
+    assert np.isnan(zero.entropy_rank)
+    huge = spectrum(np.diag([2e300, 1e300]))
+    np.testing.assert_allclose(huge.eigenvalues, [2e300, 1e300])
+    assert huge.participation_ratio == pytest.approx(1.8)
+
+
+def test_more_eigenvalues_than_shown():
+    assert "10, 9, 8, 7, 6, 5, ..." in repr(spectrum(np.diag(np.arange(1.0, 11.0))))
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap_agree_with_the_host():
+    rng = np.random.default_rng(3)
+    stack = np.stack([_kernel(rng, 5, 3), _kernel(rng, 5, 7)])
+    batch = jax.vmap(lambda k: spectrum(k, vectors=True))(jnp.asarray(stack))
+    assert repr(batch) == "Spectrum(5 eigenvalues, traced or batched)"
+    np.testing.assert_array_equal(batch.rank, [3, 5])
+    np.testing.assert_array_equal(batch.negative, [0, 0])
+    np.testing.assert_array_equal(batch.status_code, [0, 0])
+    for index, matrix in enumerate(stack):
+        host = spectrum(matrix)
+        np.testing.assert_allclose(batch.eigenvalues[index], host.eigenvalues, atol=1e-12)
+        np.testing.assert_allclose(
+            batch.participation_ratio[index], host.participation_ratio, rtol=1e-12
+        )
+        np.testing.assert_allclose(batch.entropy_rank[index], host.entropy_rank, rtol=1e-12)
+        np.testing.assert_allclose(batch.stable_rank[index], host.stable_rank, rtol=1e-12)
+        np.testing.assert_allclose(
+            batch.resolved_condition_number[index], host.resolved_condition_number, rtol=1e-9
+        )
+    assert np.isnan(batch.condition_number[0])
+    traced = jax.jit(spectrum)(jnp.asarray(stack[1]))
+    assert isinstance(traced, Spectrum)
+    assert traced.condition_number == pytest.approx(spectrum(stack[1]).condition_number, rel=1e-9)
+    np.testing.assert_allclose(
+        jax.jit(lambda k: spectrum(k).condition_number)(jnp.asarray(stack[0])), np.nan
+    )
+
+
+def test_traced_kernel_can_be_printed_inside_jit():
+    seen = []
+    jax.jit(lambda k: seen.append(repr(spectrum(k))))(jnp.eye(3))
+    assert seen == ["Spectrum(3 eigenvalues, traced or batched)"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "got"),
+    [
+        (np.ones((2, 3)), "shape (2, 3)"),
+        (np.ones((2, 3, 3, 2)), "shape (2, 3, 3, 2)"),
+        (np.ones(4), "shape (4,)"),
+        (np.ones((0, 0)), "shape (0, 0)"),
+        (Kernel(np.eye(2), Convention(), symmetric=False), "shape (2, 2) of a cross kernel"),
+    ],
+)
+def test_refuses_what_has_no_eigenvalues(kernel, got):
+    message = (
+        f"spectrum(kernel): expected a square kernel [n n] or [n o n o] of examples with themselves; got {got}. "
+        "Compute it as `ntk(f, params, x)`, without `x2`; index a diagonal kernel by output."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        spectrum(kernel)
+
+
+def test_refuses_a_matrix_that_is_not_symmetric():
+    message = (
+        "spectrum(kernel): expected a symmetric kernel, ||K - K^T|| <= 1e-04 ||K||; got ||K - K^T|| = 0.82 ||K||. "
+        "A cross kernel has no eigenvalues; otherwise compute all rows in one call and one batch size."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        spectrum(np.array([[1.0, 1.0], [0.0, 1.0]]))
+
+
+def test_refuses_complex_entries():
+    message = (
+        "spectrum(kernel): expected real numbers in `kernel`; got dtype complex128. Pass a Kernel or a real array. "
+        "`top_spectrum`, the rates and margins, `gradient_flow`, `gradient_descent`, `iterate_descent` and "
+        "`integrate_flow` take operators."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        spectrum(np.eye(2) * 1j)
+
+
+def test_rounding_asymmetry_passes_and_is_reported():
+    found = spectrum(np.array([[1.0, 0.5 + 1e-6], [0.5, 1.0]], np.float32))
+    assert 0 < found.asymmetry < 1e-5

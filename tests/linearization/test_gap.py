@@ -1,0 +1,149 @@
+"""The linearization gap: against dense formulas, exactness, trees, scaling, refusals."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from ntkdiag.errors import InvalidInputError, StructureError
+from ntkdiag.linearization.gap import linearization_gap
+from ntkdiag.linearization.taylor import taylor_expand
+
+X = np.random.default_rng(0).normal(size=(6, 3))
+A = {
+    "w": np.random.default_rng(1).normal(size=(3, 5)),
+    "v": np.random.default_rng(2).normal(size=(5, 3)),
+}
+B = jax.tree.map(lambda a: a + 0.2 * np.sin(5 * a), A)
+
+
+@jax.jit
+def net(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+def _flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+@pytest.mark.usefixtures("x64")
+def test_against_the_dense_jacobian():
+    jacobian = reference.jacobian(jax.jit(net), A, X)
+    change = np.asarray(net(B, X) - net(A, X))
+    step = _flat(B) - _flat(A)
+    residual = change - np.einsum("noP,P->no", jacobian, step)
+    second = net(B, X) - taylor_expand(net, A, 2)(B, X)
+    gap = linearization_gap(net, A, B, X)
+    np.testing.assert_allclose(gap.rms, np.sqrt(np.mean(residual**2)), rtol=1e-10)
+    np.testing.assert_allclose(gap.max, np.abs(residual).max(), rtol=1e-10)
+    np.testing.assert_allclose(
+        gap.e1, np.linalg.norm(residual) / np.linalg.norm(change), rtol=1e-10
+    )
+    np.testing.assert_allclose(gap.e2, np.linalg.norm(second) / np.linalg.norm(change), rtol=1e-8)
+    np.testing.assert_allclose(
+        gap.parameter_change, np.linalg.norm(step) / np.linalg.norm(_flat(A)), rtol=1e-12
+    )
+    linear = np.asarray(net(B, X)) - residual
+    np.testing.assert_allclose(
+        gap.agreement, np.mean(linear.argmax(1) == np.asarray(net(B, X)).argmax(1))
+    )
+    assert gap.e2 < gap.e1
+
+
+@pytest.mark.usefixtures("x64")
+def test_exact_for_linear_and_quadratic_networks():
+    linear = linearization_gap(lambda p, x: x @ p["w"], A, B, X)
+    np.testing.assert_allclose([linear.rms, linear.max, linear.e1, linear.e2], 0.0, atol=1e-14)
+    assert linear.agreement == 1.0
+    quadratic = linearization_gap(lambda p, x: x @ p["w"] @ p["v"], A, B, X)
+    assert quadratic.e1 > 1e-3
+    np.testing.assert_allclose(quadratic.e2, 0.0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_orders_in_the_step():
+    e1, e2 = [], []
+    for h in (0.1, 0.05):
+        near = jax.tree.map(lambda a, b, h=h: a + h * (b - a), A, B)
+        gap = linearization_gap(net, A, near, X)
+        e1.append(gap.e1)
+        e2.append(gap.e2)
+    assert np.log2(e1[0] / e1[1]) == pytest.approx(1.0, abs=0.1)
+    assert np.log2(e2[0] / e2[1]) == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_first_order_only():
+    eager = linearization_gap(net, A, B, X)
+    jitted = jax.jit(lambda a, b: linearization_gap(net, a, b, X))(A, B)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9), eager, jitted)
+    first = linearization_gap(net, A, B, X, second_order=False)
+    assert first.e2 is None
+    np.testing.assert_allclose(first.e1, eager.e1, rtol=1e-12)
+    assert "e2" not in repr(first)
+    assert repr(first).startswith("LinearizationGap(rms ")
+    seen = []
+    jax.jit(lambda a: seen.append(repr(linearization_gap(net, a, B, X))))(A)
+    assert seen == ["LinearizationGap(traced or batched)"]
+
+
+@pytest.mark.usefixtures("x64")
+def test_trees_of_outputs_and_keyword_arguments():
+    def two(p, x, *, scale):
+        return {"a": scale * net(p, x), "b": jnp.sum(net(p, x), axis=1), "n": jnp.arange(6)}
+
+    gap = linearization_gap(two, A, B, X, scale=2.0)
+    stacked = lambda p, x: jnp.concatenate(
+        [2.0 * net(p, x), jnp.sum(net(p, x), axis=1, keepdims=True)], axis=1
+    )
+    expected = linearization_gap(stacked, A, B, X)
+    for name in ("rms", "max", "e1", "e2", "resolution"):
+        np.testing.assert_allclose(getattr(gap, name), getattr(expected, name), rtol=1e-10)
+    assert gap.agreement is None
+    assert linearization_gap(lambda p, x: net(p, x)[:, :1], A, B, X).agreement is None
+
+
+def test_what_a_gap_shows_of_itself():
+    gap = linearization_gap(net, A, B, X, second_order=False)
+    content = json.loads(json.dumps(gap.to_dict(), allow_nan=False))
+    assert content["e1"] == float(gap.e1)
+    assert content["e2"] is None
+    assert f"<td>{float(gap.e1):.4g}</td><td>error of the linear model" in gap._repr_html_()
+    pages = []
+    jax.jit(lambda a: pages.append(linearization_gap(net, a, B, X)._repr_html_()))(A)
+    assert "traced or batched" in pages[0]
+
+
+def test_resolution_says_what_float32_can_see():
+    a = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), A)
+    b = jax.tree.map(lambda leaf: leaf * np.float32(1 + 1e-6), a)
+    gap = linearization_gap(net, a, b, np.asarray(X, np.float32))
+    assert gap.resolution > 0.01
+    coarse = lambda p, x: net(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), p), x).astype(
+        jnp.float32
+    )
+    ratio = linearization_gap(coarse, a, b, np.asarray(X, np.float32)).resolution / gap.resolution
+    assert not ratio < 1000  # bfloat16; NaN or infinity where the outputs did not move at all
+    still = linearization_gap(net, a, a, np.asarray(X, np.float32))
+    assert np.isnan(still.e1)
+    assert still.rms == 0.0
+
+
+def test_integer_leaves_and_other_containers():
+    a = {"w": jnp.ones((3, 2)), "n": jnp.int32(1)}
+    b = {"n": jnp.int32(1), "w": 2 * jnp.ones((3, 2))}
+    gap = linearization_gap(lambda p, x: x @ p["w"] * p["n"], a, b, np.asarray(X, np.float32))
+    np.testing.assert_allclose(gap.e1, 0.0, atol=1e-6)
+    np.testing.assert_allclose(gap.parameter_change, 1.0, rtol=1e-6)
+
+
+def test_refusals():
+    message = "linearization_gap(f, a, b, x): expected parameters with the paths, shapes and dtypes"
+    with pytest.raises(StructureError, match=re.escape(message)):
+        linearization_gap(net, A, {"w": A["w"]}, X)
+    with pytest.raises(InvalidInputError, match=re.escape("got n: int32[] with other values")):
+        linearization_gap(lambda p, x: x, {"n": jnp.int32(1)}, {"n": jnp.int32(2)}, X)

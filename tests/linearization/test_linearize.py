@@ -1,0 +1,198 @@
+"""The linear and Taylor models: exactness, agreement with Jacobians, structures, refusals."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from jax.flatten_util import ravel_pytree
+
+from ntkdiag.errors import InvalidInputError, StructureError
+from ntkdiag.linearization.taylor import linearize, taylor_expand
+
+X = np.random.default_rng(0).normal(size=(5, 3))
+PARAMS = {
+    "w": np.random.default_rng(1).normal(size=(3, 4)),
+    "v": np.random.default_rng(2).normal(size=(4, 2)),
+}
+MOVED = jax.tree.map(lambda a: a + 0.3 * np.cos(7 * a), PARAMS)
+
+
+def net(params, x, *, scale=1.0):
+    return scale * jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+@pytest.mark.usefixtures("x64")
+def test_linear_model_against_the_dense_jacobian():
+    jacobian = reference.jacobian(jax.jit(net), PARAMS, X)
+    step = np.concatenate(
+        [
+            (a - b).ravel()
+            for a, b in zip(jax.tree.leaves(MOVED), jax.tree.leaves(PARAMS), strict=True)
+        ]
+    )
+    expected = net(PARAMS, X) + np.einsum("noP,P->no", jacobian, step)
+    np.testing.assert_allclose(linearize(net, PARAMS)(MOVED, X), expected, atol=1e-13)
+    np.testing.assert_allclose(jax.jit(linearize(net, PARAMS))(MOVED, X), expected, atol=1e-13)
+    np.testing.assert_allclose(
+        linearize(net, PARAMS)(MOVED, X, scale=2.0), 2 * expected, atol=1e-13
+    )
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_kernel_of_the_linear_model_is_constant():
+    f_lin = linearize(net, PARAMS)
+    here = reference.ntk(net, PARAMS, X)
+    np.testing.assert_allclose(reference.ntk(f_lin, PARAMS, X), here, atol=1e-12)
+    np.testing.assert_allclose(reference.ntk(f_lin, MOVED, X), here, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_linear_networks_are_their_own_linearization():
+    linear = lambda p, x: x @ p["w"] @ jnp.ones((4, 2))
+    np.testing.assert_allclose(linearize(linear, PARAMS)(MOVED, X), linear(MOVED, X), atol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("degree", [0, 1, 2, 3, 4])
+def test_taylor_is_exact_for_polynomials_of_its_degree(degree):
+    polynomial = lambda p, x: sum((x @ p["w"]) ** k / (k + 1) for k in range(degree + 1))
+    np.testing.assert_allclose(
+        taylor_expand(polynomial, PARAMS, degree)(MOVED, X), polynomial(MOVED, X), rtol=1e-10
+    )
+    if degree:
+        assert (
+            np.abs(
+                taylor_expand(polynomial, PARAMS, degree - 1)(MOVED, X) - polynomial(MOVED, X)
+            ).max()
+            > 1e-3
+        )
+
+
+@pytest.mark.usefixtures("x64")
+def test_taylor_error_falls_with_the_next_power():
+    near, nearer = (
+        jax.tree.map(lambda a, b, h=h: a + h * (b - a), PARAMS, MOVED) for h in (0.2, 0.1)
+    )
+    for degree in (0, 1, 2, 3):
+        model = jax.jit(taylor_expand(net, PARAMS, degree))
+        errors = [np.linalg.norm(model(p, X) - net(p, X)) for p in (near, nearer)]
+        assert np.log2(errors[0] / errors[1]) == pytest.approx(degree + 1, abs=0.3)
+
+
+@pytest.mark.usefixtures("x64")
+def test_degree_one_is_linearize_and_degree_zero_the_value():
+    np.testing.assert_allclose(taylor_expand(net, PARAMS, 0)(MOVED, X), net(PARAMS, X), atol=1e-14)
+    np.testing.assert_allclose(
+        taylor_expand(net, PARAMS, 1)(MOVED, X), linearize(net, PARAMS)(MOVED, X), atol=1e-14
+    )
+
+
+@pytest.mark.usefixtures("x64")
+def test_quadratic_model_against_the_hessian():
+    flat, unravel = ravel_pytree(PARAMS)
+    step = ravel_pytree(MOVED)[0] - flat
+    hessian = jax.hessian(lambda p: net(unravel(p), X))(flat)
+    expected = linearize(net, PARAMS)(MOVED, X) + 0.5 * np.einsum(
+        "noPQ,P,Q->no", hessian, step, step
+    )
+    np.testing.assert_allclose(taylor_expand(net, PARAMS, 2)(MOVED, X), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("expand", [linearize, lambda f, p: taylor_expand(f, p, 2)])
+def test_relu_control_flow_and_checkpointing_go_through(expand):
+    def deep(p, x):
+        layer = jax.checkpoint(lambda h: jax.nn.relu(h @ p))
+        h, _ = jax.lax.scan(lambda h, _: (layer(h), None), x, length=2)
+        return jnp.max(h, axis=1, keepdims=True)
+
+    p = jnp.asarray(np.random.default_rng(3).normal(size=(3, 3)), jnp.float32)
+    x = jnp.asarray(X, jnp.float32)
+    np.testing.assert_allclose(expand(deep, p)(p, x), deep(p, x), rtol=1e-6)
+    moved = p * 1.001
+    np.testing.assert_allclose(expand(deep, p)(moved, x), deep(moved, x), rtol=1e-4, atol=1e-6)
+
+
+def test_outputs_may_be_trees_with_integers_and_parameters_may_hold_integers():
+    params = {"w": jnp.ones(3), "power": jnp.int32(2), "scale": 2.0}
+
+    def f(p, x):
+        y = (x @ p["w"]) ** p["power"] * p["scale"]
+        return {"y": y, "class": (y > 0).astype(jnp.int32)}
+
+    moved = {"w": jnp.ones(3) * 1.5, "power": jnp.int32(2), "scale": 2.5}
+    x = jnp.asarray(X, jnp.float32)
+    base = np.asarray(x) @ np.ones(3)
+    for model in (linearize(f, params), taylor_expand(f, params, 1)):
+        out = model(moved, x)
+        np.testing.assert_allclose(
+            out["y"], 2 * base**2 + 4 * base * 0.5 * base + 0.5 * base**2, rtol=1e-5
+        )
+        np.testing.assert_array_equal(out["class"], f(params, x)["class"])
+    assert taylor_expand(f, params, 0)(moved, x)["class"].dtype == jnp.int32
+
+
+def test_gradients_flow_to_p_and_not_to_the_expansion_point():
+    f_lin = linearize(net, PARAMS)
+    gradient = jax.grad(lambda p: jnp.sum(f_lin(p, X)))
+    at_base = jax.grad(lambda p: jnp.sum(net(p, X)))(jax.tree.map(jnp.asarray, PARAMS))
+    for p in (PARAMS, MOVED):
+        found = gradient(jax.tree.map(jnp.asarray, p))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, at_base
+        )
+
+
+def test_other_containers_of_the_same_leaves_are_accepted():
+    f = lambda p, x: x @ p[0]
+    out = linearize(f, [jnp.ones((3, 2))])({"0": 2 * jnp.ones((3, 2))}, jnp.ones((1, 3)))
+    np.testing.assert_allclose(out, [[6.0, 6.0]])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda f, p: linearize(f, p), lambda f, p: taylor_expand(f, p, 2)]
+)
+@pytest.mark.parametrize(
+    ("wrong", "difference"),
+    [
+        ({"w": np.ones((3, 4), np.float32)}, "v: missing"),
+        (
+            {"w": np.ones((3, 4), np.float32), "v": np.ones((1, 2), np.float32)},
+            "v: expected float32[4, 2], got float32[1, 2]",
+        ),
+        (
+            {"w": np.ones((3, 4), np.float32), "v": np.ones((), np.float32)},
+            "v: expected float32[4, 2], got float32[]",
+        ),
+        (
+            {"w": np.ones((3, 4), np.float16), "v": np.ones((4, 2), np.float32)},
+            "w: expected float32[3, 4], got float16[3, 4]",
+        ),
+    ],
+)
+def test_nothing_is_broadcast(make, wrong, difference):
+    model = make(net, jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS))
+    with pytest.raises(StructureError, match=re.escape(difference)):
+        model(wrong, X)
+
+
+def test_changed_integers_are_refused():
+    model = linearize(lambda p, x: x * p["a"] ** p["n"], {"a": jnp.ones(()), "n": jnp.int32(2)})
+    message = (
+        "linearize(f, params)(p, x): expected the same values in leaves without a derivative; got n: int32[] with "
+        "other values. Expand around parameters that hold these values, or leave the leaf out of the parameters."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        model({"a": jnp.ones(()), "n": jnp.int32(3)}, jnp.ones(2))
+
+
+@pytest.mark.parametrize("degree", [-1, 1.5, True, "2"])
+def test_degree_is_checked(degree):
+    message = (
+        f"taylor_expand(f, params, degree): expected an integer degree of 0 or more; got {degree!r}. "
+        "Use 1 for the linear model, 2 for the quadratic one."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        taylor_expand(net, PARAMS, degree)

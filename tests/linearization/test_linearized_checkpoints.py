@@ -1,0 +1,231 @@
+"""Linearized models in either coordinates, at other checkpoints, in the last layer, through Orbax and back."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+from orbax.checkpoint import v1 as orbax
+from thin import thin
+
+from benchmarks import linearized
+from ntkdiag import functionalize, load_params
+from ntkdiag.errors import InvalidInputError, StructureError
+from ntkdiag.linearization import last_layer, linearize, linearized_model
+from ntkdiag.linearization.taylor import taylor_expand
+
+N, D, C = 5, 3, 2
+X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(N, C)).astype(np.float32)
+LINEN = nn.Sequential([nn.Dense(6), jnp.tanh, nn.Dense(C)])
+
+
+class NNX(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden, self.out = nnx.Linear(D, 6, rngs=rngs), nnx.Linear(6, C, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.hidden(x)))
+
+
+class Library:
+    """One network of one library, and what a user of that library does with its linearization."""
+
+    def __init__(self, name):
+        self.name = name
+        if name == "linen":
+            self.model, self.variables = LINEN, jax.jit(LINEN.init)(jax.random.key(0), X)
+        else:
+            eqx_model = lambda: eqx.nn.MLP(D, C, 6, 1, activation=jnp.tanh, key=jax.random.key(0))
+            self.model, self.variables = NNX(nnx.Rngs(0)) if name == "nnx" else eqx_model(), None
+        self.functional = functionalize(self.model, self.variables)
+
+    def linearized(self, **options):
+        return linearized_model(self.model, self.variables, **options)
+
+    def outputs(self, lin):
+        if self.name == "linen":
+            return lin.apply(lin.init(jax.random.key(0), X), X)
+        return lin(X) if self.name == "nnx" else jax.vmap(lin)(X)
+
+    def state(self, lin):
+        """What is saved to a checkpoint."""
+        if self.name == "linen":
+            return lin.init(jax.random.key(0), X)
+        return (
+            nnx.to_pure_dict(nnx.state(lin, nnx.Param))
+            if self.name == "nnx"
+            else eqx.filter(lin, eqx.is_array)
+        )
+
+    def with_state(self, lin, state):
+        """The model with a restored state, as a function of the batch, and the network with its parameters."""
+        if self.name == "linen":
+            return lambda x: lin.apply(state, x), lambda: lin.network(state)
+        if self.name == "nnx":
+            target = nnx.state(lin, nnx.Param)
+            nnx.replace_by_pure_dict(target, state)
+            nnx.update(lin, target)
+            return lin, lin.network
+        lin = eqx.combine(jax.tree.map(jnp.asarray, state), lin)
+        return jax.vmap(lin), lin.network
+
+
+@pytest.fixture(scope="module", params=thin(["linen", "nnx", "equinox"]))
+def library(request):
+    return Library(request.param)
+
+
+def _other(functional):
+    """Parameters of a later checkpoint."""
+    return jax.tree.map(lambda p: p + 0.1 * jnp.cos(9 * p), functional.params)
+
+
+def test_post_hoc_linearization(library):
+    f, a = library.functional
+    b = _other(library.functional)
+    expected = jax.jit(linearize(f, a))(b, X)
+    for coordinates in ("parameters", "displacement"):
+        lin = library.linearized(start=b, coordinates=coordinates)
+        np.testing.assert_allclose(library.outputs(lin), expected, rtol=1e-5, atol=1e-6)
+    there = library.linearized(at=b)
+    np.testing.assert_allclose(library.outputs(there), f(b, X), rtol=1e-5, atol=1e-6)
+    back = library.linearized(at=library.functional.restore(b), start=a, degree=2)
+    expected = jax.jit(taylor_expand(f, b, 2))(a, X)
+    np.testing.assert_allclose(library.outputs(back), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("coordinates", ["parameters", "displacement"])
+def test_orbax_round_trip_and_conversion_back(library, coordinates, tmp_path):
+    f, params = library.functional
+    lin = library.linearized(coordinates=coordinates)
+    start = library.state(lin)
+    if coordinates == "displacement":
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(start))
+    moved = jax.tree.map(
+        lambda leaf: leaf + 0.01 * np.arange(np.size(leaf)).reshape(leaf.shape).astype("f"), start
+    )
+    orbax.save(tmp_path / "lin", moved)
+    restored = orbax.load(tmp_path / "lin", moved)
+    call, network = library.with_state(lin, restored)
+    p = jax.tree.map(
+        lambda leaf: leaf + 0.01 * np.arange(leaf.size).reshape(leaf.shape).astype("f"), params
+    )
+    np.testing.assert_allclose(call(X), linearize(f, params)(p, X), rtol=1e-5, atol=1e-6)
+    again = functionalize(LINEN, network()) if library.name == "linen" else functionalize(network())
+    np.testing.assert_allclose(again(again.params, X), f(p, X), rtol=1e-5, atol=1e-6)
+
+
+def test_linearized_at_a_checkpoint_of_orbax(library, tmp_path):
+    later = _other(library.functional)
+    orbax.save(tmp_path / "10", {"params": later})
+    lin = library.linearized(at=load_params(tmp_path / "10"))
+    np.testing.assert_allclose(
+        library.outputs(lin), library.functional(later, X), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_last_layer_only(library):
+    f, params = library.functional
+    paths = last_layer(f, params, X)
+    assert len(paths) == 2
+    lin = library.linearized(trainable=paths)
+    (shapes,) = ([leaf.shape for leaf in jax.tree.leaves(lin.expansion.functional.params)],)
+    assert sorted(shapes) in ([(2,), (6, 2)], [(2,), (2, 6)])
+    b = _other(library.functional)
+    # Linear in the last layer: the linear model is the network with the features of A and the last layer of B.
+    head = lin.expansion.functional
+    shown = library.linearized(trainable=paths, start=b)
+    np.testing.assert_allclose(
+        library.outputs(shown), head(shown.expansion.start, X), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(library.outputs(lin), f(params, X), rtol=1e-5, atol=1e-6)
+
+
+def test_weight_decay_pulls_where_the_coordinates_say():
+    variables = jax.jit(LINEN.init)(jax.random.key(0), X)
+    norms = {}
+    for coordinates in ("parameters", "displacement"):
+        lin = linearized_model(LINEN, variables, coordinates=coordinates)
+        values, tx = (
+            lin.init(jax.random.key(0), X),
+            optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.05)),
+        )
+        state = tx.init(values)
+
+        @jax.jit
+        def step(values, state, lin=lin, tx=tx):
+            gradient = jax.grad(lambda v: jnp.mean((lin.apply(v, X) - Y) ** 2))(values)
+            updates, state = tx.update(gradient, state, values)
+            return optax.apply_updates(values, updates), state
+
+        for _ in range(20):
+            values, state = step(values, state)
+        norms[coordinates] = optax.tree.norm(lin.network(values)["params"])
+    assert norms["parameters"] < 0.7 * norms["displacement"]
+
+
+def test_a_displacement_below_the_resolution_of_the_parameters_counts():
+    f, params = lambda p, x: x @ p, jnp.full((D, C), 100.0)
+    tiny = jnp.full((D, C), 1e-6)
+    lin = linearized_model(f, params, coordinates="displacement")
+    slope = jax.jvp(lambda d: lin(d, X), (tiny,), (tiny,))[1]
+    assert float(jnp.max(jnp.abs(params + tiny - params))) == 0.0
+    np.testing.assert_allclose(slope, X @ np.full((D, C), 1e-6), rtol=1e-5)
+
+
+def test_one_jvp_and_the_cost_of_a_step():
+    """By XLA's count of operations a training step of the linear model costs 5/3 of the network's."""
+    wide = nn.Sequential([nn.Dense(64), jnp.tanh, nn.Dense(64), jnp.tanh, nn.Dense(C)])
+    x = jnp.ones((32, 16))
+    f, params = functionalize(wide, jax.jit(wide.init)(jax.random.key(0), x))
+
+    def cost(g):
+        compiled = jax.jit(jax.grad(lambda p, x: jnp.sum(g(p, x) ** 2))).lower(params, x).compile()
+        return compiled.cost_analysis()["flops"]
+
+    ratio = cost(linearize(f, params)) / cost(f)
+    assert 1.3 < ratio < 2.5, ratio
+    jaxpr = str(jax.make_jaxpr(linearize(f, params))(params, x))
+    assert (
+        jaxpr.count("dot_general") == 3 + 2 * 3 - 1
+    )  # each layer once, its tangent twice, the first without dx W
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_step_runs(capsys, monkeypatch):
+    monkeypatch.delitem(linearized.NETWORKS, "ConvNet")
+    found = linearized.main(["--tiny", "--rounds", "2"])
+    assert all(0 < ratio < 100 for ratios in found.values() for ratio in ratios.values())
+    assert "quadratic" in capsys.readouterr().out
+
+
+def test_messages():
+    variables = jax.jit(LINEN.init)(jax.random.key(0), X)
+    with pytest.raises(
+        InvalidInputError, match=re.escape("got coordinates='velocity'. The displacement is")
+    ):
+        linearized_model(LINEN, variables, coordinates="velocity")
+    with pytest.raises(
+        StructureError, match=re.escape("layers_0/bias: missing, expected float32[6]")
+    ):
+        linearized_model(
+            LINEN, variables, at={"layers_0": variables["params"]["layers_0"]["kernel"]}
+        )
+    f = lambda p, x: x @ p
+    message = "expected no `start` for a function, which is handed its parameters in every call; got start=. Call the"
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        linearized_model(f, jnp.ones((D, C)), start=jnp.ones((D, C)))
+    message = "last_layer(f, params, x): expected a network with a matrix product or convolution by a parameter; got none"
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        last_layer(lambda p, x: x * p, jnp.ones(D), X)
+    lin = linearized_model(f, jnp.ones((D, C)), coordinates="displacement")
+    with pytest.raises(
+        StructureError, match=re.escape("(d, x): expected parameters with the paths")
+    ):
+        lin(jnp.ones(C), X)

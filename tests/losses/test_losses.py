@@ -1,0 +1,192 @@
+"""Losses as objects: values, labels, curvature factors against automatic differentiation, messages."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.losses import MSE, CrossEntropy, CustomLoss, Loss, SigmoidCrossEntropy, as_loss
+
+N, T, V = 4, 2, 3
+RNG = np.random.default_rng(0)
+OUTPUTS = RNG.normal(size=(N, T, V))
+CLASSES = RNG.integers(0, V, (N, T))
+ONE_HOT = np.eye(V)[CLASSES]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (MSE(), lambda f: 0.5 * np.sum((f - ONE_HOT) ** 2) / N),
+        (MSE(denominator=N * T * V), lambda f: 0.5 * np.mean((f - ONE_HOT) ** 2)),
+        (
+            CrossEntropy(),
+            lambda f: optax.softmax_cross_entropy_with_integer_labels(f, CLASSES).mean(),
+        ),
+        (
+            CrossEntropy(denominator=N),
+            lambda f: optax.softmax_cross_entropy_with_integer_labels(f, CLASSES).sum() / N,
+        ),
+        (
+            SigmoidCrossEntropy(),
+            lambda f: optax.sigmoid_binary_cross_entropy(f, ONE_HOT).sum() / N,
+        ),
+    ],
+)
+def test_values(loss, expected):
+    for labels in (CLASSES, CLASSES[..., None], ONE_HOT):
+        y = loss.read(labels, OUTPUTS.shape)
+        np.testing.assert_allclose(loss(jnp.asarray(OUTPUTS), y), expected(OUTPUTS), rtol=1e-12)
+        total = loss.per_example(jnp.asarray(OUTPUTS), y).sum()
+        np.testing.assert_allclose(total / loss.denominator_for(OUTPUTS.shape), expected(OUTPUTS))
+
+
+def quartic(outputs, y):
+    return jnp.mean(jnp.sum((outputs - y) ** 4, axis=(1, 2)))
+
+
+def coupled(outputs, y):
+    return quartic(outputs, y) + 0.2 * jnp.mean(outputs) ** 2
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "loss",
+    [
+        MSE(),
+        CrossEntropy(),
+        SigmoidCrossEntropy(),
+        CustomLoss(quartic),
+        CustomLoss(coupled),
+    ],
+    ids=["mse", "softmax", "sigmoid", "by example", "as a whole"],
+)
+def test_factors_are_those_of_the_hessian(loss):
+    """L L^T = D d^2 L / d f^2, and L^T K L by products from the left and the right."""
+    y = ONE_HOT if isinstance(loss, CustomLoss) else loss.read(CLASSES, OUTPUTS.shape)
+    flat = jnp.asarray(OUTPUTS.reshape(-1))
+    hessian = jax.hessian(lambda f: loss(f.reshape(OUTPUTS.shape), y))(flat)
+    expected = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
+    factor = loss.curvature(OUTPUTS, y)
+    matrix = np.asarray(factor.times(jnp.eye(flat.size)))
+    np.testing.assert_allclose(matrix @ matrix.T, expected, atol=1e-12)
+    np.testing.assert_allclose(factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14)
+    kernel = RNG.normal(size=(flat.size, 5))
+    kernel = kernel @ kernel.T
+    np.testing.assert_allclose(factor.around(kernel), matrix.T @ kernel @ matrix, atol=1e-10)
+    v = RNG.normal(size=flat.size)
+    host = factor.on_host()
+    np.testing.assert_allclose(host.times(v), matrix @ v, atol=1e-12)
+    np.testing.assert_allclose(host.transposed_times(v), matrix.T @ v, atol=1e-12)
+    assert isinstance(host.times(v), np.ndarray)
+
+
+def test_a_mean_over_examples_is_found_to_be_one():
+    assert CustomLoss(quartic).curvature(OUTPUTS, ONE_HOT).blocks.shape == (N, T * V, T * V)
+    assert CustomLoss(coupled).curvature(OUTPUTS, ONE_HOT).blocks.shape == (1, N * T * V, N * T * V)
+    traced = jax.jit(lambda f: CustomLoss(quartic).curvature(f, ONE_HOT).blocks)(OUTPUTS)
+    assert traced.shape == (1, N * T * V, N * T * V)
+
+
+def test_a_hessian_that_is_not_convex_is_nan_inside_jit():
+    concave = CustomLoss(lambda f, y: -jnp.sum(f**2))
+    assert np.isnan(jax.jit(lambda f: concave.curvature(f, 0).blocks)(OUTPUTS)).all()
+
+
+def test_losses_are_pytrees():
+    loss = jax.jit(lambda loss: loss)(MSE(denominator=3.0))
+    assert isinstance(loss, MSE)
+    assert loss.denominator == 3.0
+    assert jax.tree.leaves(CrossEntropy()) == []
+    # What JAX holds in the place of a number is not checked again.
+    assert jax.tree.map(lambda leaf: "a leaf", loss).denominator == "a leaf"
+    np.testing.assert_array_equal(jax.vmap(MSE)(jnp.arange(1.0, 3.0)).denominator, [1, 2])
+    by_denominator = jax.grad(lambda d: MSE(d)(jnp.ones((2, 1)), jnp.zeros((2, 1))))
+    assert by_denominator(2.0) == pytest.approx(-0.25)
+
+
+def test_names_objects_and_functions():
+    assert as_loss(None) is None
+    assert as_loss("cross_entropy") == CrossEntropy()
+    loss = MSE(denominator=2)
+    assert as_loss(loss) is loss
+    assert isinstance(as_loss(quartic), CustomLoss)
+    assert isinstance(as_loss(quartic), Loss)
+
+
+def test_what_a_loss_says_of_itself():
+    assert MSE().describe((4, 3)) == "1/2 squared error, summed over outputs, mean over examples"
+    assert MSE(12).describe((4, 3)) == "1/2 squared error, summed over outputs, divided by 12"
+    assert CrossEntropy().describe((4, 2, 3)) == (
+        "softmax cross-entropy, mean over examples and positions"
+    )
+    assert CrossEntropy().describe((4, 3)) == "softmax cross-entropy, mean over examples"
+    assert CustomLoss(quartic).describe((4, 3)) == "`quartic` of the user"
+    assert CustomLoss(lambda f, y: 0.0).describe((4, 3)) == "of the user"
+
+
+def test_integers_beside_a_single_output_are_values():
+    np.testing.assert_array_equal(MSE().read(np.array([3, 5]), (2, 1)), [[3.0], [5.0]])
+    np.testing.assert_array_equal(MSE().read([3, 5], (2,)), [3.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: MSE().read(np.ones(3), (4, 2)),
+            "MSE.read(y, shape): expected `y` of shape (4, 2), or integer class numbers (4,); got float64 of shape "
+            "(3,). Labels go row by row with the examples.",
+        ),
+        (
+            lambda: MSE().read(np.array(["a"]), (1, 1)),
+            "expected `y` as numbers; got dtype <U1. Number the classes from 0.",
+        ),
+        (
+            lambda: MSE().read(np.array([np.nan]), (1, 1)),
+            "expected finite `y`; got NaN or Inf. Drop the examples without a label everywhere.",
+        ),
+        (
+            lambda: CrossEntropy().read(np.array([0, 2]), (2, 2)),
+            "CrossEntropy.read(y, shape): expected class numbers `y` in [0, 2); got values from 0 to 2. Number the "
+            "classes from 0; pass floating point targets if these are no classes.",
+        ),
+        (
+            lambda: CrossEntropy().read(np.array([0, 0]), (2, 1)),
+            "expected two or more logits on the last axis of the outputs, for cross-entropy; got outputs of shape "
+            '(2, 1). Use loss="sigmoid_cross_entropy" for a single logit.',
+        ),
+        (
+            lambda: CrossEntropy().read(2 * np.eye(2), (2, 2)),
+            "expected class numbers, or probabilities in every row of `y`, for cross-entropy; got entries from 0, "
+            "sums from 2 to 2. For targets that are no probabilities use squared error.",
+        ),
+        (
+            lambda: SigmoidCrossEntropy().read(np.array([[2.0]]), (1, 1)),
+            "expected labels from 0 to 1 for sigmoid cross-entropy; got values from 2 to 2.",
+        ),
+        (
+            lambda: CustomLoss(quartic).curvature(np.ones((2, 2))),
+            "CustomLoss.curvature(outputs): expected the labels `y` beside a loss of the user: its curvature may "
+            "depend on them; got None.",
+        ),
+        (
+            lambda: dataclasses.replace(MSE(), denominator=-1.0),
+            "MSE(denominator=-1.0): expected a positive `denominator`; got -1.0.",
+        ),
+        (
+            lambda: as_loss(MSE),
+            'expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses, or a '
+            "function loss(outputs, y); got <class 'ntkdiag.losses.means.MSE'>.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()

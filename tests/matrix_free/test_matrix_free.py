@@ -1,0 +1,431 @@
+"""The kernel as an operator and the solves on it, against dense float64 algebra."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+import two_layers
+from thin import thin
+
+from ntkdiag import linearize, predict
+from ntkdiag.errors import ExamplesInteractError, InvalidInputError
+from ntkdiag.losses import MSE
+from ntkdiag.matrix_free import CG, LSMR, NTKOperator, gauss_newton_step, least_squares
+
+N, M, D, C, W = 11, 4, 3, 2, 5
+RNG = np.random.default_rng(0)
+X, X_TEST, Y = (RNG.normal(size=s).astype(np.float32) for s in ((N, D), (M, D), (N, C)))
+PARAMS = {
+    "a": RNG.normal(size=(D, W)).astype(np.float32),
+    "b": RNG.normal(size=(W, C)).astype(np.float32) / 2,
+}
+LABELS = np.arange(N) % C
+
+
+def net(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def cross_entropy(outputs, y):
+    return -jnp.mean(jax.nn.log_softmax(outputs)[jnp.arange(N), y])
+
+
+@functools.cache
+def shared_operator():
+    return NTKOperator(net, PARAMS, X, batch_size=4)  # 11 = 4 + 4 + 3: the last one is filled up
+
+
+@functools.cache
+def cross_operator():
+    return NTKOperator(net, PARAMS, X_TEST, X)
+
+
+WEIGHTS = PARAMS["a"], PARAMS["b"]
+J = np.concatenate(two_layers.jacobian(*WEIGHTS, X), axis=2).reshape(N * C, -1)
+J_TEST = np.concatenate(two_layers.jacobian(*WEIGHTS, X_TEST), axis=2).reshape(M * C, -1)
+F0 = two_layers.outputs(*WEIGHTS, X)
+V = RNG.normal(size=N * C).astype(np.float32)
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+
+
+def _flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def test_products():
+    expected = J @ (J.T @ V)
+    for product in (
+        shared_operator().mv(V),
+        shared_operator() @ V,
+        shared_operator()(V),
+        jax.jit(lambda op, v: op @ v)(shared_operator(), V),
+    ):
+        np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        (shared_operator() @ V.reshape(N, C)).ravel(), expected, rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        shared_operator() @ np.stack([V, 2 * V], 1),
+        np.stack([expected, 2 * expected], 1),
+        rtol=1e-5,
+    )
+    cross = NTKOperator(net, PARAMS, X_TEST, X, batch_size=3)
+    np.testing.assert_allclose(cross @ V, J_TEST @ (J.T @ V), rtol=1e-5, atol=1e-5)
+    assert (cross.shape, cross.symmetric, shared_operator().symmetric) == (
+        (M * C, N * C),
+        False,
+        True,
+    )
+    assert (shared_operator().shape, shared_operator().dtype) == ((N * C, N * C), np.float32)
+    assert repr(shared_operator()) == "NTKOperator(22 x 22, float32, batch_size=4)"
+
+
+def test_one_output_without_an_axis():
+    operator = NTKOperator(lambda p, x: net(p, x)[:, 0], PARAMS, X, batch_size=4)
+    np.testing.assert_allclose(operator @ V[:N], J[::C] @ (J[::C].T @ V[:N]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_inside_other_libraries():
+    dense = np.asarray(J @ J.T)
+    np.testing.assert_allclose(shared_operator().lineax().as_matrix(), dense, rtol=1e-4, atol=1e-4)
+    cross = NTKOperator(net, PARAMS, X_TEST, X).lineax()
+    np.testing.assert_allclose(
+        cross.transpose().mv(jnp.ones(M * C)), J @ J_TEST.T @ np.ones(M * C), rtol=1e-4
+    )
+    shifted = lambda v: shared_operator() @ v + 0.5 * v
+    expected = np.linalg.solve(dense + 0.5 * np.eye(N * C), V)
+    np.testing.assert_allclose(
+        jax.scipy.sparse.linalg.cg(shifted, V, tol=1e-6)[0], expected, rtol=1e-3, atol=1e-3
+    )
+    damped = shared_operator().lineax() + 0.5 * lx.IdentityLinearOperator(
+        jax.ShapeDtypeStruct((N * C,), np.float32)
+    )
+    damped = lx.TaggedLinearOperator(damped, lx.positive_semidefinite_tag)
+    np.testing.assert_allclose(
+        lx.linear_solve(damped, V, lx.CG(1e-5, 1e-5)).value, expected, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_memory_is_that_of_a_microbatch():
+    wide = lambda p, x: jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]).sum(1, keepdims=True)
+    params = {"a": jnp.ones((8, 256)), "b": jnp.ones((256, 256))}
+
+    def temporary(size):
+        operator = NTKOperator(wide, params, jnp.ones((512, 8)), batch_size=size)
+        compiled = jax.jit(lambda op, v: op @ v).lower(operator, jnp.ones((512, 1))).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(16) < 0.5 * temporary(512)
+
+
+SOLVERS = [CG(), CG(rank=8), CG("parameters"), CG("parameters", rank=8), LSMR()]
+
+
+@pytest.mark.parametrize("solver", thin(SOLVERS), ids=repr)
+def test_ridge_regression(solver):
+    alpha = np.linalg.solve(J @ J.T + 0.5 * np.eye(N * C), (Y - F0).ravel())
+    solution = least_squares(shared_operator(), Y, ridge=0.5, solver=solver)
+    np.testing.assert_allclose(solution.outputs.ravel(), F0.ravel() + J @ (J.T @ alpha), **CLOSE)
+    np.testing.assert_allclose(_flat(solution.step), J.T @ alpha, **CLOSE)
+    np.testing.assert_allclose(
+        linearize(net, PARAMS)(solution.params, X), solution.outputs, **CLOSE
+    )
+    assert solution.converged
+    assert 0 < solution.iterations < 60
+    assert solution.residual <= 1e-5
+    assert repr(solution).startswith(
+        f"Solution(converged in {int(solution.iterations)} iterations, residual "
+    )
+    if solution.weights is not None:
+        predicted = NTKOperator(net, PARAMS, X_TEST, X) @ solution.weights
+        np.testing.assert_allclose(predicted.ravel(), J_TEST @ (J.T @ alpha), **CLOSE)
+
+
+@pytest.mark.slow
+def test_the_preconditioner_saves_iterations():
+    spread = jax.tree.map(lambda p: p * np.float32(3.0), PARAMS)
+    operator = NTKOperator(net, spread, X)
+    plain, nystrom = (
+        least_squares(operator, Y, ridge=0.01, solver=CG(rank=r, tolerance=1e-4)) for r in (0, 16)
+    )
+    assert nystrom.converged
+    assert nystrom.iterations < 0.7 * plain.iterations
+
+
+@pytest.mark.slow
+def test_without_ridge_it_is_the_least_norm_interpolation():
+    x, y = X[:3], Y[:3]
+    jacobian = J[: 3 * C]
+    expected = np.linalg.pinv(jacobian) @ (y - F0[:3]).ravel()
+    for solver in (CG(tolerance=1e-4), LSMR()):
+        solution = least_squares(NTKOperator(net, PARAMS, x), y, solver=solver)
+        np.testing.assert_allclose(_flat(solution.step), expected, rtol=0.02, atol=2e-3)
+        np.testing.assert_allclose(solution.outputs, y, atol=1e-2)
+
+
+def test_a_solve_that_stops_early_says_so():
+    solution = least_squares(shared_operator(), Y, ridge=0.5, solver=CG(max_steps=2))
+    assert not solution.converged
+    assert solution.iterations == 2
+    assert solution.residual > 1e-3
+    assert repr(solution).startswith("Solution(not converged in 2 iterations")
+    unreachable = least_squares(shared_operator(), Y, ridge=0.5, solver=CG(tolerance=1e-12))
+    assert not unreachable.converged
+    assert unreachable.iterations < 1000  # rounding is noticed
+
+
+def test_what_operators_and_solutions_show_of_themselves():
+    content = json.loads(json.dumps(shared_operator().to_dict(), allow_nan=False))
+    assert content["shape"] == [N * C, N * C]
+    assert content["n_parameters"] == D * W + W * C
+    assert "22 x 22" in shared_operator()._repr_html_()
+    solution = least_squares(shared_operator(), Y, ridge=0.5)
+    content = json.loads(json.dumps(solution.to_dict(), allow_nan=False))
+    assert content["converged"] is True
+    assert content["iterations"] == int(solution.iterations)
+    assert content["solver"] == {"name": "CG", "space": "function", **CG_DEFAULTS}
+    assert "<td>yes</td>" in solution._repr_html_()
+
+
+CG_DEFAULTS = {"rank": 0, "tolerance": 1e-5, "max_steps": 1000, "seed": 0}
+
+
+def test_zero_residual_is_solved_by_no_step():
+    solution = least_squares(shared_operator(), shared_operator().outputs(), ridge=0.5)
+    assert (int(solution.iterations), float(solution.residual), bool(solution.converged)) == (
+        0,
+        0.0,
+        True,
+    )
+
+
+def _gauss_newton(damping):
+    """One Newton step on cross-entropy of the linear model, densely in float64."""
+    p = np.exp(F0) / np.exp(F0).sum(1, keepdims=True)
+    gradient = (p - np.eye(C)[LABELS]).ravel() / N
+    blocks = [np.diag(row) - np.outer(row, row) for row in p]
+    hessian = np.zeros((N * C, N * C))
+    for i, block in enumerate(blocks):
+        hessian[i * C : (i + 1) * C, i * C : (i + 1) * C] = block / N
+    return -np.linalg.solve(J.T @ hessian @ J + damping * np.eye(J.shape[1]), J.T @ gradient)
+
+
+@pytest.mark.parametrize("solver", [CG(), CG("parameters"), CG("parameters", rank=8)], ids=repr)
+@pytest.mark.parametrize("loss", ["cross_entropy", cross_entropy])
+def test_gauss_newton_step(solver, loss):
+    step = _gauss_newton(0.05)
+    solution = gauss_newton_step(
+        shared_operator(), LABELS, loss=loss, ridge=0.05 * N, solver=solver
+    )
+    np.testing.assert_allclose(_flat(solution.step), step, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        solution.outputs.ravel(), F0.ravel() + J @ step, rtol=1e-3, atol=1e-4
+    )
+    assert solution.converged
+
+
+@pytest.mark.parametrize("denominator", [None, 1.0, N * C])
+def test_squared_error_needs_one_gauss_newton_step(denominator):
+    """The ridge is in units of the kernel's eigenvalues, whatever the loss is divided by."""
+    a = gauss_newton_step(shared_operator(), Y, loss=MSE(denominator), ridge=0.5)
+    b = least_squares(shared_operator(), Y, ridge=0.5)
+    np.testing.assert_allclose(a.outputs, b.outputs, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", ["function", "parameters"])
+def test_steps_after_each_other_lead_to_the_minimum_of_a_convex_loss(space):
+    solution = None
+    for _ in range(10):
+        solution = gauss_newton_step(
+            shared_operator(),
+            LABELS,
+            loss="cross_entropy",
+            ridge=0.01 * N,
+            after=solution,
+            solver=CG(space),
+        )
+    displacement = _flat(solution.step)
+    p = np.asarray(jax.nn.softmax(solution.outputs), np.float64)
+    gradient = J.T @ (p - np.eye(C)[LABELS]).ravel() / N + 0.01 * displacement
+    assert np.linalg.norm(gradient) < 1e-4 * np.linalg.norm(J.T @ (np.eye(C)[LABELS]).ravel() / N)
+    np.testing.assert_allclose(solution.outputs.ravel(), F0.ravel() + J @ displacement, **CLOSE)
+    np.testing.assert_allclose(_flat(solution.params), _flat(PARAMS) + displacement, rtol=1e-6)
+    if space == "function":
+        np.testing.assert_allclose(J.T @ solution.weights.ravel(), displacement, **CLOSE)
+
+
+def test_differentiable_and_compiled_in_a_program_of_the_user():
+    solved = jax.jit(lambda op, y: least_squares(op, y, ridge=0.5))(shared_operator(), Y)
+    np.testing.assert_allclose(
+        solved.outputs, least_squares(shared_operator(), Y, ridge=0.5).outputs, **CLOSE
+    )
+    seen = []
+    jax.jit(lambda op, y: seen.append(repr(least_squares(op, y, ridge=0.5))))(shared_operator(), Y)
+    assert seen[0].startswith("Solution(traced, CG(")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: NTKOperator(net, PARAMS, X, batch_size=0),
+            "NTKOperator(f, params, x): expected a positive integer `batch_size`; got 0. 256 is the default.",
+        ),
+        (
+            lambda: NTKOperator(lambda p, x: (x, x), PARAMS, X),
+            "NTKOperator(f, params, x): expected f to return one floating array with the 11 examples first; got tuple.",
+        ),
+        (
+            lambda: NTKOperator(lambda p, x: jnp.sum(net(p, x)), PARAMS, X),
+            "NTKOperator(f, params, x): expected f to return one floating array with the 11 examples first; got "
+            "float32[]. Select an output: functionalize(model, ..., output=lambda y: y[0]).",
+        ),
+        (
+            lambda: shared_operator() @ np.ones(5),
+            "NTKOperator.mv(v): expected v of shape (22,), (22, k) or (11, 2); got shape (5,).",
+        ),
+        (
+            lambda: shared_operator().tangent(np.ones(3)),
+            "NTKOperator.tangent(step): expected a tree like the parameters, PyTreeDef(",
+        ),
+        (
+            lambda: least_squares(cross_operator(), Y),
+            "least_squares(operator, y): expected `operator` as NTKOperator(f, params, x) of the training examples; "
+            "got one of two sets of examples. Leave x2 out; kernels that are arrays go to ntkdiag.predict.",
+        ),
+        (
+            lambda: gauss_newton_step(np.eye(3), Y, loss="mse", ridge=0.1),
+            "gauss_newton_step(operator, y, loss=..., ridge=...): expected `operator` as NTKOperator(f, params, x) of "
+            "the training examples; got ndarray.",
+        ),
+        (
+            lambda: least_squares(shared_operator(), Y[:3]),
+            "least_squares(operator, y): expected `y` of shape (11, 2) in floating point, like the outputs of f; got "
+            "float32[3, 2]. Class numbers become targets with `jax.nn.one_hot`.",
+        ),
+        (
+            lambda: least_squares(shared_operator(), np.full((N, C), np.nan)),
+            "expected finite `y`; got NaN or Inf.",
+        ),
+        (
+            lambda: least_squares(shared_operator(), Y, ridge=-1.0),
+            "expected a non-negative `ridge`; got -1.0.",
+        ),
+        (
+            lambda: gauss_newton_step(shared_operator(), Y, loss=lambda f, y: f, ridge=0.1),
+            "expected a `loss` that returns one number;",
+        ),
+        (
+            lambda: gauss_newton_step(shared_operator(), Y, loss=None, ridge=0.1),
+            "expected the loss that is trained: a Gauss-Newton step depends on it; got loss=None. Pass loss=",
+        ),
+        (
+            lambda: gauss_newton_step(shared_operator(), Y, loss="mse", ridge=-0.1),
+            "expected a non-negative `ridge`; got -0.1.",
+        ),
+        (
+            lambda: gauss_newton_step(
+                shared_operator(),
+                Y,
+                loss="mse",
+                ridge=0.1,
+                after=least_squares(shared_operator(), Y, ridge=0.1, solver=CG("parameters")),
+            ),
+            "expected `after` as a solution in function space, like this step; got Solution(converged",
+        ),
+        (
+            lambda: gauss_newton_step(shared_operator(), Y, loss="mse", ridge=0.1, solver=LSMR()),
+            'gauss_newton_step(operator, y, loss=..., ridge=...): expected CG(space="function"), or CG(space="parameters") with or '
+            "without a rank; got LSMR(tolerance=1e-05, max_steps=1000).",
+        ),
+        (
+            lambda: CG("dual"),
+            "CG(space='dual'): expected "
+            '"function" or "parameters"; got \'dual\'. Take the one with fewer',
+        ),
+        (
+            lambda: CG(rank=-1),
+            "CG(rank=-1): expected a rank of 0 or more; got -1. 0 is no preconditioner.",
+        ),
+        (
+            lambda: CG(tolerance=0.0),
+            "CG(tolerance=0.0): expected a tolerance in (0, 1); got 0.0. 1e-5 is the default.",
+        ),
+        (
+            lambda: LSMR(max_steps=0),
+            "LSMR(max_steps=0): expected a positive integer; got 0. 1000 is the default.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.slow
+def test_ten_thousand_examples_with_ten_outputs():
+    """The kernel would have 10^10 entries, 40 GB; the solve holds a few vectors of 10^5."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(10_000, 20)).astype(np.float32)
+    params = {
+        "a": rng.normal(size=(20, 32)).astype("f") / 4,
+        "b": rng.normal(size=(32, 10)).astype("f") / 5,
+    }
+    labels = np.argmax(x[:, :10] + 0.3 * rng.normal(size=(10_000, 10)), axis=1)
+    targets = np.eye(10, dtype=np.float32)[labels]
+    operator = NTKOperator(net, params, x, batch_size=500)
+    found = [
+        least_squares(operator, targets, ridge=10.0, solver=m)
+        for m in (CG(), CG("parameters", rank=30))
+    ]
+    for solution in found:
+        print(solution)
+        assert solution.converged
+        assert np.mean(np.argmax(solution.outputs, axis=1) == labels) > 0.7
+    np.testing.assert_allclose(found[0].outputs, found[1].outputs, atol=1e-3)
+    gradient = operator.cotangent(found[0].outputs - targets)
+    gradient = jax.tree.map(lambda g, d: g + 10.0 * d, gradient, found[0].step)
+    scale = operator.cotangent(operator.outputs() - targets)
+    assert np.linalg.norm(_flat(gradient)) < 1e-4 * np.linalg.norm(_flat(scale))
+
+
+def test_microbatches_of_examples_that_interact_are_refused():
+    normalised = lambda p, x: net(p, (x - x.mean(0)) / x.std(0))
+    with pytest.raises(
+        ExamplesInteractError, match="or a `batch_size` of at least the number of ex"
+    ):
+        NTKOperator(normalised, PARAMS, X, batch_size=2)
+    assert NTKOperator(normalised, PARAMS, X, batch_size=len(X)).n_examples == len(X)
+    assert NTKOperator(normalised, PARAMS, X, batch_size=2, check=False).n_examples == len(X)
+
+
+def test_flat_cotangents():
+    operator = NTKOperator(net, PARAMS, X)
+    v = operator.outputs()
+    flat, shaped = operator.cotangent(v.reshape(-1)), operator.cotangent(v)
+    assert all(
+        jnp.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(flat), jax.tree.leaves(shaped), strict=True)
+    )
+    with pytest.raises(InvalidInputError, match="cotangent"):
+        operator.cotangent(v[:1])
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_descent_without_end_needs_a_stable_learning_rate(ratio):
+    eta = ratio * 2 * N / np.linalg.eigvalsh(J @ J.T)[-1]
+    run = lambda: predict.gradient_descent(shared_operator(), Y, [3, np.inf], eta, ridge=0.1).train
+    if ratio < 1:
+        assert np.isfinite(run()).all()
+        return
+    with pytest.warns(RuntimeWarning, match="is above the critical"):
+        train = run()
+    assert np.isfinite(train[0]).all()
+    assert np.isnan(train[1]).all()

@@ -1,0 +1,225 @@
+"""Every library in every mode has the kernel of the same network written by hand."""
+
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import models_contract as models
+import numpy as np
+import pytest
+from flax import nnx
+from models_contract import by_hand, fixed_key, inputs, running, weights
+from thin import thin
+from tolerance import assert_close
+
+import ntkdiag
+from ntkdiag.models import functionalize
+
+MODES = {
+    "eval": {},
+    "dropout": {"mode": "dropout"},
+    "train, fixed statistics": {"mode": "train"},
+    "train": {"mode": "train"},
+}
+MASKS = {"linen": models.linen_mask, "nnx": models.nnx_mask, "equinox": models.equinox_mask}
+MASKS["equinox-batch"] = models.equinox_mask
+
+
+def made(library, mode, dtype, **options):
+    """The model as its library has it, and as a Functional in a mode."""
+    options |= MODES[mode]
+    if mode == "train, fixed statistics":
+        options["statistics"] = inputs(dtype)
+    if library == "linen":
+        module, variables = models.linen(dtype)
+        return variables, functionalize(module, variables, rngs={"dropout": fixed_key()}, **options)
+    if library == "nnx":
+        (model,) = models.nnx_model(dtype)
+        return model, functionalize(model, **options)
+    module, state = models.equinox(dtype, "batch" if library == "equinox-batch" else "ema")
+    return module, functionalize(module, state=state, key=fixed_key(), **options)
+
+
+def hand_written(library, mode, x):
+    """The same network as a plain JAX function of its weights."""
+    statistics, mask = running(x.dtype), 0.5
+    if mode != "eval":  # one mask for all examples, or one for each
+        mask = MASKS[library](x if mode == "train" else x[:1])
+    if mode == "train":
+        statistics = None
+    elif mode == "train, fixed statistics":
+        h = x @ weights(x.dtype)["w1"] + weights(x.dtype)["b1"]
+        statistics = h.mean(axis=0), h.var(axis=0)
+    return functools.partial(by_hand, mask=mask, statistics=statistics)
+
+
+def kernel_of(f, x):
+    jacobian = jax.jacrev(f)(weights(x.dtype), x)
+    return sum(
+        jnp.einsum("noP,mpP->nomp", j, j)
+        for j in (v.reshape(5, 2, -1) for v in jax.tree.leaves(jacobian))
+    )
+
+
+def snapshot(tree):
+    tree = nnx.to_pure_dict(nnx.state(tree)) if isinstance(tree, nnx.Module) else tree
+    raw = lambda leaf: (
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
+    return [np.asarray(raw(leaf)) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("library", thin(MASKS))
+def test_the_contract(library, mode, x64):
+    x = inputs(jnp.float64)
+    model, fn = made(library, mode, jnp.float64)
+    before = snapshot(model)
+    f = hand_written(library, mode, x)
+    # The value, also compiled, and twice.
+    for run in (fn.apply, jax.jit(fn.apply), fn.apply):
+        assert_close(run(fn.params, x), f(weights(x.dtype), x))
+    # The kernel, and what it says of itself.
+    examples = "joint" if mode == "train" else "independent"
+    kernel = ntkdiag.ntk(*fn, x, reduction="full", examples=examples)
+    assert_close(kernel.array, kernel_of(f, x))
+    assert (kernel.convention.mode, kernel.convention.examples) == (mode, examples)
+    assert f"mode={mode}" in str(kernel.convention)
+    # Nothing of the user's has changed, and it comes back as it was.
+    assert same(snapshot(model), before)
+    assert same(snapshot(fn.restore(fn.params)), before)
+    assert same(snapshot(fn.extract(fn.restore(fn.params))), snapshot(fn.params))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("library", MASKS)
+def test_dtypes_are_kept(library, mode):
+    model, fn = made(library, mode, jnp.float32)
+    x = inputs(jnp.float32)
+    assert {leaf.dtype for leaf in jax.tree.leaves(fn.params)} == {jnp.dtype(jnp.float32)}
+    assert jax.eval_shape(fn.apply, fn.params, x).dtype == jnp.float32
+    assert same(snapshot(fn.restore(fn.params)), snapshot(model))
+
+
+@pytest.mark.parametrize("library", thin(MASKS))
+def test_rows_and_columns_of_a_kernel_with_dropout_have_one_mask(library, x64):
+    _, fn = made(library, "dropout", jnp.float64)
+    x = inputs(jnp.float64)
+    whole = ntkdiag.ntk(*fn, x).array
+    assert_close(ntkdiag.ntk(*fn, x[:2], x[3:]).array, np.asarray(whole)[:2, 3:])
+    # The naive way, train mode, drops other units in every row: every example has a function of
+    # its own.
+    _, naive = made(library, "train", jnp.float64)
+    assert not np.allclose(naive(naive.params, x)[1:], naive(naive.params, x[1:]), rtol=1e-3)
+
+
+@pytest.mark.parametrize("library", thin(MASKS))
+def test_statistics_of_a_batch_have_no_gradient_and_do_not_follow_the_inputs(library, x64):
+    x = inputs(jnp.float64)
+    (_, fixed), (_, joint) = (
+        made(library, mode, jnp.float64) for mode in ("train, fixed statistics", "train")
+    )
+    other = x.at[0].add(1.0)
+    assert_close(fixed(fixed.params, other)[1:], fixed(fixed.params, x)[1:])
+    assert not np.allclose(joint(joint.params, other)[1:], joint(joint.params, x)[1:], rtol=1e-3)
+    with pytest.raises(ntkdiag.errors.ExamplesInteractError, match="joint"):
+        ntkdiag.ntk(*joint, x)
+
+
+class Transformed(NamedTuple):
+    """What `haiku.transform` returns."""
+
+    init: object
+    apply: object
+
+
+def test_plain_functions_and_transformed_ones(x64):
+    x = inputs(jnp.float64)
+    f = functools.partial(by_hand, statistics=running(x.dtype))
+    transformed = Transformed(lambda rng, x: weights(x.dtype), lambda params, rng, x: f(params, x))
+    params = transformed.init(None, x)
+    for fn in (
+        functionalize(f, params),
+        functionalize(lambda p, x: transformed.apply(p, None, x), params),
+    ):
+        assert_close(ntkdiag.ntk(*fn, x, reduction="full").array, kernel_of(f, x))
+        assert fn.restore(fn.params).keys() == params.keys()
+    part = functionalize(f, params, trainable="*2")
+    only = ntkdiag.ntk(*part, x, reduction="full").array
+    leaves = ntkdiag.ntk(f, params, x, reduction="full", per_leaf=True).leaves
+    assert_close(only, np.asarray(leaves["w2"].array) + np.asarray(leaves["b2"].array))
+
+
+class ScannedLinen(nn.Module):
+    """Two normalised layers as one `nn.scan` of a checkpointed block."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        class Layer(nn.Module):
+            @nn.compact
+            def __call__(self, x, train):
+                return jnp.tanh(nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))), None
+
+        axes = {"variable_axes": {"params": 0, "batch_stats": 0}, "split_rngs": {"params": True}}
+        return nn.scan(nn.remat(Layer, static_argnums=2), in_axes=nn.broadcast, length=2, **axes)()(
+            x, train
+        )[0]
+
+
+class LayerNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.dense, self.norm = nnx.Linear(3, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.tanh(self.norm(self.dense(x)))
+
+
+class ScannedNNX(nnx.Module):
+    def __init__(self):
+        self.layers = nnx.split_rngs(splits=2)(nnx.vmap(LayerNNX))(nnx.Rngs(0))
+
+    def __call__(self, x):
+        return nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(
+            x, self.layers
+        )
+
+
+class TwiceEquinox(eqx.Module):
+    denses: list
+    norms: list
+
+    def __init__(self, mode):
+        self.denses = [eqx.nn.Linear(3, 3, key=fixed_key()) for _ in range(2)]
+        self.norms = [eqx.nn.BatchNorm(3, "batch", mode=mode) for _ in range(2)]
+
+    def __call__(self, x, state):
+        for dense, norm in zip(self.denses, self.norms, strict=True):
+            x, state = norm(dense(x), state)
+        return x, state
+
+
+@pytest.mark.parametrize("library", thin(["nnx", "linen", "ema", "batch"]))
+def test_fixed_statistics_are_those_of_a_training_step_in_every_layer(library):
+    x = inputs(jnp.float32)
+    if library == "linen":
+        model, options = (ScannedLinen(), ScannedLinen().init(fixed_key(), x)), {}
+    elif library == "nnx":
+        model, options = (ScannedNNX(),), {}
+    else:
+        module, state = eqx.nn.make_with_state(TwiceEquinox)(library)
+        model, options = (module,), {"state": state}
+    fixed = functionalize(*model, mode="train", statistics=x, **options)
+    training = functionalize(*model, mode="train", **options)
+    np.testing.assert_allclose(
+        fixed(fixed.params, x), training(fixed.params, x), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        fixed(fixed.params, x[:1]), fixed(fixed.params, x)[:1], rtol=1e-5, atol=1e-6
+    )

@@ -1,0 +1,348 @@
+"""What every model gives: the function, the parameters and the way back, whatever the library."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from models import CASES
+from models_noisy import EquinoxNet, X, linen_variables
+from models_noisy import LinenNet as NoisyLinen
+from models_noisy import NNXNet as NoisyNNX
+from reference import ntk
+from thin import thin
+
+from ntkdiag.models import functionalize
+from ntkdiag.models.functional import Functional
+from ntkdiag.models.paths import leaves_by_path
+
+W1, B1 = np.linspace(-1, 1, 12).reshape(3, 4), np.linspace(0, 0.5, 4)
+W2, B2 = np.cos(np.arange(8.0)).reshape(4, 2), np.array([0.1, -0.2])
+
+
+def equal(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.array_equal(x, y) and x.dtype == y.dtype
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def inputs():
+    return jnp.asarray(np.sin(np.arange(15.0)).reshape(5, 3), jnp.result_type(float))
+
+
+class LinenNet(nn.Module):
+    dtype: type = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        x = jnp.tanh(nn.Dense(4, param_dtype=self.dtype)(x))
+        return nn.Dense(2, param_dtype=self.dtype)(x)
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, dtype=jnp.float32):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(3, 4, param_dtype=dtype, rngs=rngs)
+        self.second = nnx.Linear(4, 2, param_dtype=dtype, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)))
+
+
+def plain_net(params, x):
+    return jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+
+
+def linen_case(dtype):
+    dense = [
+        {"kernel": jnp.asarray(w, dtype), "bias": jnp.asarray(b, dtype)}
+        for w, b in ((W1, B1), (W2, B2))
+    ]
+    variables = {"params": {"Dense_0": dense[0], "Dense_1": dense[1]}}
+    net = LinenNet(dtype)
+    return functionalize(net, variables), lambda x: net.apply(variables, x), variables
+
+
+def nnx_case(dtype):
+    net = NNXNet(dtype)
+    for layer, w, b in ((net.first, W1, B1), (net.second, W2, B2)):
+        layer.kernel[...] = jnp.asarray(w, dtype)
+        layer.bias[...] = jnp.asarray(b, dtype)
+    return functionalize(net), lambda x: net(x), net
+
+
+def equinox_case(dtype):
+    net = eqx.nn.MLP(3, 2, 4, 1, activation=jnp.tanh, dtype=dtype, key=jax.random.key(0))
+    values = [jnp.asarray(v, dtype) for v in (W1.T, B1, W2.T, B2)]
+    net = eqx.tree_at(
+        lambda m: [v for layer in m.layers for v in (layer.weight, layer.bias)], net, values
+    )
+    return functionalize(net), jax.vmap(net), net
+
+
+def plain_case(dtype):
+    params = {k: jnp.asarray(v, dtype) for k, v in (("w1", W1), ("b1", B1), ("w2", W2), ("b2", B2))}
+    return functionalize(plain_net, params), lambda x: plain_net(params, x), params
+
+
+NETS = {"linen": linen_case, "nnx": nnx_case, "equinox": equinox_case, "callable": plain_case}
+
+
+def arguments(library, model):
+    """What `functionalize` takes for the library's own object of one of these nets."""
+    if library == "linen":
+        return LinenNet(), model
+    if library == "callable":
+        return plain_net, model
+    return (model,)
+
+
+def kernel_by_hand(x):
+    """Theta = (h.h' + 1) I + (x.x' + 1) W2^T diag(phi' phi'') W2 of the tanh network."""
+    h = np.tanh(x @ W1 + B1)
+    slope = 1 - h**2
+    last = np.einsum("nm,op->nomp", h @ h.T + 1, np.eye(2))
+    first = np.einsum("nm,ho,nh,mh,hp->nomp", x @ x.T + 1, W2, slope, slope, W2)
+    return last + first
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_values_are_those_of_the_library(library):
+    fn, own, _ = NETS[library](jnp.float32)
+    f, params = fn
+    x = inputs()
+    np.testing.assert_allclose(f(params, x), own(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(f)(params, x), own(x), rtol=1e-5)
+    np.testing.assert_array_equal(fn(params, x), f(params, x))
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_the_kernel_is_the_one_computed_by_hand(library, x64):
+    fn, _, _ = NETS[library](jnp.float64)
+    x = inputs()
+    np.testing.assert_allclose(
+        ntk(fn.apply, fn.params, x), kernel_by_hand(np.asarray(x)), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("library", NETS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_dtypes_are_kept(library, dtype):
+    fn, _, _ = NETS[library](dtype)
+    assert {leaf.dtype for leaf in jax.tree.leaves(fn.params)} == {jnp.dtype(dtype)}
+    restored = NETS[library](dtype)[0].extract(fn.restore(fn.params))
+    assert equal(restored, fn.params)
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_restore_gives_the_librarys_own_object(library):
+    fn, own, model = NETS[library](jnp.float32)
+    moved = jax.tree.map(lambda leaf: leaf + 1, fn.params)
+    restored = fn.restore(moved)
+    assert type(restored) is type(model)
+    again = functionalize(*arguments(library, restored))
+    x = inputs()
+    np.testing.assert_allclose(again(again.params, x), fn(moved, x), rtol=1e-6)
+    assert equal(fn.extract(model), fn.params)
+    assert not np.allclose(own(x), fn(moved, x))
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_the_function_stays_the_same_object(library):
+    fn, _, _ = NETS[library](jnp.float32)
+    traces = []
+    f = jax.jit(lambda params, x: (traces.append(1), fn.apply(params, x))[1])
+    moved = fn.with_params(jax.tree.map(lambda leaf: leaf + 1, fn.params))
+    assert moved.apply is fn.apply
+    assert fn.apply is fn.apply
+    x = inputs()
+    assert not np.allclose(f(fn.params, x), f(moved.params, x))
+    assert traces == [1]
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_parameters_in_other_containers_are_matched_by_path(library):
+    fn, _, _ = NETS[library](jnp.float32)
+    nested = {}
+    for path, leaf in leaves_by_path(fn.params).items():
+        *outer, last = path.split("/")
+        inner = nested
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = np.asarray(leaf)
+    assert equal(fn.with_params(nested).params, fn.params)
+    x = inputs()
+    np.testing.assert_array_equal(fn(nested, x), fn(fn.params, x))
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_held_leaves_cost_nothing_and_come_back(library):
+    _, own, model = NETS[library](jnp.float32)
+    last = {"linen": "Dense_1/**", "nnx": "second/**", "equinox": "layers/1/**", "callable": "?2"}[
+        library
+    ]
+    fn = functionalize(*arguments(library, model), trainable=last)
+    assert sum(leaf.size for leaf in jax.tree.leaves(fn.params)) == W2.size + B2.size
+    assert len(fn.fixed) == 2
+    x = inputs()
+    np.testing.assert_allclose(fn(fn.params, x), own(x), rtol=1e-6)
+    jacobian = jax.jacrev(fn.apply)(fn.params, x)
+    assert sorted(leaf.shape for leaf in jax.tree.leaves(jacobian))[0] == (5, 2, 2)
+    assert len(jax.tree.leaves(jacobian)) == 2
+    full = functionalize(*arguments(library, model))
+    assert equal(full.extract(fn.restore(fn.params)), full.params)
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_output_is_applied_to_what_the_model_returns(library):
+    _, own, model = NETS[library](jnp.float32)
+    fn = functionalize(*arguments(library, model), output=lambda y: jnp.square(y).sum(axis=-1))
+    x = inputs()
+    np.testing.assert_allclose(fn(fn.params, x), np.square(own(x)).sum(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_an_optimizer_takes_the_params(library):
+    fn, _, _ = NETS[library](jnp.float32)
+    x, tx = inputs(), optax.sgd(0.01)
+
+    def loss(params):
+        return jnp.sum(fn(params, x) ** 2)
+
+    updates, _ = tx.update(jax.grad(loss)(fn.params), tx.init(fn.params), fn.params)
+    assert loss(optax.apply_updates(fn.params, updates)) < loss(fn.params)
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_ensembles_are_mapped_over_the_params(library):
+    fn, own, _ = NETS[library](jnp.float32)
+    x = inputs()
+    members = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), fn.params)
+    both = jax.vmap(fn.apply, in_axes=(0, None))(members, x)
+    np.testing.assert_allclose(both[0], own(x), rtol=1e-5)
+    np.testing.assert_allclose(
+        both[1], fn(jax.tree.map(lambda leaf: 2 * leaf, fn.params), x), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("library", NETS)
+def test_repr_says_what_is_differentiated(library):
+    fn, _, _ = NETS[library](jnp.float32)
+    name = {"linen": "LinenNet", "nnx": "NNXNet", "equinox": "MLP", "callable": "plain_net"}[
+        library
+    ]
+    mode = "unspecified" if library == "callable" else "eval"
+    assert repr(fn) == (
+        f"Functional({library} {name}, mode={mode}, trainable: 4 leaves with 26 float32 "
+        f"parameters, fixed: 0 leaves)"
+    )
+    assert repr(fn.apply) == f"<{library} model as f(params, x), mode={mode}>"
+    assert (fn.library, fn.mode, fn.apply.mode) == (library, mode, mode)
+
+
+@pytest.mark.parametrize("name", thin(CASES))
+def test_every_model_of_the_table_comes_and_goes(name):
+    fn, x = CASES[name]()
+    y = jax.eval_shape(fn.apply, fn.params, x)
+    assert y.shape[0] == 3
+    assert np.prod(y.shape[1:]) <= 6
+    assert y.dtype == jnp.float32
+    leaves = jax.tree.leaves(fn.params)
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
+    assert sum(leaf.size for leaf in leaves) < 5000
+    assert fn.library == name.partition("-")[0]
+    assert fn.mode == "eval"
+    moved = fn.with_params(jax.tree.map(lambda leaf: leaf * 2, fn.params))
+    assert equal(fn.extract(moved.restore(moved.params)), moved.params)
+
+
+def test_several_inputs_are_spread():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, a, b):
+            return nn.Dense(2)(a) * b
+
+    a, b = jnp.ones((3, 2)), jnp.arange(3.0)[:, None]
+    variables = Two().init(jax.random.key(0), a, b)
+    fn = functionalize(Two(), variables, unpack=True)
+    expected = Two().apply(variables, a, b)
+    np.testing.assert_allclose(fn(fn.params, (a, b)), expected)
+    np.testing.assert_allclose(fn(fn.params, {"b": b, "a": a}), expected)
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+
+    class TwoEqx(eqx.Module):
+        inner: eqx.nn.Linear
+
+        def __call__(self, a, b, scale=1.0):
+            return self.inner(a) * b * scale
+
+    fn = functionalize(TwoEqx(linear), unpack=True, call_kwargs={"scale": 2.0})
+    np.testing.assert_allclose(fn(fn.params, (a, b)), jax.vmap(linear)(a) * b * 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        fn(fn.params, (a, b), scale=3.0), jax.vmap(linear)(a) * b * 3, rtol=1e-6
+    )
+    fn = functionalize(lambda p, a, b: p * a * b, jnp.ones(()), unpack=True)
+    np.testing.assert_allclose(fn(fn.params, (a, b)), a * b)
+    np.testing.assert_allclose(fn(fn.params, {"a": a, "b": b}), a * b)
+
+
+def test_a_functional_goes_through_unchanged():
+    fn = functionalize(plain_net, plain_case(jnp.float32)[2])
+    assert functionalize(fn) is fn
+    moved = functionalize(fn, jax.tree.map(lambda leaf: leaf + 1, fn.params))
+    assert isinstance(moved, Functional)
+    assert moved.apply is fn.apply
+
+
+def test_importing_and_adapting_a_function_imports_no_framework():
+    code = (
+        "import sys, json, jax.numpy as jnp, ntkdiag.models as a\n"
+        "a.functionalize(lambda p, x: p * x, jnp.ones(2))\n"
+        "print(json.dumps([m for m in ('flax', 'equinox', 'optax', 'orbax', 'torch') if m in "
+        "sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_adapting_an_equinox_module_does_not_import_flax():
+    code = (
+        "import sys, json, jax, equinox, ntkdiag.models as a\n"
+        "a.functionalize(equinox.nn.Linear(2, 2, key=jax.random.key(0)))\n"
+        "print(json.dumps([m for m in ('flax', 'optax', 'orbax') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.slow
+def test_donating_the_state_does_not_pull_the_statistics_away():
+    variables = jax.tree.map(jnp.array, linen_variables())
+    module, state = eqx.nn.make_with_state(EquinoxNet)(jax.random.key(0))
+    model = NoisyNNX()
+    made = (
+        functionalize(NoisyLinen(), variables),
+        functionalize(model, mode="train"),
+        functionalize(module, state=state, mode="train", key=jax.random.key(0)),
+    )
+    values = [fn(fn.params, X) for fn in made]
+    params = [jax.tree.map(jnp.array, fn.params) for fn in made]
+    statistics = nnx.state(model, nnx.Not(nnx.Param))
+    step = jax.jit(
+        lambda *trees: jax.tree.map(lambda leaf: leaf.copy(), trees), donate_argnums=(0, 1, 2)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of buffers that XLA had no use for
+        step(variables, statistics, state)
+    assert variables["batch_stats"]["BatchNorm_0"]["mean"].is_deleted()
+    for fn, p, y in zip(made, params, values, strict=True):
+        np.testing.assert_array_equal(fn(p, X), y)

@@ -1,0 +1,175 @@
+"""The obvious ways to handle a Flax linen model that are wrong: one test shows each of them."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from flax.core import freeze
+from flax.training import train_state
+from models_noisy import LinenNet, X, first_key, linen_variables, same, second_key, snapshot
+from reference import ntk
+
+from ntkdiag.models import functionalize
+
+
+def test_running_statistics_are_not_parameters():
+    variables = linen_variables()
+    fn = functionalize(LinenNet(), variables)
+    by_params = ntk(
+        lambda p, x: LinenNet().apply({**variables, "params": p}, x, train=False),
+        variables["params"],
+        X,
+    )
+    naive = ntk(lambda v, x: LinenNet().apply(v, x, train=False), variables, X)
+    assert not np.allclose(naive, by_params, rtol=1e-3)
+    np.testing.assert_allclose(ntk(fn.apply, fn.params, X), by_params, rtol=1e-12)
+    # The apply method of a module is not taken for a plain function of everything.
+    behind = functionalize(LinenNet().apply, variables)
+    assert behind.library == "linen"
+    np.testing.assert_allclose(ntk(behind.apply, behind.params, X), by_params, rtol=1e-12)
+
+
+def test_linen_train_mode_unwraps_and_drops_the_updates():
+    variables = linen_variables()
+    before = snapshot(variables)
+    fn = functionalize(LinenNet(), variables, mode="train", rngs={"dropout": second_key()})
+    expected, updates = LinenNet().apply(
+        variables, X, rngs={"dropout": second_key()}, mutable=["batch_stats"]
+    )
+    assert not same(snapshot(updates["batch_stats"]), snapshot(variables["batch_stats"]))
+    np.testing.assert_allclose(jax.jit(fn.apply)(fn.params, X), expected, rtol=1e-5, atol=1e-6)
+    assert fn.mode == "train"
+    assert same(snapshot(variables), before)
+    assert same(snapshot(fn.restore(fn.params)), before)
+    for rngs in ({"dropout": first_key()}, first_key(), 3, {"dropout": 3}):
+        redrawn = functionalize(LinenNet(), variables, mode="train", rngs=rngs)
+        assert not np.allclose(redrawn(redrawn.params, X), expected)
+    assert not np.allclose(fn(fn.params, X, rngs={"dropout": first_key()}), expected)
+
+
+@pytest.mark.parametrize("wrap", [lambda v: v, freeze], ids=["dict", "FrozenDict"])
+def test_linen_eval_mode_overrides_the_default_of_the_signature(wrap):
+    variables = linen_variables()
+    fn = functionalize(LinenNet(), wrap(variables))
+    np.testing.assert_allclose(
+        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
+    )
+    restored = fn.restore(fn.params)
+    assert type(restored) is dict
+    assert jax.tree.structure(restored) == jax.tree.structure(variables)
+    assert len(fn.fixed) == 2
+
+
+class State(train_state.TrainState):
+    batch_stats: dict
+    key: jax.Array
+
+
+def test_a_train_state_gives_its_collections():
+    variables = linen_variables()
+    tx = optax.adam(1e-3)
+    state = State.create(apply_fn=LinenNet().apply, tx=tx, key=first_key(), **variables)
+    expected = LinenNet().apply(variables, X, train=False)
+    for fn in (functionalize(LinenNet(), state), functionalize(state)):
+        np.testing.assert_allclose(fn(fn.params, X), expected, rtol=1e-6)
+        assert set(fn.restore(fn.params)) == {"params", "batch_stats"}
+    stepped = state.apply_gradients(grads=state.params)
+    assert same(snapshot(fn.extract(stepped)), snapshot(stepped.params))
+    # Some keep all collections under `params`.
+    whole = train_state.TrainState.create(apply_fn=LinenNet().apply, params=variables, tx=tx)
+    fn = functionalize(LinenNet(), whole)
+    np.testing.assert_allclose(fn(fn.params, X), expected, rtol=1e-6)
+    assert len(fn.fixed) == 2
+
+
+def test_a_bound_module_brings_its_variables():
+    variables = linen_variables()
+    fn = functionalize(LinenNet().bind(variables))
+    np.testing.assert_allclose(
+        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
+    )
+
+
+def test_partitioned_parameters_are_unboxed_and_boxed_again():
+    dense = nn.Dense(
+        2, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", None))
+    )
+    variables = dense.init(first_key(), X)
+    assert isinstance(variables["params"]["kernel"], nn.Partitioned)
+    fn = functionalize(dense, variables)
+    assert isinstance(fn.params["kernel"], jax.Array)
+    np.testing.assert_allclose(fn(fn.params, X), dense.apply(variables, X), rtol=1e-6)
+    restored = fn.restore(fn.params)
+    assert restored["params"]["kernel"].names == ("embed", None)
+    assert same(snapshot(fn.extract(restored)), snapshot(fn.params))
+
+
+def test_switches_that_are_fields_follow_the_mode():
+    class Net(nn.Module):
+        train: bool = True
+        deterministic: bool | None = None
+
+        @nn.compact
+        def __call__(self, x, deterministic=None):
+            deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+            x = nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(4)(x))
+            return nn.Dropout(0.5, deterministic=not self.train)(x)
+
+    variables = Net(train=False).init(first_key(), X, deterministic=True)
+    expected = Net(train=False).apply(variables, X, deterministic=True)
+    for net in (Net(), Net(deterministic=False)):
+        fn = functionalize(net, variables)
+        np.testing.assert_allclose(fn(fn.params, X), expected, rtol=1e-6)
+    noisy = functionalize(Net(train=False), variables, mode="train", rngs={"dropout": second_key()})
+    assert np.mean(np.asarray(noisy(noisy.params, X)) == 0) > 0.3
+
+
+def test_linen_methods_and_captured_intermediates():
+    class Net(nn.Module):
+        def setup(self):
+            self.body, self.head = nn.Dense(3), nn.Dense(2)
+
+        def __call__(self, x):
+            self.sow("intermediates", "features", self.body(x))
+            return self.head(self.body(x))
+
+        def embed(self, x):
+            return self.body(x)
+
+    variables = {"params": Net().init(first_key(), X)["params"]}
+    for method in ("embed", Net.embed, lambda net, x: net.body(x)):
+        fn = functionalize(Net(), variables, method=method)
+        np.testing.assert_allclose(
+            fn(fn.params, X), Net().apply(variables, X, method="embed"), rtol=1e-6
+        )
+    fn = functionalize(Net(), variables, call_kwargs={"mutable": ["intermediates"]})
+    np.testing.assert_allclose(fn(fn.params, X), Net().apply(variables, X), rtol=1e-6)
+
+
+def test_python_numbers_among_the_parameters():
+    fn = functionalize(
+        lambda p, x: p["scale"] * x[:, : p["n"]] * p["w"], {"scale": 2.0, "n": 3, "w": np.ones(3)}
+    )
+    assert {"scale", "w"} == set(fn.params)
+    assert jax.jit(fn.apply)(fn.params, X).shape == (3, 3)
+    assert fn.restore(fn.params)["n"] == 3
+
+
+def test_collections_with_a_choice_are_taken():
+    variables = linen_variables()
+    fn = functionalize(
+        lambda v, x: LinenNet().apply(v, x, train=False), variables, trainable="params/**"
+    )
+    assert set(fn.params) == {"params"}
+    np.testing.assert_allclose(
+        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
+    )
+
+
+def test_seeds_in_a_call_are_those_of_the_construction():
+    fn = functionalize(LinenNet(), linen_variables(), mode="dropout", rngs={"dropout": 2})
+    want = fn(fn.params, X)
+    for rngs in ({"dropout": 2}, {"dropout": np.int64(2)}, {"dropout": jax.random.key(2)}):
+        np.testing.assert_array_equal(fn(fn.params, X, rngs=rngs), want)
+    assert functionalize(fn, fn.params, check=False).library == "linen"

@@ -1,0 +1,159 @@
+"""The obvious ways to handle a Flax NNX model that are wrong: one test shows each of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models_noisy import LinenNet, NNXNet, X, same, second_key, snapshot
+from reference import ntk
+
+from ntkdiag.models import functionalize
+
+
+def test_the_state_of_an_nnx_model_is_not_its_parameters():
+    model = NNXNet()
+    graph, state = nnx.split(model)
+    with pytest.raises(TypeError, match="uint32"):
+        jax.jacrev(lambda s: nnx.merge(graph, s, copy=True)(X))(state)
+    model.eval()
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    model.train()
+    fn = functionalize(model, call_kwargs={})
+    by_params = ntk(lambda p, x: nnx.merge(graph, p, rest, copy=True)(x), params, X)
+    np.testing.assert_allclose(ntk(fn.apply, fn.params, X), by_params, rtol=1e-12)
+    floating = nnx.state(model, (nnx.Param, nnx.BatchStat))
+    assert len(jax.tree.leaves(floating)) == len(jax.tree.leaves(fn.params)) + 2
+
+
+def test_a_model_that_is_merged_as_it_was_built_is_in_train_mode():
+    model = NNXNet()
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    naive = jax.tree.leaves(jax.jacrev(lambda p: nnx.merge(graph, p, rest, copy=True)(X))(params))
+    fn, training = functionalize(model), functionalize(model, mode="train")
+    evaluated, trained = (jax.tree.leaves(jax.jacrev(f.apply)(f.params, X)) for f in (fn, training))
+    assert not any(np.allclose(a, b, rtol=1e-2) for a, b in zip(naive, evaluated, strict=True))
+    for a, b in zip(naive, trained, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_merging_without_a_copy_writes_to_the_users_model():
+    model = NNXNet()
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    before = snapshot(nnx.state(model))
+    nnx.merge(graph, params, rest)(X)
+    assert not same(snapshot(nnx.state(model)), before)
+
+    model = NNXNet()
+    for mode in ("train", "eval"):
+        fn = functionalize(model, mode=mode)
+        first = fn(fn.params, X)
+        np.testing.assert_allclose(fn(fn.params, X), first, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(fn.apply)(fn.params, X), first, rtol=1e-5, atol=1e-6)
+    assert same(snapshot(nnx.state(model)), before)
+    assert (model.dropout.deterministic, model.norm.use_running_average, model.training) == (
+        False,
+        False,
+        True,
+    )
+
+
+def test_the_users_later_updates_do_not_show_through():
+    model = NNXNet()
+    fn, naive = functionalize(model), nnx.split(model, nnx.Param, ...)[2]
+    before = fn(fn.params, X)
+    model.norm.mean[...] = jnp.full(4, 9.0)
+    model.first.kernel[...] = jnp.zeros((4, 4))
+    assert naive["norm"]["mean"][0] == 9.0
+    np.testing.assert_array_equal(fn(fn.params, X), before)
+    assert fn.fixed["norm/mean"][0] == 0.0
+    assert fn.restore(fn.params).norm.mean[0] == 0.0
+    np.testing.assert_array_equal(fn.extract(model)["again"]["kernel"], np.zeros((4, 4)))
+
+
+def test_held_nnx_parameters_are_not_shared_with_the_users_model():
+    model = nnx.LoRALinear(4, 2, lora_rank=1, rngs=nnx.Rngs(0))
+    fn = functionalize(model, trainable=nnx.LoRAParam)
+    before, kernel = fn(fn.params, X), np.asarray(model.kernel[...])
+    model.kernel[...] = jnp.zeros((4, 2))
+    np.testing.assert_array_equal(fn(fn.params, X), before)
+    np.testing.assert_array_equal(fn.restore(fn.params).kernel[...], kernel)
+    assert set(fn.params["lora"]) == {"lora_a", "lora_b"}
+
+
+def test_lists_of_more_than_ten_layers_keep_their_order():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(*[nnx.Linear(4, 4, rngs=rngs) for _ in range(12)])
+    fn = functionalize(model)
+    np.testing.assert_allclose(fn(fn.params, X), model(X), rtol=1e-5)
+    np.testing.assert_array_equal(fn.restore(fn.params)(X), model(X))
+
+
+def test_nnx_eval_mode_sets_every_switch_on_a_copy():
+    model = NNXNet()
+    fn = functionalize(model)
+    quiet = nnx.clone(model)
+    quiet.eval()
+    quiet.training = False
+    np.testing.assert_allclose(fn(fn.params, X), quiet(X), rtol=1e-6)
+    restored = fn.restore(fn.params)
+    assert (restored.dropout.deterministic, restored.training) == (False, True)
+    assert restored.again is restored.first
+
+
+def test_nnx_train_mode_uses_batch_statistics_and_a_fixed_mask():
+    model = NNXNet()
+    fn = functionalize(model, mode="train")
+    np.testing.assert_allclose(fn(fn.params, X), nnx.clone(model)(X), rtol=1e-6)
+    y = fn(fn.params, X)
+    for rngs in (second_key(), 7, {"dropout": second_key()}, {"dropout": 7}):
+        redrawn = functionalize(model, mode="train", rngs=rngs)
+        assert not np.array_equal(redrawn(redrawn.params, X), y)
+        np.testing.assert_array_equal(redrawn(redrawn.params, X), redrawn(redrawn.params, X))
+
+
+def test_shared_nnx_layers_count_once_and_params_are_arrays():
+    fn = functionalize(NNXNet())
+    assert sum(leaf.size for leaf in jax.tree.leaves(fn.params)) == 20 + 8
+    assert set(fn.params) == {"again", "norm"}
+    assert all(type(leaf) is type(jnp.ones(1)) for leaf in jax.tree.leaves(fn.params))
+
+
+@pytest.mark.parametrize(
+    ("trainable", "leaves"),
+    [
+        (nnx.Param, 4),
+        ((nnx.Param, nnx.BatchStat), 6),
+        (nnx.All(nnx.Param, nnx.PathContains("norm")), 2),
+        ("**/bias", 2),
+        (lambda path, leaf: path.startswith("norm"), 2),
+    ],
+)
+def test_nnx_filters_and_globs(trainable, leaves):
+    model = NNXNet()
+    fn, whole = functionalize(model, trainable=trainable), functionalize(model)
+    assert len(jax.tree.leaves(fn.params)) == leaves
+    np.testing.assert_allclose(fn(fn.params, X), whole(whole.params, X), rtol=1e-6)
+    assert same(snapshot(nnx.state(fn.restore(fn.params))), snapshot(nnx.state(model)))
+
+
+def test_a_state_of_booleans_selects_nnx_parameters():
+    spec = jax.tree.map(lambda leaf: leaf.ndim == 1, nnx.state(NNXNet(), nnx.Param))
+    assert len(jax.tree.leaves(functionalize(NNXNet(), trainable=spec).params)) == 3
+
+
+def test_nnx_models_are_adapted_inside_a_compiled_function():
+    def traced(model, x):
+        fn = functionalize(model)
+        return fn(fn.params, x)
+
+    model = NNXNet()
+    fn = functionalize(model)
+    np.testing.assert_allclose(nnx.jit(traced)(model, X), fn(fn.params, X), rtol=1e-5)
+
+
+def test_a_linen_module_in_nnx_clothes_is_switched_too():
+    model = nnx.bridge.ToNNX(LinenNet(), rngs=nnx.Rngs(0, dropout=1)).lazy_init(X, train=False)
+    fn = functionalize(model)
+    np.testing.assert_allclose(fn(fn.params, X), model(X, train=False), rtol=1e-6)
+    assert len(fn.fixed) > 2

@@ -1,0 +1,296 @@
+"""Paths, differences, repacking, the choice of trainable leaves, and the split it leads to."""
+
+import itertools
+import re
+
+import equinox as eqx
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag import errors
+from ntkdiag.models.partition import partition
+from ntkdiag.models.paths import differences, leaves_by_path, path_string, repack, require_same
+from ntkdiag.models.trainable import trainable_mask
+
+TREE = {
+    "body": [
+        {"kernel": np.ones((2, 3), np.float32), "bias": np.zeros(3, np.float32)},
+        {"kernel": np.ones((3, 3), np.float32)},
+    ],
+    "head": {"kernel": np.ones((3, 1), jnp.bfloat16), "table": np.arange(4, dtype=np.int32)},
+}
+PATHS = ["body/0/bias", "body/0/kernel", "body/1/kernel", "head/kernel", "head/table"]
+
+
+def message(text):
+    return pytest.raises(errors.InvalidInputError, match="^" + re.escape(text) + "$")
+
+
+def chosen(trainable):
+    mask = trainable_mask(TREE, trainable)
+    return [path for path, keep in zip(PATHS, mask, strict=True) if keep]
+
+
+def test_paths_name_keys_positions_and_attributes_alike():
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    assert list(leaves_by_path(TREE)) == PATHS
+    assert list(leaves_by_path({"a": linear})) == ["a/weight", "a/bias"]
+    assert list(leaves_by_path({"l": {0: 1.0, 1: 2.0}})) == list(leaves_by_path({"l": [1.0, 2.0]}))
+    assert path_string(("a", 0, "b")) == "a/0/b"
+    assert leaves_by_path(jnp.ones(2)).keys() == {""}
+
+
+def test_two_leaves_of_one_name_are_refused():
+    with pytest.raises(errors.StructureError) as caught:
+        leaves_by_path({"a/b": 1, "a": {"b": 2}})
+    assert str(caught.value) == (
+        "leaves_by_path(tree): expected every leaf to have a path of its own; got two leaves named "
+        '"a/b". Rename one '
+        "of the keys: integers and strings, and keys with slashes, are written alike."
+    )
+
+
+def test_differences_list_every_path_once():
+    other = {
+        "body": [{"kernel": jnp.ones((2, 4)), "bias": jnp.zeros(3)}, {"scale": jnp.ones(3)}],
+        "head": {"kernel": jnp.ones((3, 1)), "table": jnp.arange(4)},
+    }
+    assert differences(TREE, TREE) == []
+    assert differences(TREE, other) == [
+        "body/1/kernel: missing, expected float32[3, 3]",
+        "body/1/scale: unexpected float32[3]",
+        "body/0/kernel: expected float32[2, 3], got float32[2, 4]",
+        "head/kernel: expected bfloat16[3, 1], got float32[3, 1]",
+    ]
+    assert differences(jnp.ones(2), jnp.ones(3)) == [
+        "(the whole tree): expected float32[2], got float32[3]"
+    ]
+
+
+def test_differences_look_past_containers_and_values():
+    assert (
+        differences(
+            TREE, flax.core.freeze({**TREE, "body": {"0": TREE["body"][0], "1": TREE["body"][1]}})
+        )
+        == []
+    )
+    assert differences(TREE, jax.tree.map(lambda leaf: leaf + 1, TREE)) == []
+    assert differences(TREE, jax.tree.map(np.asarray, TREE)) == []
+    assert differences(TREE, jax.eval_shape(lambda: TREE)) == []
+
+
+def test_require_same_lists_the_differences_and_counts_the_rest():
+    require_same(TREE, TREE)
+    with pytest.raises(errors.StructureError) as caught:
+        require_same({"a": jnp.ones(2)}, {"b": jnp.ones(2)})
+    assert str(caught.value) == (
+        "require_same(a, b): expected parameters with the paths, shapes and dtypes of this model; "
+        "got 2 differences: a: missing, "
+        "expected float32[2]; b: unexpected float32[2]. Pass parameters of the same model "
+        "(Functional.extract takes "
+        "them out of a model), or call ntkdiag.functionalize anew."
+    )
+    with pytest.raises(errors.StructureError, match=r"got 30 differences: .*; and 18 more"):
+        require_same({f"{i:02}": jnp.ones(1) for i in range(30)}, {})
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_repacking_matches_by_path_whatever_the_order(order):
+    like = eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(0))
+    like = eqx.filter(like, eqx.is_inexact_array)
+    named = leaves_by_path(like)
+    paths = [list(named)[i] for i in order]
+    again = repack({path: named[path] for path in paths}, like)
+    assert jax.tree.structure(again) == jax.tree.structure(like)
+    assert all(a is b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(like), strict=True))
+
+
+def test_repacking_refuses_other_paths():
+    with pytest.raises(errors.StructureError, match="got 1 difference: b: unexpected float32"):
+        repack({"a": jnp.ones(1), "b": jnp.ones(1)}, {"a": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [
+        (None, PATHS[:4]),
+        ("**", PATHS[:4]),
+        ("**/kernel", ["body/0/kernel", "body/1/kernel", "head/kernel"]),
+        ("*/kernel", ["head/kernel"]),
+        ("body/**", PATHS[:3]),
+        ("body/**/bias", ["body/0/bias"]),
+        ("body/?/k*", ["body/0/kernel", "body/1/kernel"]),
+        ("head/kernel", ["head/kernel"]),
+        (["head/*", "**/bias"], ["body/0/bias", "head/kernel"]),
+        (("head/*",), ["head/kernel"]),
+        (
+            lambda path, leaf: leaf.ndim == 2 and path.startswith("body"),
+            ["body/0/kernel", "body/1/kernel"],
+        ),
+        (lambda leaf: leaf.ndim == 1, ["body/0/bias"]),
+        (eqx.is_array, PATHS[:4]),
+        ({"body": True, "head": False}, PATHS[:3]),
+        (
+            {"body": [True, False], "head": {"kernel": True, "table": False}},
+            [*PATHS[:2], "head/kernel"],
+        ),
+        ({path: path == "body/0/kernel" for path in PATHS}, ["body/0/kernel"]),
+        ({"body": eqx.is_inexact_array, "head": np.bool_(False)}, PATHS[:3]),
+        ("head/table", ["head/table"]),
+        (lambda path: "table" in str(path.dtype) or path.dtype == jnp.int32, ["head/table"]),
+    ],
+)  # fmt: skip
+def test_the_choice_of_trainable_leaves(trainable, expected):
+    assert chosen(trainable) == expected
+
+
+def test_a_glob_without_a_match_lists_the_paths():
+    with message(
+        'ntkdiag: expected every glob in `trainable` to match a parameter; got "**/kernels", which '
+        "matches none of: "
+        "body/0/bias; body/0/kernel; body/1/kernel; head/kernel. Write the path as shown; "
+        '"**/kernel" is every kernel, '
+        '"head/**" everything under head.'
+    ):
+        chosen(["**/bias", "**/kernels"])
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected", "got"),
+    [
+        (
+            lambda a, b, c: True,
+            "a predicate `trainable(path, leaf)` or `trainable(leaf)`",
+            "a callable (a, b, c)",
+        ),
+        (
+            {"tail": True},
+            "`trainable` to be a glob, a list of globs, a predicate, or a tree of booleans",
+            "dict with ",
+        ),
+        (3, "a tree of booleans in `trainable`", "3 at body/0/bias"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(trainable, expected, got):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        chosen(trainable)
+    assert str(caught.value).startswith(f"ntkdiag: expected {expected}")
+    assert f"got {got}" in str(caught.value)
+    assert str(caught.value).endswith('Globs are the shortest way: trainable="**/kernel".')
+
+
+def test_a_tree_of_labels_asks_which_of_them_are_trained():
+    with pytest.raises(errors.InvalidInputError) as caught:
+        chosen({"body": True, "head": {"kernel": "yes", "table": False}})
+    assert str(caught.value) == (
+        "ntkdiag: expected a tree of booleans in `trainable`, or which labels are trained; got the "
+        "label 'yes' at "
+        'head/kernel. Pass trainable=ntkdiag.models.labelled(labels, "adam") with the labels that '
+        "are trained."
+    )
+
+
+def split(tree, trainable=None, check=True):
+    return partition(tree, trainable, check=check)
+
+
+def test_held_leaves_are_absent_and_come_back():
+    own, part = split(
+        {"a": {"w": jnp.ones(2), "n": 3}, "b": {"w": jnp.zeros(2)}, "f": jnp.sin}, "a/*"
+    )
+    assert leaves_by_path(own).keys() == {"a/w"}
+    assert own.keys() == {"a"}
+    assert part.fixed.keys() == {"b/w"}
+    full = part.merge({"a": {"w": jnp.full(2, 5.0)}})
+    assert full["f"] is jnp.sin
+    assert full["a"]["n"] == 3
+    np.testing.assert_array_equal(full["a"]["w"], [5, 5])
+
+
+def test_a_tree_in_other_containers_is_matched_by_path_not_by_order():
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    _, part = split(linear)
+    # In a dictionary "bias" comes before "weight", in the module after it.
+    merged = part.merge({"weight": linear.weight, "bias": linear.bias})
+    np.testing.assert_array_equal(merged.weight, linear.weight)
+
+
+def test_numpy_parameters_become_arrays_and_keep_their_dtype():
+    own, part = split({"w": np.ones(2, np.float16), "held": np.arange(2)})
+    assert isinstance(own["w"], jax.Array)
+    assert own["w"].dtype == np.float16
+    assert isinstance(part.like["w"], jax.ShapeDtypeStruct)
+    assert isinstance(part.fixed["held"], np.ndarray)
+
+
+def test_restoring_refuses_other_shapes_and_takes_other_dtypes():
+    _, part = split({"w": jnp.ones(2)})
+    assert part.restore({"w": jnp.ones(2, jnp.bfloat16)})["w"].dtype == jnp.bfloat16
+    with pytest.raises(
+        errors.StructureError, match=re.escape("w: expected float32[2], got float32[3]")
+    ):
+        part.restore({"w": jnp.ones(3)})
+
+
+def test_nothing_trainable():
+    with message(
+        "ntkdiag: expected at least one trainable floating parameter; got n: int32[3]. Pass the "
+        "initialised "
+        "parameters, or a `trainable=` that selects some of them."
+    ):
+        split({"n": jnp.arange(3)})
+    with message(
+        "ntkdiag: expected at least one trainable floating parameter; got nothing. Pass the "
+        "initialised parameters, "
+        "or a `trainable=` that selects some of them."
+    ):
+        split({})
+
+
+@pytest.mark.parametrize("trainable", ["n", {"n": True, "w": True}, lambda path, leaf: path == "n"])
+def test_integers_asked_for_by_name(trainable):
+    with message(
+        "ntkdiag: expected trainable parameters of a real floating dtype; got n: int32[3]. Leave "
+        "them out with "
+        "`trainable=` (integers have no derivative), or hold a complex parameter as its real and "
+        "imaginary parts."
+    ):
+        split({"n": jnp.arange(3), "w": jnp.ones(2)}, trainable)
+
+
+def test_complex_parameters_are_refused_even_unasked():
+    with pytest.raises(
+        errors.InvalidInputError, match=re.escape("got w: complex64[2]. Leave them out")
+    ):
+        split({"w": jnp.ones(2, jnp.complex64)})
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_parameters_that_are_not_finite(bad):
+    tree = {"a": jnp.ones(2), "b": {"w": jnp.array([1.0, bad])}, "held": jnp.array([jnp.nan])}
+    with message(
+        "ntkdiag: expected finite parameters; got NaN or infinity in b/w. Take a checkpoint from "
+        "before training "
+        "diverged, or pass check=False to go on regardless."
+    ):
+        split(tree, ["a", "b/*"])
+    assert split(tree, check=False)[1].fixed == {}
+
+
+def test_donated_parameters_are_named():
+    params = {"w": jnp.ones(2)}
+    jax.jit(lambda p: jax.tree.map(lambda leaf: leaf + 1, p), donate_argnums=0)(params)
+    with message(
+        "ntkdiag: expected live arrays; got deleted buffers: w. They were donated to a compiled "
+        "function: pass what "
+        "that function returned instead."
+    ):
+        split(params)
+
+
+def test_traced_and_abstract_parameters_pass():
+    assert jax.jit(lambda tree: split(tree)[0])({"w": jnp.array([jnp.nan])})["w"].shape == (1,)
+    assert split(jax.eval_shape(lambda: {"w": jnp.ones(2)}))[0]["w"].shape == (2,)

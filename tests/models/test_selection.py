@@ -1,0 +1,343 @@
+"""What is differentiated: choices by label, collections, inputs, outputs, activations."""
+
+import dataclasses
+from typing import NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx, traverse_util
+from models_noisy import EquinoxNet, LinenNet, NNXNet, X, first_key, linen_variables
+
+import ntkdiag
+from ntkdiag.models import functionalize
+from ntkdiag.models.optax_labels import labelled
+from ntkdiag.models.outputs import activations, example_loss, label_logit, last_token
+from ntkdiag.models.paths import leaves_by_path
+
+LABELS = np.array([1, 0, 1])
+
+
+def paths(fn):
+    return set(leaves_by_path(fn.params))
+
+
+def refused(make):
+    with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
+        make()
+    return str(caught.value)
+
+
+def by_rank(leaf):
+    return "matrix" if leaf.ndim > 1 else "other"
+
+
+def test_the_labels_of_multi_transform():
+    variables = linen_variables()
+    labels = jax.tree.map(by_rank, variables["params"])
+    optax.multi_transform({"matrix": optax.adam(1e-3), "other": optax.set_to_zero()}, labels).init(
+        variables["params"]
+    )
+    kernels = {"Dense_0/kernel", "Dense_1/kernel"}
+    as_function = lambda params: traverse_util.path_aware_map(
+        lambda p, _: p[-1] == "kernel", params
+    )
+    for choice in (
+        labelled(labels, "matrix"),
+        labelled(as_function),
+        labelled(as_function(variables["params"])),
+    ):
+        assert paths(functionalize(LinenNet(), variables, trainable=choice)) == kernels
+    prefix = {"Dense_0": "a", "BatchNorm_0": "b", "Dense_1": "c"}
+    assert (
+        len(paths(functionalize(LinenNet(), variables, trainable=labelled(prefix, "a", "b")))) == 4
+    )
+    model = NNXNet()
+    state = nnx.state(model, nnx.Param)
+    for choice in (jax.tree.map(by_rank, state), lambda state: jax.tree.map(by_rank, state)):
+        assert paths(functionalize(model, trainable=labelled(choice, "matrix"))) == {"again/kernel"}
+    mlp = eqx.nn.MLP(4, 2, 3, 1, key=first_key())
+    params = eqx.filter(mlp, eqx.is_inexact_array)
+    weights = {"layers/0/weight", "layers/1/weight"}
+    for choice in (jax.tree.map(by_rank, params), lambda params: jax.tree.map(by_rank, params)):
+        assert paths(functionalize(mlp, trainable=labelled(choice, "matrix"))) == weights
+    mask = jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    optax.masked(optax.adam(1e-3), mask).init(params)
+    assert paths(functionalize(mlp, trainable=mask)) == weights
+
+
+def test_labels_that_do_not_fit():
+    variables = linen_variables()
+    labels = jax.tree.map(by_rank, variables["params"])
+    call, do = "functionalize(model, variables): expected ", "Pass trainable="
+    say = lambda choice: refused(lambda: functionalize(LinenNet(), variables, trainable=choice))
+    assert say(labels) == (
+        f"{call}a tree of booleans in `trainable`, or which labels are trained; got the label "
+        f"'other' at "
+        f'BatchNorm_0/bias. {do}ntkdiag.models.labelled(labels, "adam") with the labels that are '
+        f"trained."
+    )
+    end = (
+        f'. {do}labelled(labels, "adam") with the labels given to Optax and those that are trained.'
+    )
+    assert (
+        say(labelled(labels, "sgd"))
+        == f"{call}labels among which is 'sgd'; got 'other', 'matrix'{end}"
+    )
+    assert say(labelled({"body": "sgd"}, "sgd")) == (
+        f"{call}labels like the parameters, or a prefix of them; got labels at body for parameters "
+        f"at "
+        f"{'; '.join(sorted(leaves_by_path(variables['params'])))}{end}"
+    )
+
+
+def test_several_collections_are_differentiated():
+    variables = linen_variables()
+    fn = functionalize(LinenNet(), variables, collections=["params", "batch_stats"])
+    assert set(fn.params) == {"params", "batch_stats"}
+    np.testing.assert_allclose(
+        fn(fn.params, X), LinenNet().apply(variables, X, train=False), rtol=1e-6
+    )
+    assert set(fn.restore(fn.params)) == set(variables)
+    only = functionalize(
+        LinenNet(),
+        variables,
+        collections=["params", "batch_stats"],
+        trainable="batch_stats/**/mean",
+    )
+    assert paths(only) == {"batch_stats/BatchNorm_0/mean"}
+    assert "params/Dense_0/kernel" in only.fixed
+    assert paths(
+        functionalize(LinenNet(), variables, collections="batch_stats", trainable="**/mean")
+    ) == paths(only)
+    assert refused(lambda: functionalize(LinenNet(), variables, collections="lora")) == (
+        "functionalize(model, variables): expected the variables of module.init, a dictionary with "
+        'a "lora" '
+        "collection, or a TrainState; got a dictionary with keys ['batch_stats', 'params']. Pass "
+        "variables = "
+        'module.init(key, x), or {"params": params} if you have the collection alone.'
+    )
+
+
+def test_what_mutable_collections_get_is_thrown_away():
+    class Counting(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            calls = self.variable("cache", "calls", lambda: jnp.zeros(()))
+            calls.value += 1
+            return nn.Dense(2)(x) * calls.value
+
+    variables = Counting().init(first_key(), X)
+    for mutable in ("cache", ["cache"], True):
+        fn = functionalize(Counting(), variables, mutable=mutable)
+        np.testing.assert_array_equal(fn(fn.params, X), fn(fn.params, X))
+
+
+def test_filters_of_nnx_leave_out_what_has_no_derivative():
+    fn = functionalize(NNXNet(), trainable=nnx.Not(nnx.BatchStat))
+    assert paths(fn) == paths(functionalize(NNXNet()))
+
+
+def test_outputs_that_are_structures():
+    @dataclasses.dataclass
+    class Plain:
+        logits: jax.Array
+        extra: dict
+
+    class Pair(NamedTuple):
+        logits: jax.Array
+        hidden: jax.Array
+
+    weight = jnp.ones((4, 2))
+    plain = lambda p, x: Plain(x @ p, {"hidden": jnp.tanh(x @ p)})
+    pair = lambda p, x: Pair(x @ p, jnp.tanh(x @ p))
+    logits = ntkdiag.ntk(lambda p, x: x @ p, weight, X, reduction="full").array
+    both = [
+        ntkdiag.ntk(*functionalize(f, weight), X, reduction="trace").array for f in (plain, pair)
+    ]
+    np.testing.assert_allclose(*both, rtol=1e-5)
+    cases = (
+        (plain, "logits"),
+        (pair, "logits"),
+        (pair, "0"),
+        (pair, lambda y: y[0]),
+        (pair, lambda y, x: y.logits),
+    )
+    for f, output in cases:
+        fn = functionalize(f, weight, output=output)
+        np.testing.assert_allclose(ntkdiag.ntk(*fn, X, reduction="full").array, logits, rtol=1e-5)
+    np.testing.assert_array_equal(
+        functionalize(plain, weight, output="extra/hidden")(weight, X), jnp.tanh(X @ weight)
+    )
+
+    class Module(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return plain(self.weight, x)
+
+    fn = functionalize(Module(weight), output="logits")
+    np.testing.assert_allclose(fn(fn.params, X), X @ weight, rtol=1e-6)
+    fn = functionalize(pair, weight, output="logit")
+    assert refused(lambda: fn(weight, X)) == (
+        'functionalize(model, ...) with the path "logit": expected "logit" to be in it; got 0, 1, '
+        "logits, hidden. "
+        "Write the path of keys, positions and attributes, joined by slashes, or pass a function."
+    )
+    fn = functionalize(lambda p, x: x @ p, weight, output="logits")
+    assert "got float32[3, 2], which has no parts." in refused(lambda: fn(weight, X))
+
+
+@pytest.mark.slow
+def test_inputs_labels_and_losses():
+    batch = {"images": X, "labels": LABELS}
+    variables, net = linen_variables(), LinenNet()
+    module, state = eqx.nn.make_with_state(EquinoxNet)(first_key())
+    losses = optax.softmax_cross_entropy_with_integer_labels
+    for model, options in (
+        ((net, variables), {}),
+        ((NNXNet(),), {}),
+        ((module,), {"state": state}),
+    ):
+        whole = functionalize(*model, **options)
+        y = whole(whole.params, X)
+        logit = functionalize(*model, inputs="images", output=label_logit(), **options)
+        np.testing.assert_allclose(logit(logit.params, batch), y[jnp.arange(3), LABELS], rtol=1e-6)
+        loss = functionalize(*model, inputs="images", output=example_loss(losses), **options)
+        np.testing.assert_allclose(loss(loss.params, batch), losses(y, LABELS), rtol=1e-5)
+        # dl_n/dtheta = dl_n/dy_n J_n, which relates the kernels of losses and outputs.
+        residuals = jax.vmap(jax.grad(lambda y, t: losses(y, t)))(y, LABELS)
+        full = ntkdiag.ntk(*whole, X, reduction="full").array
+        expected = jnp.einsum("no,nomp,mp->nm", residuals, full, residuals)
+        np.testing.assert_allclose(ntkdiag.ntk(*loss, batch).array, expected, rtol=1e-3, atol=1e-4)
+    fn = functionalize(
+        lambda p, x: x @ p, jnp.ones((4, 2)), inputs=lambda x: x[0], output=label_logit("1")
+    )
+    np.testing.assert_allclose(fn(fn.params, (X, LABELS)), X.sum(1), rtol=1e-5)
+    mean = functionalize(
+        net, variables, inputs="images", output=example_loss(lambda y, t: losses(y, t).mean())
+    )
+    assert refused(lambda: mean(mean.params, batch)) == (
+        "example_loss(loss): expected a loss with one value per example; got a single number for "
+        "the batch. Leave the "
+        "mean over the batch out of the loss."
+    )
+
+
+def test_the_last_token_of_padded_sequences():
+    table = jnp.arange(8.0).reshape(4, 2)
+    batch = {"ids": jnp.array([[1, 2, 3], [3, 0, 0]]), "mask": jnp.array([[1, 1, 1], [1, 0, 0]])}
+    embed = lambda p, ids: p[ids]
+    padded = functionalize(embed, table, inputs="ids", output=last_token("mask"))
+    np.testing.assert_array_equal(padded(table, batch), table[jnp.array([3, 3])])
+    full = functionalize(embed, table, output=last_token())
+    np.testing.assert_array_equal(full(table, batch["ids"]), table[jnp.array([3, 0])])
+    # Rows of the table used by both last tokens, once each.
+    np.testing.assert_array_equal(
+        ntkdiag.ntk(*padded, batch, reduction="trace").array, [[2, 2], [2, 2]]
+    )
+
+
+class Sowing(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(3, name="body")(x)
+        self.sow("intermediates", "features", jnp.tanh(x))
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        again = nn.Dense(3, name="again")
+        return nn.Dense(2)(again(again(x)))
+
+
+class SowingNNX(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.body = nnx.Linear(4, 3, rngs=rngs)
+        self.again = nnx.Linear(3, 3, rngs=rngs)
+        self.heads = nnx.List([nnx.Linear(3, 2, rngs=rngs)])
+
+    def __call__(self, x):
+        x = self.body(x)
+        self.sow(nnx.Intermediate, "features", jnp.tanh(x))
+        return self.heads[0](self.again(self.again(x)))
+
+
+@pytest.mark.slow
+def test_activations_of_layers_and_of_what_is_sown():
+    variables, net = Sowing().init(first_key(), X), SowingNNX()
+    kernel, bias = variables["params"]["body"].values()
+    body = X @ kernel + bias if kernel.ndim == 2 else X @ bias + kernel
+    of = lambda path, **options: functionalize(
+        Sowing(), variables, output=activations(path), **options
+    )
+    for mode in ({}, {"mode": "dropout"}, {"mode": "train", "statistics": X}):
+        fn = of("body", **mode)
+        np.testing.assert_allclose(fn(fn.params, X), body, rtol=1e-5)
+        np.testing.assert_allclose(of("features", **mode)(fn.params, X), jnp.tanh(body), rtol=1e-5)
+    assert ntkdiag.ntk(*of("again/1"), X).convention.n_outputs == 3
+    of_nnx = lambda path: functionalize(net, output=activations(path))
+    fn = of_nnx("features")
+    np.testing.assert_allclose(fn(fn.params, X), jnp.tanh(net.body(X)), rtol=1e-6)
+    np.testing.assert_allclose(of_nnx("again/0")(fn.params, X), net.again(net.body(X)), rtol=1e-5)
+    assert ntkdiag.ntk(*of_nnx("heads/0"), X).convention.n_outputs == 2
+    end = (
+        ". Write the path as shown; a layer that is called several times has its calls numbered: "
+        "path/0, path/1."
+    )
+    assert refused(lambda: of("again")(variables["params"], X)) == (
+        'f(params, x): expected activations("again") to name a layer that is called once, or a '
+        f"value that is sown; got a call that captured BatchNorm_0, Dense_0, again/0, again/1, "
+        f"body, features{end}"
+    )
+    assert "captured again/0, again/1, body, features, heads/0" + end in refused(
+        lambda: of_nnx("x")(fn.params, X)
+    )
+    assert refused(
+        lambda: functionalize(eqx.nn.Linear(4, 2, key=first_key()), output=activations("x"))
+    ) == (
+        "functionalize(model): expected an output that the model returns, because only Flax can "
+        "capture activations; "
+        'got output=activations("x"). Call another method with method=, as a function of the '
+        "model, or return the "
+        "activations and select them with output=."
+    )
+
+
+def test_modes_that_a_model_cannot_be_in():
+    dense = nn.Dense(2)
+    assert refused(
+        lambda: functionalize(dense, dense.init(first_key(), X), mode="train", statistics=X)
+    ) == (
+        "functionalize(model, variables): expected a model with the library's own BatchNorm where "
+        '`statistics=` is given; got none in it. Leave `statistics=` out: mode="dropout" is train '
+        "mode without "
+        "statistics of a batch."
+    )
+    fn = functionalize(eqx.nn.Linear(4, "scalar", key=first_key()), batched=False, mode="dropout")
+    assert fn(fn.params, X).shape == (3,)
+    summed = nnx.bridge.ToNNX(nn.Dense(2), rngs=nnx.Rngs(0)).lazy_init(X)
+    fn = functionalize(summed, method=lambda model, x: model(x).sum(), mode="dropout")
+    assert refused(lambda: fn(fn.params, X)) == (
+        "f(params, x): expected outputs with the example axis first; got an output of shape () for "
+        "a batch of one "
+        "example. Return one row of outputs per example; in this mode every example is evaluated "
+        "by itself."
+    )
+
+
+def test_options_by_the_names_they_have_elsewhere():
+    assert refused(
+        lambda: functionalize(
+            eqx.nn.Linear(4, 2, key=first_key()), filter_spec=eqx.is_inexact_array
+        )
+    ) == (
+        "functionalize(model): expected no option of a single library but batched, state, key, "
+        "axis_name; got "
+        "filter_spec=. What is called filter_spec= elsewhere is trainable= here."
+    )
+    assert 'is mode="eval" or mode="train" here.' in refused(
+        lambda: functionalize(NNXNet(), train=True)
+    )

@@ -1,0 +1,26 @@
+"""The code of docs/monitor.md runs as it stands, from top to bottom."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "monitor.md"
+
+
+@pytest.mark.slow
+def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 8
+    names = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert [row["step"] for row in names["rows"]] == [0, 20, 40]
+    assert all(row["ntk_status"] == 1 and row["ntk_margin"] > 0 for row in names["rows"])
+    assert names["rows"][-1]["ntk_drift"] == pytest.approx(
+        float(capsys.readouterr().out.split("\n")[0].split()[-1])
+    )
+    assert names["measurement"] is None
+    assert np.isfinite(names["monitor"].last.margin)

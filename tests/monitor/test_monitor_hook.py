@@ -1,0 +1,380 @@
+"""`Monitor`: the numbers of `watch` from a Python loop, within a budget, without ever raising into the loop."""
+
+import copy
+import importlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from monitor_problem import QUANTITIES, agree, f, naive, problem, train
+
+from ntkdiag import errors
+from ntkdiag.descent import Descent
+from ntkdiag.monitor import measure, watch
+from ntkdiag.monitor.hook import Monitor
+from ntkdiag.monitor.measurement import Measurement, Status
+from ntkdiag.monitor.schedule import At
+from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
+
+get = optax.tree_utils.tree_get
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is told to move."""
+    now = types.SimpleNamespace(seconds=100.0)
+    module = importlib.import_module("ntkdiag.monitor.hook")
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now.seconds))
+    return now
+
+
+@pytest.mark.usefixtures("x64")
+def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
+    params, x, y = problem()
+    memory, path = InMemory(), tmp_path / "run.jsonl"
+    trajectory, state = train(
+        optax.chain(optax.sgd(0.1), watch(f, x, y, every=3, loss="mse", descent=0.1)), params, 7
+    )
+    monitor = Monitor(
+        f,
+        x,
+        y,
+        every=3,
+        loss="mse",
+        descent=0.1,
+        writers=[memory, JsonLines(path)],
+        time_share=None,
+    )
+    measured = [monitor(step, p) for step, p in enumerate(trajectory)]
+    assert [m is not None for m in measured] == [True, False, False] * 2 + [True]
+    for row in memory.rows:
+        agree(row, naive(trajectory[row["step"]], params, x=x, y=y, learning_rate=0.1), top_k=5)
+    last = measured[-1]
+    assert isinstance(last, Measurement)
+    assert last is monitor.last
+    assert int(last.step) == 6
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(last))
+    for name in QUANTITIES:
+        np.testing.assert_allclose(getattr(last, name), get(state, f"ntk_{name}"), rtol=1e-9)
+        np.testing.assert_array_equal(getattr(last, name), memory.rows[-1][f"ntk_{name}"])
+    assert read_json_lines(path) == ([memory.record], memory.rows)
+    assert memory.record["source"] == "Monitor"
+    assert memory.record["time_share"] is None
+
+
+def test_buffers_are_neither_changed_nor_taken():
+    params, x, y = problem()
+    monitor = Monitor(f, x, y, every=1, time_share=None)
+    step = jax.jit(lambda params: jax.tree.map(lambda a: 0.9 * a, params), donate_argnums=0)
+    for i in range(3):
+        before = jax.tree.map(np.array, params)
+        assert monitor(i, params).status == Status.MEASURED
+        jax.tree.map(np.testing.assert_array_equal, before, params)
+        params = step(params)
+
+
+def test_budget(clock, monkeypatch):
+    params, x, y = problem()
+    memory = InMemory()
+    price = {"seconds": 30.0}
+
+    def timed(*args, **kwargs):
+        clock.seconds += price["seconds"]
+        return measure(*args, **kwargs)
+
+    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.probe"), "measure", timed)
+    monitor = Monitor(f, x, y, every=1, time_share=0.1, name="probe", writers=[memory])
+    assert monitor(0, params) is not None  # always made, and not counted: it compiles
+    assert monitor.cost.setup_seconds == 30.0
+    price["seconds"] = 2.0
+    for step in range(1, 61):
+        clock.seconds += 1.0
+        monitor(step, params)
+    # The second measurement shows the price, 2 s; the next are made when they fit into 10 % of the time.
+    assert memory.steps == [0, 1, 36, 54]
+    assert memory.series("probe_seconds") == [30.0, 2.0, 2.0, 2.0]
+    assert monitor.cost.measurements == 4
+    assert monitor.cost.skipped == 57
+    assert monitor.cost.seconds == 6.0
+    assert monitor.cost.elapsed == 66.0
+    assert monitor.cost.share == 6 / 66 < 0.1
+    text = "4 measurements, 57 skipped; first 30 s with compilation, then 6 s of 66 s (9.1 %)"
+    assert str(monitor.cost) == text
+    assert repr(monitor) == f"Monitor(Every(k=1): {text})"
+
+
+def test_the_first_process_decides_for_all(monkeypatch):
+    """What the budget allows differs between processes, but all of them have to take part in the collectives."""
+    module, asked = importlib.import_module("ntkdiag.monitor.hook"), []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    decide = lambda allowed: asked.append(bool(allowed)) or np.asarray(len(asked) != 2)
+    monkeypatch.setattr(module.multihost_utils, "broadcast_one_to_all", decide)
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=2, time_share=1e9)
+    assert [monitor(step, params) is not None for step in range(6)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert asked == [True] * 3  # at steps 0, 2 and 4 only
+    assert monitor.cost.skipped == 1
+
+
+def test_no_budget_measures_every_scheduled_step(clock):
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=1, time_share=None)
+    assert all(monitor(step, params) is not None for step in range(3))
+    assert monitor.cost.skipped == 0
+    assert monitor.cost.share == 0.0
+
+
+def test_never_raises_into_the_loop():
+    params, x, y = problem()
+    memory = InMemory()
+    monitor = Monitor(f, x, y, every=1, time_share=None, writers=[memory])
+    with pytest.warns(RuntimeWarning) as caught:
+        assert [monitor(step, {"a": params["a"]}) for step in range(3)] == [None] * 3
+    assert [str(warning.message) for warning in caught] == [
+        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected f(params, x) to run "
+        "on the probe; got KeyError: 'b'. Check the shape of x and that params are those f takes. "
+        "This is said once; training goes on."
+    ]
+    assert monitor(3, params).status == Status.MEASURED
+    assert memory.steps == [3]
+    assert memory.rows[0]["ntk_drift"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (None, "monitor(step, params): expected the parameters at every update; got params=None. "),
+        (
+            {},
+            "monitor(step, params): expected f(params, x) to run on the probe; got KeyError: 'a'. ",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(argument, text):
+    _, x, y = problem()
+    with pytest.warns(RuntimeWarning) as caught:
+        assert Monitor(f, x, y)(0, argument) is None
+    assert text in str(caught[0].message)
+
+
+def test_inside_jit_it_says_so_and_recovers():
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=1, time_share=None)
+    with pytest.warns(RuntimeWarning) as caught:
+        jax.jit(lambda params: monitor(0, params))(params)
+    assert str(caught[0].message) == (
+        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected parameters outside "
+        "of jax.jit; got parameters that are being traced. Call it from the Python loop, or use ntkdiag.watch inside "
+        "the compiled step. This is said once; training goes on."
+    )
+    assert monitor(1, params).drift == 0.0
+
+
+def test_record_is_json_whatever_numbers_are_given(tmp_path):
+    params, x, _ = problem()
+    path = tmp_path / "run.jsonl"
+    Monitor(
+        f,
+        x,
+        every=lambda step: step < 3,
+        descent=Descent(np.float32(0.5), momentum=jnp.asarray(0.25)),
+        writers=[JsonLines(path)],
+    )(0, params)
+    (record,), _ = read_json_lines(path)
+    assert (record["learning_rate"], record["momentum"], record["schedule"]) == (
+        0.5,
+        0.25,
+        "<lambda>",
+    )
+
+
+def test_failing_schedule_and_step_do_not_stop_the_loop():
+    params, x, _ = problem()
+    with pytest.warns(
+        RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"
+    ):
+        assert Monitor(f, x, every=lambda step: 1 / step > 0)(0, params) is None
+    with pytest.warns(
+        RuntimeWarning, match="Monitor: step 'first' could not be measured: ValueError"
+    ):
+        assert Monitor(f, x)("first", params) is None
+
+
+def test_nan_parameters():
+    params, x, _ = problem()
+    monitor = Monitor(f, x, every=1, time_share=None)
+    bad = jax.tree.map(lambda a: a * jnp.nan, params)
+    assert monitor(0, bad).status == Status.NON_FINITE
+    assert np.isnan(monitor.last.eigenvalues).all()
+    assert monitor(1, params).drift == 0.0
+    assert monitor(2, jax.tree.map(lambda a: 2 * a, params)).drift > 0
+
+
+@pytest.mark.usefixtures("x64")
+def test_injected_learning_rate_is_read():
+    params, x, _ = problem()
+    expected = naive(params, params, x=x, learning_rate=0.3, tau=3.8)["margin"]
+    state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.3, momentum=0.9).init(params)
+    np.testing.assert_allclose(
+        Monitor(f, x, loss="mse", descent=Descent(momentum=0.9))(0, params, state).margin,
+        expected,
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "note"),
+    [
+        (
+            optax.adam(0.1),
+            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
+        ),
+        (
+            optax.rmsprop(0.1),
+            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
+        ),
+        (
+            optax.lion(0.1),
+            "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN.",
+        ),
+        (
+            optax.sgd(0.1, momentum=0.9),
+            "The optimizer has momentum and none was stated (descent=): the margin would not hold and is NaN.",
+        ),
+        (optax.sgd(0.1), None),
+    ],
+    ids=["adam", "rmsprop", "lion", "momentum", "sgd"],
+)
+def test_margin_is_left_out_where_it_would_not_hold(optimizer, note):
+    params, x, _ = problem()
+    # Parameters named like the fields of an optimizer state are not taken for them.
+    params = {"nu": params["a"], "trace": params["b"]}
+    memory = InMemory()
+    monitor = Monitor(
+        lambda p, x: f({"a": p["nu"], "b": p["trace"]}, x),
+        x,
+        loss="mse",
+        descent=0.1,
+        writers=[memory],
+        time_share=None,
+    )
+    margin = monitor(0, params, optimizer.init(params)).margin
+    assert np.isnan(margin) == (note is not None)
+    assert (note in memory.record["notes"]) == (note is not None)
+
+
+def test_a_monitor_can_be_copied():
+    params, x, y = problem()
+    monitor = Monitor(f, x, y, every=At((0, 1)), writers=[InMemory()])
+    first = monitor(0, params)
+    other = copy.deepcopy(monitor)
+    assert float(other(1, params).eigenvalues[0]) == float(first.eigenvalues[0])
+
+
+def test_close_closes_the_writers():
+    closed = []
+    writer = types.SimpleNamespace(
+        write=lambda step, values: None, close=lambda: closed.append(True)
+    )
+    _, x, _ = problem()
+    with Monitor(f, x, every=At((0,)), writers=[writer]) as monitor:
+        assert isinstance(monitor, Monitor)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("share", [0, -1.0, float("nan")])
+def test_message_of_the_budget(share):
+    _, x, _ = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Monitor(f, x, time_share=share)
+    assert str(caught.value) == (
+        f"Monitor(f, x): expected a positive share of the wall time; got time_share={share!r}. "
+        "0.02 is two percent; None sets no limit."
+    )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("own", "rate", "said"), [(0.5, 0.5, 0.5), (None, 0.2, "opt_state")])
+def test_a_learning_rate_that_was_given_holds(own, rate, said):
+    params, x, y = problem()
+    memory = InMemory()
+    state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.2).init(params)
+    monitor = Monitor(f, x, y, every=1, loss="mse", descent=own, writers=[memory])
+    found = monitor(0, params, state)
+    np.testing.assert_allclose(found.margin, rate / found.critical_learning_rate, rtol=1e-9)
+    assert memory.record["learning_rate"] == said
+    assert not any("No learning rate" in note for note in memory.record["notes"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "objection"),
+    [
+        (optax.sgd(0.1), 0.0, None),
+        (optax.sgd(0.1, momentum=0.9), 0.9, None),
+        (
+            optax.chain(
+                optax.clip_by_global_norm(1.0),
+                optax.zero_nans(),
+                optax.sgd(optax.constant_schedule(0.1)),
+            ),
+            0,
+            None,
+        ),
+        (optax.MultiSteps(optax.sgd(0.1), 2), 0.0, None),
+        (optax.sgd(0.1), 0.9, "A momentum was stated and the optimizer has none"),
+        (optax.contrib.prodigy(0.1), 0.0, "keeps a ProdigyState"),
+        (optax.lbfgs(0.1), 0.0, "keeps a ScaleByLBFGSState"),
+        (optax.chain(optax.ema(0.9), optax.sgd(0.1)), 0.0, "keeps a EmaState"),
+    ],
+)
+def test_margin_only_for_what_is_sgd(optimizer, momentum, objection):
+    params, x, y = problem()
+    memory = InMemory()
+    descent = Descent(0.1, momentum=momentum)
+    monitor = Monitor(f, x, y, every=1, loss="mse", descent=descent, writers=[memory])
+    found = monitor(0, params, optimizer.init(params))
+    assert np.isnan(found.margin) == (objection is not None)
+    assert (
+        any(objection in note for note in memory.record["notes"])
+        if objection
+        else np.isfinite(found.margin)
+    )
+
+
+def test_among_the_switches_that_find_faults():
+    params, x, y = problem()
+    with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):
+        found = Monitor(f, x, y, every=1, loss="cross_entropy")(0, params)
+    assert found.status == Status.MEASURED
+    with jax.checking_leaks():
+        train(optax.chain(optax.sgd(0.1), watch(f, x, y, every=1)), params, 1)
+
+
+def test_what_fails_is_within_the_budget(clock):
+    params, x, y = problem()
+    attempts = []
+
+    def broken(params, x):
+        clock.seconds += 1.0
+        attempts.append(clock.seconds)
+        raise ValueError("broken")
+
+    monitor = Monitor(broken, x, y, every=1, time_share=0.1)
+    with pytest.warns(RuntimeWarning, match="could not be measured"):
+        monitor(0, params)
+    for step in range(30):
+        monitor(step, params)
+        clock.seconds += 1.0
+    assert len(attempts) < 10
+    assert monitor.cost.measurements == 0
+    assert monitor.cost.skipped > 20

@@ -1,0 +1,203 @@
+"""What `watch` says when something is wrong, word for word."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+from monitor_problem import f, problem
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import watch
+from ntkdiag.monitor.hook import Monitor
+from ntkdiag.monitor.schedule import At
+
+small = functools.partial(watch, top_k=3)
+CALL = "watch(f, x, y)"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"f": 3},
+            "expected a function f(params, x); got a int. Turn a model into one: f, params = "
+            "ntkdiag.functionalize(model, variables).",
+        ),
+        (
+            {"x": np.float32(1)},
+            "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
+            "got shapes (). Correct this argument.",
+        ),
+        (
+            {"x": (np.ones((2, 3)), np.ones((3, 3)))},
+            "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
+            "got shapes (2, 3); (3, 3). Correct this argument.",
+        ),
+        (
+            {"top_k": 0},
+            "expected an integer top_k of at least 1; got top_k=0. Correct this argument.",
+        ),
+        (
+            {"descent": -0.1},
+            "expected `learning_rate` in [0, inf); got -0.1. Learning rates are numbers, or schedules: functions of "
+            "the step.",
+        ),
+        (
+            {"descent": "0.1"},
+            "expected `descent` as a Descent, or the learning rate of plain gradient descent; got a str. Pass "
+            "ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
+        ),
+        (
+            {"descent": ntkdiag.Descent(0.1, preconditioner=2.0)},
+            "expected a descent without a preconditioner: the kernel that is watched has none; got "
+            "descent.preconditioner. Compute ntk(..., preconditioner=P) and its stability_margin beside the loop.",
+        ),
+        (
+            {"loss": "hinge"},
+            'expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses, or a '
+            "function loss(outputs, y); got 'hinge'. Leave it out where no loss is meant: there are no stability "
+            "numbers then.",
+        ),
+        (
+            {"reduction": "diagonal"},
+            "expected reduction to be one of ('auto', 'full', 'mean', 'trace', 'sum-of-logits'); "
+            "got reduction='diagonal'. Correct this argument.",
+        ),
+    ],
+)
+def test_messages_at_the_call(options, text):
+    _, x, y = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(**{"f": f, "x": x, "y": y, **options})
+    assert str(caught.value) == f"{CALL}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"top_k": 11},
+            "expected top_k of at most 10, the rows of the full kernel; got top_k=11. "
+            "Lower top_k or use a larger probe.",
+        ),
+        (
+            {"loss": "cross_entropy", "f": lambda params, x: f(params, x)[:, 0]},
+            "expected two or more logits on the last axis of the outputs, for cross-entropy; got outputs of shape "
+            '(5,). Use loss="sigmoid_cross_entropy" for a single logit.',
+        ),
+        (
+            {"y": np.zeros((4, 2))},
+            "expected `y` of shape (5, 2), or integer class numbers (5,); got float64 of shape (4, 2). "
+            "Labels go row by row with the examples.",
+        ),
+        (
+            {"y": np.zeros(5)},
+            "expected `y` of shape (5, 2), or integer class numbers (5,); got float64 of shape (5,). "
+            "Labels go row by row with the examples.",
+        ),
+        (
+            {"y": np.array([1, 2, 1, 2, 1])},
+            "expected class numbers `y` in [0, 2); got values from 1 to 2. Number the classes from 0; pass floating "
+            "point targets if these are no classes.",
+        ),
+        (
+            {"y": np.full((5, 2), np.nan)},
+            "expected finite `y`; got NaN or Inf. Drop the examples without a label everywhere.",
+        ),
+        (
+            {"y": np.ones(5, int)},
+            "expected labels that differ between examples; got the same label for every example. "
+            "Use a probe with several classes or targets, or leave the labels out.",
+        ),
+        (
+            {"f": lambda params, x: {"one": f(params, x), "two": f(params, x)}},
+            "expected f(params, x) to return one array with the 5 examples of x on its leading axis; "
+            "got shape (5, 2), shape (5, 2). Wrap f so that it returns the outputs to diagnose.",
+        ),
+        (
+            {"f": lambda params, x: f(params, x).sum()},
+            "expected f(params, x) to return one array with the 5 examples of x on its leading axis; "
+            "got shape (). Wrap f so that it returns the outputs to diagnose.",
+        ),
+    ],
+)
+def test_messages_when_model_and_probe_meet(options, text):
+    params, x, y = problem()
+    options = {"f": f, "x": x, "y": y, "top_k": 3, **options}
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(**options).init(params)
+    assert str(caught.value) == f"{CALL}.init(params): {text}"
+    # A Functional knows its parameters: nothing is left to init.
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(**{**options, "f": ntkdiag.functionalize(options["f"], params)})
+    assert str(caught.value) == f"{CALL}: {text}"
+
+
+def test_message_when_examples_interact():
+    params, x, y = problem()
+
+    def normalised(params, x):
+        return f(params, x - x.mean(axis=0))
+
+    for make, call in (
+        (lambda: watch(normalised, x, y).init(params), f"{CALL}.init(params)"),
+        (lambda: watch(ntkdiag.functionalize(normalised, params), x, y), CALL),
+    ):
+        with pytest.raises(errors.ExamplesInteractError) as caught:
+            make()
+        assert str(caught.value).startswith(
+            f"{call}: expected outputs of one example that do not depend on the other examples of the batch; got outputs"
+        )
+        assert "Use eval mode (running statistics) or mode=" in str(caught.value)
+
+
+def test_message_when_the_model_does_not_run():
+    params, x, y = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        small(f, x[:, :2], y).init(params)
+    assert str(caught.value).startswith(
+        f"{CALL}.init(params): expected f(params, x) to run on the probe; got TypeError: dot_general"
+    )
+    assert str(caught.value).endswith(". Check the shape of x and that params are those f takes.")
+
+
+def test_message_without_parameters():
+    params, x, y = problem()
+    tx = small(f, x, y, every=At((5,)))
+    state = tx.init(params)
+    for update in (tx.update, jax.jit(tx.update)):
+        with pytest.raises(errors.InvalidInputError) as caught:
+            update(params, state)
+        assert str(caught.value) == (
+            f"{CALL}.update(updates, state, params): expected the parameters at every update; got params=None. "
+            "Pass them on: tx.update(updates, state, params)."
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"memory": "much"}, "expected a positive number of bytes"),
+        ({"top_k": True}, "an integer top_k of at least 1; got top_k=True"),
+    ],
+)
+def test_settings_at_the_call(options, match):
+    _, x, y = problem()
+    with pytest.raises(errors.InvalidInputError, match=match):
+        watch(f, x, y, **options)
+    with pytest.raises(errors.InvalidInputError, match="a positive share of the wall time"):
+        Monitor(f, x, y, time_share="2%")
+
+
+def test_a_train_state_in_place_of_its_parameters():
+    net = nn.Dense(2)
+    variables = net.init(jax.random.key(0), np.ones((1, 3)))
+    state = TrainState.create(apply_fn=net.apply, params=variables["params"], tx=optax.adam(0.1))
+    fn = ntkdiag.functionalize(net, variables)
+    with pytest.raises(errors.StructureError, match=r"Pass the \.params of this TrainState"):
+        watch(fn, np.arange(9.0, dtype=np.float32).reshape(3, 3)).init(state)

@@ -1,0 +1,304 @@
+"""`watch` in the optimizers of each library and inside Optax's own wrappers."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from monitor_problem import C, D, H, f, loss, naive, problem
+
+from ntkdiag import errors
+from ntkdiag.models import functionalize
+from ntkdiag.monitor import watch
+from ntkdiag.monitor.hook import Monitor
+from ntkdiag.monitor.measurement import Status
+from ntkdiag.monitor.writers import InMemory
+
+get = optax.tree_utils.tree_get
+
+
+class LinenModel(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(C, name="b")(jnp.tanh(nn.Dense(H, name="a")(x)))
+
+
+class LinenNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(H, name="a")(x)
+        return nn.Dense(C, name="b")(
+            jnp.tanh(nn.BatchNorm(use_running_average=not train, name="n")(x))
+        )
+
+
+class NnxModel(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(D, H, rngs=rngs), nnx.Linear(H, C, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
+def data():
+    _, x, y = problem()
+    return x.astype(np.float32), y
+
+
+def linen():
+    x, _ = data()
+    return LinenModel(), LinenModel().init(jax.random.key(0), x)
+
+
+def squared(outputs, y):
+    return 0.5 * jnp.mean(jnp.sum((outputs - jax.nn.one_hot(y, C)) ** 2, axis=1))
+
+
+def check(memory, fn, trajectory, *, learning_rate=None):
+    """Every measurement against the naive kernel at the parameters of its step, which `trajectory` holds."""
+    _, y = data()
+    x, first = data()[0], memory.steps[0]
+    for row in memory.rows:
+        expected = naive(
+            trajectory[row["step"]],
+            trajectory[first],
+            x=x,
+            y=y,
+            learning_rate=learning_rate,
+            model=fn.apply,
+        )
+        for name in ("trace", "participation_ratio", "alignment"):
+            np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-5)
+        np.testing.assert_allclose(row["ntk_drift"], expected["drift"], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(row["ntk_eigenvalues"], expected["eigenvalues"][:5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["params", "variables"])
+def test_linen_train_state(whole):
+    x, y = data()
+    model, variables = linen()
+    fn, memory = functionalize(model, variables), InMemory()
+    tx = optax.chain(optax.sgd(0.1), watch(fn, x, y, every=2, writers=memory))
+    params = variables if whole else variables["params"]
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+
+    @jax.jit
+    def step(state):
+        def objective(params):
+            return squared(state.apply_fn(params if whole else {"params": params}, x), y)
+
+        return state.apply_gradients(grads=jax.grad(objective)(state.params))
+
+    trajectory = []
+    for _ in range(5):
+        trajectory.append(state.params["params"] if whole else state.params)
+        state = step(state)
+    jax.effects_barrier()
+    assert memory.steps == [0, 2, 4]
+    assert memory.record["library"] == "linen"
+    assert memory.record["mode"] == "eval"
+    check(memory, fn, trajectory)
+    np.testing.assert_allclose(get(state.opt_state, "ntk_trace"), memory.rows[-1]["ntk_trace"])
+
+
+def test_nnx_optimizer():
+    x, y = data()
+    model = NnxModel(nnx.Rngs(0))
+    fn, memory = functionalize(model), InMemory()
+    tx = optax.chain(watch(fn, x, y, every=2, writers=memory), optax.adam(0.01))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda model: squared(model(x), y))(model))
+
+    trajectory = []
+    for _ in range(3):
+        trajectory.append(fn.extract(model))
+        step(model, optimizer)
+    jax.effects_barrier()
+    assert memory.steps == [0, 2]
+    check(memory, fn, trajectory)
+    trace = get(optimizer.opt_state, "ntk_trace")
+    np.testing.assert_allclose(np.asarray(trace[...]), memory.rows[-1]["ntk_trace"])
+    # The host hook takes the model itself.
+    measurement = Monitor(fn, x, y)(0, model)
+    np.testing.assert_allclose(
+        measurement.trace, naive(fn.extract(model), trajectory[0], x=x, model=fn)["trace"], 1e-5
+    )
+
+
+def test_equinox():
+    x, y = data()
+    model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
+    fn, memory = functionalize(model), InMemory()
+    tx = optax.chain(optax.sgd(0.1), watch(fn, x, y, every=1, writers=memory))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    state = tx.init(params)
+
+    @eqx.filter_jit
+    def step(params, state):
+        grads = eqx.filter_grad(
+            lambda params: squared(jax.vmap(eqx.combine(params, static))(x), y)
+        )(params)
+        updates, state = tx.update(grads, state, params)
+        return eqx.apply_updates(params, updates), state
+
+    trajectory = []
+    for _ in range(2):
+        trajectory.append(params)
+        params, state = step(params, state)
+    jax.effects_barrier()
+    assert memory.steps == [0, 1]
+    check(memory, fn, trajectory)
+
+
+def run(tx, steps, params, grads=None):
+    _, x, y = problem()
+    state, trajectory = tx.init(params), []
+    update = jax.jit(tx.update)
+    for step in range(steps):
+        trajectory.append(params)
+        gradient = jax.grad(loss)(params, x, y) if grads is None else grads[step]
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    jax.effects_barrier()
+    return trajectory, state
+
+
+def test_multi_steps_counts_real_steps():
+    params, x, y = problem()
+    memory = InMemory()
+    tx = optax.MultiSteps(
+        optax.chain(optax.sgd(0.1), watch(f, x, y, every=2, writers=memory)), every_k_schedule=3
+    )
+    trajectory, _ = run(tx, 9, params)
+    assert memory.steps == [0, 2]
+    for row, at in zip(memory.rows, (trajectory[2], trajectory[8]), strict=True):
+        np.testing.assert_allclose(row["ntk_trace"], naive(at, params, x=x)["trace"], rtol=1e-5)
+    np.testing.assert_array_equal(trajectory[0]["a"], trajectory[2]["a"])
+
+
+def test_apply_if_finite():
+    params, x, y = problem()
+    memory = InMemory()
+    tx = optax.apply_if_finite(
+        optax.chain(optax.sgd(0.1), watch(f, x, y, every=1, writers=memory)), 5
+    )
+    good = jax.tree.map(jnp.ones_like, params)
+    bad = jax.tree.map(lambda a: a * jnp.nan, good)
+    _, state = run(tx, 3, params, [good, bad, good])
+    assert memory.steps == [0, 1]
+    assert int(get(state, "ntk_count")) == 2  # the update that was not finite did not happen
+    assert int(get(state, "ntk_status")) == Status.MEASURED
+
+
+def test_sam_chooses_between_states_by_arithmetic():
+    params, x, y = problem()
+    memory = InMemory()
+    inside = optax.chain(optax.sgd(0.1), watch(f, x, y, every=1, writers=memory))
+    trajectory, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 6, params)
+    assert memory.steps == [0, 1, 1, 2, 2]
+    last = {step: row["ntk_trace"] for step, row in zip(memory.steps, memory.rows, strict=True)}
+    for step, trace in last.items():  # of rows of one step the last is right
+        np.testing.assert_allclose(
+            trace, naive(trajectory[2 * step], params, x=x)["trace"], rtol=1e-5
+        )
+    assert memory.rows[-1]["ntk_drift"] > 0
+    assert np.isfinite(get(state, "ntk_kernel0")).all()
+
+
+def test_multi_transform_from_outside():
+    params, x, y = problem()
+    memory = InMemory()
+    parts = optax.multi_transform(
+        {"slow": optax.sgd(0.01), "fast": optax.adam(0.1)}, {"a": "slow", "b": "fast"}
+    )
+    trajectory, _ = run(optax.chain(parts, watch(f, x, y, every=2, writers=memory)), 3, params)
+    assert memory.steps == [0, 2]
+    np.testing.assert_allclose(
+        memory.rows[1]["ntk_trace"], naive(trajectory[2], params, x=x)["trace"], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["Functional", "callable"])
+def test_multi_transform_from_inside_is_refused(known):
+    params, x, y = problem()
+    fn = functionalize(f, params) if known else f
+    tx = optax.multi_transform(
+        {"one": watch(fn, x, y), "two": optax.sgd(0.1)}, {"a": "one", "b": "two"}
+    )
+    with pytest.raises(errors.StructureError) as caught:
+        tx.init(params)
+    assert str(caught.value) == (
+        "watch(f, x, y).init(params): expected all parameters of the measured function; got a masked part of them "
+        "(optax.masked or optax.multi_transform hides the others). "
+        "Move it outside: optax.chain(optax.multi_transform(...), watch(...))."
+    )
+
+
+def test_inject_hyperparams_keeps_the_margin_out_of_watch():
+    params, x, y = problem()
+    tx = optax.chain(
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), watch(f, x, y, loss="mse")
+    )
+    _, state = run(tx, 1, params)
+    assert np.isnan(get(state, "ntk_margin"))
+    assert get(state, "ntk_critical_learning_rate") > 0
+
+
+def test_other_parameters_are_refused():
+    x, y = data()
+    model, variables = linen()
+    tx = watch(functionalize(model, variables), x, y)
+    params = variables["params"]
+    other = {"a": params["a"], "c": params["b"], "b": {"kernel": params["b"]["kernel"][:, :1]}}
+    with pytest.raises(errors.StructureError) as caught:
+        tx.init(other)
+    assert str(caught.value) == (
+        "watch(f, x, y).init(params): expected the optimizer to hold the parameters of the measured function; got "
+        "b/bias: missing, expected float32[2]; c/bias: unexpected float32[2]; c/kernel: unexpected float32[4, 2]; "
+        "b/kernel: expected float32[4, 2], got float32[4, 1]. "
+        "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part of it)."
+    )
+    state = tx.init(params)
+    with pytest.raises(errors.StructureError, match="b/kernel: expected float32"):
+        jax.jit(tx.update)(other, state, other)
+
+
+def test_frozen_parameters_may_be_in_the_optimizer_while_they_stay():
+    x, y = data()
+    model, variables = linen()
+    fn, memory = functionalize(model, variables, trainable="b/**"), InMemory()
+    tx = watch(fn, x, y, every=1, writers=memory)
+    params, state = variables["params"], tx.init(variables["params"])
+    moved = {**params, "a": jax.tree.map(lambda a: a + 1, params["a"])}
+    for p in (params, moved, params):
+        _, state = jax.jit(tx.update)(p, state, p)
+    jax.effects_barrier()
+    assert memory.series("ntk_status") == [Status.MEASURED, Status.FIXED_MOVED, Status.MEASURED]
+    traces = memory.series("ntk_trace")
+    assert traces[0] == traces[2]
+    assert np.isnan(traces[1])
+    np.testing.assert_allclose(
+        traces[0], naive(fn.params, fn.params, x=x, model=fn.apply)["trace"], rtol=1e-5
+    )
+    assert memory.record["notes"][
+        1
+    ] == "Held at the values they had when the measured function was built: " + (
+        "params/a/bias, params/a/kernel."
+    )
+
+
+def test_stale_batch_statistics_are_noticed_by_the_hook():
+    x, y = data()
+    model = LinenNormed()
+    variables = model.init(jax.random.key(0), x)
+    monitor = Monitor(functionalize(model, variables), x, y)
+    assert monitor(0, variables).status == Status.MEASURED
+    later = {**variables, "batch_stats": jax.tree.map(lambda a: a + 1, variables["batch_stats"])}
+    assert monitor(0, later).status == Status.FIXED_MOVED

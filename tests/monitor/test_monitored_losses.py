@@ -1,0 +1,92 @@
+"""The learning rates of `watch` for the losses people train with, against dense algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+from monitor_problem import C, D, N, f, problem
+
+from ntkdiag import errors
+from ntkdiag.descent import Descent
+from ntkdiag.losses import MSE, CrossEntropy
+from ntkdiag.monitor import watch
+from ntkdiag.monitor.writers import InMemory
+
+
+def curvature(loss, params, x, model):
+    """Largest eigenvalue of the Gauss-Newton matrix of a loss of the outputs, by dense algebra."""
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (params, x))
+        outputs = model(params, x)
+        jac = reference.jacobian(model, params, x).reshape(outputs.size, -1)
+        hessian = jax.hessian(lambda o: loss(o.reshape(outputs.shape)))(outputs.reshape(-1))
+    return np.linalg.eigvals(jac @ jac.T @ np.asarray(hessian)).real.max()
+
+
+def cross_entropy_of_tokens(outputs, y):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+
+@pytest.mark.parametrize(
+    ("trained", "decay", "denominator", "loss"),
+    [
+        ("cross_entropy", 0.0, "examples and positions", cross_entropy_of_tokens),
+        (
+            CrossEntropy(denominator=N),
+            0.3,
+            N,
+            lambda o, y: optax.softmax_cross_entropy_with_integer_labels(o, y).sum() / N,
+        ),
+        (
+            MSE(denominator=N * 3 * C),
+            0.0,
+            N * 3 * C,
+            lambda o, y: optax.l2_loss(o, jnp.zeros_like(o)).mean(),
+        ),
+        (
+            "sigmoid_cross_entropy",
+            0.0,
+            "examples",
+            lambda o, y: optax.sigmoid_binary_cross_entropy(o, o > 0).sum() / N,
+        ),
+        (cross_entropy_of_tokens, 0.0, "its own", cross_entropy_of_tokens),
+    ],
+    ids=["tokens", "sum over tokens and weight decay", "mean over outputs", "sigmoid", "own"],
+)
+def test_losses_of_outputs_with_positions(trained, decay, denominator, loss):
+    rng = np.random.default_rng(3)
+    params, _, _ = problem()
+    x, y = rng.normal(size=(N, 3, D)).astype(np.float32), rng.integers(0, C, (N, 3))
+    memory = InMemory()
+    descent = Descent(0.1, weight_decay=decay)
+    tx = watch(f, x, y, every=1, loss=trained, descent=descent, writers=memory, top_k=1)
+    tx.update(params, tx.init(params), params)
+    want = 0.1 * (curvature(lambda o: loss(o, y), params, x, f) + decay) / 2
+    np.testing.assert_allclose(memory.rows[0]["ntk_margin"], want, rtol=1e-5)
+    assert memory.record["loss_denominator"] == denominator
+
+
+def test_a_loss_of_the_user_needs_labels_and_few_rows():
+    params, x, _ = problem()
+    with pytest.raises(errors.InvalidInputError, match="the labels `y` beside a loss of the user"):
+        watch(f, x, loss=cross_entropy_of_tokens).init(params)
+    many = np.arange(3.0 * 1025).reshape(1025, 3)
+    tx = watch(f, many, np.arange(1025) % C, loss=cross_entropy_of_tokens, reduction="full")
+    with pytest.raises(errors.InvalidInputError, match="at most 2048 rows beside a loss"):
+        tx.init(params)
+
+
+def test_labels_of_positions_are_checked():
+    x = np.ones((N, 3, D)) * np.arange(N)[:, None, None]
+    params, _, _ = problem()
+    with pytest.raises(
+        errors.InvalidInputError, match=r"of shape \(5, 3, 2\), or integer class numbers \(5, 3\)"
+    ):
+        watch(f, x, np.zeros((N, 2), int)).init(params)
+    with pytest.raises(
+        errors.InvalidInputError,
+        match=r"class numbers `y` in \[0, 2\); got values from 0 to 2",
+    ):
+        watch(f, x, np.arange(N * 3).reshape(N, 3) % 3).init(params)

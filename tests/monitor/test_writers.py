@@ -1,0 +1,227 @@
+"""Writers: what they write can be read back, and nothing they do reaches the training loop."""
+
+import json
+import logging
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ntkdiag import errors
+from ntkdiag.monitor.outbox import Outbox, warn
+from ntkdiag.monitor.writers import InMemory, JsonLines, Terminal, Writer, read_json_lines
+
+VALUES = {"ntk_trace": 2.5, "ntk_eigenvalues": [2.0, float("nan")], "ntk_margin": float("inf")}
+RECORD = {"outputs": "full", "n_examples": 3, "notes": ["a", "b"]}
+
+
+class Failing:
+    def __init__(self, method):
+        self.method, self.calls = method, 0
+
+    def start(self, record):
+        self._call("start")
+
+    def write(self, step, values):
+        self._call("write")
+
+    def close(self):
+        self._call("close")
+
+    def _call(self, method):
+        self.calls += 1
+        if method == self.method:
+            raise OSError("disk full")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: JsonLines(path / "a.jsonl"), lambda _: InMemory(), lambda _: Terminal()]
+)
+def test_writers_follow_the_protocol(make, tmp_path):
+    assert isinstance(make(tmp_path), Writer)
+
+
+def test_memory():
+    memory = InMemory()
+    memory.start(RECORD)
+    memory.write(0, VALUES)
+    memory.write(5, {**VALUES, "ntk_trace": 3.5})
+    assert memory.record == RECORD
+    assert memory.steps == [0, 5]
+    assert memory.series("ntk_trace") == [2.5, 3.5]
+    assert memory.rows[1]["step"] == 5
+
+
+def test_json_lines_round_trip(tmp_path):
+    path = tmp_path / "folder" / "run.jsonl"
+    writer = JsonLines(path)
+    assert not path.parent.exists()  # opened at the first line, not before
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"record": RECORD},
+        {"step": 0, "ntk_trace": 2.5, "ntk_eigenvalues": [2.0, None], "ntk_margin": None},
+    ]
+    writer.write(7, VALUES)
+    records, rows = read_json_lines(path)
+    assert records == [RECORD]
+    assert [row["step"] for row in rows] == [0, 7]
+
+
+def test_json_lines_never_overwrites(tmp_path):
+    path = tmp_path / "run.jsonl"
+    for step in range(3):
+        writer = JsonLines(path)
+        writer.start({"session": step})
+        writer.write(step, VALUES)
+    records, rows = read_json_lines(path)
+    assert records == [{"session": 0}, {"session": 1}, {"session": 2}]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+
+
+def test_json_lines_after_a_killed_run(tmp_path):
+    path = tmp_path / "run.jsonl"
+    torn = '{"step": 0, "ntk_trace": 1.0}\n{"step": 1, "ntk_tr'
+    path.write_text(torn)
+    writer = JsonLines(path)
+    writer.write(2, VALUES)
+    writer.write(3, VALUES)
+    assert [row["step"] for row in read_json_lines(path)[1]] == [0, 2, 3]
+    assert path.read_text().startswith(torn + "\n{")
+
+
+def test_terminal_prints_one_line():
+    console = Console(width=40, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        Terminal(digits=3, console=console).write(
+            12, {**VALUES, "ntk_drift": 0.123456, "ntk_status": 1}
+        )
+    assert console.export_text() == (
+        "step 12  ntk_trace 2.5  ntk_eigenvalues [2 -]  ntk_margin -  ntk_drift 0.123  ntk_status 1\n"
+    )
+
+
+def test_terminal_prints_to_the_default_console(capsys):
+    Terminal().write(1, {"ntk_trace": 1.0})
+    assert capsys.readouterr().out == "step 1  ntk_trace 1\n"
+
+
+def test_outbox_starts_each_writer_once():
+    memory = InMemory()
+    outbox = Outbox(memory)
+    outbox.send(0, VALUES, RECORD)
+    outbox.send(np.int32(1), VALUES, {"other": 1})
+    assert memory.record == RECORD
+    assert memory.steps == [0, 1]
+    outbox.close()  # InMemory has no close
+
+
+@pytest.mark.parametrize("method", ["start", "write"])
+def test_failing_writer_is_tried_again_and_muted_in_the_end(method):
+    failing, memory = Failing(method), InMemory()
+    outbox = Outbox([failing, memory])
+    failed = f"ntkdiag: the writer Failing failed in {method}() with OSError: disk full. This measurement is lost to it. "
+    expected = [
+        f"{failed}It is tried again at the next one; training goes on.",
+        f"{failed}It is muted after 10 in a row; training goes on.",
+    ]
+
+    def run():
+        for step in range(13):
+            outbox.send(step, VALUES, RECORD)
+        outbox.close()
+
+    with pytest.warns(RuntimeWarning) as caught:
+        run()
+    assert [str(warning.message) for warning in caught] == expected
+    assert failing.calls == (10 if method == "start" else 11)  # `start` went well before
+    assert memory.steps == list(range(13))
+
+
+def test_a_log_goes_on_after_a_failure_and_in_a_new_file(tmp_path):
+    path = tmp_path / "logs" / "run.jsonl"
+    outbox = Outbox(JsonLines(path))
+    outbox.send(0, VALUES, RECORD)
+    path.write_text(path.read_text() + '{"half a line')
+    outbox.send(1, VALUES, RECORD)
+    path.rename(tmp_path / "logs" / "run.jsonl.1")
+    outbox.send(2, VALUES, RECORD)
+    shutil.rmtree(tmp_path / "logs")
+    (tmp_path / "logs").write_text("in the way")
+    with pytest.warns(RuntimeWarning, match=r"failed in write\(\)"):
+        outbox.send(3, VALUES, RECORD)
+    (tmp_path / "logs").unlink()
+    outbox.send(4, VALUES, RECORD)
+    records, rows = read_json_lines(path)
+    assert records == [RECORD]
+    assert [row["step"] for row in rows] == [4]
+
+
+def test_a_writer_that_exits_does_not_end_training():
+    class Exiting:
+        def write(self, step, values):
+            raise SystemExit(1)
+
+    with pytest.warns(RuntimeWarning, match="the writer Exiting failed"):
+        Outbox([Exiting()]).send(0, VALUES, RECORD)
+
+
+def test_the_same_measurement_again_is_not_written():
+    memory = InMemory()
+    outbox = Outbox([memory])
+    for step in (0, 0, 1, 1, 0):
+        outbox.send(step, dict(VALUES), RECORD)
+    outbox.send(0, {**VALUES, "ntk_trace": 3.5}, RECORD)
+    assert memory.steps == [0, 1, 0, 0]
+
+
+def test_failing_close_warns():
+    outbox = Outbox([Failing("close")])
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"ntkdiag: the writer Failing failed in close\(\) with OSError: disk full",
+    ):
+        outbox.close()
+
+
+def test_warn_does_not_raise_where_warnings_are_errors(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="ntkdiag"):
+        warnings.simplefilter("error")
+        warn("a writer failed")
+    assert caplog.messages == ["a writer failed"]
+
+
+@pytest.mark.parametrize(
+    ("writers", "got"),
+    [
+        ([InMemory(), "run.jsonl"], "a str"),
+        ([InMemory], "the class InMemory"),
+        ([None], "a NoneType"),
+    ],
+)
+def test_not_a_writer(writers, got):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Outbox(writers)
+    assert str(caught.value) == (
+        f"writers=...: expected objects with a method write(step, values); got {got}. "
+        "ntkdiag.monitor has JsonLines(path), Terminal() and InMemory()."
+    )
+
+
+def test_json_lines_stay_where_they_were_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    writers = JsonLines("~/home.jsonl"), JsonLines("here.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for writer in writers:
+        writer.write(0, {"a": 1.0, "b": float("nan"), "c": [1.0, float("nan")]})
+    for name in ("home", "here"):
+        _, [row] = read_json_lines(tmp_path / f"{name}.jsonl")
+        assert row["a"] == 1.0
+        assert np.isnan([row["b"], row["c"][1]]).all()
+    with pytest.raises(errors.InvalidInputError, match="expected a file; got a folder"):
+        JsonLines(tmp_path)

@@ -1,0 +1,410 @@
+"""The calls themselves: names, numbers, defaults, trees, jit, tiles, devices, memory."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import neural_tangents_oracle as oracle
+import numpy as np
+import pytest
+from neural_tangents_cases import CASES
+from neural_tangents_oracle import normal
+from test_conformance import fits, jacobians, shapes
+from thin import thin
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag import neural_tangents as nt
+from ntkdiag.neural_tangents import vector_product
+from ntkdiag.neural_tangents.implementation import NtkImplementation
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+
+def mlp(params, x, **_):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def image(params, x):
+    return mlp(params, x).reshape(-1, 2, 3)
+
+
+def heads(params, x):
+    y = mlp(params, x)
+    return {"logits": y, "grid": y.reshape(-1, 3, 2) ** 2}
+
+
+def parameters():
+    return {"a": normal(3, 4), "b": normal(4, 6)}
+
+
+def full(f, x1, x2=None):
+    rows = oracle.jacobians(f, parameters(), x1, {})
+    return oracle.full_kernels(
+        rows, rows if x2 is None else oracle.jacobians(f, parameters(), x2, {})
+    )
+
+
+NNGP_RUNS = [
+    *[
+        (name, ((-1,), ()))
+        for name in ("mlp", "grid", "batch_norm", "dropout", "outputs", "nothing", "examples_last")
+    ],
+    *[
+        (name, ((), ()))
+        for name in ("vector", "scalar", "more_columns", "pattern", "shared_keywords", "one_row")
+    ],
+    *[("grid", axes) for axes in (((1,), (0,)), ((0, 2), (1,)), ((), (-1,)))],
+]
+
+
+@pytest.mark.parametrize("both", thin([True, False]))
+@pytest.mark.parametrize(("name", "axes"), NNGP_RUNS)
+def test_nngp(name, axes, both, x64):
+    case = CASES[name]()
+    if not all(
+        fits(*pair, axes) for pair in zip(shapes(name, 0), shapes(name, int(both)), strict=True)
+    ):
+        axes = ((), ())
+    found = nt.empirical_nngp_fn(case.f, *axes)(
+        case.x1, case.x2 if both else None, case.params, **case.kwargs
+    )
+    wanted = oracle.full_nngps(jacobians(name, 0), jacobians(name, int(both)))
+    for i, kernel in enumerate(jax.tree.leaves(found)):
+        oracle.assert_equal(kernel, oracle.reduce(wanted[i, i], *axes))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["more_columns", "scalar", "batch_norm", "dropout", "pattern", "nested_outputs", "inputs"],
+)
+@pytest.mark.parametrize("both", thin([True, False]))
+def test_vector_product(name, both, x64):
+    case = CASES[name]()
+    x2 = case.x2 if both else None
+    product = nt.empirical_ntk_vp_fn(case.f, case.x1, x2, case.params, **case.kwargs)
+    rows, columns = jacobians(name, 0), jacobians(name, int(both))
+    cotangents = [normal(*y.shape, seed=9) for _, y in columns]
+    x, kwargs = (case.x2, case.kwargs2) if both else (case.x1, case.kwargs1)
+    tree = jax.tree.structure(case.f(case.params, x, **kwargs))
+    pulled = sum(
+        np.asarray(v).reshape(-1) @ j for v, (j, _) in zip(cotangents, columns, strict=True)
+    )
+    for compute in (product, jax.jit(product)):
+        found = compute(jax.tree.unflatten(tree, cotangents))
+        assert jax.tree.structure(found) == jax.tree.structure(
+            case.f(case.params, case.x1, **case.kwargs1)
+        )
+        for leaf, (j, y) in zip(jax.tree.leaves(found), rows, strict=True):
+            oracle.assert_equal(leaf, (j @ pulled).reshape(y.shape))
+
+
+@pytest.mark.parametrize("vmap_axes", [None, 0])
+@pytest.mark.parametrize("axes", thin([((-1,), ()), ((), ()), ((), (1,))], keep=3))
+def test_products_with_little_room(vmap_axes, axes, x64, monkeypatch):
+    """All columns at once, and five at a time with some left over."""
+    x1, x2, p = normal(2, 3), normal(3, 3), parameters()
+    mixed = lambda params, x: image(params, x) + (0 if vmap_axes == 0 else image(params, x).mean(0))
+    kernel = lambda way: nt.empirical_ntk_fn(
+        lambda params, x: mixed(params, x), *axes, vmap_axes=vmap_axes, implementation=way
+    )(x1, x2, p)
+    wanted = kernel(0)
+    np.testing.assert_allclose(kernel(2), wanted, rtol=1e-10, atol=1e-12)
+    monkeypatch.setattr(vector_product, "_PUSHED", 5 * sum(v.size for v in p.values()))
+    np.testing.assert_allclose(kernel(2), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_names_and_numbers():
+    assert [(way.name, int(way)) for way in NtkImplementation] == [
+        ("AUTO", 0),
+        ("JACOBIAN_CONTRACTION", 1),
+        ("NTK_VECTOR_PRODUCTS", 2),
+        ("STRUCTURED_DERIVATIVES", 3),
+    ]
+    assert nt.empirical_ntk_fn(mlp).request.implementation is NtkImplementation.AUTO
+    assert nt.empirical_ntk_fn(mlp, implementation=np.int64(3)).request.implementation == 3
+    assert ntkdiag.neural_tangents.NtkImplementation is NtkImplementation
+
+
+def test_a_bare_axis_is_a_tuple_of_one(x64):
+    x = normal(2, 3)
+    one, two = (nt.empirical_ntk_fn(image, axes, ())(x, None, parameters()) for axes in (-1, [2]))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_kernel_fn(x64):
+    x1, x2, p = normal(2, 3), normal(3, 3), parameters()
+    kernel_fn = nt.empirical_kernel_fn(mlp, (), vmap_axes=0, implementation=3)
+    ntk, nngp = (
+        nt.empirical_ntk_fn(mlp, ())(x1, x2, p),
+        nt.empirical_nngp_fn(mlp, ())(x1, x2, p),
+    )
+    both = kernel_fn(x1, x2, None, p)
+    assert type(both).__name__ == "EmpiricalKernel"
+    assert both._fields == ("nngp", "ntk")
+    assert kernel_fn(x1, x2, ("NTK", "nngp"), p)._fields == ("ntk", "nngp")
+    for found in (both.ntk, kernel_fn(x1, x2, "ntk", p), kernel_fn(x1, x2, ["ntk"], p).ntk):
+        np.testing.assert_allclose(found, ntk, rtol=1e-12)
+    np.testing.assert_array_equal(both.nngp, nngp)
+    compiled = jax.jit(kernel_fn, static_argnums=2)(x1, x2, "ntk", p)
+    np.testing.assert_allclose(compiled, ntk, rtol=1e-12)
+
+
+def test_kernel_fn_of_a_dict_of_outputs(x64):
+    x, p = normal(2, 3), parameters()
+    found = nt.empirical_kernel_fn(heads)(x, None, None, p)
+    assert found.keys() == {"logits", "grid"}
+    assert found["grid"].ntk.shape == (2, 2, 3, 3)
+    assert nt.empirical_kernel_fn(heads)(x, None, "nngp", p)["logits"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("way", thin(range(4)))
+@pytest.mark.parametrize("vmap_axes", thin([None, 0]))
+def test_cross_terms(way, vmap_axes, x64):
+    x1, x2, p = normal(2, 3), normal(3, 3, seed=1), parameters()
+    for other in (None, x2):
+        ntk_fn = nt.empirical_ntk_fn(heads, (), (), vmap_axes, way, cross_terms=True)
+        found = ntk_fn(x1, other, p)
+        wanted = full(heads, x1, other)
+        names = ["grid", "logits"]  # in the order of jax.tree
+        oracle.assert_equal(found["grid"]["grid"], oracle.reduce(wanted[0, 0], (), ()))
+        for i, j in ((0, 1), (1, 0)):
+            n1, n2 = wanted[i, j].shape[0], x1.shape[0] if other is None else x2.shape[0]
+            block = np.asarray(found[names[i]][names[j]])
+            first, second = [((3, 2), (6,)), ((6,), (3, 2))][i]
+            assert block.shape == (n1, n2, *[(3, 6, 2), (6, 3, 2)][i])
+            flat = block.transpose((0, 2, 4, 1, 3) if i == 0 else (0, 2, 1, 3, 4))
+            oracle.assert_equal(flat, wanted[i, j].reshape(n1, *first, n2, *second))
+
+
+def test_cross_terms_of_outputs_of_one_shape(x64):
+    f = lambda p, x: (mlp(p, x), jnp.sin(mlp(p, x)))
+    x, p = normal(3, 3), parameters()
+    found = nt.empirical_ntk_fn(f, diagonal_axes=(0,), cross_terms=True)(x, None, p)
+    nngp = nt.empirical_nngp_fn(f, cross_terms=True)(x, None, p)
+    wanted = full(f, x)
+    y, z = f(p, x)
+    for i in range(2):
+        for j in range(2):
+            oracle.assert_equal(found[i][j], oracle.reduce(wanted[i, j], (1,), (0,)))
+    np.testing.assert_allclose(nngp[0][1], y @ z.T / 6, rtol=1e-12)
+
+
+def test_a_tree_of_none_stands_for_x1(x64):
+    f = lambda p, x: mlp(p, x[0] + x[1])
+    x = normal(2, 3), normal(2, 3, seed=1)
+    ntk_fn = nt.empirical_ntk_fn(f)
+    np.testing.assert_array_equal(
+        ntk_fn(x, (None, None), parameters()), ntk_fn(x, None, parameters())
+    )
+
+
+def test_arguments_by_name_and_as_numpy(x64):
+    x, p = np.asarray(normal(2, 3)), jax.tree.map(np.asarray, parameters())
+    ntk_fn = nt.empirical_ntk_fn(mlp)
+    np.testing.assert_array_equal(
+        ntk_fn(x1=x, x2=None, params=p), ntk_fn(jnp.asarray(x), None, parameters())
+    )
+
+
+def test_a_parameter_that_is_a_python_number(x64):
+    f = lambda p, x: jnp.sin(x * p["scale"])
+    found = nt.empirical_ntk_fn(f, ())(normal(2, 1), None, {"scale": 2.0})
+    assert found.shape == (2, 2, 1, 1)
+
+
+def test_symmetric_to_the_bit():
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), parameters())
+    kernel = np.asarray(nt.empirical_ntk_fn(mlp)(x, None, p))
+    np.testing.assert_array_equal(kernel, kernel.T)
+
+
+@pytest.mark.parametrize(
+    "axes", thin([((-1,), ()), ((), ()), ((1,), ()), ((), (0,)), ((1,), (2,))], keep=5)
+)
+@pytest.mark.parametrize("vmap_axes", [None, 0])
+def test_inside_jit_vmap_and_grad(axes, vmap_axes, x64):
+    x, p = normal(3, 3), parameters()
+    ntk_fn = nt.empirical_ntk_fn(image, *axes, vmap_axes)
+    wanted = ntk_fn(x, None, p)
+    np.testing.assert_allclose(jax.jit(ntk_fn)(x, None, p), wanted, rtol=1e-12)
+    several = jax.vmap(lambda x: ntk_fn(x, None, p))(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(several[0], wanted, rtol=1e-10)
+    slope = jax.grad(lambda s: ntk_fn(s * x, None, p).sum())(1.0)
+    near = [ntk_fn((1 + h) * x, None, p).sum() for h in (1e-6, -1e-6)]
+    np.testing.assert_allclose(slope, (near[0] - near[1]) / 2e-6, rtol=1e-6)
+
+
+def test_function_that_closes_over_a_tracer(x64):
+    x, p = normal(3, 3), parameters()
+    scaled = jax.jit(lambda s: nt.empirical_ntk_fn(lambda p, x: s * mlp(p, x))(x, None, p))
+    np.testing.assert_allclose(scaled(2.0), 4 * nt.empirical_ntk_fn(mlp)(x, None, p), rtol=1e-12)
+
+
+def test_prepared_once_for_every_set_of_shapes(x64):
+    traced = []
+
+    def f(p, x):
+        traced.append(x.shape)
+        return mlp(p, x)
+
+    ntk_fn = nt.empirical_ntk_fn(f, vmap_axes=0)
+    ntk_fn(normal(3, 3), None, parameters())
+    first = len(traced)
+    ntk_fn(normal(3, 3, seed=1), None, parameters())
+    assert len(traced) == first
+    ntk_fn(normal(4, 3), None, parameters())
+    assert len(traced) > first
+
+
+def test_another_value_of_a_flag_is_another_program(x64):
+    f = lambda p, x, power: mlp(p, x) ** (2 if power is True else 1)
+    x, p = normal(2, 3), parameters()
+    ntk_fn = nt.empirical_ntk_fn(f)
+    once, flag, number = (ntk_fn(x, None, p, power=power) for power in (False, True, 1))
+    np.testing.assert_array_equal(once, number)
+    assert np.abs(once - flag).max() > 1e-3
+
+
+def test_check_can_be_left_out(x64):
+    centred = lambda p, x: mlp(p, x - x.mean(0))
+    x, p = normal(3, 3), parameters()
+    alone = nt.empirical_ntk_fn(centred, vmap_axes=0, check=False)(x, None, p)
+    np.testing.assert_allclose(
+        alone, nt.empirical_ntk_fn(mlp)(jnp.zeros_like(x), None, p), atol=1e-12
+    )
+    joint = nt.empirical_ntk_fn(centred, check=False)(x, None, p)
+    np.testing.assert_allclose(joint, nt.empirical_ntk_fn(centred)(x, None, p), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "axes", [((-1,), ()), ((), ()), ((), (1,)), ((1,), ()), ((2,), (1,)), ((), (0,)), ((0,), (1,))]
+)
+@pytest.mark.parametrize("host", thin([False, True]))
+def test_tiles(axes, host, x64):
+    x1, x2 = normal(5, 3), normal(5, 3, seed=1) if host else None
+    ntk_fn = nt.empirical_ntk_fn(image, *axes)
+    found = nt.batch(ntk_fn, 2, store_on_device=not host)(x1, x2, parameters())
+    assert isinstance(found, np.ndarray) == host
+    oracle.assert_equal(found, np.asarray(ntk_fn(x1, x2, parameters())))
+
+
+def test_tiles_with_a_keyword_argument_for_each_side(x64):
+    f = lambda p, x, scale: mlp(p, x * scale)
+    x1, x2, scale = normal(5, 3), normal(3, 3), nt.PerInput(normal(3), normal(3, seed=1))
+    ntk_fn = nt.empirical_ntk_fn(f, ())
+    found = nt.batch(jax.jit(ntk_fn), 2)(x1, x2, parameters(), scale=scale)
+    oracle.assert_equal(found, np.asarray(ntk_fn(x1, x2, parameters(), scale=scale)))
+
+
+def test_tiles_of_nngp_and_kernel_fn(x64):
+    x, p = normal(5, 3), parameters()
+    kernel_fn = nt.empirical_kernel_fn(mlp)
+    found, wanted = nt.batch(kernel_fn, 2)(x, None, None, p), kernel_fn(x, None, None, p)
+    for kernel, other in zip(found, wanted, strict=True):
+        oracle.assert_equal(kernel, np.asarray(other))
+
+
+def test_tiles_of_a_function_with_arguments_bound(x64):
+    ntk_fn = nt.empirical_ntk_fn(lambda w, x: jnp.tanh(x @ w))
+    w, x = normal(3, 4), normal(5, 3)
+    tiled = nt.batch(functools.partial(ntk_fn, params=w), batch_size=2)
+    np.testing.assert_allclose(tiled(x, None), ntk_fn(x, None, w), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["x", "inputs", "params"])
+@pytest.mark.parametrize("expand", [nt.linearize, functools.partial(nt.taylor_expand, degree=1)])
+def test_linearize_takes_keywords_of_any_name(expand, name):
+    f = {
+        "x": lambda w, x: w**2 * x,
+        "inputs": lambda w, inputs: w**2 * inputs,
+        "params": lambda w, params: w**2 * params,
+    }
+    assert expand(f[name], jnp.array(3.0))(jnp.array(4.0), **{name: 2.0}) == 30.0
+
+
+def test_memory_budget():
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), parameters())
+    wanted = nt.empirical_ntk_fn(mlp, ())(x, None, p)
+    small = nt.empirical_ntk_fn(mlp, (), memory="450kB")
+    np.testing.assert_allclose(small(x, None, p), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(errors.MemoryBudgetError, match="a budget of at least"):
+        nt.empirical_ntk_fn(mlp, (), memory="1kB")(x, None, p)
+
+
+DEVICES = """
+import jax, numpy as np
+from ntkdiag import compat
+assert jax.local_device_count() == 2
+f = lambda p, x: jax.numpy.tanh(x @ p)
+x1, x2, p = (np.random.default_rng(0).normal(size=s).astype("f") for s in ((4, 3), (3, 3), (3, 2)))
+for first, second in ((x1, None), (x1, x2), (x2, x1)):
+    ntk_fn = nt.empirical_ntk_fn(f, ())
+    found = nt.batch(ntk_fn)(first, second, p)
+    np.testing.assert_allclose(found, ntk_fn(first, second, p), rtol=1e-5, atol=1e-6)
+assert len(nt.batch(ntk_fn)(x1, x2, p).sharding.device_set) == 2
+assert len(nt.batch(ntk_fn, device_count=0)(x1, x2, p).sharding.device_set) == 1
+"""
+
+
+@pytest.mark.slow
+def test_two_devices():
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    command = [sys.executable, "-W", "error", "-c", DEVICES]
+    run = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_expansions_of_several_inputs(x64):
+    f = lambda p, x, y, scale=1.0: jnp.sin(x @ p) * y * scale
+    p, q, x, y = normal(3), normal(3, seed=1), normal(4, 3), normal(4)
+    step = q - p
+    first = jax.jvp(lambda p: f(p, x, y, scale=2.0), (p,), (step,))
+    np.testing.assert_allclose(
+        nt.linearize(f, p)(q, x, y, scale=2.0), first[0] + first[1], rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        nt.taylor_expand(f, p, 1)(q, x, y, scale=2.0), first[0] + first[1], rtol=1e-12
+    )
+    linear = lambda p: jax.jvp(lambda p: f(p, x, y), (p,), (step,))[1]
+    second = jax.jvp(linear, (p,), (step,))[1]
+    np.testing.assert_allclose(
+        nt.taylor_expand(f, p, 2)(q, x, y), f(p, x, y) + linear(p) + second / 2, rtol=1e-10
+    )
+
+
+def test_interaction_is_seen_through_tracers_that_f_closes_over():
+    """Inside a jit the other variables of a model are tracers: stand-ins take their place in the check."""
+    params = {
+        "a": np.ones((4, 5), np.float32) + np.eye(4, 5, dtype=np.float32),
+        "b": np.ones((5, 2), np.float32),
+    }
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+    def net(params, scale, x, mean):
+        h = x @ params["a"]
+        return jnp.tanh(scale * (h - (h.mean(0) if mean is None else mean))) @ params["b"]
+
+    def kernel(scale, mean):
+        return ntkdiag.neural_tangents.empirical_ntk_fn(
+            lambda p, x: net(p, scale, x, mean), vmap_axes=0
+        )(x, None, params)
+
+    with pytest.raises(
+        ntkdiag.errors.ExamplesInteractError, match="examples that do not depend on each other"
+    ):
+        jax.jit(lambda scale: kernel(scale, None))(1.5)
+    running = jnp.ones(5)
+    np.testing.assert_allclose(jax.jit(kernel)(1.5, running), kernel(1.5, running), rtol=1e-5)

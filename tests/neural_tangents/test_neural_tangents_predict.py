@@ -1,0 +1,303 @@
+"""Predictions under neural-tangents' calls against matrix functions, an independent integrator, and known solutions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import neural_tangents as nt
+from ntkdiag.neural_tangents import predict
+from ntkdiag.predict import closed_form
+
+RNG = np.random.default_rng(0)
+J, J_TEST = RNG.normal(size=(3, 2, 2, 13)), RNG.normal(size=(4, 2, 2, 13))
+Y, F0, G0 = RNG.normal(size=(3, 2, 2)), RNG.normal(size=(3, 2, 2)), RNG.normal(size=(4, 2, 2))
+FULL = np.einsum("iabP,jcdP->ijacbd", J, J)
+CROSS = np.einsum("iabP,jcdP->ijacbd", J_TEST, J)
+# Traced over axis 1: K kron I there.
+TRACED = np.einsum("iabP,jadP->ijbd", J, J) / 2
+TRACED_CROSS = np.einsum("iabP,jadP->ijbd", J_TEST, J) / 2
+TIMES = np.array([[0.0, 0.3], [2.0, 7.0]])
+
+
+def blocks(traced):
+    """The kernels as matrices [(n a b) (m c d)], written out."""
+    if not traced:
+        return J.reshape(12, -1) @ J.reshape(12, -1).T, J_TEST.reshape(16, -1) @ J.reshape(12, -1).T
+    spread = lambda kernel: np.einsum("ijbd,ac->iabjcd", kernel, np.eye(2))
+    return spread(TRACED).reshape(12, 12), spread(TRACED_CROSS).reshape(16, 12)
+
+
+def kernels(traced):
+    return (TRACED, TRACED_CROSS, (1,)) if traced else (FULL, CROSS, ())
+
+
+def exponential(matrix, t):
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.exp(-values * t)) @ vectors.T
+
+
+def flow(matrix, cross, t, rate=0.7):
+    """Gradient flow on the mean squared error, from matrix exponentials."""
+    learned = (np.eye(12) - exponential(matrix, t * rate / 12)) @ (Y - F0).reshape(-1)
+    return F0 + learned.reshape(F0.shape), G0 + (cross @ np.linalg.solve(matrix, learned)).reshape(
+        G0.shape
+    )
+
+
+def mean_square(f, y):
+    return 0.5 * ((f - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("diag_reg", [0.0, 0.1])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_mse(traced, diag_reg, absolute, x64):
+    kernel, cross, axes = kernels(traced)
+    predict_fn = predict.gradient_descent_mse(kernel, Y, 0.7, diag_reg, absolute, axes)
+    matrix, cross_matrix = blocks(traced)
+    matrix = matrix + diag_reg * (1.0 if absolute else np.trace(matrix) / 12) * np.eye(12)
+    train, test = predict_fn(TIMES, F0, G0, cross)
+    assert train.shape == (2, 2, 3, 2, 2)
+    assert test.shape == (2, 2, 4, 2, 2)
+    for index in np.ndindex(2, 2):
+        wanted = flow(matrix, cross_matrix, TIMES[index])
+        np.testing.assert_allclose(train[index], wanted[0], atol=1e-10)
+        np.testing.assert_allclose(test[index], wanted[1], atol=1e-10)
+    endless, infinite = predict_fn(None, F0, G0, cross), predict_fn(np.inf, F0, G0, cross)
+    np.testing.assert_allclose(endless[0], Y, atol=1e-9)
+    np.testing.assert_allclose(endless[1], flow(matrix, cross_matrix, 1e9)[1], atol=1e-9)
+    np.testing.assert_array_equal(endless[1], infinite[1])
+
+
+def test_what_is_returned(x64):
+    predict_fn = predict.gradient_descent_mse(FULL, Y, trace_axes=())
+    train, test = predict_fn(1.0, F0, G0, CROSS)
+    np.testing.assert_array_equal(predict_fn(1.0, F0), train)
+    from_zero = predict_fn(1.0, None, G0, CROSS)
+    np.testing.assert_allclose(from_zero, predict_fn(1.0, 0.0, G0, CROSS)[1], atol=1e-14)
+    assert from_zero.shape == test.shape
+    np.testing.assert_allclose(predict_fn(1.0), predict_fn(1.0, np.zeros_like(Y)), atol=1e-14)
+
+
+def test_regularised_training_outputs_by_the_training_kernel(x64):
+    predict_fn = predict.gradient_descent_mse(
+        TRACED, Y, diag_reg=0.5, diag_reg_absolute_scale=True, trace_axes=(1,)
+    )
+    found = predict_fn(None, None, 0.0, TRACED)
+    matrix = blocks(True)[0]
+    wanted = matrix @ np.linalg.solve(matrix + 0.5 * np.eye(12), Y.reshape(-1))
+    np.testing.assert_allclose(found, wanted.reshape(Y.shape), atol=1e-10)
+
+
+@pytest.mark.parametrize(("outputs", "trace_axes"), [("full", ()), ("mean", (-1,))])
+def test_kernels_of_the_engine_are_laid_out_anew(outputs, trace_axes, x64):
+    f = lambda w, x: jnp.tanh(x @ w) @ w.T
+    w, x, y = (
+        RNG.normal(size=(3, 2)),
+        RNG.normal(size=(3, 3)),
+        RNG.normal(size=(3, 3)),
+    )  # as many examples as outputs
+    kernel = ntkdiag.ntk(f, w, x, reduction=outputs)
+    other = nt.empirical_ntk_fn(f, trace_axes)(x, None, w)
+    found, wanted = (
+        predict.gradient_descent_mse(k, y, trace_axes=trace_axes)(2.0) for k in (kernel, other)
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
+    rates = [predict.max_learning_rate(k, 9) for k in (kernel, other)]
+    np.testing.assert_allclose(*rates, rtol=1e-10)
+
+
+def test_float64_kernels_keep_their_digits():
+    train, test = predict.gradient_descent_mse(FULL, Y, 0.7, trace_axes=())(0.3, F0, G0, CROSS)
+    wanted = flow(*blocks(False), 0.3)
+    assert train.dtype == np.float64
+    np.testing.assert_allclose(train, wanted[0], atol=1e-10)
+    np.testing.assert_allclose(test, wanted[1], atol=1e-10)
+    other = predict.gradient_descent(mean_square, FULL, Y, 0.7, trace_axes=())(0.3, F0, G0, CROSS)
+    np.testing.assert_allclose(other[1], wanted[1], atol=1e-6)
+
+
+def test_mse_compiled_in_everything(x64):
+    @jax.jit
+    def compute(kernel, y, t, cross):
+        return predict.gradient_descent_mse(kernel, y, 0.7, 0.1, trace_axes=())(t, F0, G0, cross)
+
+    for found, wanted in zip(
+        compute(FULL, Y, 0.3, CROSS),
+        predict.gradient_descent_mse(FULL, Y, 0.7, 0.1, trace_axes=())(0.3, F0, G0, CROSS),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_any_loss_on_squared_error(traced, x64):
+    kernel, cross, axes = kernels(traced)
+    train, test = predict.gradient_descent(mean_square, kernel, Y, 0.7, trace_axes=axes)(
+        TIMES, F0, G0, cross
+    )
+    for index in np.ndindex(2, 2):
+        wanted = flow(*blocks(traced), TIMES[index])
+        np.testing.assert_allclose(train[index], wanted[0], atol=1e-6)
+        np.testing.assert_allclose(test[index], wanted[1], atol=1e-6)
+
+
+def rk4(slope, state, until, steps=4000):
+    h = until / steps
+    for _ in range(steps):
+        a = slope(state)
+        b = slope(state + h / 2 * a)
+        c = slope(state + h / 2 * b)
+        state = state + h / 6 * (a + 2 * b + 2 * c + slope(state + h * c))
+    return state
+
+
+def cross_entropy(f, y):
+    return -(jax.nn.log_softmax(f.reshape(3, -1)) * jnp.abs(y.reshape(3, -1))).sum()
+
+
+def descend(matrix, f):
+    """-K grad L for the cross-entropy above, by hand."""
+    logits, weights = f.reshape(3, 4), np.abs(Y.reshape(3, 4))
+    soft = np.exp(logits - logits.max(1, keepdims=True))
+    soft = soft / soft.sum(1, keepdims=True)
+    return -matrix @ (soft * weights.sum(1, keepdims=True) - weights).reshape(-1)
+
+
+@pytest.mark.slow
+def test_cross_entropy(x64):
+    matrix, cross = blocks(False)
+    slope = lambda state: np.concatenate([descend(matrix, state[:12]), descend(cross, state[:12])])
+    wanted = rk4(slope, np.concatenate([F0.reshape(-1), G0.reshape(-1)]), 0.3 * 0.5)
+    train, test = predict.gradient_descent(cross_entropy, FULL, Y, 0.5, trace_axes=())(
+        0.3, F0, G0, CROSS
+    )
+    np.testing.assert_allclose(train.reshape(-1), wanted[:12], atol=1e-6)
+    np.testing.assert_allclose(test.reshape(-1), wanted[12:], atol=1e-6)
+
+
+def test_momentum(x64):
+    matrix, rate, momentum = blocks(False)[0], 0.5, 0.9
+    damping = (momentum - 1) / np.sqrt(rate)
+    slope = lambda state: np.concatenate(
+        [state[12:], descend(matrix, state[:12]) + damping * state[12:]]
+    )
+    wanted = rk4(slope, np.concatenate([F0.reshape(-1), np.zeros(12)]), 0.6 * np.sqrt(rate))
+    predict_fn = predict.gradient_descent(cross_entropy, FULL, Y, rate, momentum, trace_axes=())
+    np.testing.assert_allclose(predict_fn(0.6, F0).reshape(-1), wanted[:12], atol=1e-6)
+    state = predict_fn(0.6, predict.ODEState(F0))
+    np.testing.assert_allclose(state.qx_train.reshape(-1), wanted[12:], atol=1e-6)
+    assert state.fx_test is None
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_resumed(momentum, x64):
+    predict_fn = predict.gradient_descent(cross_entropy, FULL, Y, 0.5, momentum, trace_axes=())
+    start = predict.ODEState(F0, G0)
+    at_once = predict_fn(1.0, start, None, CROSS)
+    half = predict_fn(0.4, start, None, CROSS)
+    resumed = predict_fn(0.6, half, None, CROSS)
+    assert (half.qx_test is None) == (momentum is None)
+    for a, b in zip(jax.tree.leaves(at_once), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_kernel_decomposed_once(x64, monkeypatch):
+    calls, decompose = [], closed_form._decompose
+    monkeypatch.setattr(
+        closed_form, "_decompose", lambda *arguments: calls.append(0) or decompose(*arguments)
+    )
+    predict_fn = predict.gradient_descent_mse(FULL, Y, 0.7, trace_axes=())
+    inside = jax.jit(lambda t: predict_fn(t, F0, G0, CROSS)[1])(2.0)  # what is traced is not kept
+    several = [predict_fn(t, F0, G0, CROSS)[1] for t in (2.0, 7.0)]
+    assert len(calls) == 2
+    for found, t in zip([inside, *several], (2.0, 2.0, 7.0), strict=True):
+        np.testing.assert_allclose(found, flow(*blocks(False), t)[1], atol=1e-10)
+
+
+def test_any_loss_compiled_in_everything(x64):
+    @jax.jit
+    def compute(kernel, t, rate):
+        return predict.gradient_descent(mean_square, kernel, Y, rate, trace_axes=())(
+            t, F0, G0, CROSS
+        )[1]
+
+    np.testing.assert_allclose(compute(FULL, 0.3, 0.7), flow(*blocks(False), 0.3)[1], atol=1e-6)
+
+
+def test_only_the_test_set(x64):
+    predict_fn = predict.gradient_descent(mean_square, FULL, Y, 0.7, trace_axes=())
+    np.testing.assert_array_equal(
+        predict_fn(0.3, None, G0, CROSS), predict_fn(0.3, 0.0, G0, CROSS)[1]
+    )
+
+
+def test_too_many_steps_is_nan(x64):
+    predict_fn = predict.gradient_descent(mean_square, FULL, Y, trace_axes=(), max_steps=3)
+    assert np.isnan(predict_fn(100.0, F0)).all()
+
+
+def test_float32_times_of_a_stiff_kernel():
+    kernel, y = np.diag([1e4, 1.0]).astype(np.float32), np.ones((2, 1), np.float32)
+    found = predict.gradient_descent(lambda f, y: ((f - y) ** 2).sum() / 2, kernel, y)(
+        np.float32(1.0)
+    )
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found[:, 0], [1.0, 1 - np.exp(-1)], atol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_learning_rate_divides_convergence_from_divergence(momentum, x64):
+    rate = float(predict.max_learning_rate(FULL, momentum=momentum))
+    matrix = blocks(False)[0]
+    np.testing.assert_allclose(
+        rate, 2 * (1 + momentum) * 12 / np.linalg.eigvalsh(matrix)[-1], rtol=1e-10
+    )
+    for factor, settles in ((0.98, True), (1.02, False)):
+        f, velocity = F0.reshape(-1), np.zeros(12)
+        for _ in range(3000):
+            velocity = momentum * velocity + matrix @ (f - Y.reshape(-1)) / 12
+            f = f - factor * rate * velocity
+            if np.abs(f).max() > 1e6:
+                break
+        assert (np.abs(f).max() < 1e3) == settles
+
+
+def test_learning_rate_compiled(x64):
+    found = jax.jit(lambda kernel: predict.max_learning_rate(kernel, 12))(TRACED)
+    np.testing.assert_allclose(found, predict.max_learning_rate(TRACED, 12), rtol=1e-12)
+    assert np.isfinite(predict.max_learning_rate(jnp.zeros((2, 2)), 2))
+
+
+@pytest.mark.parametrize("name", ["gradient_descent", "gradient_descent_mse"])
+def test_jax_arrays_of_the_session_come_back_and_nothing_is_compiled_again(name, caplog):
+    rows = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    y = np.eye(6)[:, :1]  # float64, as one-hot rows are
+    loss = lambda f, y: 0.5 * jnp.mean((f - y) ** 2)
+    first = (loss,) if name == "gradient_descent" else ()
+    for scale in (1.0, 2.0):
+        kernel = jnp.asarray(scale * rows @ rows.T)
+        with jax.log_compiles():
+            found = getattr(predict, name)(*first, kernel, y)(1.0)
+        assert isinstance(found, jax.Array)
+        assert found.dtype == jnp.float32
+        compiled = [
+            r
+            for r in caplog.records
+            if "Compiling" in r.getMessage() and "_solve" in r.getMessage()
+        ]
+        assert len(compiled) <= 1
+
+
+def test_initial_outputs_are_broadcast_along_axes_of_length_one(x64):
+    rows = np.random.default_rng(0).normal(size=(4, 6))
+    predict_fn = predict.gradient_descent_mse(rows @ rows.T, np.ones((4, 2)), trace_axes=(-1,))
+    bias, test = np.array([[0.5, -1.0]]), np.random.default_rng(1).normal(size=(3, 6)) @ rows.T
+    for fx_train, fx_test in ((bias, bias), (np.full((4, 1), 0.2), np.full((3, 1), 0.2))):
+        found = predict_fn(2.0, fx_train, fx_test, test)
+        wanted = predict_fn(
+            2.0, np.broadcast_to(fx_train, (4, 2)), np.broadcast_to(fx_test, (3, 2)), test
+        )
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)

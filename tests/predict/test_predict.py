@@ -1,0 +1,574 @@
+"""Closed-form training of the linearized model against training it, step by step, in parameter space."""
+
+import contextlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from predict_problem import (
+    F0,
+    F0_TEST,
+    FULL,
+    K_TEST,
+    LARGEST,
+    ORIGIN,
+    OUTPUTS,
+    PARAMS,
+    X_TEST,
+    C,
+    K,
+    M,
+    N,
+    X,
+    Y,
+    net,
+    squared,
+    train_linear,
+)
+
+from ntkdiag import predict
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.matrix_free.operator import NTKOperator
+
+
+def warned(*, above=True):
+    """Expect the word on the critical learning rate, or none."""
+    return (
+        pytest.warns(RuntimeWarning, match="is above the critical")
+        if above
+        else contextlib.nullcontext()
+    )
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("ratio", [0.01, 0.5, 0.99, 1.01])
+def test_descent_is_iterated_descent(ratio):
+    eta, steps = ratio * 2 * N / LARGEST, [1, 2, 7, 500]
+    train, test = train_linear(steps, eta)
+    with warned(above=ratio > 1):
+        found = predict.gradient_descent(K, Y, np.array(steps), eta, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, rtol=1e-12, atol=1e-12 * np.abs(train).max())
+    np.testing.assert_allclose(found.test, test, rtol=1e-12, atol=1e-12 * np.abs(test).max())
+    with warned(above=ratio > 1):
+        single = predict.gradient_descent(K, Y, 7, eta, **OUTPUTS)
+    assert single.train.shape == (N, C)
+    assert single.test.shape == (M, C)
+    np.testing.assert_allclose(single.train, found.train[2], rtol=1e-13)
+
+
+@pytest.mark.usefixtures("x64")
+def test_descent_over_two_thousand_steps():
+    eta = 0.5 * 2 * N / LARGEST
+    train, test = train_linear([2000], eta)
+    found = predict.gradient_descent(K, Y, [2000], eta, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, atol=1e-12)
+    np.testing.assert_allclose(found.test, test, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("kind", "beta"), [("heavy-ball", 0.9), ("nesterov", 0.9), ("ema", 0.5)])
+def test_momentum_is_iterated_momentum(kind, beta):
+    eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
+    train, test = train_linear(steps, eta, beta=beta, kind=kind)
+    found = predict.gradient_descent(
+        K, Y, np.array(steps), eta, momentum=beta, momentum_kind=kind, **OUTPUTS
+    )
+    np.testing.assert_allclose(found.train, train, atol=1e-11)
+    np.testing.assert_allclose(found.test, test, atol=1e-11)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("center", "beta"), [(True, 0.0), (True, 0.9), (False, 0.0), (False, 0.9)])
+@pytest.mark.parametrize("decay", [1e-3, 5.0])
+def test_penalties_are_iterated_penalties(center, beta, decay):
+    # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
+    eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
+    train, test = train_linear(steps, eta, decay=decay, center=center, beta=beta)
+    options = {"ridge": N * decay, "origin": None if center else ORIGIN, "momentum": beta}
+    found = predict.gradient_descent(K, Y, np.array(steps), eta, **options, **OUTPUTS)
+    np.testing.assert_allclose(found.train, train, atol=1e-11)
+    np.testing.assert_allclose(found.test, test, atol=1e-11)
+
+
+def test_infinite_time_is_ridge_regression():
+    k, cross = K.matrix, K_TEST.matrix
+    for ridge in (0.0, 0.7):
+        alpha = np.linalg.solve(k + ridge * np.eye(N * C), (Y - F0).ravel())
+        expected = F0_TEST + (cross @ alpha).reshape(M, C)
+        for found in (
+            predict.gradient_flow(K, Y, ridge=ridge, **OUTPUTS),
+            predict.gradient_descent(K, Y, np.inf, 0.1 * N / LARGEST, ridge=ridge, **OUTPUTS),
+            predict.gradient_descent(
+                K, Y, np.inf, 0.1 * N / LARGEST, ridge=ridge, momentum=0.9, **OUTPUTS
+            ),
+        ):
+            np.testing.assert_allclose(found.test, expected, atol=1e-10)
+    alpha = np.linalg.solve(k + 0.7 * np.eye(N * C), (Y - F0 + ORIGIN.train).ravel())
+    expected = F0_TEST - ORIGIN.test + (cross @ alpha).reshape(M, C)
+    for found in (
+        predict.gradient_flow(K, Y, ridge=0.7, origin=ORIGIN, **OUTPUTS),
+        predict.gradient_descent(
+            K, Y, np.inf, 0.1 * N / LARGEST, ridge=0.7, origin=ORIGIN, **OUTPUTS
+        ),
+    ):
+        np.testing.assert_allclose(found.test, expected, atol=1e-10)
+        np.testing.assert_allclose(
+            found.train.ravel(), (F0 - ORIGIN.train).ravel() + k @ alpha, atol=1e-10
+        )
+
+
+def test_flow_is_the_matrix_exponential():
+    times = np.array([0.0, 0.3, 10.0])
+    found = predict.gradient_flow(K, Y, times, **OUTPUTS)
+    for index, time in enumerate(times):
+        decay = np.asarray(jax.scipy.linalg.expm(jnp.asarray(-K.matrix * time / N)))
+        expected = Y.ravel() + decay @ (F0 - Y).ravel()
+        np.testing.assert_allclose(found.train[index].ravel(), expected, atol=1e-5)
+    np.testing.assert_allclose(found.train[0], F0, atol=1e-14)
+    np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}, {"ridge": 0.5, "origin": ORIGIN}])
+def test_descent_with_small_steps_is_flow(options):
+    eta = 1e-5 * N / LARGEST
+    flow = predict.gradient_flow(K, Y, 2e5 * eta, **options, **OUTPUTS)
+    descent = predict.gradient_descent(K, Y, 200000, eta, **options, **OUTPUTS)
+    np.testing.assert_allclose(descent.train, flow.train, atol=1e-4)
+    np.testing.assert_allclose(descent.test, flow.test, atol=1e-4)
+
+
+def test_an_origin_without_ridge_changes_nothing():
+    plain = predict.gradient_descent(K, Y, [3, 50], 0.05, **OUTPUTS)
+    pulled = predict.gradient_descent(K, Y, [3, 50], 0.05, origin=ORIGIN, **OUTPUTS)
+    np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
+    plain, pulled = (
+        predict.gradient_flow(K, Y, [3.0, np.inf], origin=o, **OUTPUTS) for o in (None, ORIGIN)
+    )
+    np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
+
+
+def test_loss_denominator_rescales_time():
+    a = predict.gradient_flow(K, Y, 2.0, loss_denominator=N * C, **OUTPUTS)
+    b = predict.gradient_flow(K, Y, 1.0, **OUTPUTS)
+    np.testing.assert_allclose(a.train, b.train, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_duplicated_examples_are_a_zero_mode_without_division(dtype):
+    rows = np.random.default_rng(1).normal(size=(3, 8))
+    rows = np.concatenate([rows, rows[:1]])
+    kernel = Kernel((rows @ rows.T).astype(dtype), Convention())
+    test = Kernel((np.ones((1, 8)) @ rows.T).astype(dtype), Convention(), symmetric=False)
+    y = np.array([1.0, 2.0, 3.0, 5.0])
+    for found in (
+        predict.gradient_flow(kernel, y, [0.1, 1e3, 1e30, np.inf], kernel_test=test),
+        predict.gradient_descent(kernel, y, [1, 1000, 10**9, np.inf], 0.05, kernel_test=test),
+        predict.gradient_descent(
+            kernel, y, [1, 1000, 10**9, np.inf], 0.05, kernel_test=test, momentum=0.5
+        ),
+    ):
+        assert found.unresolved == 1
+        np.testing.assert_allclose(found.unlearned, np.sqrt(((5 - 1) ** 2 / 2) / 4), rtol=1e-5)
+        # 1 / floor is long passed: what rounding of the eigenvalue 0 has done until then
+        np.testing.assert_allclose(found.train[2], [3.0, 2.0, 3.0, 3.0], atol=0.4)
+        np.testing.assert_allclose(found.train[3], [3.0, 2.0, 3.0, 3.0], atol=1e-3)
+        weights = np.linalg.pinv(rows) @ y
+        np.testing.assert_allclose(found.test[3], [weights.sum()], rtol=1e-3)
+        np.testing.assert_allclose(found.test[2], found.test[3], rtol=0.1)
+
+
+def test_zero_kernel_learns_nothing():
+    kernel = Kernel(np.zeros((2, 2)), Convention())
+    cross = Kernel(np.ones((1, 2)), Convention(), symmetric=False)
+    y = np.array([1.0, -2.0])
+    found = predict.gradient_flow(kernel, y, [1.0, np.inf], kernel_test=cross)
+    np.testing.assert_array_equal(found.train, np.zeros((2, 2)))
+    np.testing.assert_allclose(found.test, [[-1.0 / 2], [0.0]], atol=1e-14)
+    assert found.unresolved == 2
+
+
+def test_above_critical_diverges_and_infinity_is_nan():
+    eta = 1.1 * 2 * N / LARGEST
+    with warned():
+        grown = predict.gradient_descent(K, Y, 2000, eta, f0=F0)
+        assert np.isnan(predict.gradient_descent(K, Y, np.inf, eta, f0=F0).train).any()
+        assert np.isnan(
+            predict.gradient_descent(K, Y, np.inf, 4 * eta, f0=F0, momentum=0.9).train
+        ).any()
+    assert np.abs(grown.train).max() > 1e6
+    assert np.isfinite(
+        predict.gradient_descent(K, Y, np.inf, 1.5 * eta, f0=F0, momentum=0.9).train
+    ).all()
+
+
+def test_special_rates():
+    kernel = Kernel(
+        np.diag([1.0, 2.0, 4.0]), Convention()
+    )  # at eta / D = 1/2: 1 - x = 1/2, 0 and -1
+    y = np.ones(3)
+    found = predict.gradient_descent(kernel, y, [0, 1, 2, 3], 1.5)
+    np.testing.assert_allclose(
+        found.train, [[0, 0, 0], [0.5, 1, 2], [0.75, 1, 0], [0.875, 1, 2]], atol=1e-14
+    )
+    assert np.isnan(predict.gradient_descent(kernel, y, np.inf, 1.5).train).all()
+    np.testing.assert_allclose(
+        predict.gradient_descent(kernel, y, np.inf, 1.4).train, y, atol=1e-14
+    )
+
+
+def test_reduced_kernels_of_separable_models_are_exact():
+    linear = lambda p, x: x @ p
+    params = np.zeros((3, C))
+    full = Kernel(reference.ntk(linear, params, X), FULL)
+    mean = Kernel(X @ X.T, Convention("mean", C))
+    a = predict.gradient_descent(
+        full, Y, 20, 0.1, kernel_test=reference.ntk(linear, params, X_TEST, X)
+    )
+    b = predict.gradient_descent(mean, Y, 20, 0.1, kernel_test=X_TEST @ X.T)
+    c = predict.gradient_descent(
+        full.matrix, Y, 20, 0.1, kernel_test=np.kron(X_TEST @ X.T, np.eye(C))
+    )
+    for other in (b, c):
+        np.testing.assert_allclose(other.train, a.train, atol=1e-12)
+        np.testing.assert_allclose(other.test, a.test, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap():
+    rates = jnp.array([0.01, 0.05])
+    many = jax.jit(jax.vmap(lambda eta: predict.gradient_descent(K, Y, 10, eta, **OUTPUTS).test))(
+        rates
+    )
+    for index, rate in enumerate(rates):
+        np.testing.assert_allclose(
+            many[index], predict.gradient_descent(K, Y, 10, float(rate), **OUTPUTS).test, rtol=1e-10
+        )
+    flow = jax.jit(lambda k, t: predict.gradient_flow(k, Y, t, **OUTPUTS).train)(
+        jnp.asarray(K.array), 3.0
+    )
+    np.testing.assert_allclose(flow, predict.gradient_flow(K, Y, 3.0, **OUTPUTS).train, rtol=1e-10)
+    beta = jax.jit(lambda b: predict.gradient_descent(K, Y, 10, 0.05, momentum=b).train)(0.0)
+    np.testing.assert_allclose(beta, predict.gradient_descent(K, Y, 10, 0.05).train, rtol=1e-10)
+    assert np.isnan(
+        jax.jit(lambda k: predict.gradient_flow(k, Y, 1.0).train)(-jnp.asarray(K.array))
+    ).all()
+
+
+def _cross_entropy(f):
+    labels = jnp.arange(f.shape[0]) % f.shape[1]
+    return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(f.shape[0]), labels])
+
+
+@pytest.mark.usefixtures("x64")
+def test_cross_entropy_in_function_space_is_parameter_space():
+    for beta in (0.0, 0.9):
+        train, test = train_linear([1, 50, 400], 0.3, beta=beta, loss=_cross_entropy)
+        found = predict.iterate_descent(
+            K, _cross_entropy, [1, 50, 400], 0.3, momentum=beta, **OUTPUTS
+        )
+        np.testing.assert_allclose(found.train, train, atol=1e-12)
+        np.testing.assert_allclose(found.test, test, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_cross_entropy_flow():
+    options = {"outputs": F0, "kernel_test": K_TEST, "outputs_test": F0_TEST}
+    coarse, fine = (
+        predict.integrate_flow(K, _cross_entropy, [5.0, 60.0], h, **options) for h in (0.2, 0.1)
+    )
+    np.testing.assert_allclose(coarse.test, fine.test, atol=1e-6)
+    eta = 0.002
+    descent = predict.iterate_descent(K, _cross_entropy, [2500, 30000], eta, **options)
+    np.testing.assert_allclose(fine.train, descent.train, atol=2e-3)
+    np.testing.assert_allclose(fine.test, descent.test, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_iterating_and_integrating_squared_error_give_the_closed_forms():
+    closed = predict.gradient_descent(K, Y, [0, 5, 80], 0.05, **OUTPUTS)
+    iterated = predict.iterate_descent(K, squared, [0, 5, 80], 0.05, **OUTPUTS)
+    np.testing.assert_allclose(iterated.test, closed.test, atol=1e-13)
+    flow = predict.gradient_flow(K, Y, 4.0, **OUTPUTS)
+    integrated = predict.integrate_flow(K, squared, 4.0, 0.01, **OUTPUTS)
+    np.testing.assert_allclose(integrated.test, flow.test, atol=1e-8)
+    assert integrated.train.shape == (N, C)
+    assert predict.integrate_flow(K, squared, 4.0, 0.5, f0=F0).test is None
+
+
+def test_origin_is_the_jacobian_times_the_parameters():
+    flat = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(PARAMS)])
+    np.testing.assert_allclose(ORIGIN.train, reference.jacobian(net, PARAMS, X) @ flat, atol=1e-12)
+    np.testing.assert_allclose(predict.origin(net, PARAMS, X).train, ORIGIN.train, rtol=1e-5)
+    np.testing.assert_allclose(K.array, reference.ntk(jax.jit(net), PARAMS, X), atol=1e-12)
+    relu = lambda p, x: jax.nn.relu(x @ p["w"]) @ p["v"]
+    small = jax.tree.map(lambda a: np.asarray(a, np.float32), PARAMS)
+    x = X.astype(np.float32)
+    np.testing.assert_allclose(predict.origin(relu, small, x).train, 2 * relu(small, x), rtol=1e-5)
+    assert predict.origin(relu, small, x).test is None
+
+
+TRACE = Kernel(np.eye(N), Convention("trace", C))
+MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: predict.gradient_flow(K, Y, -1.0),
+            "gradient_flow(kernel, y, time): expected a non-negative `time`; got -1.0.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, ridge=-1.0),
+            "gradient_flow(kernel, y, time): expected a non-negative `ridge`; got -1.0.",
+        ),
+        (
+            lambda: predict.gradient_flow(TRACE, Y),
+            "gradient_flow(kernel, y, time): expected the full kernel, or a reduction on the scale of one output such "
+            'as reduction="mean"; got reduction="trace", which sums 2 outputs. Use reduction="mean", which is the trace '
+            "divided by C.",
+        ),
+        (
+            lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
+            "gradient_flow(kernel, y, time): expected `loss_denominator` beside a bare matrix, which does not say how "
+            "many outputs an example has; got None.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, kernel_test=K_TEST.array[..., 0, :]),
+            "gradient_flow(kernel, y, time): expected `kernel_test` of shape [n m] or [n o m p], not empty; got shape "
+            "(4, 2, 2). Pass one kernel at a time.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, kernel_test=np.ones((M, N))),
+            "gradient_flow(kernel, y, time): expected `kernel_test` of shape (m, 2, 6, 2); got shape (4, 6). Rows are "
+            "test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
+        ),
+        (
+            lambda: predict.gradient_flow(
+                Kernel(np.eye(N), Convention("sum-of-logits", C)), Y, kernel_test=MEAN_TEST
+            ),
+            "gradient_flow(kernel, y, time): expected both kernels in the same convention; got "
+            "reduction='sum-of-logits' (C=2) and reduction='mean' (C=2). Compute both with the same `outputs`.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, f0=np.ones((N, 3))),
+            "gradient_flow(kernel, y, time): expected `outputs` of shape (6, 2), like y; got shape (6, 3). Pass the "
+            "model's outputs on the same examples.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, f0=np.full((N, C), np.nan)),
+            "gradient_flow(kernel, y, time): expected finite `outputs`; got NaN or Inf. Look for overflow in the "
+            "model's outputs.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, f0_test=F0_TEST),
+            "gradient_flow(kernel, y, time): expected `kernel_test` beside outputs on test examples; got None. Pass "
+            "`ntk(f, params, x_test, x)`.",
+        ),
+        (
+            lambda: predict.gradient_flow(-np.eye(N), Y),
+            "gradient_flow(kernel, y, time): expected a kernel J J^T, which has no negative eigenvalues; got 6 "
+            "eigenvalues below the noise floor -1.8e-15.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1.5, 0.1),
+            "gradient_descent(kernel, y, steps, learning_rate): expected non-negative integer `steps`, or infinity; "
+            "got 1.5. Round them.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.0),
+            "gradient_descent(kernel, y, steps, learning_rate): expected a positive `learning_rate`; got 0.0.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=1.0),
+            "gradient_descent(kernel, y, steps, learning_rate): expected `momentum` in [0, 1); got 1.0. Pass the "
+            "optimizer's beta.",
+        ),
+        (
+            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=0.5, momentum_kind="adam"),
+            'gradient_descent(kernel, y, steps, learning_rate): expected `momentum_kind` "heavy-ball", "nesterov" or '
+            "\"ema\"; got 'adam'. optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
+        ),
+        (
+            lambda: predict.gradient_flow(np.ones((N, N + 1)), Y[:, 0]),
+            "gradient_flow(kernel, y, time): expected `kernel` of a set of examples with itself; got shape (6, 7). "
+            "Compute it as `ntk(f, params, x)`, without `x2`.",
+        ),
+        (
+            lambda: predict.gradient_flow(np.triu(np.ones((N, N))), Y[:, 0], loss_denominator=1),
+            "gradient_flow(kernel, y, time): expected a symmetric `kernel`; got entries that differ from the transpose "
+            "by 1 of the largest. Rows and columns must be the same examples in the same order, under the same "
+            "parameters.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, [1.0, -2.0]),
+            "gradient_flow(kernel, y, time): expected a non-negative `time`; got [ 1. -2.].",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y[:, :1]),
+            "gradient_flow(kernel, y, time): expected `y` of shape (6, 2); got shape (6, 1). Labels go row by row",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, [2], 0.1),
+            "iterate_descent(kernel, loss, steps, learning_rate): expected `outputs` beside a kernel that is an array",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, -1, 0.1, f0=F0),
+            "expected ascending non-negative integer `steps`, at least one; got -1. Sort and round them.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, [5, 2], 0.1, f0=F0),
+            "iterate_descent(kernel, loss, steps, learning_rate): expected ascending non-negative integer `steps`, at "
+            "least one; got [5, 2]. Sort and round them.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, lambda f: f, 3, 0.1, f0=F0),
+            "iterate_descent(kernel, loss, steps, learning_rate): expected a `loss` that returns one number; got "
+            "ShapeDtypeStruct(shape=(6, 2), dtype=float64). Sum or average over examples.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, np.zeros(0, int), 0.1, f0=F0),
+            "at least one; got []. Sort",
+        ),
+        (
+            lambda: predict.integrate_flow(K, squared, [], 0.1, f0=F0),
+            "at least one; got []. Sort the times.",
+        ),
+        (
+            lambda: predict.integrate_flow(K, squared, [2.0, 1.0], 0.1, f0=F0),
+            "integrate_flow(kernel, loss, time, step): expected ascending, finite, non-negative `time`, at least one; "
+            "got [2.0, 1.0]. Sort the times.",
+        ),
+        (
+            lambda: predict.integrate_flow(K, squared, 1.0, 0.0, f0=F0),
+            "integrate_flow(kernel, loss, time, step): expected a positive `step`; got 0.0.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"outputs_test": None}, "`outputs` and `outputs_test`, or neither"),
+        ({"origin": predict.Origin(ORIGIN.train), "ridge": 0.1}, r"origin\(f, params, x, x_test\)"),
+    ],
+)
+def test_test_examples_with_half_of_what_they_need(change, match):
+    with pytest.raises(InvalidInputError, match=match):
+        predict.gradient_flow(K, Y, 1.0, **{**OUTPUTS, **change})
+
+
+def test_kernel_of_train_by_test_is_refused():
+    turned = Kernel(
+        reference.ntk(jax.jit(net), PARAMS, X, X_TEST),
+        Convention("full", C, probe="x"),
+        symmetric=False,
+    )
+    square = Kernel(turned.array[:M], turned.convention, symmetric=False)
+    train = Kernel(K.array[:M, :, :M], Convention("full", C, probe="x"))
+    with pytest.raises(InvalidInputError, match="got one with the training examples as rows"):
+        predict.gradient_flow(train, Y[:M], 1.0, kernel_test=square)
+
+
+@pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
+def test_momentum_in_float32_over_a_million_steps(kind):
+    values = np.array([1.0, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5])
+    eta, steps = 0.03, 1_000_000
+
+    def run(dtype):
+        kernel = np.diag(values).astype(dtype)
+        return predict.gradient_descent(
+            kernel,
+            np.ones(6, dtype),
+            steps,
+            eta,
+            momentum=0.9,
+            momentum_kind=kind,
+            loss_denominator=1,
+        ).train
+
+    with jax.enable_x64(True):
+        exact = np.asarray(run(np.float64))
+    assert 0.2 < exact[-1] < 0.999
+    np.testing.assert_allclose(run(np.float32), exact, rtol=2e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("time", [2.0, np.inf])
+def test_derivative_by_the_ridge(time):
+    f = lambda ridge: predict.gradient_flow(K, Y, time, ridge=ridge, **OUTPUTS).test.sum()
+    step = 1e-5
+    np.testing.assert_allclose(
+        jax.grad(f)(0.1), (f(0.1 + step) - f(0.1 - step)) / (2 * step), rtol=1e-6
+    )
+
+
+def test_inside_a_jit_that_closes_over_the_kernel():
+    kernel = jnp.asarray(K.array)
+    f = lambda ridge: predict.gradient_flow(kernel, Y, 1.0, ridge=ridge, loss_denominator=N).train
+    np.testing.assert_allclose(jax.jit(f)(0.1), f(0.1), rtol=1e-5)
+
+
+def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
+    """256 rows, of which eigenvalues down to 1e-6 of the largest count after 1e5 steps."""
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.normal(size=(256, 256)))[0]
+    values = 10.0 ** -np.linspace(0, 6, 256)
+    exact, y = (basis * values) @ basis.T, rng.normal(size=(256, 1))
+    kernel = Kernel((0.5 * (exact + exact.T)).astype(np.float32), Convention())
+    steps = np.array([10**3, 10**5])
+    psi = 1 - (1 - values) ** steps[:, None]
+    want = np.einsum("ij,tj,kj,ko->tio", basis, psi, basis, y)
+    for momentum in (0.0, 0.5):
+        rate = 256 * (1 - momentum)  # with momentum, nearly as many steps of the effective rate
+        found = predict.gradient_descent(
+            kernel, y.astype(np.float32), steps, rate, momentum=momentum
+        )
+        np.testing.assert_allclose(found.train, want, atol=0.05)
+        assert found.unresolved < 256
+
+
+def test_squared_error_on_operators_compiles_once(caplog):
+    operator = NTKOperator(
+        lambda p, x: jnp.tanh(x @ p), np.ones((3, 2), np.float32), np.eye(3, dtype=np.float32)
+    )
+    y = np.ones((3, 2), np.float32)
+    first = predict.gradient_descent(operator, y, [2, 5], 0.1).train
+    with jax.log_compiles():
+        again = predict.gradient_descent(operator, y.copy(), [2, 5], 0.1).train
+    assert not [record for record in caplog.records if "_advance" in record.getMessage()]
+    np.testing.assert_array_equal(first, again)
+
+
+def test_small_numbers_of_a_path_are_kept_outside_x64():
+    found = predict.best_on_path(
+        predict.Prediction(None, np.array([[0.0], [1.0]])), np.ones(1), [1e-50, 1e-60]
+    )
+    assert found.value == 1e-60
+
+
+def test_times_are_numbers_however_large():
+    at = [
+        predict.gradient_flow(np.eye(2, dtype=np.float32), np.ones((2, 1)), time).train
+        for time in (10**10, 1e10)
+    ]
+    np.testing.assert_array_equal(*at)
+
+
+def test_nothing_is_best_where_everything_diverged():
+    lost = predict.best_on_path(
+        predict.Prediction(None, np.full((2, 3), np.nan)), np.ones(3), [1.0, 2.0]
+    )
+    assert np.isnan(lost.value)
+    assert np.isnan(lost.error)

@@ -1,0 +1,162 @@
+"""Closed-form predictions are differentiable by the kernel, whatever its eigenvalues."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag import predict
+from ntkdiag.errors import InvalidInputError
+
+ROWS, WEIGHTS, CHANGE = (
+    np.random.default_rng(4).normal(size=shape) for shape in ((12, 4), (4, 5), (4, 5))
+)
+
+
+def _with_deficient_rank(t):
+    """9 rows of rank 5."""
+    rows = jnp.sin(ROWS @ (WEIGHTS + t * CHANGE))
+    return rows[:9] @ rows[:9].T, rows[9:] @ rows[:9].T
+
+
+def _with_coinciding_eigenvalues(t):
+    """K kron I_3, with a change that couples the copies."""
+    train, test = (jnp.kron(part, jnp.eye(3)) for part in _with_deficient_rank(0.0))
+    draw = np.random.default_rng(5).normal(size=(27, 27))
+    return train + 0.1 * jnp.eye(27) + t * (draw + draw.T), test
+
+
+LAWS = {
+    "flow": lambda k, y, **o: predict.gradient_flow(k, y, [0.0, 0.3, 30.0], **o),
+    "flow to its end": lambda k, y, **o: predict.gradient_flow(k, y, **o),
+    "ridge": lambda k, y, **o: predict.gradient_flow(k, y, [2.0, np.inf], ridge=0.1, **o),
+    "ridges": lambda k, y, **o: predict.ridge_path(k, y, [0.1, 1.0], **o),
+    "descent": lambda k, y, **o: predict.gradient_descent(k, y, [0, 1, 40], 0.5, **o),
+    "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, np.inf, 0.5, **o),
+    "weight decay": lambda k, y, **o: predict.gradient_descent(
+        k,
+        y,
+        [3, 40],
+        0.5,
+        ridge=0.2,
+        origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
+        **o,
+    ),
+    "weight decay, one step": lambda k, y, **o: predict.gradient_descent(
+        k,
+        y,
+        1,
+        0.5,
+        ridge=0.2,
+        origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
+        **o,
+    ),
+    "weight decay, hardly any": lambda k, y, **o: predict.gradient_flow(
+        k,
+        y,
+        10.0,
+        ridge=1e-9,
+        origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
+        **o,
+    ),
+    "momentum": lambda k, y, **o: predict.gradient_descent(
+        k, y, [3, 40], 0.2, momentum=0.9, ridge=0.1, **o
+    ),
+    "ensemble": lambda k, y, **o: predict.over_initializations(
+        k, y, 3.0, prior=predict.Prior(k, o["kernel_test"], jnp.eye(len(o["kernel_test"]))), **o
+    ),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("kernels", [_with_deficient_rank, _with_coinciding_eigenvalues])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.filterwarnings("ignore:.*above the critical")
+def test_derivatives_by_the_kernel(law, kernels):
+    y = np.random.default_rng(6).normal(size=(len(kernels(0.0)[0]), 1))
+
+    def number(t):
+        train, test = kernels(t)
+        found = LAWS[law](train, y, kernel_test=test)
+        return sum(jnp.sum(jnp.sin(part)) for part in jax.tree.leaves(found)[:4] if jnp.ndim(part))
+
+    h, run = 1e-5, jax.jit(number)
+    want = (run(h) - run(-h)) / (2 * h)
+    assert abs(want) > 1e-3
+    np.testing.assert_allclose(jax.jit(jax.grad(number))(0.0), want, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+def test_second_derivatives_where_eigenvalues_are_apart():
+    def number(t):
+        kernel = np.diag(np.arange(1.0, 5.0)) + t * np.ones((4, 4)) + t**2 * np.eye(4)
+        return jnp.sum(jnp.sin(predict.gradient_flow(kernel, np.arange(4.0)[:, None], 2.0).train))
+
+    h, slope = 1e-4, jax.jit(jax.grad(number))
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(slope))(0.1), (slope(0.1 + h) - slope(0.1 - h)) / (2 * h), rtol=1e-5
+    )
+
+
+def test_derivatives_in_float32_of_a_decaying_spectrum():
+    """Eigenvalues over eight decades, many of them below the noise floor and many nearly equal."""
+    rng = np.random.default_rng(7)
+    basis = np.linalg.qr(rng.normal(size=(40, 40)))[0]
+    rows, y = basis * 10.0 ** -np.linspace(0, 4, 40), rng.normal(size=(40, 1))
+    rows[:, 20:30] *= (
+        rows[0, 20] / rows[0, 20:30] * basis[0, 20:30] / basis[0, 20]
+    )  # ten equal ones
+    change = rng.normal(size=(40, 40)) @ rows * 0.1
+
+    def slope(dtype, time):
+        j, d = (jnp.asarray(part, dtype) for part in (rows, change))
+        kernel = lambda t: (j + t * d) @ (j + t * d).T
+        number = lambda t: jnp.sum(
+            jnp.sin(predict.gradient_flow(kernel(t), y.astype(dtype), time).train)
+        )
+        return jax.jit(jax.grad(number))(jnp.zeros((), dtype))
+
+    for time in (40.0, 4e4):
+        with jax.enable_x64(True):
+            exact = float(slope(np.float64, time))
+        np.testing.assert_allclose(slope(np.float32, time), exact, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("origin", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:.*is above the critical")
+def test_derivatives_where_a_step_goes_all_the_way_and_beyond(steps, origin):
+    y, start, pull = (
+        jnp.array([1.0, -2.0, 0.5])[:, None],
+        jnp.array([0.3, 0.2, 1.0])[:, None],
+        jnp.ones((3, 1)),
+    )
+
+    def closed(rate, ridge, scale):
+        at = predict.Origin(pull, None) if origin else None
+        kernel = scale * jnp.diag(jnp.array([2.0, 2.0, 1.0]))
+        found = predict.gradient_descent(
+            kernel, y, steps, rate, f0=start, ridge=ridge, origin=at, loss_denominator=1.0
+        )
+        return found.train.sum()
+
+    def stepped(rate, ridge, scale):
+        kernel, c, a = scale * jnp.diag(jnp.array([2.0, 2.0, 1.0])), jnp.zeros((3, 1)), 1.0
+        at = lambda c, a: start + (a - 1.0) * pull * origin + kernel @ c
+        for _ in range(steps):
+            c, a = c - rate * (at(c, a) - y + ridge * c), a - rate * ridge * a
+        return at(c, a).sum()
+
+    both = [jax.jit(jax.value_and_grad(f, (0, 1, 2))) for f in (stepped, closed)]
+    for rate in (0.25, 0.5, 0.6, 1.0, 1.1):  # learning rate x eigenvalue = 1, 2 and more among them
+        want, got = (np.stack(jax.tree.leaves(f(rate, 0.1, 1.0))) for f in both)
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_steps_with_momentum_are_counted_in_31_bits():
+    with pytest.raises(
+        InvalidInputError,
+        match=r"fewer than 2\^31 `steps` with momentum, or infinity; got 2147483648",
+    ):
+        predict.gradient_descent(np.eye(2), np.ones((2, 1)), 2**31, 0.1, momentum=0.5)

@@ -1,0 +1,387 @@
+"""Predictions along paths, over initialisations, with operators, and with every penalty and momentum."""
+
+import re
+import warnings
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from predict_problem import (
+    F0,
+    F0_TEST,
+    K_TEST,
+    LARGEST,
+    ORIGIN,
+    OUTPUTS,
+    PARAMS,
+    X_TEST,
+    C,
+    K,
+    M,
+    N,
+    X,
+    Y,
+    net,
+    squared,
+    train_linear,
+)
+
+from ntkdiag import predict
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.matrix_free import least_squares
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.matrix_free.solvers import CG
+from ntkdiag.predict import on_operators
+
+Y_TEST = np.random.default_rng(5).normal(size=(M, C))
+
+
+def cross_entropy(f):
+    return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(N), jnp.arange(N) % C])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("kind", "center"), [("heavy-ball", False), ("nesterov", False), ("ema", True)]
+)
+def test_decay_with_momentum_is_iterated(kind, center):
+    """Closed form, recursion in function space, and training of f_lin in parameter space are one."""
+    eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
+    train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay, center=center)
+    options = {
+        "momentum": beta,
+        "momentum_kind": kind,
+        "origin": None if center else ORIGIN,
+        **OUTPUTS,
+    }
+    closed = predict.gradient_descent(K, Y, steps, eta, ridge=N * decay, **options)
+    iterated = predict.iterate_descent(
+        K, squared, steps, eta, **{"damping" if center else "weight_decay": decay}, **options
+    )
+    for found in (closed, iterated):
+        np.testing.assert_allclose(found.train, train, atol=1e-11)
+        np.testing.assert_allclose(found.test, test, atol=1e-11)
+    endless = predict.gradient_descent(K, Y, [10**6, np.inf], eta, ridge=N * decay, **options)
+    flow = predict.gradient_flow(K, Y, ridge=N * decay, origin=options["origin"], **OUTPUTS)
+    np.testing.assert_allclose(endless.test[0], endless.test[1], atol=1e-9)
+    np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_flow_with_decay_is_integrated_flow():
+    for origin in (None, ORIGIN):
+        closed = predict.gradient_flow(
+            K, Y, [0.0, 0.5, 4.0], ridge=N * 0.3, origin=origin, **OUTPUTS
+        )
+        decay = {"damping" if origin is None else "weight_decay": 0.3}
+        integrated = predict.integrate_flow(
+            K, squared, [0.0, 0.5, 4.0], **decay, origin=origin, **OUTPUTS
+        )
+        np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
+        np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+def test_solvers_and_tolerances_of_diffrax():
+    reference = predict.integrate_flow(
+        K, cross_entropy, [1.0, 1.0, 20.0], tolerance=1e-11, **OUTPUTS
+    )
+    np.testing.assert_array_equal(reference.train[0], reference.train[1])
+    default = predict.integrate_flow(K, cross_entropy, 20.0, **OUTPUTS)
+    np.testing.assert_allclose(default.test, reference.test[2], atol=1e-6)
+    stiff = predict.integrate_flow(K, cross_entropy, 20.0, solver=diffrax.Kvaerno5(), **OUTPUTS)
+    np.testing.assert_allclose(stiff.test, reference.test[2], atol=1e-5)
+    cut = predict.integrate_flow(K, cross_entropy, [0.0, 1e6], max_steps=5, **OUTPUTS)
+    np.testing.assert_allclose(cut.train[0], F0)
+    assert np.isnan(cut.train[1]).all()
+
+
+def test_times_come_back_in_the_order_they_were_given():
+    found = predict.gradient_flow(K, Y, [np.inf, 0.0, 2.0], **OUTPUTS)
+    np.testing.assert_allclose(found.train[1], F0, atol=1e-13)
+    for index, time in enumerate([np.inf, 0.0, 2.0]):
+        np.testing.assert_allclose(
+            found.test[index], predict.gradient_flow(K, Y, time, **OUTPUTS).test, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("origin", [None, ORIGIN])
+def test_ridge_path(origin):
+    ridges = [3.0, 0.0, 0.1]
+    path = predict.ridge_path(K, Y, ridges, origin=origin, **OUTPUTS)
+    assert path.test.shape == (3, M, C)
+    for index, ridge in enumerate(ridges):
+        one = predict.gradient_flow(K, Y, ridge=ridge, origin=origin, **OUTPUTS)
+        np.testing.assert_allclose(path.train[index], one.train, atol=1e-10)
+        np.testing.assert_allclose(path.test[index], one.test, atol=1e-10)
+
+
+def test_best_on_path():
+    times = np.array([0.0, 1.0, 10.0, np.inf])
+    path = predict.gradient_flow(K, Y, times, **OUTPUTS)
+    errors = np.sum((path.test - Y_TEST) ** 2, axis=(1, 2)) / M
+    best = predict.best_on_path(path, Y_TEST, times)
+    np.testing.assert_allclose(best.errors, errors, rtol=1e-5)
+    assert best.value == times[errors.argmin()]
+    assert best.error == pytest.approx(errors.min(), rel=1e-5)
+
+
+@pytest.mark.parametrize("learning_rate", [None, 0.02])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
+    """The prediction is affine in f_0, so it carries sample moments to sample moments exactly."""
+    rng, samples = np.random.default_rng(3), 7
+    kernel, cross, y = K, K_TEST, Y
+    if reduced:
+        kernel = Kernel(K.array[:, 0, :, 0], Convention("mean", C))
+        cross, y = (
+            Kernel(K_TEST.array[:, 0, :, 0], Convention("mean", C), symmetric=False),
+            Y[:, :1],
+        )
+    f0, f0_test = rng.normal(size=(samples, *y.shape)), rng.normal(size=(samples, M, *y.shape[1:]))
+    times = [0.0, 2.0, 50.0, np.inf]
+    if learning_rate is None:
+        train = lambda a, b: predict.gradient_flow(
+            kernel, y, times, kernel_test=cross, f0=a, f0_test=b
+        )
+    else:
+        options = {"kernel_test": cross}
+        train = lambda a, b: predict.gradient_descent(
+            kernel, y, times, learning_rate, f0=a, f0_test=b, **options
+        )
+    trained = [train(a, b) for a, b in zip(f0, f0_test, strict=True)]
+    found = predict.over_initializations(
+        kernel,
+        y,
+        times,
+        prior=predict.Prior.of_samples(f0, f0_test),
+        kernel_test=cross,
+        f0=f0.mean(0),
+        f0_test=f0_test.mean(0),
+        learning_rate=learning_rate,
+    )
+    for name, mean, covariance in (
+        ("train", "train", "covariance"),
+        ("test", "test", "covariance_test"),
+    ):
+        outputs = np.stack([getattr(t, name) for t in trained])  # [s T n o]
+        np.testing.assert_allclose(getattr(found, mean), outputs.mean(0), atol=1e-11)
+        centred = outputs - outputs.mean(0)
+        expected = np.einsum("sTno,sTmp->Tnomp", centred, centred) / (samples - 1)
+        got = getattr(found, covariance)
+        assert got.shape == (expected[:, :, 0, :, 0].shape if reduced else expected.shape)
+        np.testing.assert_allclose(got.reshape(expected.shape), expected, atol=1e-10)
+    alone = predict.over_initializations(
+        kernel, y, prior=predict.Prior.of_samples(f0), f0=f0.mean(0)
+    )
+    assert alone.test is None
+    assert np.abs(alone.covariance).max() < 1e-10  # every network interpolates
+
+
+class TestOperators:
+    """An operator answers as its kernel does."""
+
+    float32 = staticmethod(lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree))
+
+    def setup_method(self):
+        params, x, x_test = self.float32((PARAMS, X, X_TEST))
+        self.operator = NTKOperator(net, params, x, batch_size=4)
+        self.test = NTKOperator(net, params, x_test, x, batch_size=4)
+        self.y = self.float32(Y)
+
+    def check(self, found, expected, atol=2e-3):
+        np.testing.assert_allclose(found.train, expected.train, atol=atol)
+        np.testing.assert_allclose(found.test, expected.test, atol=atol)
+
+    @pytest.mark.slow
+    def test_flow(self):
+        times = [3.0, 0.0, 1.0]
+        expected = predict.gradient_flow(K, Y, times, ridge=0.4, **OUTPUTS)
+        self.check(
+            predict.gradient_flow(self.operator, self.y, times, ridge=0.4, kernel_test=self.test),
+            expected,
+        )
+
+    @pytest.mark.slow
+    def test_descent_and_infinity(self):
+        options = {"ridge": 0.4, "momentum": 0.5, "momentum_kind": "nesterov"}
+        steps, origin = [np.inf, 20, 3], self.float32(ORIGIN)
+        expected = predict.gradient_descent(K, Y, steps, 0.05, origin=ORIGIN, **options, **OUTPUTS)
+        options |= {"origin": origin, "kernel_test": self.test}
+        self.check(
+            predict.gradient_descent(self.operator, self.y, steps, 0.05, **options), expected
+        )
+
+    @pytest.mark.slow
+    def test_infinity_with_labels_out_of_reach(self):
+        x = np.concatenate(
+            [self.float32(X)] * 2
+        )  # every example twice, with two labels: no model fits both
+        params, y = self.float32(PARAMS), np.concatenate([self.y, -self.y])
+        operator, test = (
+            NTKOperator(net, params, x),
+            NTKOperator(net, params, self.float32(X_TEST), x),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = predict.gradient_flow(operator, y, kernel_test=test)
+        np.testing.assert_allclose(found.train, 0.0, atol=1e-2)
+        both = np.concatenate([F0, F0])
+        kernel = np.tile(K.array, (2, 1, 2, 1)), np.tile(K_TEST.array, (1, 1, 2, 1))
+        expected = predict.gradient_flow(
+            kernel[0].astype("f"), y, kernel_test=kernel[1], f0=both, f0_test=F0_TEST
+        )
+        np.testing.assert_allclose(found.test, expected.test, atol=0.05)
+
+    def test_stopping_early_is_said(self, monkeypatch):
+        monkeypatch.setattr(
+            on_operators,
+            "least_squares",
+            lambda *a, **k: least_squares(*a, solver=CG(max_steps=2), **k),
+        )
+        message = "gradient_flow(kernel, y, time): at infinity the solver stopped at a residual of"
+        with pytest.warns(RuntimeWarning, match=re.escape(message)):
+            predict.gradient_flow(self.operator, self.y, ridge=1e-3)
+
+    def test_any_loss(self):
+        expected = predict.iterate_descent(K, cross_entropy, [5, 60], 0.3, **OUTPUTS)
+        found = predict.iterate_descent(
+            self.operator, cross_entropy, [5, 60], 0.3, kernel_test=self.test
+        )
+        self.check(found, expected)
+        assert predict.iterate_descent(self.operator, cross_entropy, 5, 0.3).test is None
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (
+                lambda self: predict.gradient_flow(self.operator, self.y, kernel_test=K_TEST),
+                "expected `kernel_test` as NTKOperator(f, params, x_test, x); got Kernel.",
+            ),
+            (
+                lambda self: predict.gradient_flow(
+                    self.operator, self.y, kernel_test=self.operator_of_three()
+                ),
+                "expected `kernel_test` as NTKOperator(f, params, x_test, x); got shape (8, 6).",
+            ),
+            (
+                lambda self: predict.gradient_flow(self.test, self.y),
+                "gradient_flow(kernel, y, time): expected `operator` as NTKOperator(f, params, x) of the training",
+            ),
+            (
+                lambda self: predict.gradient_descent(self.operator, np.arange(N), 3, 0.1),
+                "expected `y` of shape (6, 2) in floating point, like the outputs of f; got int32[6]. Class numbers",
+            ),
+            (
+                lambda self: predict.iterate_descent(
+                    K, squared, 3, 0.1, f0=F0, kernel_test=self.test
+                ),
+                "expected `kernel_test` as an array, like the kernel; got an NTKOperator. Pass `ntk(f, params, x_test,",
+            ),
+        ],
+    )
+    def test_messages(self, call, message):
+        with pytest.raises(InvalidInputError, match=re.escape(message)):
+            call(self)
+
+    def operator_of_three(self):
+        params, x, x_test = self.float32((PARAMS, X, X_TEST))
+        return NTKOperator(net, params, x_test, x[:3])
+
+
+def test_the_warning_names_the_critical_value():
+    critical = 2 * N / LARGEST
+    message = (
+        f"gradient_descent(kernel, y, steps, learning_rate): learning_rate {1.5 * critical:.6g} is above the critical "
+        f"{critical:.6g}: the outputs grow without bound, as they would in training."
+    )
+    with pytest.warns(RuntimeWarning, match=re.escape(message)) as caught:
+        predict.gradient_descent(K, Y, 3, 1.5 * critical)
+    assert caught[0].filename == __file__
+    heavy = critical * 1.9
+    with pytest.warns(RuntimeWarning, match=re.escape(f"above the critical {heavy:.6g}: ")):
+        predict.gradient_descent(K, Y, 3, 1.01 * heavy, momentum=0.9)
+    predict.gradient_descent(K, Y, 3, 0.99 * heavy, momentum=0.9)
+    with pytest.warns(RuntimeWarning, match="over_initializations"):
+        predict.over_initializations(K, Y, 3, prior=predict.Prior(K), learning_rate=1.5 * critical)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: predict.ridge_path(K, Y, 0.1),
+            "ridge_path(kernel, y, ridges): expected a vector of `ridges`; got shape (). Use np.geomspace(...).",
+        ),
+        (
+            lambda: predict.ridge_path(K, Y, [0.1, -1.0]),
+            "expected a non-negative `ridges`; got [ 0.1 -1. ].",
+        ),
+        (
+            lambda: predict.best_on_path(predict.ridge_path(K, Y, [0.1]), Y_TEST, [0.1]),
+            "best_on_path(prediction, y_test, path): expected test outputs of shape (T, *y_test.shape) for a path of "
+            "shape (T,); got test outputs None, y_test (4, 2), path (1,). Predict with `kernel_test=`",
+        ),
+        (
+            lambda: predict.over_initializations(K, Y, prior=predict.Prior(np.eye(3))),
+            "over_initializations(kernel, y, time): expected `prior.train` of shape (6, 2, 6, 2) or (12, 12), "
+            "finite; got shape (3, 3). Compute it for the same examples and outputs;",
+        ),
+        (
+            lambda: predict.over_initializations(
+                K, Y, prior=predict.Prior(K.array), kernel_test=K_TEST
+            ),
+            "expected `prior.test_train` of shape (4, 2, 6, 2) or (8, 12), finite; got None.",
+        ),
+        (
+            lambda: predict.over_initializations(
+                K, Y, 1.5, prior=predict.Prior(K.array), learning_rate=0.1
+            ),
+            "expected integer steps beside `learning_rate`; got [1.5]. Round them.",
+        ),
+        (
+            lambda: predict.iterate_descent(K, squared, 3, 0.1, f0=F0, momentum_kind="adam"),
+            'expected `momentum_kind` "heavy-ball", "nesterov" or "ema"; got \'adam\'.',
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
+
+
+def test_covariances_of_fewer_than_two_networks():
+    with pytest.raises(InvalidInputError, match=r"outputs \[s n o\] of two networks at least"):
+        predict.Prior.of_samples(np.ones((1, 6, 2)))
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"tolerance": -1.0}, {"max_steps": 0}])
+def test_steps_of_an_integrator(options):
+    with pytest.raises(InvalidInputError, match=f"`{next(iter(options))}`"):
+        predict.integrate_flow(K, lambda f: (f**2).sum(), 1.0, f0=np.zeros((6, 2)), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"weight_decay": 0.1}, "`weight_decay` without"),
+        ({"damping": 0.1, "origin": ORIGIN}, "`damping` with"),
+    ],
+)
+def test_each_pull_says_what_it_needs(options, got):
+    for call in (
+        lambda: predict.iterate_descent(K, squared, 3, 0.1, **OUTPUTS, **options),
+        lambda: predict.integrate_flow(K, squared, 3.0, **OUTPUTS, **options),
+    ):
+        with pytest.raises(
+            InvalidInputError,
+            match=f"`weight_decay` with `origin`, or `damping` without; got {got}",
+        ):
+            call()

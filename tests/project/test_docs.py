@@ -1,0 +1,156 @@
+"""The documentation is complete and true: every public name once, every block and doctest runs, no link is broken."""
+
+import ast
+import collections
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+import sys
+import types
+
+import pytest
+from public_names import documented, resolve
+
+import ntkdiag
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PACKAGES = (
+    "ntkdiag",
+    "ntkdiag.models",
+    "ntkdiag.analysis",
+    "ntkdiag.checkpoints",
+    "ntkdiag.neural_tangents",
+    "ntkdiag.neural_tangents.predict",
+    "ntkdiag.engine",
+    "ntkdiag.kernel",
+    "ntkdiag.baselines",
+    "ntkdiag.comparison",
+    "ntkdiag.checking",
+    "ntkdiag.linearization",
+    "ntkdiag.losses",
+    "ntkdiag.matrix_free",
+    "ntkdiag.monitor",
+    "ntkdiag.predict",
+    "ntkdiag.engine.jacobian",
+)
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+TEXTS += [path for path in (ROOT / "integrations").rglob("*.md") if ".venv" not in path.parts]
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+
+
+def pages_to_run():
+    """README and every page with Python blocks; pages whose owners assert more have a test file of their own."""
+    for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
+        own = pathlib.Path(__file__).with_name(f"test_{path.stem}_docs.py")
+        if PYTHON_BLOCK.search(path.read_text()) and not own.exists():
+            yield pytest.param(path, id=path.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", list(pages_to_run()))
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses and pytrees look their module up
+    for block in PYTHON_BLOCK.finditer(text):
+        lines = "\n" * text[: block.start(1)].count(
+            "\n"
+        )  # so that a traceback names the line of the page
+        exec(compile(lines + block[1], str(page), "exec"), vars(module))
+
+
+def public_names():
+    """What the `__init__.py` files hand on: `from x import y as y`."""
+    for package in PACKAGES:
+        module = resolve(package)
+        for statement in ast.parse(pathlib.Path(module.__file__).read_text()).body:
+            if isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    assert alias.asname == alias.name, (
+                        f"{package}: import {alias.name} as itself to make it public"
+                    )
+                    value = getattr(module, alias.name)
+                    if not isinstance(value, types.ModuleType):
+                        yield f"{package}.{alias.name}", value
+    for name, error in exceptions().items():
+        yield f"ntkdiag.errors.{name}", error
+
+
+def exceptions():
+    """Name -> exception of everything that ntkdiag raises on purpose."""
+    return {
+        name: value
+        for name, value in vars(ntkdiag.errors).items()
+        if isinstance(value, type) and issubclass(value, ntkdiag.errors.NtkdiagError)
+    }
+
+
+def test_every_public_name_is_documented_exactly_once():
+    entries = collections.Counter(id(resolve(name)) for name in documented())
+    names = collections.defaultdict(list)
+    for name, value in public_names():
+        names[id(value)].append(name)
+    assert len(names) > 50
+    wrong = {min(names[key], key=len): entries[key] for key in names if entries[key] != 1}
+    assert not wrong, f"public names and how often they stand in docs/api: {wrong}"
+
+
+def test_api_pages_use_the_shortest_name_and_nothing_private():
+    shortest = collections.defaultdict(list)
+    for name, value in public_names():
+        shortest[id(value)].append(name)
+    for name in documented():
+        assert name == min(shortest[id(resolve(name))], key=lambda name: name.count(".")), name
+
+
+def test_every_exception_has_a_section_that_says_what_it_also_is():
+    sections = re.split(r"^## ", (DOCS / "errors.md").read_text(), flags=re.MULTILINE)
+    for name, error in exceptions().items():
+        if error is not ntkdiag.errors.NtkdiagError:
+            (section,) = (s for s in sections if s.startswith(f"{name}\n"))
+            assert f"`{error.__bases__[-1].__name__}`" in section
+
+
+def modules_with_examples():
+    for info in pkgutil.walk_packages(ntkdiag.__path__, "ntkdiag."):
+        spec = importlib.util.find_spec(info.name)
+        if ">>>" in pathlib.Path(spec.origin).read_text():
+            yield info.name
+
+
+@pytest.mark.parametrize("name", list(modules_with_examples()))
+def test_docstring_examples_run(name):
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_links_between_files_lead_somewhere():
+    broken = []
+    for path in TEXTS:
+        text = path.read_text()
+        for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text):
+            if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                continue
+            if not (path.parent / target.partition("#")[0]).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not broken, "\n".join(broken)
+
+
+def test_contributing_is_short():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < 60
+
+
+def test_readme_begins_with_the_two_commands():
+    first_block = re.search(
+        r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+    commands = [line.partition("#")[0].strip() for line in first_block[1].splitlines()]
+    assert commands == [
+        'pip install -e ".[demo]" && ntkdiag demo',
+        'pip install -e ".[test]" && pytest',
+    ]

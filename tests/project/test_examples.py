@@ -1,0 +1,57 @@
+"""Every example runs as a script, from an empty folder, and says what it promises."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SCRIPTS = {
+    "compare_checkpoints": ("written: report.html report.json", ["report.html", "report.json"]),
+    "drift": (r"epoch 12  velocity 0\.\d+", ["drift.png"]),
+    "lazy_and_rich": (r"α =    1: S_c 0\.1", ["lazy_and_rich.png"]),
+    "linear_baseline": (r"linearized at step 30 .*%", ["linear_baseline.png"]),
+    "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
+    "steps_and_time": (r"cross-entropy: recursion off by \d\.\de-0[5-9]", ["steps_and_time.png"]),
+    "wide_networks": (r"gap +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
+    "hook_equinox": (r"drift at the end: \d\.\d+", []),
+    "hook_flax_linen": (r"step 100 .*ntk_margin \d", ["linen.jsonl"]),
+    "hook_nnx": (r"step  64  drift \d\.\d+  alignment \d\.\d+", []),
+    "linearized_baseline": (r"linearized  test accuracy 0\.\d+", []),
+    "ntk_tutorial_equinox": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
+    "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
+}
+
+# Models with a size as argument, run small by test_adapter_examples.py.
+MODELS = {"resnet18_linen", "vit_linen", "gpt_nnx"}
+MODELS |= {"equinox_mlp", "equinox_cnn", "equinox_transformer", "equinox_gru"}
+
+
+def test_every_example_is_listed():
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == SCRIPTS.keys() | MODELS
+    assert set(re.findall(r"`(\w+)\.py`", (EXAMPLES / "README.md").read_text())) == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_example_runs(name, tmp_path):
+    expected, files = SCRIPTS[name]
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONWARNINGS": "error"}
+    script = EXAMPLES / f"{name}.py"
+    assert len(script.read_text().splitlines()) <= 60
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert re.search(expected, run.stdout), run.stdout
+    for file in files:
+        assert (tmp_path / file).stat().st_size > 0

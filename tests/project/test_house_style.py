@@ -1,0 +1,231 @@
+"""The layout of the code: one-way imports, no names or paths that do not belong in it."""
+
+import ast
+import functools
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = ROOT / "ntkdiag"
+
+# What each layer may import of ours: one direction, from models to the command line. `_jax` and `errors` are below
+# everything; `ntkdiag` itself may be imported for its version.
+BASE = {"_jax", "errors", "display", "scalars", "nouns", "losses", "descent", "ntkdiag"}
+LAYERS = {
+    "_jax": set(),
+    "errors": set(),
+    "display": set(),
+    "scalars": set(),
+    "nouns": set(),
+    "losses": set(),
+    "descent": set(),
+    "models": set(),
+    "kernel": set(),
+    "engine": {"kernel"},
+    "matrix_free": {"kernel", "engine", "linearization"},
+    "linearization": {"models", "engine"},
+    "predict": {"kernel", "linearization", "matrix_free"},
+    "baselines": {"models", "kernel", "engine", "linearization", "predict"},
+    "analysis": {"kernel", "matrix_free"},
+    "neural_tangents": {"analysis", "kernel", "engine", "linearization", "predict"},
+    "checkpoints": set(),
+    "comparison": {
+        "models",
+        "kernel",
+        "engine",
+        "linearization",
+        "analysis",
+        "checkpoints",
+        "report",
+    },
+    "report": {"monitor"},
+    "monitor": {"models", "kernel", "engine", "analysis", "predict"},
+    "checking": {"models", "engine"},
+    "demo": {"models", "kernel", "comparison", "monitor", "report"},
+    "__main__": {"cli"},
+    "cli": {"models", "comparison", "checkpoints", "monitor", "report", "checking", "demo"},
+}
+
+
+def sources():
+    """Every Python file of the repository that git would keep."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.splitlines()]
+    else:  # an unpacked sdist
+        paths = [
+            path
+            for path in ROOT.rglob("*.py")
+            if not any(part.startswith(".") for part in path.parts)
+        ]
+    return sorted(path for path in set(paths) if path.exists())
+
+
+SOURCES = sources()
+MODULES = [path for path in SOURCES if PACKAGE in path.parents]
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def test_the_lists_are_not_empty():
+    assert len(MODULES) > 50
+    assert len(SOURCES) > len(MODULES)
+
+
+def layer_of(parts):
+    return parts[0].removesuffix(".py")
+
+
+def imported_layers(path):
+    """Layers of ours that a file imports, anywhere in it."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            package, _, rest = target.partition(".")
+            if package == "ntkdiag":
+                layer = rest.partition(".")[0]
+                yield node.lineno, layer if layer and layer != "__version__" else "ntkdiag"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer):
+    allowed = LAYERS[layer] | BASE | {layer}
+    wrong = [
+        f"{name_of(path)}:{line} imports {target}"
+        for path in MODULES
+        if layer_of(path.relative_to(PACKAGE).parts) == layer
+        for line, target in imported_layers(path)
+        if target not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_is_a_known_layer():
+    found = {layer_of(path.relative_to(PACKAGE).parts) for path in MODULES} - {"__init__"}
+    assert found <= LAYERS.keys()
+
+
+def test_layers_have_no_circle():
+    done, todo = set(BASE), dict(LAYERS)
+    while ready := [layer for layer, below in todo.items() if below <= done]:
+        done |= set(ready)
+        todo = {layer: below for layer, below in todo.items() if layer not in ready}
+    assert not todo
+
+
+def test_init_files_only_hand_names_on():
+    wrong = []
+    for path in MODULES:
+        if path.name == "__init__.py":
+            for node in parsed(path).body:
+                docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                table = isinstance(node, ast.Assign) and node.targets[0].id in (
+                    "__version__",
+                    "RULES",
+                )
+                if not (docstring or table or isinstance(node, ast.ImportFrom)):
+                    wrong.append(f"{name_of(path)}:{node.lineno}")
+    assert not wrong
+
+
+def test_no_file_is_named_after_nothing():
+    nothing = {"utils", "util", "common", "helpers", "misc"}
+    assert not [name_of(path) for path in SOURCES if path.stem in nothing]
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    """Checkpoints and run directories are data: reading them never runs code."""
+    modules = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    wrong = []
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = (
+                    [node.module or ""]
+                    if isinstance(node, ast.ImportFrom)
+                    else [a.name for a in node.names]
+                )
+                bad = any(name.partition(".")[0] in modules for name in names)
+            elif isinstance(node, ast.keyword):
+                bad = node.arg == "allow_pickle" and getattr(node.value, "value", None) is not False
+            else:
+                bad = isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+                    "eval",
+                    "exec",
+                )
+            if bad:
+                wrong.append(
+                    f"{name_of(path)}:{node.value.lineno if isinstance(node, ast.keyword) else node.lineno}"
+                )
+    assert not wrong
+
+
+def texts():
+    """Text files of the repository: code, documentation, configuration."""
+    suffixes = {
+        ".py",
+        ".md",
+        ".toml",
+        ".cfg",
+        ".txt",
+        ".yml",
+        ".yaml",
+        ".html",
+        ".css",
+        ".js",
+        ".j2",
+        "",
+    }
+    for folder in (
+        ROOT,
+        *(ROOT / name for name in ("ntkdiag", "tests", "docs", "examples", "integrations", ".ci")),
+    ):
+        for path in folder.glob("*") if folder == ROOT else folder.rglob("*"):
+            generated = {"_build", "jupyter_execute", "__pycache__", ".venv", ".ruff_cache"} & set(path.parts)
+            text = path.is_file() and path.suffix in suffixes and path.name != ".git"
+            if text and not generated:
+                yield path
+
+
+def test_no_path_of_a_machine():
+    machine = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|mnt)/[\w.]|[A-Z]:\\\\Users")
+    wrong = [
+        f"{name_of(path)}:{number} {line.strip()[:80]}"
+        for path in texts()
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if machine.search(line) and path != pathlib.Path(__file__)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_left_to_do_or_dead():
+    marks = re.compile(r"#\s*(?:TODO|FIXME|XXX|HACK)\b|#\s*[-=#*~]{4,}")
+    wrong = [
+        f"{name_of(path)}:{number} {line.strip()[:80]}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if marks.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)

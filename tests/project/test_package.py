@@ -1,0 +1,183 @@
+"""The package as others get it: version, typing marker, what an import costs, what the wheel and the sdist hold."""
+
+import importlib.metadata
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+
+import pytest
+
+import ntkdiag
+
+ROOT = pathlib.Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# What `import ntkdiag` leaves alone: frameworks, and libraries that only some functions need.
+LAZY = (
+    "scipy",
+    "flax",
+    "equinox",
+    "optax",
+    "orbax",
+    "diffrax",
+    "lineax",
+    "matplotlib",
+    "jinja2",
+    "rich",
+    "typer",
+    "sklearn",
+    "tensorboardX",
+)
+IMPORT_TIME = """
+import time
+begun = time.perf_counter()
+import jax
+middle = time.perf_counter()
+import ntkdiag
+print(middle - begun, time.perf_counter() - middle)
+"""
+
+
+def python(*arguments):
+    """Run a fresh interpreter and return what it printed."""
+    run = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_import_loads_no_framework():
+    code = f"import sys, ntkdiag; print([name for name in {LAZY} if name in sys.modules])"
+    assert python("-c", code).strip() == "[]"
+
+
+def test_import_of_every_public_package_loads_no_framework():
+    packages = [
+        "models",
+        "kernel",
+        "engine",
+        "matrix_free",
+        "linearization",
+        "predict",
+        "baselines",
+    ]
+    packages += ["analysis", "checkpoints", "comparison", "monitor", "neural_tangents"]
+    imports = "; ".join(f"import ntkdiag.{name}" for name in packages)
+    code = f"import sys; {imports}; print([name for name in {LAZY} if name in sys.modules])"
+    assert python("-c", code).strip() == "[]"
+
+
+def test_import_computes_nothing():
+    code = "import ntkdiag; from jax._src import xla_bridge; print(xla_bridge._backends)"
+    assert python("-c", code).strip() == "{}"
+
+
+def test_import_time_beside_that_of_jax(tmp_path, capsys, monkeypatch):
+    """Printed, and only a gross failure is one: other work on the machine must not decide a test."""
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    python("-c", "import ntkdiag")  # compiles the modules, as an installation does
+    runs = [[float(word) for word in python("-c", IMPORT_TIME).split()] for _ in range(3)]
+    ours, ratio = min((ours, ours / jax) for jax, ours in runs)
+    with capsys.disabled():
+        print(f"\nimport ntkdiag: {ours:.2f} s after import jax, {ratio:.2f} of it")
+    assert ratio < 2
+
+
+def test_import_is_free_of_warnings():
+    assert (
+        python("-W", "error", "-c", "import ntkdiag; print(ntkdiag.__version__)").strip()
+        == ntkdiag.__version__
+    )
+
+
+def test_versions_agree():
+    assert PYPROJECT["project"]["version"] == ntkdiag.__version__
+    assert importlib.metadata.version("ntkdiag") == ntkdiag.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## {re.escape(ntkdiag.__version__)}\b", changelog, flags=re.MULTILINE)
+
+
+def test_package_is_marked_as_typed():
+    assert (pathlib.Path(ntkdiag.__file__).parent / "py.typed").read_text() == ""
+
+
+def test_extras_name_what_is_imported_lazily():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    required = PYPROJECT["project"]["dependencies"]
+    name = lambda requirement: re.match(r"[A-Za-z0-9-]+", requirement)[0].lower()
+    assert {"jinja2", "matplotlib"} <= {name(r) for r in extras["report"]}
+    assert {"scikit-learn"} <= {name(r) for r in extras["demo"]}
+    assert not {name(r) for r in required} & {
+        name(r) for extra in extras.values() for r in extra
+    } - {"ntkdiag"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel built from an unpacked sdist, as an index would serve them; needs hatchling, from the extra `test`."""
+    folder = tmp_path_factory.mktemp("built")
+    python("-m", "hatchling", "build", "-t", "sdist", "-d", str(folder))
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "source", filter="data")
+    (source,) = (folder / "source").iterdir()
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = folder.glob("*.whl")
+    return sdist, wheel
+
+
+def test_wheel_holds_the_package_and_nothing_else(built):
+    with zipfile.ZipFile(built[1]) as archive:
+        names = archive.namelist()
+    metadata = f"ntkdiag-{ntkdiag.__version__}.dist-info/"
+    assert all(name.startswith(("ntkdiag/", metadata)) for name in names)
+    package = ROOT / "ntkdiag"
+    here = {
+        f"ntkdiag/{path.relative_to(package).as_posix()}"
+        for path in package.rglob("*")
+        if path.is_file()
+    }
+    here = {name for name in here if "__pycache__" not in name}
+    assert {name for name in names if name.startswith("ntkdiag/")} == here
+    assert "ntkdiag/py.typed" in names
+
+
+def test_wheel_metadata(built):
+    with zipfile.ZipFile(built[1]) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = archive.read(path).decode()
+        names = archive.namelist()
+    assert "Requires-Python: >=3.11" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "\n# ntkdiag\n" in metadata  # the README is the description
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("entry_points.txt") for name in names)
+
+
+def test_sdist_can_be_tested_and_names_no_machine(built):
+    with tarfile.open(built[0]) as archive:
+        members = archive.getnames()
+        texts = [
+            archive.extractfile(m).read()
+            for m in archive.getmembers()
+            if m.isfile() and m.name.endswith(".py")
+        ]
+    inside = {name.partition("/")[2] for name in members}
+    assert {
+        "tests/support/reference.py",
+        "docs/conf.py",
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+    } <= inside
+    assert not any(str(ROOT).encode() in text for text in texts)

@@ -1,0 +1,195 @@
+"""Functions with a derivative rule of their own, and parameters with other numbers than their own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from draws import X, drawn, normal, table
+from jax import lax
+
+H = drawn(3, 4)
+TOKENS = drawn(3, 6, 4)
+
+
+def with_rule(rule):
+    """A function of (x, w) that is no one's derivative but its own."""
+    return lambda f: functools.partial(_bound, f, rule)
+
+
+def _bound(f, rule, *args):
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda *args: (f(*args), args), rule)
+    return g(*args)
+
+
+@with_rule(lambda r, g: (2 * g @ r[1].T, jnp.einsum("...i,...d->id", r[0], g) * -3.0))
+def project(x, w):
+    return jnp.sin(x @ w)
+
+
+@with_rule(lambda r, g: (g,))
+def rounded(w):
+    return jnp.round(4 * w) / 4
+
+
+@jax.custom_jvp
+def dense(x, w, b):
+    return jnp.tanh(x @ w + b)
+
+
+@dense.defjvp
+def _(primals, tangents):
+    (x, w, b), (dx, dw, db) = primals, tangents
+    y = dense(x, w, b)
+    return y, (1 - y**2) * (dx @ w + x @ dw + db)
+
+
+def rule_over_tokens():
+    f = lambda p, x: project(jnp.tanh(project(x, p["u"])), p["w"]).mean(1)
+    return f, {"u": normal(4, 5), "w": normal(5, 3)}, TOKENS
+
+
+def rule_under_vmap():
+    each = lambda x, w: jax.vmap(project, (0, None))(x, w)
+    return (
+        lambda p, x: jax.vmap(each, (0, None))(x[:, :, None], p["w"]).sum((1, 2)),
+        {"w": normal(4, 3)},
+        TOKENS,
+    )
+
+
+def rule_in_jit_and_checkpoint():
+    f = lambda p, x: jax.checkpoint(lambda x: jax.jit(project)(jnp.tanh(x @ p["w"]), p["w"]))(x)
+    return f, {"w": normal(4, 4)}, H
+
+
+def rule_in_a_scan():
+    def f(p, x):
+        step = lambda h, w: (project(project(h, w) + h, p["u"]), None)
+        return lax.scan(step, x, p["layers"])[0]
+
+    return f, {"layers": normal(3, 4, 4), "u": normal(4, 4)}, H
+
+
+def rule_in_a_branch():
+    one = lambda p, x: lax.cond(x.sum() > 0, lambda x: project(x, p["u"]), lambda x: x @ p["w"], x)
+    return (
+        lambda p, x: lax.map(lambda x: one(p, x[None])[0], x),
+        {"u": normal(4, 3), "w": normal(4, 3)},
+        H,
+    )
+
+
+def rule_of_a_view():
+    f = lambda p, x: project(x, -0.5 * p["w"].T) + project(x[:, :2], p["w"][:, 1:3].T)
+    return f, {"w": normal(5, 4)}, H
+
+
+def rule_by_heads():
+    def backward(r, g):
+        x, w = r
+        return jnp.einsum("nhtd,hid->nhti", g, w), jnp.einsum("nhti,nhtd->hid", x, g) / 7
+
+    by_heads = with_rule(backward)(lambda x, w: jnp.einsum("nhti,hid->nhtd", x, w))
+    return (
+        lambda p, x: by_heads(x.reshape(-1, 2, 3, 4), p["w"]).mean(2),
+        {"w": normal(2, 4, 3)},
+        TOKENS,
+    )
+
+
+def rule_of_a_gate():
+    def backward(r, g):
+        x, u, v, b = r
+        gate = jax.nn.sigmoid(x @ u + b)
+        d = g * (x @ v) * gate * (1 - gate)
+        return d @ u.T + (g * gate) @ v.T, x.T @ d, jnp.transpose((g * gate).T @ x), d.sum(0)
+
+    gated = with_rule(backward)(lambda x, u, v, b: jax.nn.sigmoid(x @ u + b) * (x @ v))
+    return (
+        lambda p, x: gated(x, p["u"], p["v"], p["b"]),
+        {"u": normal(4, 3), "v": normal(4, 3), "b": normal(3)},
+        H,
+    )
+
+
+def rule_not_linear():
+    clipped = with_rule(lambda r, g: (g @ r[1].T, r[0].T @ jnp.clip(g, -0.1, 0.1)))(jnp.matmul)
+    squared = with_rule(lambda r, g: (g @ r[1].T, (r[0] * g.sum()).T @ g))(jnp.matmul)
+    return (
+        lambda p, x: clipped(x, p["u"]) + squared(x, p["w"]),
+        {"u": normal(4, 3), "w": normal(4, 3)},
+        H,
+    )
+
+
+def rule_that_adds():
+    twice = with_rule(lambda r, g: (g @ r[1].T, r[0].T @ g + jnp.sin(r[0]).T @ g))(jnp.matmul)
+    return lambda p, x: twice(x, p["w"]), {"w": normal(4, 3)}, H
+
+
+def rule_with_integers():
+    def backward(r, g):
+        x, w, k = r
+        return g @ w.T, k * (x.T @ g), None
+
+    counted = with_rule(backward)(lambda x, w, k: (x @ w) * k)
+    return lambda p, x: counted(x, p["w"], jnp.int32(3)), {"w": normal(4, 3)}, H
+
+
+def rule_of_tangents():
+    f = lambda p, x: dense(dense(x, p["w"], p["b"]), p["w"], p["c"])
+    return f, {"w": normal(4, 4), "b": normal(4), "c": normal(4)}, H
+
+
+def rounded_weights():
+    return (
+        lambda p, x: jnp.tanh(x @ rounded(p["u"])) @ rounded(p["w"]).T,
+        {"u": normal(5, 4), "w": normal(3, 4)},
+        X,
+    )
+
+
+def rounded_in_steps_of_a_parameter():
+    rule = lambda r, g: (g, (g * (jnp.round(r[0] / r[1]) - r[0] / r[1])).sum())
+    steps = with_rule(rule)(lambda w, s: jnp.round(w / s) * s)
+    return (
+        lambda p, x: x @ steps(p["w"], p["s"]),
+        {"w": normal(5, 4), "s": jnp.asarray(0.3, X.dtype)},
+        X,
+    )
+
+
+def from_a_starting_point():
+    start = normal(5, 4)
+    f = lambda p, x: jnp.tanh(x @ (start + p["w"]) + (1 - p["b"])) @ (start - p["u"]).T
+    return f, {"u": normal(5, 4), "w": normal(5, 4), "b": normal(4)}, X
+
+
+def divided_by_a_fixed_norm():
+    norm = lambda w: lax.stop_gradient(jnp.linalg.norm(w, 2))
+    return (
+        lambda p, x: jnp.tanh(x @ (p["u"] / norm(p["u"]))) @ p["w"],
+        {"u": normal(5, 4), "w": normal(4, 3)},
+        X,
+    )
+
+
+def rule_that_closes_over_constants():
+    shift = jnp.arange(3.0) / 7
+
+    def backward(r, g):
+        x, w = r
+        d = g * (1 - jnp.tanh(x @ w + shift) ** 2)
+        return d @ w.T, x.T @ d
+
+    shifted = with_rule(backward)(lambda x, w: jnp.tanh(x @ w + shift))
+    return lambda p, x: shifted(x, p["w"]), {"w": normal(4, 3)}, H
+
+
+CASES = table(
+    rule_that_closes_over_constants,
+    rule_over_tokens, rule_under_vmap, rule_in_jit_and_checkpoint, rule_in_a_scan, rule_in_a_branch, rule_of_a_view,
+    rule_by_heads, rule_of_a_gate, rule_not_linear, rule_that_adds, rule_with_integers, rule_of_tangents,
+    rounded_weights, rounded_in_steps_of_a_parameter, from_a_starting_point, divided_by_a_fixed_norm,
+)  # fmt: skip

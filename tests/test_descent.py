@@ -1,0 +1,53 @@
+"""Update rules as objects: thresholds, schedules, trees, words."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag.descent import Descent, Flow, as_descent
+from ntkdiag.errors import InvalidInputError
+
+
+def test_the_critical_rate_has_margin_one():
+    rule = Descent(momentum=0.5, kind="nesterov", weight_decay=0.1)
+    critical = rule.critical_rate(3.0)
+    assert Descent(critical, 0.5, "nesterov", 0.1).margin(3.0) == pytest.approx(1.0)
+    assert Descent(0.1).critical_rate(0.0 * jnp.ones(())) == np.inf
+
+
+def test_a_schedule_is_evaluated_at_a_step():
+    rule = Descent(lambda step: 0.1 * step, momentum=0.9)
+    assert rule.at(3) == Descent(0.1 * 3, momentum=0.9)
+    assert Descent(0.1).at(3) == Descent(0.1)
+
+
+def test_trees_hold_numbers_and_keep_schedules():
+    schedule = lambda step: 0.1
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, Descent(0.1, momentum=0.2, kind="ema"))
+    assert doubled == Descent(0.2, momentum=0.4, kind="ema")
+    assert jax.tree.map(lambda leaf: 2 * leaf, Descent(schedule)).learning_rate is schedule
+    assert jax.tree.leaves(Descent(preconditioner={"a": 1.0})) == [0.0, 0.0, 1.0]
+    assert jax.jit(lambda rule: rule.threshold)(Descent(momentum=0.5)) == pytest.approx(3.0)
+    np.testing.assert_array_equal(jax.vmap(Descent)(jnp.arange(3.0)).learning_rate, [0, 1, 2])
+    assert jax.tree.leaves(Flow()) == []
+
+
+def test_words():
+    assert Descent(0.1).describe() == "learning rate 0.1 and momentum 0"
+    rule = Descent(lambda step: 1.0, 0.9, "nesterov", 0.5)
+    assert rule.describe() == (
+        "a schedule of the learning rate and nesterov momentum 0.9 and weight decay 0.5"
+    )
+
+
+def test_numbers_and_schedules_are_plain_descent():
+    schedule = lambda step: 0.1
+    assert as_descent(0.1) == Descent(0.1)
+    assert as_descent(jnp.float32(0.5)).learning_rate == 0.5
+    assert as_descent(schedule) == Descent(schedule)
+    assert as_descent(Descent(0.1, 0.9)) == Descent(0.1, 0.9)
+    assert ntkdiag.Descent is Descent
+    with pytest.raises(InvalidInputError, match="got a ndarray"):
+        as_descent(np.ones(2))
