@@ -129,8 +129,10 @@ def test_statistics_of_a_batch_have_no_gradient_and_do_not_follow_the_inputs(lib
     other = x.at[0].add(1.0)
     assert_close(fixed(fixed.params, other)[1:], fixed(fixed.params, x)[1:])
     assert not np.allclose(joint(joint.params, other)[1:], joint(joint.params, x)[1:], rtol=1e-3)
+    # Without `examples=` the kernel follows the function, which knows that its examples interact.
+    assert ntkdiag.ntk(*joint, x).convention.examples == "joint"
     with pytest.raises(ntkdiag.errors.ExamplesInteractError, match="joint"):
-        ntkdiag.ntk(*joint, x)
+        ntkdiag.ntk(*joint, x, examples="independent")
 
 
 class Transformed(NamedTuple):
