@@ -15,8 +15,7 @@ from ntkdiag.descent import DescentLike, as_descent
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.losses import LossLike
-from ntkdiag.losses.loss_argument import require_loss
+from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.scalars import Number, is_concrete, require_positive
 
 

@@ -23,8 +23,8 @@ from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.losses import Loss, LossLike
-from ntkdiag.losses.loss_argument import require_loss
+from ntkdiag.losses import Loss
+from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.top_spectrum import largest_pairs, operator_products
 from ntkdiag.scalars import Number

@@ -11,7 +11,8 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.digest import digest
-from ntkdiag.losses import Loss, LossLike, as_loss
+from ntkdiag.losses import Loss
+from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import as_numbers
 from ntkdiag.models.paths import shown
 

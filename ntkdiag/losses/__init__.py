@@ -16,9 +16,6 @@ numbers that would depend on it.
 
 from ntkdiag.losses.custom_loss import CustomLoss as CustomLoss
 from ntkdiag.losses.loss import Loss as Loss
-from ntkdiag.losses.loss_argument import LossLike as LossLike
-from ntkdiag.losses.loss_argument import as_loss as as_loss
 from ntkdiag.losses.means import MSE as MSE
 from ntkdiag.losses.means import CrossEntropy as CrossEntropy
-from ntkdiag.losses.means import MeanLoss as MeanLoss
 from ntkdiag.losses.means import SigmoidCrossEntropy as SigmoidCrossEntropy

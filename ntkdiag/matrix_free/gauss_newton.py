@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag.losses import Loss, LossLike
-from ntkdiag.losses.loss_argument import require_loss
+from ntkdiag.losses import Loss
+from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.conjugate_gradients import conjugate_gradients, solve_shifted
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
-from ntkdiag.losses import LossLike
+from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin

@@ -24,7 +24,8 @@ from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import spectrum
-from ntkdiag.losses import Loss, LossLike, as_loss
+from ntkdiag.losses import Loss
+from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets
 from ntkdiag.monitor.measurement import Measurement, Status
 

@@ -16,7 +16,8 @@ from ntkdiag._jax import open_jaxpr, sub_jaxprs
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.digest import digest as digest_of
 from ntkdiag.kernel.reduction import automatic
-from ntkdiag.losses import Loss, LossLike, as_loss
+from ntkdiag.losses import Loss
+from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.checks import check_fit, check_settings, require_independent, require_outputs
 from ntkdiag.monitor.measure import measure

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from ntkdiag import errors
 from ntkdiag._jax import warn_if_untrusted_jit
 from ntkdiag.descent import DescentLike
-from ntkdiag.losses import LossLike
+from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe

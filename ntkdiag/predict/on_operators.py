@@ -60,8 +60,8 @@ def flow(kernel: NTKOperator, given: Given, time: Any) -> Prediction:
         found = integrate_flow(kernel, loss, times, **given.options(denominator))
         if is_concrete(found.train) and np.isnan(np.asarray(found.train)).any():
             errors.warn(
-                f"{errors.current_call()}: the differential equation was not solved up to {times[-1]:g} within the steps allowed: NaN. "
-                "Take integrate_flow with solver=diffrax.Kvaerno5() or more max_steps.",
+                f"{errors.current_call()}: the differential equation was not solved up to {times[-1]:g} "
+                "within the steps allowed: NaN. Take integrate_flow with solver=diffrax.Kvaerno5() or more max_steps.",
                 RuntimeWarning,
             )
         return found

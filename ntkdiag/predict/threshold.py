@@ -84,8 +84,8 @@ def warn_above_critical(
     above = float(learning_rate) > critical * (1 + 1e-6)
     if above:
         errors.warn(
-            f"{errors.current_call()}: learning_rate {float(learning_rate):.6g} is above the critical {critical:.6g}: the outputs grow "
-            "without bound, as they would in training.",
+            f"{errors.current_call()}: learning_rate {float(learning_rate):.6g} is above the critical "
+            f"{critical:.6g}: the outputs grow without bound, as they would in training.",
             RuntimeWarning,
         )
     return above

@@ -147,7 +147,10 @@ def _kappa(values, n, ridge):
 
 
 def test_messages():
-    message = "leave_one_out(kernel, y, ridge): expected a non-negative `ridge`; got -1.0. Its units stand in the docstring."
+    message = (
+        "leave_one_out(kernel, y, ridge): expected a non-negative `ridge`; got -1.0. "
+        "Its units stand in the docstring."
+    )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         leave_one_out(K1, np.ones(2), -1.0)
     message = (

@@ -90,8 +90,8 @@ def test_jit():
         (
             lambda: time_constants(Kernel(np.eye(2), Convention("trace", 3)), 0.1),
             "time_constants(kernel, descent): expected the full kernel, or a reduction on the scale of one output"
-            ' such as reduction="mean"; got reduction="trace", which sums 3 outputs. Use reduction="mean", which is the '
-            "trace divided by C.",
+            ' such as reduction="mean"; got reduction="trace", which sums 3 outputs. Use reduction="mean", which is '
+            "the trace divided by C.",
         ),
         (
             lambda: time_constants(np.eye(2), 0.1),

@@ -166,8 +166,8 @@ def test_reduced_kernels_are_refused(outputs):
     kernel = Kernel(np.eye(N), Convention(reduction=outputs, n_outputs=C))
     message = (
         'critical_learning_rate(kernel): expected the full kernel (reduction="full") or that of a single output; got '
-        f'reduction="{outputs}" of 3 outputs. lambda_max(reduced) <= lambda_max(full), up to the factor C of a trace, so '
-        'the learning rate would be unsafe: compute `ntk(..., reduction="full")` or a matrix-free lambda_max.'
+        f'reduction="{outputs}" of 3 outputs. lambda_max(reduced) <= lambda_max(full), up to the factor C of a trace, '
+        'so the learning rate would be unsafe: compute `ntk(..., reduction="full")` or a matrix-free lambda_max.'
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         critical_learning_rate(kernel, loss="mse")

@@ -221,7 +221,10 @@ def test_messages():
     message = "expected no `start` for a function, which is handed its parameters in every call; got start=. Call the"
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         linearized_model(f, jnp.ones((D, C)), start=jnp.ones((D, C)))
-    message = "last_layer(f, params, x): expected a network with a matrix product or convolution by a parameter; got none"
+    message = (
+        "last_layer(f, params, x): expected a network with a matrix product or convolution by a "
+        "parameter; got none"
+    )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         last_layer(lambda p, x: x * p, jnp.ones(D), X)
     lin = linearized_model(f, jnp.ones((D, C)), coordinates="displacement")

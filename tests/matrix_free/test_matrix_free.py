@@ -342,8 +342,8 @@ def test_differentiable_and_compiled_in_a_program_of_the_user():
         ),
         (
             lambda: gauss_newton_step(shared_operator(), Y, loss="mse", ridge=0.1, solver=LSMR()),
-            'gauss_newton_step(operator, y, loss=..., ridge=...): expected CG(space="function"), or CG(space="parameters") with or '
-            "without a rank; got LSMR(tolerance=1e-05, max_steps=1000).",
+            'gauss_newton_step(operator, y, loss=..., ridge=...): expected CG(space="function"), or '
+            'CG(space="parameters") with or without a rank; got LSMR(tolerance=1e-05, max_steps=1000).',
         ),
         (
             lambda: CG("dual"),

@@ -15,6 +15,7 @@ import ntkdiag
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.matrix_free import lanczos
 
 RNG = np.random.default_rng(0)
@@ -217,7 +218,7 @@ def test_stability_of_an_operator(loss):
         0.3 / expected,
         rtol=1e-5,
     )
-    half = dataclasses.replace(ntkdiag.losses.as_loss(loss), denominator=N / 2)
+    half = dataclasses.replace(as_loss(loss), denominator=N / 2)
     np.testing.assert_allclose(
         ntkdiag.stability_margin(shared_operator(), 0.3, loss=half),
         2 * ntkdiag.stability_margin(shared_operator(), 0.3, loss=loss),

@@ -151,7 +151,8 @@ def test_message_when_examples_interact():
         with pytest.raises(errors.ExamplesInteractError) as caught:
             make()
         assert str(caught.value).startswith(
-            f"{call}: expected outputs of one example that do not depend on the other examples of the batch; got outputs"
+            f"{call}: expected outputs of one example that do not depend on the other examples of the batch; "
+            "got outputs"
         )
         assert "Use eval mode (running statistics) or mode=" in str(caught.value)
 

@@ -123,7 +123,10 @@ def test_outbox_starts_each_writer_once():
 def test_failing_writer_is_tried_again_and_muted_in_the_end(method):
     failing, memory = Failing(method), InMemory()
     outbox = Outbox([failing, memory])
-    failed = f"ntkdiag: the writer Failing failed in {method}() with OSError: disk full. This measurement is lost to it. "
+    failed = (
+        f"ntkdiag: the writer Failing failed in {method}() with OSError: disk full. "
+        "This measurement is lost to it. "
+    )
     expected = [
         f"{failed}It is tried again at the next one; training goes on.",
         f"{failed}It is muted after 10 in a row; training goes on.",

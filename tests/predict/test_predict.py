@@ -332,8 +332,8 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         (
             lambda: predict.gradient_flow(TRACE, Y),
             "gradient_flow(kernel, y, time): expected the full kernel, or a reduction on the scale of one output such "
-            'as reduction="mean"; got reduction="trace", which sums 2 outputs. Use reduction="mean", which is the trace '
-            "divided by C.",
+            'as reduction="mean"; got reduction="trace", which sums 2 outputs. Use reduction="mean", which is the '
+            "trace divided by C.",
         ),
         (
             lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
