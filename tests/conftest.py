@@ -10,6 +10,7 @@ import time
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jaxtyping
 import pytest
 from jax._src import xla_bridge
 from selected import BLAS, SMOKE
@@ -45,6 +46,12 @@ def pytest_ignore_collect(collection_path, config):
     if inside and collection_path.relative_to(TESTS).as_posix() not in files:
         return True
     return None
+
+
+@pytest.fixture
+def wrong_types(monkeypatch):
+    """For tests that hand in a wrong type on purpose: annotations are not enforced, ours is the message."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.hookimpl(wrapper=True)

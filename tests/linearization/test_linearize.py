@@ -188,6 +188,7 @@ def test_changed_integers_are_refused():
         model({"a": jnp.ones(()), "n": jnp.int32(3)}, jnp.ones(2))
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize("degree", [-1, 1.5, True, "2"])
 def test_degree_is_checked(degree):
     message = (

@@ -205,6 +205,7 @@ def test_the_benchmark_of_a_step_runs(capsys, monkeypatch):
     assert "quadratic" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_messages():
     variables = jax.jit(LINEN.init)(jax.random.key(0), X)
     with pytest.raises(
