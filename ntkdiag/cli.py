@@ -40,7 +40,7 @@ def demo(
     from ntkdiag.demo.demo_settings import DemoSettings
     from ntkdiag.demo.run_through import run_demo
 
-    run_demo(DemoSettings(library=model, steps=steps, every=every, seed=seed), out)  # pyright: ignore[reportArgumentType]
+    run_demo(DemoSettings(library=model, steps=steps, every=every, seed=seed), out)
 
 
 @app.command()

@@ -1,8 +1,11 @@
 """Every exception ntkdiag raises, the one shape their messages have, and the call they name.
 
-A message says four things: the call, what was expected, what came, what to do. The call is set in one place, by
-the decorator `public` on every public function; where public functions call each other, it is the outermost, the
-one the user wrote.
+A message says four things: the call, what was expected, what came, what to do.
+
+1. The decorator `public` on every public function notes the call while it runs. Where public
+   functions call each other the outermost stays noted: it is the one that the user wrote.
+2. Whoever raises says what was expected, what came and what to do. The call in front of it is put
+   into words only then: its required arguments by name, and the optional ones that were given.
 """
 
 import contextvars
@@ -11,16 +14,29 @@ import functools
 import inspect
 import os
 import sys
+import types
 import warnings
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The public call under way: what writes it, and its arguments. It is put into words only when it is needed.
-_under_way: contextvars.ContextVar[tuple[Callable[..., str], tuple, dict] | None]
+
+class _PublicCall(NamedTuple):
+    """A public call under way: what writes it, and the arguments it was called with."""
+
+    written: Callable[..., str]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+
+_under_way: contextvars.ContextVar[_PublicCall | None]
 _under_way = contextvars.ContextVar("ntkdiag_call", default=None)
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+# Type checkers at run time stand between a function and its caller with frames of their own.
+_TYPE_CHECKERS = ("jaxtyping", "beartype")
 
 
 class NtkdiagError(Exception):
@@ -31,7 +47,8 @@ class NtkdiagError(Exception):
         expected: What was expected.
         got: What came.
         do: What to do about it: whole sentences.
-        argument: The argument at fault as one would write it (``"memory=..."``), where the call alone does not show it.
+        argument: The argument at fault as one would write it (``"memory=..."``), where the call
+            alone does not show it.
         call: The call in code form, where it is another one than the public call under way.
     """
 
@@ -55,7 +72,7 @@ class InvalidInputError(NtkdiagError, ValueError):
 
 
 class StructureError(NtkdiagError, ValueError):
-    """Two parameter trees, or a tree and a model, do not have the same structure, shapes or dtypes."""
+    """Two parameter trees, or a tree and a model, differ in structure, shapes or dtypes."""
 
 
 class UnsupportedModelError(NtkdiagError, TypeError):
@@ -79,21 +96,33 @@ class MissingDependencyError(NtkdiagError, ImportError):
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function or method: errors raised while it runs name this call, unless it runs inside another."""
+    """Decorate a public function or method: errors raised while it runs name this call.
+
+    A call inside another public one is not named: the user did not write it.
+    """
     return _named(function, _writer(function))
 
 
 def called(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same for a function that is handed to the user, which is called in another way than it is defined."""
-    return lambda function: _named(function, lambda *args, **kwargs: call)
+    """Decorate a function that is handed to the user, who calls it by another name: `call`."""
+
+    def written(*args: object, **kwargs: object) -> str:
+        return call
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return _named(function, written)
+
+    return decorate
 
 
 def _named(function: Callable[P, R], written: Callable[..., str]) -> Callable[P, R]:
+    """The function, noted as the public call under way while it runs outside of another one."""
+
     @functools.wraps(function)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
         if _under_way.get() is not None:
             return function(*args, **kwargs)
-        token = _under_way.set((written, args, kwargs))
+        token = _under_way.set(_PublicCall(written, args, kwargs))
         try:
             return function(*args, **kwargs)
         finally:
@@ -103,60 +132,78 @@ def _named(function: Callable[P, R], written: Callable[..., str]) -> Callable[P,
 
 
 def current_call(argument: str = "") -> str:
-    """The public call under way in code form, with an argument at its end, such as ``ntk(f, params, x, memory=...)``."""
+    """The public call under way in code form, such as ``ntk(f, params, x)``.
+
+    An `argument` is written at its end: ``ntk(f, params, x, memory=...)``.
+    """
     under_way = _under_way.get()
     if under_way is None:
         return argument or "ntkdiag"
-    written, args, kwargs = under_way
-    call = written(*args, **kwargs)
+    call = under_way.written(*under_way.args, **under_way.kwargs)
     if not argument:
         return call
-    inside = call[:-1]
-    separator = "" if inside.endswith("(") else ", "
-    return f"{inside}{separator}{argument})"
+    # Open the closing parenthesis again.
+    opened = call.removesuffix(")")
+    separator = "" if opened.endswith("(") else ", "
+    return f"{opened}{separator}{argument})"
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn the user: the warning points at the line outside ntkdiag that led here."""
-    package = os.path.dirname(__file__) + os.sep
-    frame = sys._getframe(1)
-    level = 2  # what `warnings.warn` calls the frame that called this function
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+    level = 1  # what `warnings.warn` calls the frame of this function
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_back is not None and _is_ours(frame):
         frame = frame.f_back
         level += 1
     warnings.warn(text, category, stacklevel=level)
 
 
-def _writer(function: Callable[..., Any]) -> Callable[..., str]:
-    """What writes a call of a function: the required arguments by name, and the optional positional ones it was given."""
+def _is_ours(frame: types.FrameType) -> bool:
+    """Whether a frame is one of ntkdiag, or of a type checker that stands before its functions."""
+    file = frame.f_code.co_filename
+    if file.startswith(_PACKAGE):
+        return True
+    if file.startswith("<@beartype"):  # code that beartype wrote, which has no module
+        return True
+    module = str(frame.f_globals.get("__name__", ""))
+    root_package, _, _ = module.partition(".")
+    return root_package in _TYPE_CHECKERS
+
+
+def _writer(function: Callable[..., object]) -> Callable[..., str]:
+    """What writes a call of a function, from the arguments that it was called with."""
     signature = inspect.signature(function)
-    *_, owner, name = ("", *function.__qualname__.split("."))
+    path = function.__qualname__.split(".")
+    name = path[-1]
     if name == "__post_init__":
         return _write_construction
-    is_method = bool(owner) and "<locals>" not in owner
+    # A method is written with its class; a function inside another is no method of it.
+    owner = path[-2] if len(path) > 1 else "<locals>"
+    is_method = owner != "<locals>"
     if is_method:
         name = owner if name == "__init__" else f"{owner}.{name}"
 
-    def written(*args: Any, **kwargs: Any) -> str:
+    def written(*args: object, **kwargs: object) -> str:
         shown = []
-        for position, (parameter, kind) in enumerate(signature.parameters.items()):
+        for position, parameter in enumerate(signature.parameters.values()):
             if is_method and position == 0:
                 continue
-            value = args[position] if position < len(args) else kwargs.get(parameter)
-            if kind.kind is kind.POSITIONAL_OR_KEYWORD:
-                if kind.default is kind.empty or value is not None:
-                    shown.append(parameter)
-            elif kind.kind is kind.KEYWORD_ONLY and kind.default is kind.empty:
-                shown.append(f"{parameter}=...")
+            is_required = parameter.default is parameter.empty
+            value = args[position] if position < len(args) else kwargs.get(parameter.name)
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                if is_required or value is not None:
+                    shown.append(parameter.name)
+            elif parameter.kind is parameter.KEYWORD_ONLY and is_required:
+                shown.append(f"{parameter.name}=...")
         return f"{name}({', '.join(shown)})"
 
     return written
 
 
-def _write_construction(instance: Any) -> str:
+def _write_construction(instance: object) -> str:
     """The construction of a dataclass: the values that are not its defaults."""
     shown = []
-    for field in dataclasses.fields(instance):
+    for field in dataclasses.fields(instance):  # pyright: ignore[reportArgumentType]
         value = getattr(instance, field.name)
         if value is not field.default:
             shown.append(f"{field.name}={value!r}")

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from ntkdiag.demo.networks import Library
-
 LEARNING_RATE = 0.05
 MOMENTUM = 0.9
 BATCH = 128
@@ -17,13 +15,13 @@ class DemoSettings:
     """What can be chosen.
 
     Attributes:
-        library: Library of the model.
+        library: Library of the model: linen, equinox or nnx.
         steps: Number of updates.
         every: Steps between two measurements of the kernel.
         seed: Of data split, initialisation and batches.
     """
 
-    library: Library = "linen"
+    library: str = "linen"
     steps: int = 300
     every: int = 10
     seed: int = 0

@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 
-Library = Literal["linen", "equinox", "nnx"]
-LIBRARIES: tuple[Library, ...] = ("linen", "equinox", "nnx")
+LIBRARIES: tuple[str, ...] = ("linen", "equinox", "nnx")
 WIDTHS = (16, 32)
 
 
@@ -29,7 +28,7 @@ class DemoModel:
     saved: Callable[[Any], Any]
 
 
-def build(library: Library, seed: int) -> DemoModel:
+def build(library: str, seed: int) -> DemoModel:
     """Initialise the network.
 
     Args:

@@ -188,6 +188,7 @@ def test_a_registered_adapter_that_does_not_import(monkeypatch):
         ),
     ],
 )
+@pytest.mark.usefixtures("wrong_types")
 def test_arguments_that_fit_no_model(options, text):
     assert (
         refused(lambda: functionalize(plain, jnp.ones(2), **options))

@@ -71,6 +71,7 @@ def test_an_adapter_is_registered_in_the_process(tower):
 @pytest.mark.parametrize(
     ("package", "adapter", "got"), [("a.b", print, "'a.b' and"), ("a", None, "'a' and NoneType")]
 )
+@pytest.mark.usefixtures("wrong_types")
 def test_what_cannot_be_registered(package, adapter, got):
     with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
         register(package, adapter)
