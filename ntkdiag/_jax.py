@@ -101,11 +101,22 @@ def at_least_float32(dtype: Any) -> Any:
         return jnp.promote_types(dtype, jnp.float32)
 
 
+# The trace under which operations on constants were last seen to be computed: usually none at all.
+_computing: object = None
+
+
 def staging() -> bool:
-    """Whether operations on constants are recorded rather than computed: the call is inside someone's jit."""
-    return isinstance(
-        jax.lax.iota(jnp.int32, 1), Tracer
-    )  # the cheapest there is; nothing is copied to a device
+    """Whether operations on constants are recorded rather than computed: inside someone's jit."""
+    global _computing
+    # To compare traces takes a tenth of the time of trying, which counts in every small call.
+    trace = jex_core.get_opaque_trace_state()
+    if trace == _computing:
+        return False
+    # An iota is the cheapest operation there is: it copies nothing to a device.
+    is_recorded = isinstance(jax.lax.iota(jnp.int32, 1), Tracer)
+    if not is_recorded:
+        _computing = trace
+    return is_recorded
 
 
 def trace_settings() -> tuple:

@@ -4,6 +4,7 @@ Every check names what was expected, what came, and what to do. None of them cop
 device: what lies on an accelerator is looked at there.
 """
 
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -212,6 +213,13 @@ def _all_finite(leaf: Any) -> bool:
 
 def _lies_off_host(leaf: Any) -> bool:
     """Whether an array lies on an accelerator, or in several processes: it is not copied here."""
-    if not isinstance(leaf, jax.Array):
+    return isinstance(leaf, jax.Array) and not _on_host(leaf.sharding)
+
+
+@functools.lru_cache(maxsize=64)
+def _on_host(sharding: jax.sharding.Sharding) -> bool:
+    """Whether everything laid out so lies in the memory of this process."""
+    # Most models have one sharding for hundreds of arrays: it is looked at once.
+    if not sharding.is_fully_addressable:
         return False
-    return not leaf.is_fully_addressable or next(iter(leaf.devices())).platform != "cpu"
+    return next(iter(sharding.device_set)).platform == "cpu"
