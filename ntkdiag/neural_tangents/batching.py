@@ -67,7 +67,8 @@ def _require_integer(name: str, value: Any, least: int, most: int | None) -> Non
     integer = isinstance(value, int) and not isinstance(value, bool)
     if not integer or value < least or (most is not None and value > most):
         raise errors.InvalidInputError(
-            expected=f"an integer from {least}" + ("" if most is None else f" to {most}"),
+            expected=f"`{name}` as an integer from {least}"
+            + ("" if most is None else f" to {most}"),
             got=repr(value),
             do="Leave it out for the default.",
         )

@@ -30,7 +30,6 @@ class KernelFunction:
     request: Request
     _prepared: Cache = dataclasses.field(default_factory=Cache, repr=False)
 
-    @errors.called("kernel_fn(x1, x2, params)")
     def __call__(self, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any) -> Any:
         """The kernel.
 
@@ -43,8 +42,14 @@ class KernelFunction:
         Returns:
             For every output of f an array of shape `zip(f(x1).shape, f(x2).shape)` with the axes tied.
         """
-        f, given = self.request.f, (x1, None if is_none(x2) else x2, params, apply_fn_kwargs)
-        return constants.evaluated(self._of, given, lambda: f(params, x1, **apply_fn_kwargs))
+        named = errors.called(f"{self.request.kernel}_fn(x1, x2, params)")
+        return named(self._evaluated)(x1, None if is_none(x2) else x2, params, apply_fn_kwargs)
+
+    def _evaluated(self, x1: Any, x2: Any, params: Any, kwargs: dict) -> Any:
+        """The kernel, with the constants of f evaluated once."""
+        f = self.request.f
+        arguments = x1, x2, params, kwargs
+        return constants.evaluated(self._of, arguments, lambda: f(params, x1, **kwargs))
 
     def _of(self, x1: Any, x2: Any, params: Any, kwargs: dict) -> Any:
         x1, x2, params = as_arrays((x1, x2, params))

@@ -30,6 +30,7 @@ class EmpiricalKernelFunction:
     nngp: KernelFunction
     ntk: KernelFunction
 
+    @errors.called("kernel_fn(x1, x2, get, params)")
     def __call__(
         self,
         x1: Any,

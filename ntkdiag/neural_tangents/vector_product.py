@@ -60,6 +60,7 @@ def empirical_ntk_vp_fn(
         outputs2, pull = jax.vjp(column, params)
     check_outputs(outputs)
 
+    @errors.called("ntk_vp_fn(cotangents)")
     def product(cotangents: Any) -> Any:
         _check_cotangents(cotangents, outputs2)
         with jax.default_matmul_precision("highest"):

@@ -339,7 +339,7 @@ def test_memory_budget():
 
 DEVICES = """
 import jax, numpy as np
-from ntkdiag import compat
+from ntkdiag import neural_tangents as nt
 assert jax.local_device_count() == 2
 f = lambda p, x: jax.numpy.tanh(x @ p)
 x1, x2, p = (np.random.default_rng(0).normal(size=s).astype("f") for s in ((4, 3), (3, 3), (3, 2)))

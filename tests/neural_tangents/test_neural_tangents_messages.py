@@ -105,12 +105,12 @@ VMAP = {
         "integers or None as `vmap_axes` of x1; got 0.0. Name axes by number.",
     ),
     "out of range": (
-        lambda: ntk(lambda p, x: x["a"] @ p, vmap_axes=2, x={"a": X}),
+        lambda: ntk(lambda p, x: x["a"] @ p, vmap_axes=2, x1={"a": X}),
         "`vmap_axes` among the axes of x1; got axis 2 for x1['a'] of shape (3, 4). "
         "Pass None for a leaf that all examples share.",
     ),
     "different lengths": (
-        lambda: ntk(lambda p, x: (x[0] + x[1].sum()) @ p, vmap_axes=0, x=(X, Z)),
+        lambda: ntk(lambda p, x: (x[0] + x[1].sum()) @ p, vmap_axes=0, x1=(X, Z)),
         "`vmap_axes` of the same length in x1 and the keyword arguments under `kwargs_axes`; got axis 0 of shape (3, 4)"
         ", axis 0 of shape (2, 4). Keyword arguments per example for x1 and x2 go in as a pair, such as "
         "pattern=(pattern1, pattern2).",
@@ -260,7 +260,7 @@ INTERACT = (
 
 def test_examples_that_interact():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    message = said(errors.ExamplesInteractError, lambda: ntk(batch_norm, x=x, vmap_axes=0))
+    message = said(errors.ExamplesInteractError, lambda: ntk(batch_norm, x1=x, vmap_axes=0))
     expected = (
         CALL
         + "examples that do not depend on each other along `vmap_axes`; got outputs that change by 1.2 (scale 0)"
@@ -273,7 +273,7 @@ def test_an_interaction_that_only_gradients_show():
     params = {"w": W, "gate": np.zeros((), np.float32)}
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     message = said(
-        errors.ExamplesInteractError, lambda: ntk(gated, x=x, params=params, vmap_axes=0)
+        errors.ExamplesInteractError, lambda: ntk(gated, x1=x, params=params, vmap_axes=0)
     )
     assert message.startswith(
         CALL
@@ -285,8 +285,9 @@ def test_an_interaction_that_only_gradients_show():
 @pytest.mark.parametrize("value", [4, -1, "1", 1.0, True, None])
 def test_implementation(value):
     message = said(errors.InvalidInputError, lambda: nt.empirical_ntk_fn(f, implementation=value))
+    call = "empirical_ntk_fn(f)" if value is None else "empirical_ntk_fn(f, implementation)"
     assert message == (
-        "empirical_ntk_fn(f, implementation=...): expected an `NtkImplementation` or its number, 0 to 3; got "
+        f"{call}: expected an `NtkImplementation` or its number, 0 to 3; got "
         f"implementation={value!r}. Leave it out: AUTO plans for each parameter."
     )
 
@@ -309,8 +310,8 @@ def test_batch_numbers(name, value, expected):
         errors.InvalidInputError, lambda: nt.batch(nt.empirical_ntk_fn(f), **{name: value})
     )
     assert message == (
-        f"batch(kernel_fn, {name}=...): expected an integer from {expected}; got {value!r}. Leave it out for the "
-        "default."
+        f"batch(kernel_fn, {name}): expected `{name}` as an integer from {expected}; got {value!r}. "
+        "Leave it out for the default."
     )
 
 
@@ -319,7 +320,7 @@ def test_batch_of_an_unknown_function():
         errors.UnsupportedModelError, lambda: nt.batch(lambda x1, x2, params: x1 @ x1.T, 2)
     )
     assert message == (
-        "batch(kernel_fn): expected a kernel function made by empirical_ntk_fn, empirical_nngp_fn or "
+        "batch(kernel_fn, batch_size): expected a kernel function made by empirical_ntk_fn, empirical_nngp_fn or "
         "empirical_kernel_fn; got function. Of another function nobody knows whether its tiles make up the whole: wrap "
         "f, not the kernel."
     )
@@ -337,7 +338,7 @@ def test_batch_of_an_unknown_function():
 def test_cotangents(cotangents, got):
     product = nt.empirical_ntk_vp_fn(f, X, None, W)
     assert said(errors.InvalidInputError, lambda: product(cotangents)) == (
-        "empirical_ntk_vp_fn(f, x1, x2, params)(cotangents): expected cotangents like f(params, x2): float32[3, 2] in "
+        "ntk_vp_fn(cotangents): expected cotangents like f(params, x2): float32[3, 2] in "
         f"PyTreeDef(*); got {got}. A product takes one number for each output on x2."
     )
 
@@ -354,8 +355,10 @@ def test_switches_warn_once():
 
 K = np.eye(3, dtype=np.float32)
 Y = np.ones((3, 1), np.float32)
-MSE = "gradient_descent_mse(k_train_train, y_train)"
-ANY = "gradient_descent(loss, k_train_train, y_train)"
+MSE = "gradient_descent_mse(k_train_train, y_train"
+ANY = "gradient_descent(loss, k_train_train, y_train"
+PREDICT_MSE = "predict_fn(t, fx_train_0, fx_test_0, k_test_train)"
+PREDICT_ANY = "predict_fn(t, fx_train_or_state_0, fx_test_0, k_test_train)"
 
 
 def squared(f, y):
@@ -373,93 +376,94 @@ def flow(*arguments, loss=squared, **options):
 PREDICT = {
     "kernel and targets": (
         lambda: mse(trace_axes=()),
-        MSE
-        + ": expected `k_train_train` of shape (3, 3, 1, 1), which is zip(y_train.shape, y_train.shape) without "
-        "trace_axes=(); got shape (3, 3). Pass the trace_axes that the kernel was computed with.",
+        MSE + ", trace_axes): expected `k_train_train` of shape (3, 3, 1, 1), which is "
+        "zip(y_train.shape, y_train.shape) without trace_axes=(); got shape (3, 3). Pass the trace_axes that the kernel was computed with.",
     ),
     "test kernel": (
         lambda: mse(1.0, 0.0, 0.0, np.ones((2, 4), np.float32)),
-        MSE + ": expected `k_test_train` of shape (m, 3); got shape (2, 4). "
+        PREDICT_MSE + ": expected `k_test_train` of shape (m, 3); got shape (2, 4). "
         "It is zip(y_test.shape, y_train.shape) without the trace_axes.",
     ),
     "initial outputs": (
         lambda: mse(1.0, np.ones(3, np.float32)),
-        MSE + ": expected `fx_train_0` of shape (3, 1), or one number; got shape (3,). "
+        PREDICT_MSE + ": expected `fx_train_0` of shape (3, 1), or one number; got shape (3,). "
         "Outputs have the shape of the targets.",
     ),
     "test kernel missing": (
         lambda: mse(1.0, 0.0, 0.0),
-        MSE
-        + "(t, fx_train_0, fx_test_0, k_test_train): expected `k_test_train` beside `fx_test_0`; got None. "
+        PREDICT_MSE + ": expected `k_test_train` beside `fx_test_0`; got None. "
         "Pass ntk_fn(x_test, x_train, params).",
     ),
     "nothing to predict": (
         lambda: mse(1.0, None),
-        MSE + "(t): expected `fx_train_0` or `fx_test_0`; got None twice. Pass what to predict.",
+        PREDICT_MSE
+        + ": expected `fx_train_0` or `fx_test_0`; got None twice. Pass what to predict.",
     ),
     "learning rate": (
         lambda: mse(learning_rate=0.0),
-        MSE + ": expected a positive `learning_rate`; got 0.0. Its units stand in the docstring.",
+        MSE
+        + ", learning_rate): expected a positive `learning_rate`; got 0.0. Its units stand in the docstring.",
     ),
     "regularisation": (
         lambda: mse(diag_reg=-1.0),
-        MSE + ": expected a non-negative `diag_reg`; got -1.0. Its units stand in the docstring.",
+        MSE
+        + ", diag_reg): expected a non-negative `diag_reg`; got -1.0. Its units stand in the docstring.",
     ),
     "before the start": (
         lambda: mse(-1.0),
-        MSE + "(t): expected a non-negative `t`; got -1.0. Its units stand in the docstring.",
+        PREDICT_MSE + ": expected a non-negative `t`; got -1.0. Its units stand in the docstring.",
     ),
     "negative eigenvalues": (
         lambda: mse(k=-K),
-        MSE
+        PREDICT_MSE
         + ": expected a kernel J J^T, which has no negative eigenvalues; got 3 eigenvalues below the noise floor "
         "-9.5e-07. Compute all rows in one call and one batch size; see `health(kernel)`.",
     ),
     "unsorted": (
         lambda: flow(np.array([2.0, 1.0])),
-        ANY + "(t): expected finite times t >= 0 in strictly increasing order; got [2. 1.]. "
+        PREDICT_ANY + ": expected finite times t >= 0 in strictly increasing order; got [2. 1.]. "
         "Sort them; convergence at infinity is not certain for a general loss.",
     ),
     "repeated": (
         lambda: flow([1.0, 1.0]),
-        ANY + "(t): expected finite times t >= 0 in strictly increasing order; got [1.0, 1.0]. "
+        PREDICT_ANY
+        + ": expected finite times t >= 0 in strictly increasing order; got [1.0, 1.0]. "
         "Sort them; convergence at infinity is not certain for a general loss.",
     ),
     "infinite": (
         lambda: flow(),
-        ANY + "(t): expected finite times t >= 0 in strictly increasing order; got None. "
+        PREDICT_ANY + ": expected finite times t >= 0 in strictly increasing order; got None. "
         "Sort them; convergence at infinity is not certain for a general loss.",
     ),
     "momentum": (
         lambda: flow(momentum=1.0),
-        ANY + ": expected `momentum` in [0, 1), or None; got 1.0. None is gradient flow.",
+        ANY
+        + ", momentum): expected `momentum` in [0, 1), or None; got 1.0. None is gradient flow.",
     ),
     "loss": (
         lambda: flow(loss=lambda f, y: (f - y) ** 2),
         ANY
-        + ": expected a `loss(f, y)` that returns one number; got ShapeDtypeStruct(shape=(3, 1), dtype=float32). "
+        + "): expected a `loss(f, y)` that returns one number; got ShapeDtypeStruct(shape=(3, 1), dtype=float32). "
         "Sum or average in it.",
     ),
     "nothing to integrate": (
         lambda: flow(1.0, None),
-        ANY
-        + "(t, fx_train_or_state_0, fx_test_0): expected outputs at time 0; got None twice. Pass what to predict.",
+        PREDICT_ANY + ": expected outputs at time 0; got None twice. Pass what to predict.",
     ),
     "test outputs twice": (
         lambda: flow(1.0, predict.ODEState(Y), Y, K),
-        ANY
-        + "(t, fx_train_or_state_0, fx_test_0): expected test outputs inside the `ODEState`; got `fx_test_0` beside it."
+        PREDICT_ANY + ": expected test outputs inside the `ODEState`; got `fx_test_0` beside it."
         " ODEState(f, g).",
     ),
     "velocities": (
         lambda: flow(1.0, predict.ODEState(Y, None, Y)),
-        ANY
-        + "(t, fx_train_or_state_0, fx_test_0): expected a state without velocities; got velocities. "
+        PREDICT_ANY + ": expected a state without velocities; got velocities. "
         "Pass `momentum`, or leave them out.",
     ),
     "another reduction": (
         lambda: predict.max_learning_rate(ntkdiag.ntk(f, W, X, reduction="trace"), 6),
-        'predict: expected a kernel with reduction="full" or "mean"; got reduction="trace" of 2 outputs. '
+        "max_learning_rate(ntk_train_train, y_train_size): expected a kernel with "
+        'reduction="full" or "mean"; got reduction="trace" of 2 outputs. '
         '"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
     ),
     "size of targets": (
