@@ -18,7 +18,6 @@ from ntkdiag.checking import selfcheck as selfcheck
 from ntkdiag.checkpoints import load_params as load_params
 from ntkdiag.comparison.compare import compare as compare
 from ntkdiag.descent import Descent as Descent
-from ntkdiag.descent import Flow as Flow
 from ntkdiag.engine.calls.caches import clear_caches as clear_caches
 from ntkdiag.engine.ntk import ntk as ntk
 from ntkdiag.engine.ntk import plan as plan

@@ -26,7 +26,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.nouns import pytree
 from ntkdiag.scalars import Number, require_in_range
 
 MomentumKind: TypeAlias = Literal["heavy-ball", "nesterov", "ema"]
@@ -172,12 +171,6 @@ def _unflatten(fixed: tuple, numbers: tuple) -> Descent:
 
 
 jax.tree_util.register_pytree_node(Descent, _flatten, _unflatten)
-
-
-@pytree()
-@dataclasses.dataclass(frozen=True)
-class Flow:
-    """Gradient flow, d theta / dt = -grad L: gradient descent of vanishing learning rate, t = learning rate x steps."""
 
 
 DescentLike: TypeAlias = Descent | LearningRate

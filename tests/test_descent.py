@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ntkdiag
-from ntkdiag.descent import Descent, Flow, as_descent
+from ntkdiag.descent import Descent, as_descent
 from ntkdiag.errors import InvalidInputError
 
 
@@ -31,7 +31,6 @@ def test_trees_hold_numbers_and_keep_schedules():
     assert jax.tree.leaves(Descent(preconditioner={"a": 1.0})) == [0.0, 0.0, 1.0]
     assert jax.jit(lambda rule: rule.threshold)(Descent(momentum=0.5)) == pytest.approx(3.0)
     np.testing.assert_array_equal(jax.vmap(Descent)(jnp.arange(3.0)).learning_rate, [0, 1, 2])
-    assert jax.tree.leaves(Flow()) == []
 
 
 def test_words():

@@ -1,6 +1,5 @@
 """The linearized model as a baseline: trained beside the network, compared along the way and at the end."""
 
-from ntkdiag.baselines.contenders import Contender as Contender
 from ntkdiag.baselines.contenders import LinearBaseline as LinearBaseline
 from ntkdiag.baselines.gap_over_training import GapHistory as GapHistory
 from ntkdiag.baselines.gap_over_training import gap_over_training as gap_over_training

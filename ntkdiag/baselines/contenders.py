@@ -39,7 +39,10 @@ class LinearBaseline:
     Printing shows the table and the methods.
 
     Attributes:
-        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0 and on K_T.
+        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0 and on
+            K_T: the lines of the table. Each has `name`, `train_loss`, `test_loss`, `accuracy`,
+            `agreement` and `distance` (to the trained network on the test examples) and `outputs` there,
+            with None for what it has not; `baseline["network"]` is the one whose name begins so.
         gap: Network against its linearization at init.
         gap_later: Network against its linearization at the checkpoint, steps counted from there.
         checkpoint: Step at which the network was linearized again.

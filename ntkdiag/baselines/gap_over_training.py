@@ -53,17 +53,18 @@ class GapHistory:
             return None
         return self.accuracy - self.accuracy_lin
 
-    def first_beyond(self, tolerance: float, of: str = "e1") -> int | None:
+    @errors.public
+    def first_beyond(self, tolerance: float, name: str = "e1") -> int | None:
         """The first recorded step at which a gap is above a tolerance: how long a linearization holds from here.
 
-        With ``of="e1"`` and 0.1 this is the local linearization time scale of the checkpoint, in steps. It is not
+        With ``name="e1"`` and 0.1 this is the local linearization time scale of the checkpoint, in steps. It is not
         finer than the recorded steps. A run that left the finite numbers is beyond any tolerance.
 
         Cost: none.
 
         Args:
             tolerance: In the units of the gap; for "accuracy_gap" either sign counts.
-            of: "e1", "e2", "rms", "max", "relative" or "accuracy_gap".
+            name: The gap: "e1", "e2", "rms", "max", "relative" or "accuracy_gap".
 
         Returns:
             A step, or None when the gap stayed within.
@@ -71,12 +72,12 @@ class GapHistory:
         Raises:
             InvalidInputError: When no such gap was recorded.
         """
-        values = getattr(self, of, None) if of in _GAPS else None
+        values = getattr(self, name, None) if name in _GAPS else None
         if values is None:
-            known = [name for name in _GAPS if getattr(self, name) is not None]
+            known = [gap for gap in _GAPS if getattr(self, gap) is not None]
             raise errors.InvalidInputError(
-                expected=" or ".join(f'"{name}"' for name in known),
-                got=repr(of),
+                expected=" or ".join(f'"{gap}"' for gap in known),
+                got=repr(name),
                 do="accuracy_gap needs class numbers as labels, e2 second_order=True.",
             )
         beyond = np.flatnonzero((np.abs(values) > tolerance) | ~np.isfinite(self.rms))

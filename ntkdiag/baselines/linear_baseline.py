@@ -39,7 +39,7 @@ def linear_baseline(
     checkpoint: int | None = None,
     ridge: float = 1e-3,
     kernel_examples: int = 1024,
-    outputs: str = "mean",
+    reduction: str = "mean",
     seed: int = 0,
     **options: Any,
 ) -> LinearBaseline:
@@ -64,7 +64,7 @@ def linear_baseline(
         checkpoint: Step at which the network is linearized again; None for a tenth of the steps.
         ridge: Of the regressions, relative to the mean diagonal entry of the kernel.
         kernel_examples: The regressions use at most so many training examples, the first ones.
-        outputs: Reduction of their kernel: "mean" (stands for K kron I_C), or "full".
+        reduction: Reduction of their kernel over outputs: "mean" (stands for K kron I_C), or "full".
         seed: Of the order of examples.
         **options: Handed to `functionalize`.
 
@@ -79,14 +79,14 @@ def linear_baseline(
     if (
         not 0 < checkpoint < steps
         or not ridge > 0
-        or outputs not in ("mean", "full")
+        or reduction not in ("mean", "full")
         or kernel_examples < 1
     ):
         raise errors.InvalidInputError(
-            expected="0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `outputs` "
-            '"mean" or "full"',
+            expected="0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and "
+            '`reduction` "mean" or "full"',
             got=f"checkpoint={checkpoint}, steps={steps}, ridge={ridge}, kernel_examples={kernel_examples}, "
-            f"outputs={outputs!r}",
+            f"reduction={reduction!r}",
             do="The checkpoint is a number of steps, the ridge relative to the mean diagonal of the kernel.",
         )
     functional = functionalize(model, variables, **options)
@@ -116,11 +116,11 @@ def linear_baseline(
     for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", runs.own)):
         width = shape[-1] if len(shape) > 1 else 1
         if all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(at)):
-            regressed = kernel_ridge(f, at, read, rows, ridge, outputs, width)
+            regressed = kernel_ridge(f, at, read, rows, ridge, reduction, width)
         else:  # the run diverged: that is a result, too
             regressed = np.full((rows, width), np.nan), np.full((read.m, width), np.nan)
         contenders.append(_regressed(name, *regressed, read, network, shape))
-    said = methods(functional, read, steps, batch_size, checkpoint, ridge, rows, outputs, seed)
+    said = methods(functional, read, steps, batch_size, checkpoint, ridge, rows, reduction, seed)
     return LinearBaseline(tuple(contenders), gap, gap_later, checkpoint, steps, runs.own, said)
 
 

@@ -1,6 +1,4 @@
 """Is this model, as ntkdiag sees it, the one that was meant?"""
 
 from ntkdiag.checking.check_model import selfcheck as selfcheck
-from ntkdiag.checking.findings import Finding as Finding
-from ntkdiag.checking.findings import Leaf as Leaf
 from ntkdiag.checking.result import SelfCheck as SelfCheck

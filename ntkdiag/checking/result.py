@@ -17,9 +17,11 @@ class SelfCheck:
     Attributes:
         model: Library and name of the model.
         mode: The mode it is evaluated in, as kernels write it into their convention.
-        trainable: What is differentiated.
-        fixed: What is held fixed.
-        findings: One answer per question.
+        trainable: The arrays that are differentiated, each with `path`, `shape`, `dtype`, `size` (how
+            many numbers) and `bytes`.
+        fixed: Those that are held fixed, likewise.
+        findings: One answer per question, each with `question`, `status` ("ok", "note", "wrong" or
+            "not checked") and `text`; `check["engine"]` is the one of that name.
         seconds: How long it took.
     """
 

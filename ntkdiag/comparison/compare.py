@@ -19,7 +19,8 @@ from ntkdiag.comparison.settings import Settings, read_settings
 from ntkdiag.comparison.sides import Side, is_model, read_side, require_comparable
 from ntkdiag.descent import DescentLike
 from ntkdiag.kernel.reduction import automatic
-from ntkdiag.losses import CrossEntropy, CustomLoss
+from ntkdiag.losses import CrossEntropy
+from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional

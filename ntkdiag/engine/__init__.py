@@ -1,4 +1,3 @@
 """f, params, x -> kernels, from factored Jacobians."""
 
 from ntkdiag.engine.planning.plan import Plan as Plan
-from ntkdiag.engine.planning.plan import PlanRow as PlanRow

@@ -14,7 +14,6 @@ Wherever ntkdiag takes `loss=`, it takes one of these objects, the name of one (
 numbers that would depend on it.
 """
 
-from ntkdiag.losses.custom_loss import CustomLoss as CustomLoss
 from ntkdiag.losses.loss import Loss as Loss
 from ntkdiag.losses.means import MSE as MSE
 from ntkdiag.losses.means import CrossEntropy as CrossEntropy

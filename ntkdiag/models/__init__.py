@@ -7,8 +7,4 @@ from ntkdiag.models.outputs import activations as activations
 from ntkdiag.models.outputs import example_loss as example_loss
 from ntkdiag.models.outputs import label_logit as label_logit
 from ntkdiag.models.outputs import last_token as last_token
-from ntkdiag.models.paths import differences as differences
-from ntkdiag.models.paths import leaves_by_path as leaves_by_path
-from ntkdiag.models.paths import path_string as path_string
-from ntkdiag.models.paths import require_same as require_same
 from ntkdiag.models.registry import register as register

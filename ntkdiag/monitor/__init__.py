@@ -1,15 +1,10 @@
 """During training: an Optax transform, a hook for the host, schedules and writers."""
 
 from ntkdiag.monitor.hook import Monitor as Monitor
-from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
-from ntkdiag.monitor.measurement import Status as Status
-from ntkdiag.monitor.measuring_cost import Cost as Cost
 from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
-from ntkdiag.monitor.schedule import Schedule as Schedule
-from ntkdiag.monitor.watch import WatchState as WatchState
 from ntkdiag.monitor.watch import watch as watch
 from ntkdiag.monitor.writers import InMemory as InMemory
 from ntkdiag.monitor.writers import JsonLines as JsonLines

@@ -12,8 +12,8 @@ from ntkdiag.descent import Descent
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.planning.memory import budget
-from ntkdiag.losses import CustomLoss, Loss
-from ntkdiag.losses.custom_loss import MOST_ROWS
+from ntkdiag.losses import Loss
+from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import shown

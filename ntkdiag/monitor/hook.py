@@ -58,7 +58,9 @@ class Monitor:
             from the second one on.
 
     Attributes:
-        cost: A `Cost`: seconds spent, measurements made and skipped. `print(monitor.cost)`.
+        cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the first
+            measurement, `seconds` of all later ones, `elapsed` wall time since the first, the `share` of
+            that, `measurements` made, `skipped` ones, `last`, the seconds of the last one.
         last: The last `Measurement`, None before the first.
 
     Raises:

@@ -42,7 +42,8 @@ class Measurement:
 
     Attributes:
         step: The step the parameters belong to.
-        status: A `Status`.
+        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel or outputs, 3 arrays that the
+            measured function holds fixed have other values in training.
         eigenvalues: The largest eigenvalues, descending, `[top_k]`; NaN below the noise floor of the kernel.
         trace: Sum of all eigenvalues.
         participation_ratio: (sum lambda)^2 / sum lambda^2, the effective number of modes.

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag.descent import Descent
-from ntkdiag.losses import CustomLoss, Loss
+from ntkdiag.losses import Loss
+from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.scalars import is_concrete

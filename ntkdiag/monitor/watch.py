@@ -81,7 +81,7 @@ def watch(
 
     The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the parameters *before*
     the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step
-    that is not scheduled computes one comparison. The last measurement is in the state (see `WatchState`).
+    that is not scheduled computes one comparison. The last measurement is in the state.
 
         tx = optax.chain(
             optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, loss="cross_entropy", descent=0.1)
@@ -113,7 +113,9 @@ def watch(
         memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the kernel is one block.
 
     Returns:
-        A gradient transformation whose `init(params)` gives a `WatchState`. `init` raises `StructureError` when the
+        A gradient transformation. Its state has the fields of `Measurement`, each with "ntk_" before its
+        name, and `ntk_count`, the number of updates seen; read one from any optimizer state with
+        `optax.tree_utils.tree_get(opt_state, "ntk_trace")`. `init` raises `StructureError` when the
         parameters are not those of `f`, `update` also `InvalidInputError` when it gets no parameters.
 
     Raises:

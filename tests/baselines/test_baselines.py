@@ -284,7 +284,7 @@ def _run(data=CLASSES, **options):
         ),
         (
             lambda: _run(steps=5, checkpoint=5),
-            "expected 0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `outputs`",
+            "expected 0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `reduction`",
         ),
         (
             lambda: gap_over_training(
@@ -305,7 +305,7 @@ def test_messages(call, message):
 
 
 def test_message_of_an_unknown_gap(baseline):
-    message = 'GapHistory.first_beyond(tolerance, of): expected "e1" or "e2" or "rms" or "max" or "relative" or'
+    message = 'GapHistory.first_beyond(tolerance, name): expected "e1" or "e2" or "rms" or "max" or "relative" or'
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         baseline.gap.first_beyond(0.1, "steps")
 

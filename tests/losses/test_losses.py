@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.losses import MSE, CrossEntropy, CustomLoss, Loss, SigmoidCrossEntropy
+from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy
+from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import as_loss
 
 N, T, V = 4, 2, 3

@@ -13,8 +13,9 @@ from monitor_problem import QUANTITIES, agree, f, naive, problem, train
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent
-from ntkdiag.monitor import measure, watch
+from ntkdiag.monitor import watch
 from ntkdiag.monitor.hook import Monitor
+from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.schedule import At
 from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines

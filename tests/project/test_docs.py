@@ -34,7 +34,6 @@ PACKAGES = (
     "ntkdiag.matrix_free",
     "ntkdiag.monitor",
     "ntkdiag.predict",
-    "ntkdiag.engine.jacobian",
 )
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 TEXTS += [path for path in (ROOT / "integrations").rglob("*.md") if ".venv" not in path.parts]

@@ -18,7 +18,6 @@ TRANSLATION = "ntkdiag.neural_tangents."
 MADE_BY_USERS = {
     "ntkdiag.CG",
     "ntkdiag.Descent",
-    "ntkdiag.Flow",
     "ntkdiag.JsonLines",
     "ntkdiag.Kernel",
     "ntkdiag.Monitor",
@@ -26,7 +25,6 @@ MADE_BY_USERS = {
     "ntkdiag.kernel.Convention",
     "ntkdiag.kernel.RandomProjections",
     "ntkdiag.losses.CrossEntropy",
-    "ntkdiag.losses.CustomLoss",
     "ntkdiag.losses.MSE",
     "ntkdiag.losses.SigmoidCrossEntropy",
     "ntkdiag.matrix_free.CG",
@@ -61,12 +59,10 @@ MEANINGS = {
     "unpack": "whether x holds several positional arguments",
     "package": "the import name of a library",
     "adapter": "a function that turns a model of a library into a Functional",
-    "tree": "any pytree",
     "labels": "a tree of names, one for each parameter, as Optax takes them",
     "chosen": "which of the labels are trained",
     "mask": "True where a token is real",
     "path": "a path: of a leaf, or of a file",
-    "key_path": "a key path of JAX",
     # Examples, outputs and labels
     "x": "inputs, examples first; the rows of a kernel",
     "x2": "inputs of the columns; None for those of the rows",
@@ -78,7 +74,6 @@ MEANINGS = {
     "shape": "of the outputs on a batch",
     "curvature": "the largest eigenvalue of the Gauss-Newton matrix",
     "f0_test": "outputs at the start of training on test examples",
-    "logits": "outputs of a classifier",
     "names": "what the two sides are called",
     "a": "the first of two of a kind",
     "b": "the second of two of a kind",
@@ -118,7 +113,6 @@ MEANINGS = {
     # Training
     "loss": "a loss: its name, an object or loss(outputs, y)",
     "denominator": "what the sum of the terms of a loss is divided by",
-    "function": "loss(outputs, y) of the user",
     "descent": "how one trains: a Descent, or its learning rate",
     "learning_rate": "the step of gradient descent",
     "momentum": "beta of momentum",
@@ -132,6 +126,7 @@ MEANINGS = {
     "time": "time of gradient flow",
     "checkpoint": "the step at which a run is linearized",
     "marks": "steps at which something is recorded",
+    "kernel_examples": "how many examples enter a kernel, at most",
     "residual": "outputs minus labels",
     "fraction": "the part of a residual that is left",
     # Pulls on parameters, and solvers
@@ -168,21 +163,11 @@ MEANINGS = {
     "console": "a rich.Console",
     "history": "the measurements of a run",
     "ax": "axes of matplotlib",
-    # Errors
-    "text": "a message",
-    "expected": "what was expected",
-    "got": "what came",
-    "do": "what to do about it",
-    "argument": "an argument as one writes it",
-    "call": "a call as one writes it",
 }
 
 # Not yet true: parameters that are to be renamed or to go. This set only becomes smaller.
 LEFT = {
-    "damping", "first", "kernel0", "kernel_examples", "loss_denominator", "momentum_kind", "now", "of", "origin",
-    "ridges", "spill", "started", "test", "test_train", "train", "unmoved",
-    # The structured Jacobian, which leaves the documented names.
-    "basis", "contraction", "form", "other", "parts",
+    "damping", "loss_denominator", "momentum_kind", "origin", "ridges", "spill", "test", "test_train", "train",
 }  # fmt: skip
 
 # Word of a former version -> what it is called now. In signatures, pages, examples and messages.
