@@ -1,12 +1,19 @@
 """Everything that depends on the version of JAX or XLA stands in this file.
 
-The jaxpr layer (`jax.extend`) carries no compatibility guarantee: differences between versions are found by looking
-at the objects (feature detection), never by comparing version numbers.
+1. Jaxprs: `jax.extend` carries no compatibility guarantee, so that the names, classes and parameters
+   that differ between versions are read here, and nowhere else.
+2. Questions to a jaxpr: what occurs anywhere in it, loops and branches included.
+3. The trace under way: its settings, and whether there is one.
+4. XLA on CPU: which compiler options compute float32 derivatives of normalisation layers rightly.
+
+Differences between versions are found by looking at the objects (feature detection), never by
+comparing version numbers.
 """
 
 import concurrent.futures
 import functools
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -14,91 +21,147 @@ import jax.core
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+# 1. Jaxprs.
 
 # What a jaxpr is made of: variables and literals ("atoms"), and equations between them. JAX declares
-# less than these have (an aval without a shape, for one), so a type checker takes them as they come.
+# less than these have (an aval without a shape, for one), so a type checker takes them as they come;
+# the structure of a tree it declares as a variable, which is no type.
 if TYPE_CHECKING:
     Jaxpr: TypeAlias = Any
     ClosedJaxpr: TypeAlias = Any
     Equation: TypeAlias = Any
     Variable: TypeAlias = Any
     Atom: TypeAlias = Any
+    TreeStructure: TypeAlias = Any
 else:
     Jaxpr, ClosedJaxpr = jex_core.Jaxpr, jex_core.ClosedJaxpr
     Equation, Variable = jex_core.JaxprEqn, jex_core.Var
     Atom = jex_core.Var | jex_core.Literal
+    TreeStructure = jax.tree_util.PyTreeDef
 
 Literal = jex_core.Literal
 Tracer = jax.core.Tracer
-eval_jaxpr: Any = jax.core.eval_jaxpr
+eval_jaxpr: Callable[..., list] = jax.core.eval_jaxpr
 
 
-def open_jaxpr(jaxpr: Any) -> tuple[Any, list]:
-    """Split an open or closed jaxpr into (jaxpr, consts): from JAX 0.11 on both are one class."""
-    return getattr(jaxpr, "jaxpr", jaxpr), list(getattr(jaxpr, "consts", ()))
+def open_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list]:
+    """Split an open or closed jaxpr into (jaxpr, consts)."""
+    # From JAX 0.11 on both are one class, with `consts` and without `jaxpr`.
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    consts = getattr(jaxpr, "consts", ())
+    return opened, list(consts)
 
 
-def scan_counts(params: dict) -> tuple[int, int]:
-    """(number of constants, number of carries) of a `scan` equation."""
-    if "ft_in" in params:  # JAX >= 0.11
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """(number of constants, number of carries) among the inputs of a `scan` equation."""
+    if "ft_in" in params:  # JAX >= 0.11: the inputs as a tree of these three
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
 
 
-def bind(eqn: Any, values: list) -> list:
-    """Apply the primitive of a jaxpr equation to values."""
-    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    return list(out) if eqn.primitive.multiple_results else [out]
+def bind(eqn: Equation, values: list) -> list:
+    """The outputs of an equation of a jaxpr, applied to other values."""
+    primitive = eqn.primitive
+    outputs = primitive.bind(*values, **primitive.get_bind_params(eqn.params))
+    if primitive.multiple_results:
+        return list(outputs)
+    return [outputs]
 
 
-def vjp(f: Any, *primals: Any) -> tuple[Any, Any, Any]:
-    """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time: (y, its transpose, aux).
+def sub_jaxprs(eqn: Equation) -> list[Jaxpr]:
+    """The jaxprs nested in one equation: bodies of loops, branches, calls."""
+    return [open_jaxpr(jaxpr)[0] for jaxpr in jex_core.jaxprs_in_params(eqn.params)]
 
-    `jax.vjp` makes a jaxpr of every equation; here one pass of JVP rules leaves what is linear, to be transposed.
+
+def with_bodies(eqn: Equation, rebuilt: Callable[[Jaxpr, list], ClosedJaxpr]) -> Equation:
+    """The same equation with `rebuilt(jaxpr, consts)` in place of every jaxpr nested in it."""
+
+    def rebuilt_parameter(value: Any) -> Any:
+        if _is_jaxpr(value):
+            closed = rebuilt(*open_jaxpr(value))
+            # What stood there open stays open: such a body has no place for constants.
+            return closed if hasattr(value, "consts") else open_jaxpr(closed)[0]
+        if isinstance(value, tuple) and value and all(map(_is_jaxpr, value)):
+            return tuple(map(rebuilt_parameter, value))  # the branches of `cond`
+        return value
+
+    params = {name: rebuilt_parameter(value) for name, value in eqn.params.items()}
+    return eqn.replace(params=params)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    """Whether a parameter of an equation is a jaxpr, open or closed."""
+    return hasattr(value, "eqns")
+
+
+def is_ref(atom: Atom) -> bool:
+    """Whether a value of a jaxpr is a mutable array (`jax.new_ref`).
+
+    What writes to one has no output to show for it.
     """
-    known: list = []
-
-    def tangent(*tangents):
-        y, dy, aux = jax.jvp(f, primals, tangents, has_aux=True)
-        known[:] = y, aux  # values of the enclosing trace: they do not depend on the tangents
-        return dy
-
-    transposed = jax.linear_transpose(tangent, *primals)
-    y, aux = known
-    return y, transposed, aux
-
-
-def is_ref(atom: Any) -> bool:
-    """Whether a value of a jaxpr is a mutable array (`jax.new_ref`): what writes to it has no output to show for it."""
     return hasattr(atom.aval, "inner_aval")
 
 
-def sub_jaxprs(eqn: Any) -> list:
-    """The jaxprs nested in one equation."""
-    return [open_jaxpr(j)[0] for j in jex_core.jaxprs_in_params(eqn.params)]
+# 2. Questions to a jaxpr.
 
 
-def with_bodies(eqn: Any, rebuilt: Any) -> Any:
-    """The same equation with the closed jaxpr `rebuilt(jaxpr, consts)` for every jaxpr nested in it."""
-
-    def new(value):
-        if (
-            isinstance(value, tuple) and value and all(hasattr(v, "eqns") for v in value)
-        ):  # branches
-            return tuple(map(new, value))
-        if not hasattr(value, "eqns"):
-            return value
-        closed = rebuilt(*open_jaxpr(value))
-        return closed if hasattr(value, "consts") else open_jaxpr(closed)[0]
-
-    return eqn.replace(params={name: new(value) for name, value in eqn.params.items()})
+def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
+    """Whether a primitive occurs anywhere in a jaxpr."""
+    return _occurs(jaxpr, lambda eqn: eqn.primitive.name == primitive)
 
 
-def at_least_float32(dtype: Any) -> Any:
-    """float32, or the dtype itself if it is wider; whatever promotion the session allows its own arrays."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(dtype, jnp.float32)
+def contains_refs(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    """Whether a mutable array is made anywhere in a jaxpr."""
+    return _occurs(jaxpr, lambda eqn: any(map(is_ref, eqn.outvars)))
+
+
+def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
+    """Whether a jaxpr loops until something holds, and whether it calls back.
+
+    Solvers iterate until a residual is small: one that is NaN never is, and the loop never ends.
+    Guards (`equinox.error_if`, those of lineax and diffrax) are callbacks: of NaN they raise.
+    """
+    loops = contains(jaxpr, "while")
+    calls_back = _occurs(jaxpr, lambda eqn: "callback" in eqn.primitive.name)
+    return loops, calls_back
+
+
+def _occurs(jaxpr: Jaxpr | ClosedJaxpr, holds: Callable[[Equation], bool]) -> bool:
+    """Whether something holds for any equation of a jaxpr, or of the jaxprs nested in it."""
+    opened, _ = open_jaxpr(jaxpr)
+    for eqn in opened.eqns:
+        if holds(eqn):
+            return True
+        if any(_occurs(body, holds) for body in sub_jaxprs(eqn)):
+            return True
+    return False
+
+
+# 3. The trace under way.
+
+
+def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array, Callable, PyTree]:
+    """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time.
+
+    `f` returns (y, aux); this returns y, the function from cotangents of y to those of the primals,
+    and aux. `jax.vjp` makes a jaxpr of every equation of f. Here one pass of JVP rules under the
+    trace that is there already leaves what is linear in the tangents, and only that is transposed.
+    """
+    # y and aux do not depend on the tangents, so they are values of the enclosing trace; a function
+    # that is to be transposed may only return what is linear, so they are handed out beside it.
+    handed_out: list = []
+
+    def pushforward(*tangents: PyTree) -> Array:
+        y, dy, aux = jax.jvp(f, primals, tangents, has_aux=True)
+        handed_out[:] = y, aux
+        return dy
+
+    pullback = jax.linear_transpose(pushforward, *primals)
+    y, aux = handed_out
+    return y, pullback, aux
 
 
 # The trace under which operations on constants were last seen to be computed: usually none at all.
@@ -120,145 +183,160 @@ def staging() -> bool:
 
 
 def trace_settings() -> tuple:
-    """What else decides how a function is traced, beside its arguments: random numbers, precision, the mesh."""
-    names = (
+    """What decides how a function is traced beside its arguments: random numbers, dtypes, mesh."""
+    settings = []
+    for name in (
         "jax_enable_x64",
         "jax_default_prng_impl",
         "jax_threefry_partitionable",
         "jax_numpy_dtype_promotion",
-    )
-    return *(getattr(jax.config, name, None) for name in names), jax.sharding.get_abstract_mesh()
+    ):
+        settings.append(getattr(jax.config, name, None))  # None where a version has no such setting
+    return (*settings, jax.sharding.get_abstract_mesh())
 
 
-def committed(tree: Any) -> bool:
-    """Whether an array was put on devices of somebody's choice: JAX compiles for the place, not only the shape."""
+def committed(tree: PyTree) -> bool:
+    """Whether any array was put on devices of somebody's choice.
+
+    JAX compiles for the place, not only for the shape.
+    """
     return any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(tree))
 
 
-def contains(jaxpr: Any, primitive: str) -> bool:
-    """Whether a primitive occurs anywhere in a jaxpr."""
-    eqns = open_jaxpr(jaxpr)[0].eqns
-    return any(
-        e.primitive.name == primitive or any(contains(j, primitive) for j in sub_jaxprs(e))
-        for e in eqns
-    )
+def at_least_float32(dtype: jax.typing.DTypeLike) -> np.dtype:
+    """float32, or the dtype itself if it is wider."""
+    # Whatever promotion the session allows its own arrays: under "strict" there would be none.
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(dtype, jnp.float32)
 
 
-def judges_numbers(jaxpr: Any) -> tuple[bool, bool]:
-    """Whether a jaxpr loops until something holds, and whether it calls back: NaN never ends the one, the other raises.
+# 4. XLA on CPU: float32 backward passes of normalisation layers.
+#
+# Which compiler options are right depends on the version of jaxlib and on the CPU. On some machines
+# the default is silently wrong by 0.2 to 0.9 (relative) at certain shapes; on others the option
+# that mends it there is wrong itself. No list of versions could tell. So a known-answer test runs
+# on this machine, once per process, and only for programs that reduce something.
 
-    Solvers iterate until a residual is small; guards (`equinox.error_if`, those of lineax and diffrax) are callbacks.
-    """
-    eqns = open_jaxpr(jaxpr)[0].eqns
-    inner = [judges_numbers(j) for e in eqns for j in sub_jaxprs(e)]
-    loops = any(e.primitive.name == "while" for e in eqns) or any(loop for loop, _ in inner)
-    return loops, any("callback" in e.primitive.name for e in eqns) or any(
-        call for _, call in inner
-    )
-
-
-def contains_refs(jaxpr: Any) -> bool:
-    """Whether a mutable array is made anywhere in a jaxpr."""
-    eqns = open_jaxpr(jaxpr)[0].eqns
-    return any(any(map(is_ref, e.outvars)) or any(map(contains_refs, sub_jaxprs(e))) for e in eqns)
-
-
-# --- XLA on CPU: float32 backward passes of normalisation layers -------------------------------------------------
-# Which compiler options are right depends on the jaxlib version and on the CPU: on some machines the default is
-# silently wrong by 0.2 to 0.9 (relative) at certain shapes, on others the option that mends it there is. So the
-# options are chosen by running a known-answer test, once per process, and only for programs that reduce something.
+# Sets of XLA options, in the order in which they are tried.
 _CPU_OPTION_CANDIDATES: tuple[dict[str, str], ...] = (
     {},
     {"xla_cpu_experimental_ynn_fusion_type": ""},
 )
+# Shapes of x at which errors have been seen, each with a number k of cotangents.
 _KNOWN_ANSWER_SHAPES = (((2, 256, 32), 10), ((16, 256, 32), 10), ((10, 32, 32, 3), 1))
+# The largest error, relative to the largest entry, that still counts as rounding in float32.
+_KNOWN_ANSWER_TOLERANCE = 1e-4
 
 
-def _rms_norm_vjp(x, cotangents):
+def _rms_norm_vjp(
+    x: Float[Array, "n *t d"], cotangents: Float[Array, "n k *t d"]
+) -> Float[Array, "n k *t d"]:
+    """The VJP of x / sqrt(mean_d x^2) by JAX, mapped over examples n and cotangents k."""
+
     def norm(x):
         return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True))
 
-    def one(x, cotangents):
-        return jax.vmap(lambda c: jax.vjp(norm, x)[1](c)[0])(cotangents)
+    def of_example(x, cotangents):
+        _, pullback = jax.vjp(norm, x)
+        [of_x] = jax.vmap(pullback)(cotangents)
+        return of_x
 
-    return jax.vmap(one)(x, cotangents)
+    return jax.vmap(of_example)(x, cotangents)
 
 
-def _rms_norm_vjp_numpy(x, c):
-    x = x[:, None]
+def _rms_norm_vjp_numpy(
+    x: Float[np.ndarray, "n *t d"], c: Float[np.ndarray, "n k *t d"]
+) -> Float[np.ndarray, "n k *t d"]:
+    """The same by hand: r c - r^3 x mean_d(x c), with r = 1 / sqrt(mean_d x^2)."""
+    x = x[:, None]  # [n 1 *t d], against the k cotangents
     r = 1 / np.sqrt(np.mean(x**2, -1, keepdims=True))
     return r * c - x * r**3 * np.mean(x * c, -1, keepdims=True)
 
 
 @functools.cache
-def _known_answers() -> tuple[list, list]:
-    """(x, cotangents) in float32 for every known-answer shape, and the answers by numpy in float64."""
+def _known_answers() -> tuple[list[tuple[np.ndarray, np.ndarray]], list[np.ndarray]]:
+    """(x, cotangents) in float32 for every known-answer shape, and the answers in float64."""
     rng = np.random.default_rng(0)
-    cases = [
-        (rng.normal(size=shape), rng.normal(size=(shape[0], k, *shape[1:])))
-        for shape, k in _KNOWN_ANSWER_SHAPES
-    ]
-    in_float32 = [(x.astype(np.float32), c.astype(np.float32)) for x, c in cases]
-    return in_float32, [_rms_norm_vjp_numpy(*case) for case in cases]
+    cases = []
+    answers = []
+    for shape, k in _KNOWN_ANSWER_SHAPES:
+        n, *rest = shape
+        x = rng.normal(size=shape)
+        cotangents = rng.normal(size=(n, k, *rest))
+        cases.append((x.astype(np.float32), cotangents.astype(np.float32)))
+        answers.append(_rms_norm_vjp_numpy(x, cotangents))
+    return cases, answers
 
 
-def _passes(options: dict[str, str]) -> bool:
-    """Whether the float32 RMSNorm backward pass is right, to 1e-4, at every known-answer shape."""
+def passes_known_answer_test(options: dict[str, str]) -> bool:
+    """Whether float32 RMSNorm backward passes compiled with these options are right."""
     cases, answers = _known_answers()
-    run = lambda cases: [_rms_norm_vjp(*case) for case in cases]  # one compilation
-    run = jax.jit(run, compiler_options={**_effort(once=False), **options})
+
+    # In one program: compiling is what costs.
+    def all_cases(cases: list[tuple[Array, Array]]) -> list[Array]:
+        return [_rms_norm_vjp(*case) for case in cases]
+
+    run = jax.jit(all_cases, compiler_options={**_effort(once=False), **options})
     try:
-        got = run(cases)
+        results = run(cases)
     except jax.errors.JaxRuntimeError:  # this XLA does not know the option
         return False
-    pairs = [(np.asarray(y), want) for y, want in zip(got, answers, strict=True)]
-    return all(np.abs(y - want).max() < 1e-4 * np.abs(want).max() for y, want in pairs)
+    for result, answer in zip(results, answers, strict=True):
+        error = np.abs(np.asarray(result) - answer).max()
+        # Written so that NaN fails.
+        if not error < _KNOWN_ANSWER_TOLERANCE * np.abs(answer).max():
+            return False
+    return True
+
+
+def _first_passing_options() -> dict[str, str] | None:
+    """The first candidate that passes the known-answer test."""
+    for options in _CPU_OPTION_CANDIDATES:
+        if passes_known_answer_test(options):
+            return options
+    return None
 
 
 @functools.cache
 def known_answer_test() -> concurrent.futures.Future:
     """The known-answer test, which begins on another thread when this is first called."""
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
-    return thread.submit(lambda: next(filter(_passes, _CPU_OPTION_CANDIDATES), None))
+    return thread.submit(_first_passing_options)
 
 
 def trusted_cpu_options() -> dict[str, str] | None:
-    """The first set of XLA options under which the known-answer test passes on this machine; None if none does."""
+    """The first XLA options that pass the known-answer test on this machine; None if none do."""
     return known_answer_test().result()
 
 
 def _effort(*, once: bool) -> dict[str, str]:
     """How hard XLA's code generator for CPUs tries.
 
-    Its first level compiles networks in 0.7 to 0.95 of the time of the third, its default, and they run as fast;
-    what runs once (`once`) is not worth more than none. `jax_disable_most_optimizations` chooses by itself.
+    Its first level compiles networks in 0.7 to 0.95 of the time of the third, its default, and they
+    run as fast; what runs once (`once`) is not worth more than none.
     """
+    # Under this setting of the user's, JAX chooses the level by itself.
     if jax.config.read("jax_disable_most_optimizations"):
         return {}
-    return {"xla_backend_optimization_level": "0" if once else "1"}
+    level = "0" if once else "1"
+    return {"xla_backend_optimization_level": level}
 
 
 def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str]:
-    """XLA options for a program ntkdiag compiles itself.
+    """XLA options for a program that ntkdiag compiles itself.
 
-    `reduces`: it contains a reduction and runs in float32. `once`: it is run once.
+    `reduces` says that it contains a reduction and runs in float32, `once` that it is run once.
     """
     if jax.default_backend() != "cpu":
         return {}
-    trusted = trusted_cpu_options() if reduces else {}
-    if trusted is None:
-        warn_if_untrusted_jit(reduces=True)
-    return {**_effort(once=once), **(trusted or {})}
-
-
-@functools.cache
-def _warn_untrusted(flag: str) -> None:
-    warnings.warn(
-        "XLA on this CPU computes float32 backward passes of normalisation layers wrongly at some shapes "
-        f"(known-answer test failed). {flag}",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    options = _effort(once=once)
+    if reduces:
+        trusted = trusted_cpu_options()
+        if trusted is None:
+            warn_if_untrusted_jit()
+        else:
+            options |= trusted
+    return options
 
 
 def warn_if_untrusted_jit(*, reduces: bool = True) -> None:
@@ -266,14 +344,27 @@ def warn_if_untrusted_jit(*, reduces: bool = True) -> None:
 
     ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it cannot.
     """
-    if not reduces or jax.default_backend() != "cpu" or trusted_cpu_options() == {}:
+    if not reduces or jax.default_backend() != "cpu":
         return
-    if trusted_cpu_options() is None:
-        _warn_untrusted(
-            "Use float64 (jax_enable_x64), or run the step under jax.disable_jit() to check a number."
+    trusted = trusted_cpu_options()
+    if trusted is None:
+        warn_untrusted(
+            "Use float64 (jax_enable_x64), or run the step under jax.disable_jit() to check a "
+            "number."
         )
-    else:
-        _warn_untrusted(
-            "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure outside your jit "
-            "with ntkdiag.Monitor, which chooses right options by itself."
+    elif trusted:  # any options that are not XLA's default
+        warn_untrusted(
+            "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure "
+            "outside your jit with ntkdiag.Monitor, which chooses right options by itself."
         )
+
+
+@functools.cache
+def warn_untrusted(do: str) -> None:
+    """Warn of wrong float32 derivatives, once for each advice on what to do."""
+    warnings.warn(
+        "XLA on this CPU computes float32 backward passes of normalisation layers wrongly at some "
+        f"shapes (known-answer test failed). {do}",
+        RuntimeWarning,
+        stacklevel=4,
+    )

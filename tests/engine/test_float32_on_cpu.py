@@ -90,18 +90,18 @@ def test_scanned_blocks_with_rms_norm(shape):
 def test_the_chosen_options_pass_the_known_answer_test():
     options = _jax.trusted_cpu_options()
     assert options is not None, "no set of XLA options computes the known answer on this machine"
-    assert _jax._passes(options)
+    assert _jax.passes_known_answer_test(options)
 
 
 def test_unknown_options_are_passed_over():
-    assert not _jax._passes({"xla_cpu_no_such_option": "1"})
+    assert not _jax.passes_known_answer_test({"xla_cpu_no_such_option": "1"})
 
 
 @pytest.fixture
 def forget():
-    _jax._warn_untrusted.cache_clear()
+    _jax.warn_untrusted.cache_clear()
     yield
-    _jax._warn_untrusted.cache_clear()
+    _jax.warn_untrusted.cache_clear()
 
 
 @pytest.mark.parametrize(
