@@ -163,8 +163,12 @@ class Reduction:
         """Groups of outputs whose kernels are computed one by one; None where there is one."""
         return None if self.ties is None else self.ties.groups
 
-    def of_group(self, rows: Projection, columns: Projection) -> "Reduction":
-        """The reduction of one group, from one-hot directions [C k] of its outputs."""
+    def of_group(
+        self,
+        rows: Shaped[Array | np.ndarray, "C k"],
+        columns: Shaped[Array | np.ndarray, "D l"],
+    ) -> "Reduction":
+        """The reduction of one group, from one-hot directions of the outputs of rows and columns."""
         return Reduction(
             "projection",
             "full",

@@ -156,6 +156,7 @@ def test_unknown_precision():
     )
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_unknown_examples():
     refuse("expected 'independent' or 'joint'; got 'both'", F, PARAMS, X, examples="both")
 
@@ -337,6 +338,7 @@ def test_complex_projection():
     )
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_per_leaf_that_is_no_path():
     refuse("True, a path glob or a list of path globs; got per_leaf=3", F, PARAMS, X, per_leaf=3)
 

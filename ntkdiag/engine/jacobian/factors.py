@@ -1,6 +1,7 @@
 """Tangent factors: the Jacobian of one part of the parameters, for a block of examples.
 
-A factor stands for J[n, o, P], and its `gram` with another one is their part of the kernel,
+A factor stands for J[n, o, P], and its `gram` with that of the column examples is their term of the
+kernel,
 
     K[n, o, m, p] = sum_P J[n, o, P] J'[m, p, P]
 
@@ -30,6 +31,9 @@ from jaxtyping import Array, Float, Integer, PyTree, Shaped
 
 from ntkdiag.engine.jacobian.shape_operations import sum_positions
 from ntkdiag.engine.precision import HIGHEST, Precision
+from ntkdiag.kernel.tied_outputs import Contraction
+
+Index = int | Integer[Array, ""]
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -75,11 +79,11 @@ class Dense:
         return _map_batched(lambda array: array[examples], self)
 
     def gram(
-        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
     ) -> Float[Array, "..."]:
-        """The product with another factor: one large matrix product over P."""
-        assert isinstance(other, Dense)
-        return _inner_products(self.j, other.j, contraction, precision)
+        """The product with the factor of column examples: one large matrix product over P."""
+        assert isinstance(columns, Dense)
+        return _inner_products(self.j, columns.j, contraction, precision)
 
     def dense(self) -> "Dense":
         """The factor with its Jacobian formed: this one."""
@@ -117,35 +121,41 @@ class Outer:
         return _map_batched(lambda array: array[examples], self)
 
     def gram(
-        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
     ) -> Float[Array, "..."]:
-        """The product with another factor: sum over b, t, s of (a a'^T + has_bias) * (c c'^T)."""
-        assert isinstance(other, Outer)
+        """The product with the factor of column examples.
+
+        It is the sum over b, t, s of (a a'^T + has_bias) * (c c'^T), where * is elementwise.
+        """
+        assert isinstance(columns, Outer)
         # For T = 1 the sums over t and s are gone, and both Grams are plain matrix products.
-        one_position = self.c.shape[-2] == 1 == other.c.shape[-2]
+        one_position = self.c.shape[-2] == 1 == columns.c.shape[-2]
         gram_of_block = self._gram_of_positions
         if one_position:
             gram_of_block = self._gram_of_one_position
 
         def add_block(b, total):
-            return total + gram_of_block(other, b, contraction, precision)
+            return total + gram_of_block(columns, b, contraction, precision)
 
-        first = gram_of_block(other, 0, contraction, precision)
+        of_first_block = gram_of_block(columns, 0, contraction, precision)
         n_blocks = self.c.shape[-3]
         if n_blocks <= 1:
-            return first
+            return of_first_block
         # A loop rather than one product with a batch axis: no more than one block at a time exists.
-        return jax.lax.fori_loop(1, n_blocks, add_block, first)
+        return jax.lax.fori_loop(1, n_blocks, add_block, of_first_block)
 
     def _gram_of_one_position(
-        self, other: "Outer", b: Any, contraction: str, precision: Precision
+        self, columns: "Outer", b: Index, contraction: Contraction, precision: Precision
     ) -> Float[Array, "..."]:
         """The product of block b where T = 1: two Gram matrices, multiplied element by element."""
-        a1 = jnp.atleast_2d(self.a[..., b, 0, :])  # [n i]
-        a2 = jnp.atleast_2d(other.a[..., b, 0, :])  # [m i]
+        a1 = jnp.atleast_2d(self.a[..., b, 0, :])  # [n b t i] -> [n i]
+        a2 = jnp.atleast_2d(columns.a[..., b, 0, :])  # [m b s i] -> [m i]
+        # The bias is one more input with a = 1 on both sides: it adds 1 to every product.
         gram_of_a = precision.einsum("ni,mi->nm", a1, a2) + float(self.has_bias)
-        c1, c2 = self.c[..., b, 0, :], other.c[..., b, 0, :]  # [n o d], [m p d]
+        c1 = self.c[..., b, 0, :]  # [n o b t d] -> [n o d]
+        c2 = columns.c[..., b, 0, :]  # [m p b s d] -> [m p d]
         gram_of_c = _inner_products(c1, c2, contraction, precision)
+        # Axes of length 1 stand for the output directions that a a^T does not depend on.
         if contraction == "full":
             gram_of_a = gram_of_a[:, None, :, None]  # [n m] -> [n 1 m 1]
         elif contraction == "diagonal":
@@ -153,18 +163,19 @@ class Outer:
         return gram_of_a * gram_of_c
 
     def _gram_of_positions(
-        self, other: "Outer", b: Any, contraction: str, precision: Precision
+        self, columns: "Outer", b: Index, contraction: Contraction, precision: Precision
     ) -> Float[Array, "..."]:
         """The product of block b where T > 1.
 
         It goes by one row example at a time, so that nothing larger than [o t m p s] exists.
         """
-        # [n t i] and [n o t d], [m s i] and [m p s d]
+        # Block b of the rows, [n t i] and [n o t d], and of the columns, [m s i] and [m p s d].
         a1, c1 = _with_examples(self.a[..., b, :, :], 3, self.c[..., b, :, :], 4)
-        a2, c2 = _with_examples(other.a[..., b, :, :], 3, other.c[..., b, :, :], 4)
+        a2, c2 = _with_examples(columns.a[..., b, :, :], 3, columns.c[..., b, :, :], 4)
 
         def gram_of_row(row):
             a1, c1 = row  # [t i], [o t d]
+            # [t i] [m s i] -> [t m s]; a bias adds 1 as above.
             weight = precision.einsum("ti,msi->tms", a1, a2) + float(self.has_bias)
             return _weighted_inner_products(weight, c1, c2, contraction, precision)
 
@@ -222,23 +233,28 @@ class Rows:
         return _map_batched(lambda array: array[examples], self)
 
     def gram(
-        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
     ) -> Float[Array, "..."]:
-        """The product with another factor: that of an `Outer` whose a a'^T is an equality test."""
-        assert isinstance(other, Rows)
+        """The product with the factor of column examples.
+
+        It is that of an `Outer` whose a a'^T is an equality test of row numbers.
+        """
+        assert isinstance(columns, Rows)
         index1, c1 = _with_examples(self.index, 2, self.c, 4)  # [n t], [n o t d]
-        index2, c2 = _with_examples(other.index, 2, other.c, 4)  # [m s], [m p s d]
+        index2, c2 = _with_examples(columns.index, 2, columns.c, 4)  # [m s], [m p s d]
 
         def gram_of_row(row):
             index, c1 = row  # [t], [o t d]
-            index = index[:, None, None]
-            same_row = (index == index2[None]) & (index < self.n_rows)  # [t m s]
-            same_row = same_row.astype(c1.dtype)
+            index = index[:, None, None]  # [t] -> [t 1 1], against [1 m s]
+            looked_up_in_both = (index == index2[None]) & (index < self.n_rows)  # [t m s]
+            weight = looked_up_in_both.astype(c1.dtype)
             if contraction != "full":
-                return _weighted_inner_products(same_row, c1, c2, contraction, precision)
-            # What the column examples hold for the row of each position.
-            held = precision.einsum("tms,mpsd->tdmp", same_row, c2)
-            return precision.einsum("otd,tdmp->omp", c1, held)
+                return _weighted_inner_products(weight, c1, c2, contraction, precision)
+            # Where all directions are paired, inner products of all positions would be dearer,
+            # T^2 k^2 D of them. So the columns are summed up first, by the row of each position:
+            # [t m s] [m p s d] -> [t d m p], then [o t d] [t d m p] -> [o m p].
+            columns_by_position = precision.einsum("tms,mpsd->tdmp", weight, c2)
+            return precision.einsum("otd,tdmp->omp", c1, columns_by_position)
 
         return jax.lax.map(gram_of_row, (index1, c1))
 
@@ -276,18 +292,20 @@ class Tied:
         return Tied(self.rows.take(examples), self.outer.take(examples))
 
     def gram(
-        self, other: "Factor", contraction: str, precision: Precision = HIGHEST
+        self, columns: "Factor", contraction: Contraction, precision: Precision = HIGHEST
     ) -> Float[Array, "..."]:
-        """The product with another factor: like with like, and the two cross terms."""
-        assert isinstance(other, Tied)
-        like = self.rows.gram(other.rows, contraction, precision) + self.outer.gram(
-            other.outer, contraction, precision
-        )
-        # The one term has rows and columns exchanged: bring its axes back.
-        exchanged = _cross_gram(other.rows, self.outer, contraction, precision)
-        exchange = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}[contraction]
-        across = exchanged.transpose(exchange)
-        return like + _cross_gram(self.rows, other.outer, contraction, precision) + across
+        """The product with the factor of column examples.
+
+        With J = R + W, look-ups and products, it is R R'^T + W W'^T + R W'^T + W R'^T.
+        """
+        assert isinstance(columns, Tied)
+        lookups = self.rows.gram(columns.rows, contraction, precision)
+        products = self.outer.gram(columns.outer, contraction, precision)
+        # R W'^T, and W R'^T as the transpose of R' W^T.
+        across = _cross_gram(self.rows, columns.outer, contraction, precision)
+        across_transposed = _cross_gram(columns.rows, self.outer, contraction, precision)
+        mirror = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
+        return lookups + products + across + across_transposed.transpose(mirror[contraction])
 
     def dense(self) -> Dense:
         """The factor with its Jacobian formed."""
@@ -310,16 +328,17 @@ def zeros_for_examples(factor: _Kind, n: int) -> _Kind:
     zeros = _map_batched(lambda array: jnp.zeros((n, *array.shape[1:]), array.dtype), factor)
 
     def copy_if_kept_once(new, old):
+        # What has no example axis comes through `_map_batched` as it is: the same object.
         return jnp.copy(old) if new is old else new
 
     return jax.tree.map(copy_if_kept_once, zeros, factor)
 
 
-def write_examples(block: _Kind, factor: _Kind, start: Integer[Any, ""] | int) -> _Kind:
+def write_examples(block: _Kind, factor: _Kind, start: Index) -> _Kind:
     """A block of examples with the factor of some of them, from `start` on, written into it."""
 
-    def write(array, some):
-        return jax.lax.dynamic_update_slice_in_dim(array, some, start, 0)
+    def write(of_block, of_examples):
+        return jax.lax.dynamic_update_slice_in_dim(of_block, of_examples, start, 0)
 
     return _map_batched(write, block, factor)
 
@@ -329,10 +348,12 @@ def merge_dense(factors: list[Factor], multiple: int = 1) -> list[Factor]:
 
     Zeros fill the merged one up to a multiple of so many columns, if it has more than that.
     """
+    # The product of Jacobians side by side is the sum of their products, as one large product.
     jacobians = [factor.j for factor in factors if isinstance(factor, Dense)]
     structured: list[Factor] = [factor for factor in factors if not isinstance(factor, Dense)]
     if not jacobians:
         return structured
+    # Columns of zeros change no product.
     n_columns = sum(j.shape[-1] for j in jacobians)
     n_missing = -n_columns % multiple
     if n_columns > multiple and n_missing:
@@ -377,18 +398,27 @@ def _with_examples(
 
 
 def _inner_products(
-    x: Float[Array, "*n o P"], y: Float[Array, "*m p P"], contraction: str, precision: Precision
+    x: Float[Array, "*n o P"],
+    y: Float[Array, "*m p P"],
+    contraction: Contraction,
+    precision: Precision,
 ) -> Float[Array, "..."]:
     """Inner products over the last axis, as one large matrix product."""
+    # An array without an example axis counts as one example: [o P] -> [1 o P].
     x = x if x.ndim == 3 else x[None]
     y = y if y.ndim == 3 else y[None]
-    (n, o, size), (m, p, _) = x.shape, y.shape
-    # One matrix product with as long an inner axis as there is.
+    n, o, size = x.shape
+    m, p, _ = y.shape
     if contraction == "full":
-        x, y = x.reshape(n * o, size), y.reshape(m * p, size)
+        # [(n o) P] [(m p) P] -> [(n o) (m p)] -> [n o m p]
+        x = x.reshape(n * o, size)
+        y = y.reshape(m * p, size)
         return precision.einsum("aP,bP->ab", x, y).reshape(n, o, m, p)
-    if contraction == "trace":  # the sum over o = p joins that over P
-        return precision.einsum("nP,mP->nm", x.reshape(n, o * size), y.reshape(m, p * size))
+    if contraction == "trace":
+        # The sum over o = p joins that over P: [n (o P)] [m (o P)] -> [n m].
+        x = x.reshape(n, o * size)
+        y = y.reshape(m, p * size)
+        return precision.einsum("nP,mP->nm", x, y)
     return precision.einsum("noP,moP->nmo", x, y)
 
 
@@ -396,10 +426,14 @@ def _weighted_inner_products(
     weight: Float[Array, "t m s"],
     c1: Float[Array, "o t d"],
     c2: Float[Array, "m p s d"],
-    contraction: str,
+    contraction: Contraction,
     precision: Precision,
 ) -> Float[Array, "..."]:
-    """The products of one row example, sum_ts weight[t, m, s] <c1[o, t], c2[m, p, s]>."""
+    """The products of one row example, sum_ts weight[t, m, s] <c1[o, t], c2[m, p, s]>.
+
+    They are [o m p] (full), [m] (trace) or [m o] (diagonal).
+    """
+    # First the inner products over d, which are large; then the sum over positions t, s.
     if contraction == "full":
         inner = precision.einsum("otd,mpsd->omtps", c1, c2)
         return jnp.einsum("tms,omtps->omp", weight, inner)
@@ -411,7 +445,7 @@ def _weighted_inner_products(
 
 
 def _cross_gram(
-    rows: Rows, outer: Outer, contraction: str, precision: Precision
+    rows: Rows, outer: Outer, contraction: Contraction, precision: Precision
 ) -> Float[Array, "..."]:
     """The product of the look-ups and the products of one table.
 
@@ -424,8 +458,9 @@ def _cross_gram(
 
     def gram_of_row(row):
         index, c1 = row  # [t], [o t d]
+        # Where a position looked up no row, `fill` puts 0.
         looked_up = jnp.take(c2, index, axis=-1, mode="fill", fill_value=0)  # [m p s t]
-        inner = precision.einsum("otd,msd->otms", c1, a)
+        inner = precision.einsum("otd,msd->otms", c1, a)  # <c1[o, t], a[m, s]>
         return precision.einsum(pattern[contraction], inner, looked_up)
 
     return jax.lax.map(gram_of_row, (index, c1))

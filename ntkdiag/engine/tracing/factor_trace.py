@@ -6,11 +6,12 @@ layer) is not mapped: it is computed and kept once.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array, PyTree
 
+from ntkdiag._jax import Jaxpr, TreeStructure
 from ntkdiag.engine.jacobian import channels_last
 
 
@@ -26,9 +27,9 @@ class FactorTrace:
         varying: Which of its outputs depend on the example.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     consts: list
-    structure: Any
+    structure: TreeStructure
     n_fixed: int
     varying: list[bool]
 
@@ -40,7 +41,7 @@ class FactorTrace:
     def __call__(self, fixed: PyTree, x: PyTree) -> PyTree[Array]:
         """Factors [n ...] and outputs [n C] of a batch of examples."""
 
-        def of_one(*flat: Array) -> list[Array]:
+        def of_one(*flat: Array | np.ndarray) -> list[Array]:
             return channels_last.evaluate(self.jaxpr, self.consts, *flat)
 
         # Shared inputs are not mapped, nor are outputs that no example goes into.

@@ -7,13 +7,13 @@ A joint batch counts as one example: f gets all of it, and the vector is [n C], 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
+from ntkdiag._jax import TreeStructure
 from ntkdiag.engine.calls.keywords import Fixed
 
 # Shapes named in a note are cut down to some of the first and the last.
@@ -33,7 +33,7 @@ class OutputVector:
     """
 
     f: Callable[..., PyTree]
-    structure: Any
+    structure: TreeStructure
     fixed: Fixed
     joint: bool
 
@@ -41,27 +41,33 @@ class OutputVector:
         self, params: Sequence[Array], kwargs: Sequence[Array], x: PyTree
     ) -> Float[Array, " C"]:
         """All outputs of one example."""
-        if not self.joint:  # f always gets an example axis
-            x = jax.tree.map(lambda v: v[None], x)
-        tree = jax.tree.unflatten(self.structure, params)
+        # Call f as its user would: with its own tree of parameters, and examples on an axis.
+        params_tree = jax.tree.unflatten(self.structure, params)
+        if not self.joint:
+            x = jax.tree.map(lambda leaf: leaf[None], x)  # [...] -> [1 ...]
         try:
-            outputs = self.f(tree, x, **self.fixed.fill(kwargs))
+            outputs = self.f(params_tree, x, **self.fixed.fill(kwargs))
         except Exception as error:
-            self._note_call(error, tree, x)
+            self._note_call(error, params_tree, x)
             raise
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
-        self._require_outputs(leaves, n=jax.tree.leaves(x)[0].shape[0])
-        if self.joint:  # [n ...] each -> [n C] -> [(n C)]
-            rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
-            return jnp.concatenate(rows, axis=1).reshape(-1)
-        # [1 ...] each -> [C]
-        flat = [leaf.reshape(-1) for leaf in leaves]
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+        n_examples = jax.tree.leaves(x)[0].shape[0]
+        self._require_outputs(leaves, n_examples)
+
+        # Lay the outputs of every leaf end to end; C_k are those of leaf k, C those of all.
+        if self.joint:
+            rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]  # [n ...] -> [n C_k]
+            return jnp.concatenate(rows, axis=1).reshape(-1)  # -> [n C] -> [(n C)]
+        flat = [leaf.reshape(-1) for leaf in leaves]  # [1 ...] -> [C_k]
+        if len(flat) == 1:
+            return flat[0]
+        return jnp.concatenate(flat)  # -> [C]
 
     def _note_call(self, error: Exception, params: PyTree, x: PyTree) -> None:
         """Add to an error of f what f was called with, which is not what the user wrote."""
         shapes = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path({"params": params, "x": x}):
+        arguments = {"params": params, "x": x}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             shapes.append(f"{name} {leaf.dtype}{list(leaf.shape)}")
         if len(shapes) > _MOST_NAMED:
@@ -84,6 +90,7 @@ class OutputVector:
         n_numbers = sum(leaf.size for leaf in leaves)
         if all(floating) and all(with_examples) and n_numbers:
             return
+        # Say what to do about the first of these that is wrong: dtypes, then shapes.
         do = "Return one row of outputs per example; reduce over examples outside f."
         if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
             do = "Return real and imaginary parts as two outputs."

@@ -132,8 +132,11 @@ class Program:
         kwargs: dict | list,
         x: PyTree,
         merged: bool = False,
-    ) -> tuple[list[Factor], Float[Array, "n C"]]:
-        """Factors of a batch, and f(x); not compiled, for use inside a jit."""
+    ) -> tuple[list[Factor], Float[Array, "*n C"]]:
+        """Factors of a batch, and f(x); not compiled, for use inside a jit.
+
+        What no example goes into, be it a factor or f itself, is kept once, without an axis n.
+        """
         fixed = (jax.tree.leaves(params), directions, keywords.arrays(kwargs))
         if self.joint:  # the batch is one example
             x = jax.tree.map(lambda v: v[None], x)
