@@ -22,7 +22,7 @@ from ntkdiag.engine.calls.caches import clear_caches as clear_caches
 from ntkdiag.engine.ntk import ntk as ntk
 from ntkdiag.engine.ntk import plan as plan
 from ntkdiag.kernel import Kernel as Kernel
-from ntkdiag.kernel.spectrum import spectrum as spectrum
+from ntkdiag.kernel.decomposition import spectrum as spectrum
 from ntkdiag.linearization.gap import linearization_gap as linearization_gap
 from ntkdiag.linearization.same_library import linearized_model as linearized_model
 from ntkdiag.linearization.taylor import linearize as linearize

@@ -6,9 +6,12 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
+from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, Operand, is_concrete, read_square
+from ntkdiag.kernel.operand import KernelLike, Operand, read_square
+from ntkdiag.kernel.spectrum import decompose
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.scalars import is_concrete
 
 Scalar = Float[Array, ""]
 
@@ -115,11 +118,14 @@ def mode_power(
 
 def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool) -> jax.Array:
     operand, labels = _read(kernel, y, centred)
-    array = _centre(operand) if centred else operand.array
-    matrix = array.reshape(operand.matrix.shape)
-    vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))[1]
-    columns = labels.reshape(matrix.shape[0], -1)
-    return jnp.sum((vectors.T @ columns)[::-1] ** 2, axis=1) / jnp.sum(labels**2)
+    if centred:
+        matrix = _centre(operand).reshape(operand.matrix.shape)
+        modes = decompose(matrix, operand.noise_floor, vectors=True)
+    else:
+        modes = decomposed(operand)
+    vectors = jnp.asarray(modes.vectors, operand.array.dtype)
+    columns = labels.reshape(vectors.shape[0], -1)
+    return jnp.sum((vectors.T @ columns) ** 2, axis=1) / jnp.sum(labels**2)
 
 
 def _read(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool) -> tuple[Operand, jax.Array]:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
+from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
+from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.scalars import Number, require_at_least_zero
 
@@ -58,7 +60,7 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
         InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is negative.
     """
     operand, labels = _read(kernel, y, ridge)
-    return _press(operand.symmetric_matrix, operand.noise_floor, labels, ridge)
+    return _press(operand.symmetric_matrix, decomposed(operand), labels, ridge)
 
 
 @errors.public
@@ -85,7 +87,7 @@ def generalized_cross_validation(
         InvalidInputError: As `leave_one_out`.
     """
     operand, labels = _read(kernel, y, ridge)
-    inverse, _ = _regularised_inverse(operand.symmetric_matrix, operand.noise_floor, ridge)
+    inverse, _ = _regularised_inverse(operand.symmetric_matrix, decomposed(operand), ridge)
     solved = inverse @ labels.reshape(len(inverse), -1)
     return jnp.sum(solved**2) / operand.n_examples / jnp.mean(jnp.diagonal(inverse)) ** 2
 
@@ -98,8 +100,8 @@ def _read(
 
 
 @jax.jit
-def _press(matrix: jax.Array, noise_floor: float, labels: jax.Array, ridge: Number) -> LeaveOneOut:
-    inverse, resolved = _regularised_inverse(matrix, noise_floor, ridge)
+def _press(matrix: jax.Array, modes: Spectrum, labels: jax.Array, ridge: Number) -> LeaveOneOut:
+    inverse, resolved = _regularised_inverse(matrix, modes, ridge)
     n = labels.shape[0]
     c = matrix.shape[0] // n
     blocks = jnp.einsum("nonp->nop", inverse.reshape(n, c, n, c))
@@ -110,12 +112,13 @@ def _press(matrix: jax.Array, noise_floor: float, labels: jax.Array, ridge: Numb
 
 @jax.jit
 def _regularised_inverse(
-    matrix: jax.Array, noise_floor: float, ridge: Number
+    matrix: jax.Array, modes: Spectrum, ridge: Number
 ) -> tuple[jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(matrix))
-    floor = noise_floor * jnp.max(jnp.abs(values))
+    modes = jax.lax.stop_gradient(modes)
+    values = jnp.asarray(modes.eigenvalues, matrix.dtype)
+    vectors = jnp.asarray(modes.vectors, matrix.dtype)
     shifted = values + jax.lax.stop_gradient(ridge)
-    resolved = shifted[0] > floor
+    resolved = shifted[-1] > modes.noise_floor
     kept = jnp.where(resolved, 1.0 / jnp.where(resolved, shifted, 1.0), jnp.nan)
     return _inverse(
         matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype), kept, vectors

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import KernelLike, is_concrete, read_square
-from ntkdiag.kernel.spectrum import spectrum
+from ntkdiag.kernel.decomposition import decomposed
+from ntkdiag.kernel.operand import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.scalars import is_concrete
 
 
 @functools.partial(
@@ -91,17 +92,14 @@ def health(kernel: KernelLike) -> Health:
     size = jnp.max(jnp.abs(matrix))
     scaled = matrix / jnp.where(size > 0, size, 1.0)
     norm = jnp.linalg.norm(scaled)
-    found = spectrum(operand.symmetric_matrix.astype(matrix.dtype))
-    floor = operand.noise_floor * abs(found.eigenvalues).max()
-    negative = (found.eigenvalues < -floor).sum()
-    resolved = found.eigenvalues > floor
+    modes = decomposed(operand, vectors=False)
     blocks = jnp.einsum("nomo->nm", scaled.reshape(n, c, n, c))
     return Health(
         nonfinite=_number(nonfinite),
         asymmetry=_number(jnp.linalg.norm(scaled - scaled.T) / jnp.where(norm > 0, norm, 1.0)),
-        negative=_number(negative),
-        unresolved=_number(matrix.shape[0] - negative - resolved.sum()),
-        smallest=_number(jnp.where(resolved, found.eigenvalues, jnp.inf).min()),
+        negative=modes.negative,
+        unresolved=modes.size - modes.negative - modes.rank,
+        smallest=modes.smallest,
         zero_rows=_number(jnp.mean(jnp.diagonal(matrix) == 0)),
         mean_mode_share=_number(jnp.sum(blocks) / (n * jnp.trace(blocks))),
         size=matrix.shape[0],

@@ -12,6 +12,7 @@ from ntkdiag import errors
 from ntkdiag.analysis.alignment import mode_power
 from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
 from ntkdiag.descent import DescentLike, as_descent
+from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -150,9 +151,8 @@ def _rates(kernel: KernelLike, descent: DescentLike, loss: LossLike) -> Float[Ar
     operand = read_square(kernel)
     refuse_trace(operand)
     denominator = denominator_of(squared_error, shape_of_outputs(operand, None))
-    values = jnp.linalg.eigvalsh(operand.symmetric_matrix)[::-1]
-    floor = operand.noise_floor * jnp.max(jnp.abs(values))
-    return learning_rate * jnp.where(values > floor, values, 0.0) / denominator
+    eigenvalues = decomposed(operand, vectors=False).resolved
+    return learning_rate * jnp.asarray(eigenvalues, operand.array.dtype) / denominator
 
 
 def _plain_learning_rate(descent: DescentLike) -> Number:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag import _jax, errors
 from ntkdiag.kernel import effective_ranks
+from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.operand import KernelLike, is_concrete, noise_floor, read_square
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -138,10 +139,9 @@ def eigenvalues_of(
         )
     if kernel is not None:
         operand = read_square(kernel)
-        values = jnp.linalg.eigvalsh(operand.symmetric_matrix)
-        floor = operand.noise_floor * jnp.max(jnp.abs(values))
-    else:
-        values, floor = _read_eigenvalues(eigenvalues)
+        found = decomposed(operand, vectors=False).require_semidefinite()
+        return jnp.asarray(found.resolved, operand.array.dtype)
+    values, floor = _read_eigenvalues(eigenvalues)
     negative = jnp.sum(values < -floor)
     if is_concrete(negative) and negative > 0:
         raise errors.InvalidInputError(

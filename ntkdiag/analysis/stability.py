@@ -20,8 +20,10 @@ from jaxtyping import Array, ArrayLike, Float
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
+from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
@@ -142,13 +144,17 @@ def _of_kernel(operand: Operand, loss: Loss, outputs: Outputs | None, y: Any) ->
     """The largest curvature from a kernel in memory."""
     shape = shape_of_outputs(operand, outputs)
     denominator = denominator_of(loss, shape)
-    matrix = operand.symmetric_matrix
-    if not loss.is_quadratic:
+    dtype = operand.array.dtype
+    if loss.is_quadratic:
+        # Sigma is the identity: the eigenvalues are those of the kernel.
+        gauss_newton = decomposed(operand, vectors=False)
+    else:
         values = _require_outputs(loss, outputs)
         labels = None if y is None else loss.read(y, values.shape)
-        factor = loss.curvature(values.astype(operand.array.dtype), labels)
-        matrix = factor.around(operand.matrix)
-    return jnp.linalg.eigvalsh(matrix)[-1] / denominator
+        factor = loss.curvature(values.astype(dtype), labels)
+        matrix = factor.around(operand.matrix)  # L^T Theta L
+        gauss_newton = decompose(matrix, operand.noise_floor, vectors=False)
+    return jnp.asarray(gauss_newton.largest, dtype) / denominator
 
 
 def _of_operator(
@@ -242,7 +248,7 @@ def _require_preconditioned(of_kernel: str, descent: Descent) -> None:
 
 def _read_full(kernel: KernelLike) -> Operand:
     """The kernel, refused where it is reduced over several outputs: its largest eigenvalue is another one."""
-    convention = kernel.convention if isinstance(kernel, Kernel) else None
+    convention = kernel.convention if isinstance(kernel, Kernel | Spectrum) else None
     if convention is not None:
         is_reduced = convention.reduction != "full" and convention.n_outputs > 1
         if is_reduced or convention.reduction == "projection":

@@ -19,8 +19,9 @@ from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.descent import Descent
 from ntkdiag.engine.ntk import ntk
+from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import Spectrum, spectrum
+from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.models.paths import leaves_by_path
 

@@ -1,44 +1,67 @@
-"""Eigenvalues of a kernel, with what the arithmetic can resolve."""
+"""The eigenvalues of a kernel, with what the arithmetic can resolve: the one eigensolver of kernels.
+
+A kernel J J^T has no negative eigenvalues, but a computed one has: rounding moves every eigenvalue
+by up to the noise floor. So all that is said of a spectrum distinguishes three kinds,
+
+    lambda > floor              resolved: a number one may divide by,
+    -floor <= lambda <= floor   unresolved: rounding noise around something small,
+    lambda < -floor             negative: whatever this matrix is, it is no J J^T.
+
+`decompose` computes: kernels whose numbers are known, in float64 on the host, whatever they came in
+(a small eigenvalue is then as good as the kernel allows); traced ones by JAX in their own dtype.
+`Spectrum` says what follows. How an argument becomes a `Spectrum` stands in `kernel.decomposition`.
+"""
 
 import dataclasses
-import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
-from ntkdiag import _jax, errors
+from ntkdiag import _jax, display, errors
 from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.operand import KernelLike, coarsest, is_concrete, noise_floor, unpack
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number, is_concrete, require_positive
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AnyArray: TypeAlias = Array | np.ndarray
+
+# The meaning of `Spectrum.status_code`: a string cannot come out of `jax.jit`.
 _STATUS = ("ok", "indefinite", "nonfinite")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["eigenvalues", "vectors", "noise_floor", "asymmetry"],
-    meta_fields=["convention"],
-)
+@pytree("eigenvalues", "vectors", "noise_floor", "asymmetry", "kernel")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spectrum:
     """Eigenvalues in descending order, and the size below which they are rounding noise.
 
+    It stands for its kernel: every function of a kernel takes it instead, and does not decompose
+    that kernel again.
+
     Attributes:
         eigenvalues: `[k]`, descending; NaN throughout when the kernel was not finite.
         vectors: `[k k]`, column j belongs to eigenvalue j; None unless asked for.
-        noise_floor: In units of the eigenvalues: lambda_max times `Convention.noise_floor`, which is eps sqrt(k) for a
-            model in the dtype of its kernel.
+        noise_floor: In units of the eigenvalues: lambda_max times `Convention.noise_floor`, which
+            is eps sqrt(k) for a model in the dtype of its kernel.
         asymmetry: ||K - K^T||_F / ||K||_F of the kernel as it came.
-        convention: The kernel's convention; None for a bare array.
+        kernel: The kernel itself, as it came.
     """
 
-    eigenvalues: Any
-    vectors: Any
-    noise_floor: Any
-    asymmetry: Any
-    convention: Convention | None = None
+    eigenvalues: Float[AnyArray, "*batch k"]
+    vectors: Float[AnyArray, "*batch k k"] | None
+    noise_floor: Number
+    asymmetry: Number
+    kernel: Kernel | AnyArray
+
+    @property
+    def convention(self) -> Convention | None:
+        """The kernel's convention; None for a bare array."""
+        return self.kernel.convention if isinstance(self.kernel, Kernel) else None
 
     @property
     def size(self) -> int:
@@ -46,21 +69,28 @@ class Spectrum:
         return self.eigenvalues.shape[-1]
 
     @property
-    def rank(self) -> Any:
+    def is_resolved(self) -> Bool[AnyArray, "*batch k"]:
+        """Which eigenvalues stand above the noise floor."""
+        return effective_ranks.resolved(self.eigenvalues, self.noise_floor)
+
+    @property
+    def rank(self) -> Number:
         """Number of resolved eigenvalues: those above the noise floor."""
-        return self._number(effective_ranks.resolved(self.eigenvalues, self.noise_floor).sum(-1))
+        return _number(self.is_resolved.sum(-1))
 
     @property
-    def negative(self) -> Any:
+    def negative(self) -> Number:
         """Number of eigenvalues below minus the noise floor: 0 for a kernel J J^T computed soundly."""
-        return self._number(effective_ranks.resolved(-self.eigenvalues, self.noise_floor).sum(-1))
+        is_negative = effective_ranks.resolved(-self.eigenvalues, self.noise_floor)
+        return _number(is_negative.sum(-1))
 
     @property
-    def status_code(self) -> Any:
-        """0 for "ok", 1 for "indefinite", 2 for "nonfinite"; works under `jax.jit`, where a string cannot."""
+    def status_code(self) -> Number:
+        """0 for "ok", 1 for "indefinite", 2 for "nonfinite": also under `jax.jit`, where no string is."""
         xp = self.eigenvalues.__array_namespace__()
-        finite = xp.isfinite(self.eigenvalues).all(-1)
-        return self._number(xp.where(finite, xp.where(xp.asarray(self.negative) > 0, 1, 0), 2))
+        is_finite = xp.isfinite(self.eigenvalues).all(-1)
+        of_finite = xp.where(xp.asarray(self.negative) > 0, 1, 0)
+        return _number(xp.where(is_finite, of_finite, 2))
 
     @property
     def status(self) -> str:
@@ -68,181 +98,300 @@ class Spectrum:
         return _STATUS[int(self.status_code)]
 
     @property
-    def largest(self) -> Any:
+    def largest(self) -> Number:
         """The largest eigenvalue."""
-        return self._number(self.eigenvalues[..., 0])
+        return _number(self.eigenvalues[..., 0])
 
     @property
-    def participation_ratio(self) -> Any:
-        """Participation ratio (sum lambda)^2 / sum lambda^2 over the resolved eigenvalues."""
-        return self._number(effective_ranks.participation_ratio(self._resolved))
+    def smallest(self) -> Number:
+        """The smallest resolved eigenvalue; infinite when none is resolved."""
+        xp = self.eigenvalues.__array_namespace__()
+        return _number(xp.where(self.is_resolved, self.eigenvalues, xp.inf).min(-1))
 
     @property
-    def entropy_rank(self) -> Any:
-        """Entropy rank exp(-sum p log p), p = lambda / sum lambda, over the resolved eigenvalues."""
-        return self._number(effective_ranks.entropy_rank(self._resolved))
+    def resolved(self) -> Float[AnyArray, "*batch k"]:
+        """The eigenvalues, 0 in place of those that are not resolved; NaN stays."""
+        xp = self.eigenvalues.__array_namespace__()
+        is_kept = self.is_resolved | ~xp.isfinite(self.eigenvalues)
+        return xp.where(is_kept, self.eigenvalues, 0.0)
 
     @property
-    def stable_rank(self) -> Any:
-        """Stable rank sum lambda / lambda_max over the resolved eigenvalues."""
-        return self._number(effective_ranks.stable_rank(self._resolved))
+    def participation_ratio(self) -> Number:
+        """Participation ratio (sum lambda)^2 / sum lambda^2 over the resolved eigenvalues.
+
+        A number in [1, rank], NaN for a zero kernel. Near 1 one mode dominates, often the constant
+        one.
+        """
+        return _number(effective_ranks.participation_ratio(self.resolved))
 
     @property
-    def condition_number(self) -> Any:
+    def entropy_rank(self) -> Number:
+        """Entropy rank exp(-sum p log p), p = lambda / sum lambda, over the resolved eigenvalues.
+
+        A number in [1, rank], NaN for a zero kernel. It falls during training when the kernel
+        compresses onto few directions. Source: Roy and Vetterli 2007; Baratin et al. 2021 (arXiv
+        2008.00938) for kernels.
+        """
+        return _number(effective_ranks.entropy_rank(self.resolved))
+
+    @property
+    def stable_rank(self) -> Number:
+        """Stable rank sum lambda / lambda_max over the resolved eigenvalues.
+
+        The smallest of the effective ranks, in [1, rank], NaN for a zero kernel; for K = J J^T it is
+        ||J||_F^2 / ||J||^2.
+        """
+        return _number(effective_ranks.stable_rank(self.resolved))
+
+    @errors.public
+    def effective_dimension(self, gamma: Number) -> Number:
+        """d(gamma) = sum lambda / (lambda + gamma): the degrees of freedom a ridge gamma leaves.
+
+        Cost: one pass over the eigenvalues.
+
+        Args:
+            gamma: Ridge, in units of the eigenvalues (not relative to the trace), positive.
+
+        Returns:
+            A number in [0, rank], over the resolved eigenvalues.
+
+        Raises:
+            InvalidInputError: When gamma is not one positive number.
+
+        Example:
+            >>> import numpy as np
+            >>> import ntkdiag
+            >>> ntkdiag.spectrum(np.diag([3.0, 1.0])).effective_dimension(1.0)
+            1.25
+        """
+        require_positive(gamma, "gamma")
+        return _number((self.resolved / (self.resolved + gamma)).sum(-1))
+
+    @property
+    def condition_number(self) -> Number | None:
         """lambda_max / lambda_min, or None when lambda_min is not resolved (NaN under `jax.jit`).
 
-        A quotient by an unresolved eigenvalue is noise; see `resolved_condition_number` for what is known.
+        A quotient by an unresolved eigenvalue is noise; see `resolved_condition_number` for what is
+        known.
         """
-        full = self.rank == self.size
-        if is_concrete(self.eigenvalues) and np.ndim(self.eigenvalues) == 1:
-            return self.resolved_condition_number if full else None
-        return jnp.where(full, self.resolved_condition_number, jnp.nan)
+        is_full = self.rank == self.size
+        if self._is_known:
+            return self.resolved_condition_number if is_full else None
+        return jnp.where(is_full, self.resolved_condition_number, jnp.nan)
 
     @property
-    def resolved_condition_number(self) -> Any:
+    def resolved_condition_number(self) -> Number:
         """lambda_max over the smallest resolved eigenvalue: a lower bound of the condition number."""
-        xp = self.eigenvalues.__array_namespace__()
-        smallest = xp.where(
-            effective_ranks.resolved(self.eigenvalues, self.noise_floor), self.eigenvalues, xp.inf
-        ).min(-1)
-        return self._number(self.eigenvalues[..., 0] / smallest)
+        return _number(self.eigenvalues[..., 0] / self.smallest)
+
+    def require_semidefinite(self) -> "Spectrum":
+        """The spectrum of a matrix that has to be some J J^T: without eigenvalues below minus the floor.
+
+        Returns:
+            This spectrum; with NaN for every eigenvalue where it is too late to refuse.
+
+        Raises:
+            InvalidInputError: When eigenvalues are below minus the noise floor.
+        """
+        negative = self.negative
+        if not is_concrete(negative):
+            eigenvalues = jnp.where(negative > 0, jnp.nan, self.eigenvalues)
+            return dataclasses.replace(self, eigenvalues=eigenvalues)
+        if negative > 0:
+            raise errors.InvalidInputError(
+                expected="a kernel J J^T, which has no negative eigenvalues",
+                got=f"{int(negative)} eigenvalues below the noise floor {-float(self.noise_floor):.2g}",
+                do="Compute all rows in one call and one batch size; see `health(kernel)`.",
+            )
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as plain JSON values, without the vectors and the kernel."""
+        return display.plain(
+            {
+                "eigenvalues": self.eigenvalues,
+                "noise_floor": self.noise_floor,
+                "asymmetry": self.asymmetry,
+                "status": self.status,
+                "size": self.size,
+                "rank": self.rank,
+                "negative": self.negative,
+                "stable_rank": self.stable_rank,
+                "participation_ratio": self.participation_ratio,
+                "entropy_rank": self.entropy_rank,
+                "condition_number": self.condition_number,
+                "convention": None if self.convention is None else self.convention.to_dict(),
+            }
+        )
+
+    @errors.public
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the eigenvalues over their number, on logarithmic axes, with the noise floor.
+
+        Cost: drawing.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+
+        Example:
+            >>> import numpy as np
+            >>> import ntkdiag
+            >>> ntkdiag.spectrum(np.diag([3.0, 1.0])).plot().get_yscale()
+            'log'
+        """
+        ax = display.axes_to_draw_on(ax)
+        # Unresolved eigenvalues stay in the figure where a logarithm has a place for them: that
+        # they lie below the line is the message.
+        eigenvalues = np.asarray(self.eigenvalues)
+        is_shown = eigenvalues > 0
+        number = 1 + np.arange(self.size)
+        ax.plot(number[is_shown], eigenvalues[is_shown], "o-", markersize=4, label="eigenvalue")
+        ax.axhline(float(self.noise_floor), color="grey", linestyle="--", label="noise floor")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlabel("number of the eigenvalue")
+        ax.set_ylabel("eigenvalue of the kernel")
+        ax.legend()
+        return ax
 
     @property
-    def _resolved(self) -> Any:
-        xp = self.eigenvalues.__array_namespace__()
-        keep = effective_ranks.resolved(self.eigenvalues, self.noise_floor) | ~xp.isfinite(
-            self.eigenvalues
-        )
-        return xp.where(keep, self.eigenvalues, 0.0)
-
-    def _number(self, value: Any) -> Any:
-        return value.item() if is_concrete(value) and np.ndim(value) == 0 else value
+    def _is_known(self) -> bool:
+        """Whether this is one spectrum of known numbers, neither traced nor a batch of them."""
+        return is_concrete(self.eigenvalues) and np.ndim(self.eigenvalues) == 1
 
     def __repr__(self) -> str:
-        if not is_concrete(self.eigenvalues) or np.ndim(self.eigenvalues) != 1:
+        if not self._is_known:
             return f"Spectrum({self.size} eigenvalues, traced or batched)"
         if self.status == "nonfinite":
             return (
                 f"Spectrum({self.size} eigenvalues, status nonfinite: the kernel holds NaN or Inf)"
             )
-        return "\n".join(_lines(self))
+        lines = [
+            f"Spectrum({self.size} eigenvalues: {self._eigenvalues_text()})",
+            f"  status {self.status}, rank {self.rank}, noise floor {self.noise_floor:.2g}",
+        ]
+        if self.negative:
+            lines.append(
+                f"  {self.negative} negative eigenvalues below the floor: not a kernel J J^T"
+            )
+        if self.rank:
+            lines.append(
+                f"  stable rank {self.stable_rank:.4g}, "
+                f"participation ratio {self.participation_ratio:.4g}, "
+                f"entropy rank {self.entropy_rank:.4g}"
+            )
+        lines.append(f"  condition number {self._condition_text()}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The numbers as a table, for notebooks."""
+        if not self._is_known or self.status == "nonfinite":
+            return display.html_table("Spectrum", [("eigenvalues", str(self.size), repr(self))])
+        rows = [
+            ("eigenvalues", self._eigenvalues_text(), "the largest first"),
+            ("status", self.status, f"{self.negative} negative below minus the noise floor"),
+            ("rank", f"{self.rank} of {self.size}", "eigenvalues above the noise floor"),
+            ("noise floor", f"{self.noise_floor:.2g}", "what lies below is not resolved"),
+            ("condition number", self._condition_text(), "the largest over the smallest"),
+        ]
+        if self.rank:
+            rows += [
+                ("stable rank", f"{self.stable_rank:.4g}", "sum over largest"),
+                ("participation ratio", f"{self.participation_ratio:.4g}", "(sum)^2 / sum of ^2"),
+                ("entropy rank", f"{self.entropy_rank:.4g}", "exp(-sum p log p)"),
+            ]
+        return display.html_table(f"Spectrum: {self.size} eigenvalues", rows)
+
+    def _eigenvalues_text(self) -> str:
+        """The first six resolved eigenvalues, and how many are not resolved."""
+        shown = [f"{value:.4g}" for value in self.eigenvalues[: min(int(self.rank), 6)]]
+        if self.rank > 6:
+            shown.append("...")
+        text = ", ".join(shown)
+        unresolved = self.size - self.rank
+        if unresolved:
+            text += f", {unresolved} unresolved"
+        return text
+
+    def _condition_text(self) -> str:
+        """The condition number, or why there is none."""
+        unresolved = self.size - self.rank
+        if unresolved:
+            return f"rank-deficient: {unresolved} eigenvalues below floor"
+        return f"{self.condition_number:.4g}"
 
 
-@errors.public
-def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
-    """Eigenvalues of a kernel, descending.
+class _Decomposition(NamedTuple):
+    """What an eigensolver returns: eigenvalues, largest first, columns that belong to them, asymmetry."""
 
-    Concrete kernels are decomposed in float64 on the host by divide and conquer (LAPACK syevd), tracers by
-    `jnp.linalg.eigh` in their own precision; both from (K + K^T) / 2. The noise floor is set by what the
-    kernel was computed in: float64 arithmetic does not bring back digits that a float32 kernel never had.
-    Cost: about 9 (NC)^3 operations with vectors, a third of that without.
+    eigenvalues: Float[AnyArray, " k"]
+    vectors: Float[AnyArray, "k k"] | None
+    asymmetry: Number
 
-    Args:
-        kernel: A `Kernel`, a matrix `[n n]`, or a full kernel `[n o n o]`.
-        vectors: Also return the eigenvectors.
 
-    Returns:
-        The spectrum. A kernel with NaN or Inf gives ``status="nonfinite"``, not an exception.
+def decompose(
+    matrix: Float[AnyArray, "k k"],
+    resolution: float,
+    *,
+    vectors: bool,
+    kernel: Kernel | AnyArray | None = None,
+) -> Spectrum:
+    """The spectrum of (K + K^T) / 2 for a matrix K whose eigenvalues are known to `resolution` lambda_max.
 
-    Raises:
-        InvalidInputError: When the kernel is not square or not symmetric.
+    `kernel` is what the matrix was laid out from; without, the matrix stands for itself.
     """
-    array, convention, symmetric = unpack(kernel, "kernel")
-    matrix = square(array, symmetric)
     if is_concrete(matrix):
-        values, columns, asymmetry = _on_host(np.asarray(matrix, np.float64), vectors)
-        require_symmetric(asymmetry, coarsest(array, convention))
+        solved = _on_host(np.asarray(matrix, np.float64), vectors)
     else:
-        values, columns, asymmetry = _traced(
-            matrix.astype(_jax.at_least_float32(matrix.dtype)), vectors
-        )
-    floor = noise_floor(array, convention, matrix.shape[0]) * abs(values).max()
-    return Spectrum(values, columns, floor, asymmetry, convention)
-
-
-def square(array: Any, symmetric: bool) -> Any:
-    """A kernel as a matrix `[n n]`, refused if it is not one of examples with themselves."""
-    shape = tuple(array.shape)
-    square = (
-        len(shape) in (2, 4)
-        and shape[: len(shape) // 2] == shape[len(shape) // 2 :]
-        and 0 not in shape
-    )
-    if square and symmetric:
-        side = shape[0] * (shape[1] if len(shape) == 4 else 1)
-        return array.reshape(side, side)
-    raise errors.InvalidInputError(
-        expected="a square kernel [n n] or [n o n o] of examples with themselves",
-        got=f"shape {shape}" + (" of a cross kernel" if square else ""),
-        do="Compute it as `ntk(f, params, x)`, without `x2`; index a diagonal kernel by output.",
+        wide = _jax.at_least_float32(matrix.dtype)
+        solved = _traced(jnp.asarray(matrix, wide), vectors)
+    return Spectrum(
+        eigenvalues=solved.eigenvalues,
+        vectors=solved.vectors,
+        noise_floor=resolution * abs(solved.eigenvalues).max(),
+        asymmetry=solved.asymmetry,
+        kernel=matrix if kernel is None else kernel,
     )
 
 
-def require_symmetric(asymmetry: float, eps: float) -> None:
-    """Refuse a matrix that is further from its transpose than arithmetic of this roundoff leaves it."""
-    tolerance = max(
-        1e-4, 8 * eps
-    )  # rounding leaves about eps; mixed batch sizes up to 1e-6 in float32
-    if asymmetry > tolerance:
-        raise errors.InvalidInputError(
-            expected=f"a symmetric kernel, ||K - K^T|| <= {tolerance:.0e} ||K||",
-            got=f"||K - K^T|| = {asymmetry:.2g} ||K||",
-            do="A cross kernel has no eigenvalues; otherwise compute all rows in one call and one batch size.",
-        )
-
-
-def _on_host(matrix: np.ndarray, vectors: bool) -> tuple[np.ndarray, np.ndarray | None, float]:
-    side = matrix.shape[0]
+def _on_host(matrix: Float[np.ndarray, "k k"], vectors: bool) -> _Decomposition:
+    """By divide and conquer (LAPACK syevd), at any scale; NaN for a matrix that is not finite."""
+    k = matrix.shape[0]
     if not np.isfinite(matrix).all():
-        return (
-            np.full(side, np.nan),
-            np.full((side, side), np.nan) if vectors else None,
-            float("nan"),
-        )
-    size = np.abs(matrix).max() or 1.0
-    matrix = matrix / size  # keeps squares and products in range for kernels of any scale
+        nothing = np.full((k, k), np.nan)
+        return _Decomposition(nothing[0], nothing if vectors else None, float("nan"))
+    # Divided by its largest entry no square or product of the matrix leaves the range of float64.
+    scale = np.abs(matrix).max() or 1.0
+    matrix = matrix / scale
     norm = np.linalg.norm(matrix) or 1.0
     asymmetry = float(np.linalg.norm(matrix - matrix.T) / norm)
     symmetric = 0.5 * (matrix + matrix.T)
+    # LAPACK counts from the smallest eigenvalue.
     if not vectors:
-        return size * np.linalg.eigvalsh(symmetric)[::-1], None, asymmetry
-    values, columns = np.linalg.eigh(symmetric)
-    return size * values[::-1], columns[:, ::-1], asymmetry
+        return _Decomposition(scale * np.linalg.eigvalsh(symmetric)[::-1], None, asymmetry)
+    eigenvalues, columns = np.linalg.eigh(symmetric)
+    return _Decomposition(scale * eigenvalues[::-1], columns[:, ::-1], asymmetry)
 
 
-def _traced(matrix: jax.Array, vectors: bool) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+def _traced(matrix: Float[Array, "k k"], vectors: bool) -> _Decomposition:
+    """By `jnp.linalg.eigh`, where the numbers are not known yet."""
     norm = jnp.linalg.norm(matrix)
     asymmetry = jnp.linalg.norm(matrix - matrix.T) / jnp.where(norm == 0, 1.0, norm)
     symmetric = 0.5 * (matrix + matrix.T)
     if not vectors:
-        return jnp.linalg.eigvalsh(symmetric)[::-1], None, asymmetry
-    values, columns = jnp.linalg.eigh(symmetric)
-    return values[::-1], columns[:, ::-1], asymmetry
+        return _Decomposition(jnp.linalg.eigvalsh(symmetric)[::-1], None, asymmetry)
+    eigenvalues, columns = jnp.linalg.eigh(symmetric)
+    return _Decomposition(eigenvalues[::-1], columns[:, ::-1], asymmetry)
 
 
-def _lines(spectrum: Spectrum) -> list[str]:
-    shown = spectrum.eigenvalues[: min(spectrum.rank, 6)]
-    values = ", ".join(f"{v:.4g}" for v in shown)
-    more = ", ..." if spectrum.rank > len(shown) else ""
-    hidden = spectrum.size - spectrum.rank
-    unresolved = f", {hidden} unresolved" if hidden else ""
-    lines = [f"Spectrum({spectrum.size} eigenvalues: {values}{more}{unresolved})"]
-    lines.append(
-        f"  status {spectrum.status}, rank {spectrum.rank}, noise floor {spectrum.noise_floor:.2g}"
-    )
-    if spectrum.negative:
-        lines.append(
-            f"  {spectrum.negative} negative eigenvalues below the floor: not a kernel J J^T"
-        )
-    if spectrum.rank:
-        lines.append(
-            f"  stable rank {spectrum.stable_rank:.4g}, participation ratio {spectrum.participation_ratio:.4g}, "
-            f"entropy rank {spectrum.entropy_rank:.4g}"
-        )
-    condition = (
-        f"{spectrum.condition_number:.4g}"
-        if not hidden
-        else f"rank-deficient: {hidden} eigenvalues below floor"
-    )
-    lines.append(f"  condition number {condition}")
-    return lines
+def _number(value: Any) -> Number:
+    """A single known number as one of Python; anything else as it is."""
+    if is_concrete(value) and np.ndim(value) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from ntkdiag.kernel.spectrum import Spectrum
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -42,11 +44,21 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 def _needs_x64(arguments: Any, eigenvalues: Any) -> bool:
     if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
         return False  # x64 is on already
+    arguments = jax.tree.map(_kernel_of, arguments, is_leaf=_is_spectrum)
     leaves, vectors = jax.tree.leaves(arguments), jax.tree.leaves(eigenvalues)
     wide = any(_is_float64(leaf, 2) for leaf in leaves) or any(
         _is_float64(leaf, 1) for leaf in vectors
     )
     return wide and not any(isinstance(leaf, Tracer) for leaf in leaves)
+
+
+def _is_spectrum(value: object) -> bool:
+    return isinstance(value, Spectrum)
+
+
+def _kernel_of(value: object) -> object:
+    """A spectrum is in float64 always: the precision it stands for is that of its kernel."""
+    return value.kernel if isinstance(value, Spectrum) else value
 
 
 def _is_float64(leaf: Any, n_axes: int) -> bool:

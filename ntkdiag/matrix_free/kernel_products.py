@@ -14,8 +14,8 @@ from ntkdiag import errors
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.decomposition import require_symmetric, square_matrix
 from ntkdiag.kernel.operand import KernelLike, coarsest, noise_floor, unpack
-from ntkdiag.kernel.spectrum import require_symmetric, square
 from ntkdiag.matrix_free.lanczos import Product, Vector
 from ntkdiag.matrix_free.operator import NTKOperator
 
@@ -70,7 +70,7 @@ def matrix_products(kernel: KernelLike) -> KernelProducts:
     array, convention, symmetric = unpack(kernel, "kernel")
     _require_concrete(array)
     # Half precision becomes float32, in which products of numpy are fast; the roundoff stays known.
-    matrix = np.asarray(square(array, symmetric))
+    matrix = np.asarray(square_matrix(array, symmetric))
     matrix = matrix.astype(np.promote_types(matrix.dtype, np.float32), copy=False)
     roundoff = coarsest(array, convention)
     require_symmetric(_asymmetry(matrix), roundoff)

@@ -22,8 +22,8 @@ from ntkdiag.analysis.rank import participation_ratio
 from ntkdiag.analysis.stability import critical_learning_rate
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.ntk import ntk
+from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import spectrum
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets

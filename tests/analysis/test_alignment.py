@@ -11,8 +11,8 @@ from ntkdiag.analysis import alignment, drift
 from ntkdiag.analysis.alignment import label_power, mode_power
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import spectrum
 
 K1 = np.diag([2.0, 1.0])
 Y1 = np.array([1.0, -1.0])

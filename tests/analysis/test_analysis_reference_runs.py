@@ -7,7 +7,7 @@ import pytest
 
 from ntkdiag import predict
 from ntkdiag.analysis import alignment, drift
-from ntkdiag.kernel.spectrum import spectrum
+from ntkdiag.kernel.decomposition import spectrum
 
 
 def _descend(loss, params, eta, steps):

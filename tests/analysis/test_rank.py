@@ -16,7 +16,7 @@ from ntkdiag.analysis.rank import (
     stable_rank,
 )
 from ntkdiag.errors import InvalidInputError
-from ntkdiag.kernel.spectrum import spectrum
+from ntkdiag.kernel.decomposition import spectrum
 
 K1 = np.diag([2.0, 1.0])
 

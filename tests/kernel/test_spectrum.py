@@ -9,8 +9,9 @@ import pytest
 
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import Spectrum, spectrum
+from ntkdiag.kernel.spectrum import Spectrum
 
 
 def _kernel(rng, n, features):

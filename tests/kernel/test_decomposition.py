@@ -1,0 +1,114 @@
+"""A spectrum stands for its kernel: every function takes it, and nothing is decomposed twice."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag import analysis, predict, top_spectrum
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.decomposition import decomposed, spectrum
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.operand import read_square
+
+N, C = 5, 2
+RNG = np.random.default_rng(0)
+Y = RNG.normal(size=(N, C))
+
+
+def full_kernel(dtype=np.float64):
+    rows = np.random.default_rng(1).normal(size=(N * C, 15))
+    array = (rows @ rows.T).reshape(N, C, N, C).astype(dtype)
+    return Kernel(array, Convention("full", C))
+
+
+FUNCTIONS = {
+    "alignment": lambda k: analysis.alignment(k, Y),
+    "label_power": lambda k: analysis.label_power(k, Y),
+    "mode_power": lambda k: analysis.mode_power(k, Y, centred=False),
+    "drift": lambda k: analysis.drift(k, k).relative,
+    "health": lambda k: analysis.health(k).smallest,
+    "leave_one_out": lambda k: analysis.leave_one_out(k, Y, 0.1).residuals,
+    "critical_learning_rate": lambda k: analysis.critical_learning_rate(k, loss="mse"),
+    "stability_margin": lambda k: analysis.stability_margin(
+        k, 0.1, loss="cross_entropy", outputs=Y
+    ),
+    "time_constants": lambda k: analysis.time_constants(k, 0.1),
+    "steps_to_residual": lambda k: analysis.steps_to_residual(k, 0.01, 0.5),
+    "reachable_power": lambda k: analysis.reachable_power(k, Y, 0.1, 5),
+    "spectral_position": lambda k: analysis.spectral_position(k, Y),
+    "gradient_flow": lambda k: predict.gradient_flow(k, Y, 2.0).train,
+    "top_spectrum": lambda k: top_spectrum(k, 2).eigenvalues,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_every_function_takes_a_spectrum_for_its_kernel(name, vectors, dtype):
+    function = FUNCTIONS[name]
+    kernel = full_kernel(dtype)
+    of_kernel = function(kernel)
+    of_spectrum = function(spectrum(kernel, vectors=vectors))
+    assert np.asarray(of_spectrum).dtype == np.asarray(of_kernel).dtype
+    np.testing.assert_allclose(of_spectrum, of_kernel, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mode_power", "leave_one_out", "time_constants"])
+def test_a_decomposition_is_paid_for_once(name, monkeypatch):
+    found = spectrum(full_kernel(), vectors=True)
+    for solver in ("eigh", "eigvalsh"):
+        monkeypatch.delattr(np.linalg, solver)
+        monkeypatch.delattr(jnp.linalg, solver)
+    FUNCTIONS[name](found)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["mode_power", "leave_one_out", "time_constants"])
+def test_a_spectrum_is_an_argument_of_jit(name):
+    function = FUNCTIONS[name]
+    kernel = full_kernel()
+    expected = function(kernel)
+    found = jax.jit(function)(spectrum(kernel, vectors=True))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    inside = jax.jit(lambda k: function(spectrum(k, vectors=True)))(kernel)
+    np.testing.assert_allclose(inside, expected, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_spectrum_comes_back_unchanged():
+    found = spectrum(full_kernel(), vectors=True)
+    assert spectrum(found) is found
+    assert spectrum(found, vectors=True) is found
+    operand = read_square(found)
+    assert decomposed(operand) is found
+    assert decomposed(operand, vectors=False) is found
+
+
+@pytest.mark.usefixtures("x64")
+def test_vectors_that_are_missing_come_from_the_kernel_that_is_kept():
+    kernel = full_kernel()
+    without = spectrum(kernel)
+    assert without.kernel is kernel
+    expected = spectrum(kernel, vectors=True).vectors
+    np.testing.assert_array_equal(spectrum(without, vectors=True).vectors, expected)
+    np.testing.assert_allclose(
+        decomposed(read_square(without)).vectors, expected, rtol=1e-12, atol=1e-12
+    )
+
+
+def test_a_kernel_that_has_to_be_semidefinite():
+    message = (
+        "expected a kernel J J^T, which has no negative eigenvalues; got 1 eigenvalues below the noise floor "
+        "-1.9e-06. Compute all rows in one call and one batch size; see `health(kernel)`."
+    )
+    indefinite = np.diag([2.0, -1.0]).astype(np.float32)
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        spectrum(indefinite).require_semidefinite()
+    sound = spectrum(np.diag([2.0, 1.0]))
+    assert sound.require_semidefinite() is sound
+    too_late = jax.jit(lambda k: spectrum(k).require_semidefinite().eigenvalues)(indefinite)
+    assert np.isnan(too_late).all()
