@@ -52,7 +52,7 @@ def case(width=8, size=16):
 def main(width=8, size=16):
     model, variables, x = case(width, size).values()
     print(ntkdiag.selfcheck(model, variables, x))
-    joint = ntkdiag.ntk(*ntkdiag.functionalize(model, variables, mode="train"), x, examples="joint")
+    joint = ntkdiag.ntk(*ntkdiag.functionalize(model, variables, mode="train"), x)
     running = ntkdiag.ntk(*ntkdiag.functionalize(model, variables), x)
     fixed = ntkdiag.ntk(*ntkdiag.functionalize(model, variables, mode="train", statistics=x), x)
     for kernel in (running, fixed, joint):

@@ -1,4 +1,4 @@
-"""The calls of neural-tangents' empirical module on the tangent engine."""
+"""The calls of neural-tangents' empirical module on the engine of `ntkdiag.ntk`."""
 
 from ntkdiag.neural_tangents import predict as predict
 from ntkdiag.neural_tangents.batching import batch as batch

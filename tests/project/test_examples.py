@@ -25,7 +25,7 @@ SCRIPTS = {
     "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
 }
 
-# Models with a size as argument, run small by test_adapter_examples.py.
+# Models with a size as argument, run small by test_model_examples.py.
 MODELS = {"resnet18_linen", "vit_linen", "gpt_nnx"}
 MODELS |= {"equinox_mlp", "equinox_cnn", "equinox_transformer", "equinox_gru"}
 
