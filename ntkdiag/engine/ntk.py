@@ -125,6 +125,7 @@ def ntk(
         progress=progress,
     )
     call = Call.of(f, params, x, x2, f2, preconditioner, kwargs, options)
+    # Constants inside someone's jit: their kernel is computed now, not compiled into the program.
     return constants.evaluated(_kernel, (call,), call.outputs)
 
 
@@ -205,18 +206,28 @@ def plan(
 
 def _kernel(call: Call) -> Kernel:
     """The kernel of a call, in five steps: read, and then the others."""
-    return _traced_and_computed(read(call))
+    # 1. Read: what is wrong is said before any work.
+    return _kernel_of_read(read(call))
 
 
-def _traced_and_computed(call: Call) -> Kernel:
+def _kernel_of_read(call: Call) -> Kernel:
     """The kernel of a call that has been read: trace, plan, run, wrap."""
+    # 2. Trace: f becomes a program, which is found again for arguments of the same shapes. The task
+    #    is that program with these arrays, and says how every part of its Jacobian is contracted.
     rows, columns = trace(call)
     task = Task.of(call, rows, columns)
     mesh = meshes.within(call, task.closes_over_explicit)
     if mesh is not None:
         # Once more from the trace on: there every axis of the mesh is automatic.
-        return meshes.automatically(_traced_and_computed, mesh, call)
-    arrays = run(task, _planned(task))
+        return meshes.automatically(_kernel_of_read, mesh, call)
+
+    # 3. Plan: how many examples at a time, so that the memory suffices.
+    plan = _planned(task)
+
+    # 4. Run: one array for every group of leaves.
+    arrays = run(task, plan)
+
+    # 5. Wrap: reduce over outputs, and say what the numbers are.
     return _wrapped(task, arrays)
 
 
@@ -233,10 +244,11 @@ def _planned(task: Task) -> Plan | None:
 def _wrapped(task: Task, arrays: Kernels) -> Kernel:
     """The arrays of all groups as a kernel: their sum, and each of them where asked for."""
     convention = _convention(task)
+    is_symmetric = task.columns is None
 
     def kernel_of(array: KernelArray) -> Kernel:
         reduced, standard_error = task.finish(array)
-        return Kernel(reduced, convention, task.columns is None, standard_error)
+        return Kernel(reduced, convention, is_symmetric, standard_error)
 
     with task.mode():
         # Groups sum to the kernel of all parameters; an estimate has the error of that sum.
@@ -256,7 +268,8 @@ def _wrapped(task: Task, arrays: Kernels) -> Kernel:
 def _convention(task: Task) -> Convention:
     """What the numbers of the kernel mean."""
     call = task.call
-    # Inside a trace the examples are not known: they have no digest.
+    # The digest tells later whether two kernels are of the same examples. Inside a trace these are
+    # not known, and have none.
     probe = None if is_traced(call.rows.x) else digest(call.rows.x)
     return Convention(
         reduction=task.reduction.name,

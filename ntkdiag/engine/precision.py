@@ -7,6 +7,8 @@
 
 A product of two factors split into pieces x = x_0 + x_1 + ..., of falling size, is the sum of x_i
 y_j with i + j below the number of pieces: what is left out is below the last bit that is kept.
+
+    bf16x3:    x y = x_0 y_1 + x_1 y_0 + x_0 y_0        (x_1 y_1 is 2^-16 of it)
 """
 
 import contextlib
@@ -58,6 +60,7 @@ class Precision:
         """An einsum of two operands under this policy."""
         x = self.prepare(x)
         y = self.prepare(y)
+        # Without HIGHEST an accelerator rounds float32 operands to TF32 or bfloat16.
         if not self.pieces:
             return jnp.einsum(pattern, x, y, precision=lax.Precision.HIGHEST)
         x_pieces = _split(x, self.pieces)
@@ -74,6 +77,7 @@ class Precision:
 def _split(x: Float[Array, "..."], pieces: int) -> list[Float[Array, "..."]]:
     """An array as a sum of bfloat16 arrays of falling size."""
     parts = []
+    # Each piece is what bfloat16 keeps of what the pieces before it left.
     for _ in range(pieces):
         part = x.astype(jnp.bfloat16)
         parts.append(part)

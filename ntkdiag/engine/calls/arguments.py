@@ -8,17 +8,19 @@ import functools
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax.typing import DTypeLike
+from jaxtyping import Array, PyTree
 
 from ntkdiag import _jax, errors
 
-# How many names or shapes a message lists.
+# How many names and how many shapes a message lists.
+_MOST_SHAPES = 4
 _MOST_NAMED = 5
+_BYTES_OF_FLOAT32 = 4
 
 
 def is_traced(*trees: PyTree) -> bool:
@@ -26,7 +28,7 @@ def is_traced(*trees: PyTree) -> bool:
     return any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(trees))
 
 
-def check_function(f: Any) -> None:
+def check_function(f: object) -> None:
     """Something to call with parameters and examples; a linen module is called in another way."""
     # Flax is not imported to look: its module is known by name.
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(f).__mro__}
@@ -66,11 +68,12 @@ def check_params(params: PyTree, *, finite: bool = True) -> None:
         _require_finite(params, leaves)
 
 
-def _is_floating(dtype: Any) -> bool:
+def _is_floating(dtype: DTypeLike | None) -> bool:
+    """Whether a dtype is there and is of real floating numbers."""
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
 
 
-def _instead_of(params: PyTree, leaf: Any) -> str:
+def _instead_of(params: PyTree, leaf: object) -> str:
     """What to do with a leaf that is no real floating array."""
     if hasattr(params, "params"):
         return "Pass its `params` alone."
@@ -84,8 +87,9 @@ def _instead_of(params: PyTree, leaf: Any) -> str:
     return "Hold it fixed: close over it in f, or use ntkdiag.functionalize, which splits it off."
 
 
-def _require_finite(params: PyTree, leaves: Sequence[Any]) -> None:
+def _require_finite(params: PyTree, leaves: Sequence[Array | np.ndarray]) -> None:
     """No leaf holds NaN or infinity."""
+    # To look for them may itself overflow: numpy need not say so.
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = [k for k, leaf in enumerate(leaves) if not _all_finite(leaf)]
     if not numbers:
@@ -113,7 +117,8 @@ def check_alive(tree: PyTree, name: str) -> None:
         )
 
 
-def _is_deleted(leaf: Any) -> bool:
+def _is_deleted(leaf: object) -> bool:
+    """Whether a leaf is an array whose memory was given away."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, _jax.Tracer):
         return False
     return leaf.is_deleted()
@@ -124,16 +129,19 @@ def check_alike(x: PyTree, x2: PyTree) -> None:
     structure, structure2 = jax.tree.structure(x), jax.tree.structure(x2)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     shapes2 = [np.shape(leaf) for leaf in jax.tree.leaves(x2)]
-    if structure == structure2 and [*map(len, shapes)] == [*map(len, shapes2)]:
+    n_axes = [len(shape) for shape in shapes]
+    n_axes2 = [len(shape) for shape in shapes2]
+    if structure == structure2 and n_axes == n_axes2:
         return
     raise errors.InvalidInputError(
         expected="x2 as a tree of arrays like x, each with as many axes",
-        got=f"{structure} of shapes {shapes[:4]} and {structure2} of shapes {shapes2[:4]}",
+        got=f"{structure} of shapes {shapes[:_MOST_SHAPES]} and "
+        f"{structure2} of shapes {shapes2[:_MOST_SHAPES]}",
         do="Give both the same preprocessing.",
     )
 
 
-def check_choice(value: Any, choices: tuple[str, ...], argument: str) -> None:
+def check_choice(value: object, choices: tuple[str, ...], argument: str) -> None:
     """One of a few names."""
     if value not in choices:
         raise errors.InvalidInputError(
@@ -193,25 +201,25 @@ def _names(tree: PyTree, numbers: list[int]) -> list[str]:
     return [jax.tree_util.keystr(paths[k]) or "the only leaf" for k in numbers]
 
 
-def all_zero(leaf: Any) -> bool:
+def all_zero(leaf: Array | np.ndarray) -> bool:
     """Whether an array holds nothing but zeros."""
     if _lies_off_host(leaf):
         return not jnp.any(leaf)
     return not np.any(np.asarray(leaf))
 
 
-def _all_finite(leaf: Any) -> bool:
+def _all_finite(leaf: Array | np.ndarray) -> bool:
     """Whether an array holds no NaN or infinity."""
     if _lies_off_host(leaf):
         return bool(jnp.isfinite(leaf).all())
     array = np.asarray(leaf)
-    if array.dtype.itemsize < 4:  # numpy adds half precision slowly, and overflows
+    if array.dtype.itemsize < _BYTES_OF_FLOAT32:  # numpy adds them slowly, and overflows
         array = array.astype(np.float32)
     # The sum settles it in one cheap pass, unless it overflows.
     return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
 
 
-def _lies_off_host(leaf: Any) -> bool:
+def _lies_off_host(leaf: Array | np.ndarray) -> bool:
     """Whether an array lies on an accelerator, or in several processes: it is not copied here."""
     return isinstance(leaf, jax.Array) and not _on_host(leaf.sharding)
 

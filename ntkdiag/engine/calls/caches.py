@@ -2,6 +2,10 @@
 
 A function is traced and compiled once for its shapes. What came of it is kept for as long as the
 function lives, in a cache of 64 entries; the functions themselves are kept by nobody but the user.
+
+    entries    (Weakly(function), key) -> entry, the one unused for the longest first
+    function dies    its weak reference calls `_drop`, which finds the cache, itself held weakly,
+                     and takes out all entries of that reference
 """
 
 import functools
@@ -15,6 +19,7 @@ from typing import Any
 from ntkdiag import errors
 from ntkdiag.engine.calls.keywords import hashable
 
+# Entries of a cache.
 _KEPT = 64
 
 

@@ -141,7 +141,7 @@ def read(call: Call) -> Call:
     Raises:
         InvalidInputError: Parameters, inputs or an option are not as `ntk` describes them.
     """
-    # What needs no look at an array first.
+    # The function, the parameters and the options.
     options = call.options
     for batch in call.batches:
         arguments.check_function(batch.f)
@@ -153,15 +153,19 @@ def read(call: Call) -> Call:
 
     # From here on all arrays are JAX's: their dtypes are those the session allows.
     call = jax.tree.map(_as_jax, call)
+
+    # The examples.
     arguments.batch_size(call.rows.x, "x")
     if call.columns is not None:
         arguments.batch_size(call.columns.x, "x2")
         if call.columns.f is call.rows.f:  # another function may take other inputs
             arguments.check_alike(call.rows.x, call.columns.x)
+
+    # K = J P^-1 J^T: P is inverted once, here.
     inverse = Preconditioner.of(call.preconditioner, call.params)
     return dataclasses.replace(call, preconditioner=inverse)
 
 
-def _as_jax(leaf: Any) -> Any:
+def _as_jax(leaf: object) -> object:
     """A numpy array as a JAX array; everything else (a flag, a name) as it is."""
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf

@@ -7,7 +7,7 @@ it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -16,13 +16,18 @@ from jaxtyping import PyTree
 from ntkdiag import _jax
 from ntkdiag.engine.calls.arguments import is_traced
 
+Result = TypeVar("Result")
+
 
 def evaluated(
-    run: Callable[..., Any], arrays: tuple[PyTree, ...], outputs: Callable[[], PyTree]
-) -> Any:
+    run: Callable[..., Result], arrays: tuple[PyTree, ...], outputs: Callable[[], PyTree]
+) -> Result:
     """`run(*arrays)`, computed now if nothing of it is traced; `outputs()` calls its functions."""
+    # The usual cases: traced arguments are the caller's business, and outside of a trace
+    # everything is computed as it comes.
     if is_traced(arrays) or not _jax.staging():
         return run(*arrays)
+    # From here on: constants inside someone's jit.
     if _closes_over_tracers(outputs):
         # Constants would be folded: they are made values that the compiler does not look through.
         return run(*jax.tree.map(_staged, arrays))
@@ -31,6 +36,8 @@ def evaluated(
 
 
 def _closes_over_tracers(outputs: Callable[[], PyTree]) -> bool:
+    """Whether the functions read values of the trace under way that nobody handed them."""
+    # What a function closes over becomes a constant of its jaxpr.
     try:
         consts = _jax.open_jaxpr(jax.make_jaxpr(outputs)())[1]
     except Exception:  # what is wrong with the functions comes up again, with a better message
@@ -38,7 +45,7 @@ def _closes_over_tracers(outputs: Callable[[], PyTree]) -> bool:
     return is_traced(consts)
 
 
-def _staged(leaf: Any) -> Any:
+def _staged(leaf: object) -> object:
     """An array as a value of the trace under way; anything else as it is."""
     if isinstance(leaf, jax.Array | np.ndarray):
         return jax.lax.optimization_barrier(leaf)

@@ -1,4 +1,13 @@
-"""Keyword arguments of f: arrays are inputs of what is compiled, the rest is part of f."""
+"""Keyword arguments of f: arrays are inputs of what is compiled, the rest is part of f.
+
+    {"train": False, "scale": array, "name": "a"}
+        arrays   [array]                            handed over at every call
+        Fixed    {"train": False, "scale": None, "name": "a"}
+                                                    a part of the key of the program
+
+A program that is found again by its key gets the arrays of the new call: `Fixed.fill` puts them
+back where they were.
+"""
 
 import dataclasses
 import math
@@ -8,14 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Same:
     """A value that is equal only to itself, kept alive so that no other object takes its place."""
 
-    value: Any
+    value: object
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -24,7 +33,7 @@ class Same:
         return isinstance(other, Same) and self.value is other.value
 
 
-def hashable(value: Any) -> Hashable:
+def hashable(value: object) -> Hashable:
     """The value as part of a key, or by its identity where it cannot be hashed."""
     try:
         hash(value)
@@ -44,7 +53,8 @@ def switches(kwargs: PyTree) -> tuple[bytes, ...]:
     for leaf in arrays(kwargs):
         is_number = math.prod(leaf.shape) == 1
         is_random_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-        if is_number and not is_random_key and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        is_real = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if is_number and not is_random_key and not is_real:
             values.append(np.asarray(leaf).tobytes())
     return tuple(values)
 
@@ -76,7 +86,7 @@ class Fixed:
                 kept.append((type(leaf), hashable(leaf)))
         return Fixed(structure, tuple(kept))
 
-    def fill(self, arrays: Sequence[Any]) -> dict[str, Any]:
+    def fill(self, arrays: Sequence[Array | np.ndarray]) -> dict[str, Any]:
         """The keyword arguments with these arrays."""
         remaining = iter(arrays)
         leaves = []
@@ -94,5 +104,6 @@ class Fixed:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
+    """Whether a leaf is an array of any library, or the shape of one."""
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")

@@ -7,25 +7,29 @@ ours, not the user's, so XLA chooses. Without this every such call would end in 
 product nobody has written.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias, TypeVar
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import is_traced
 
+Result = TypeVar("Result")
+# Devices, or in a trace only their number along every axis.
+AnyMesh: TypeAlias = Mesh | AbstractMesh
 
-def explicit(tree: PyTree) -> Mesh | None:
+
+def explicit(tree: PyTree) -> AnyMesh | None:
     """The first mesh with explicit axes among those of the arrays of a tree."""
     for sharding in _explicit_shardings(tree):
         return sharding.mesh
     return None
 
 
-def spread(tree: PyTree) -> Mesh | None:
+def spread(tree: PyTree) -> AnyMesh | None:
     """The first such mesh over which an array is spread; None where all are whole everywhere."""
     for sharding in _explicit_shardings(tree):
         if any(sharding.spec):
@@ -33,7 +37,7 @@ def spread(tree: PyTree) -> Mesh | None:
     return None
 
 
-def within(arrays: PyTree, closes_over: bool) -> Mesh | None:
+def within(arrays: PyTree, closes_over: bool) -> AnyMesh | None:
     """The mesh within which a kernel is computed with automatic axes; None where none is needed.
 
     An f that closes over arrays with explicit axes cannot be computed so. It need not be as long as
@@ -55,12 +59,14 @@ def within(arrays: PyTree, closes_over: bool) -> Mesh | None:
     )
 
 
-def automatically(function: Callable[..., Any], mesh: Mesh, *arguments: PyTree) -> Any:
+def automatically(function: Callable[..., Result], mesh: AnyMesh, *arguments: PyTree) -> Result:
     """`function(*arguments)`, traced and run with the explicit axes of a mesh automatic.
 
     Arrays on devices come back whole on every device of the mesh. Everything else is handed through
     as it is.
     """
+    # `auto_axes` takes arrays and gives arrays: they are taken out of the arguments, and all else
+    # goes around it.
     leaves, structure = jax.tree.flatten(arguments)
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     # What the function returned, for what is no array in it: only arrays can leave `auto_axes`.
@@ -73,6 +79,7 @@ def automatically(function: Callable[..., Any], mesh: Mesh, *arguments: PyTree) 
         results[:], structure_of_results = jax.tree.flatten(function(*inside))
         return [leaf for leaf in results if isinstance(leaf, jax.Array)]
 
+    # The axes that become automatic: those of other kinds stay.
     explicit_axes = []
     for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
         if kind == AxisType.Explicit:
@@ -88,22 +95,22 @@ def automatically(function: Callable[..., Any], mesh: Mesh, *arguments: PyTree) 
     return jax.tree.unflatten(structure_of_results, _with_arrays(results, computed))
 
 
-def _with_arrays(leaves: list, arrays: Any) -> list:
+def _with_arrays(leaves: list, arrays: Iterable[jax.Array]) -> list:
     """The leaves, with these arrays in place of those among them."""
     remaining = iter(arrays)
     return [next(remaining) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 
 
-def _explicit_shardings(tree: PyTree) -> Iterator[Any]:
+def _explicit_shardings(tree: PyTree) -> Iterator[NamedSharding]:
     """Shardings of the arrays of a tree that lie on a mesh with explicit axes."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array):
             sharding = _sharding(leaf)
-            mesh = getattr(sharding, "mesh", None)
-            if mesh is not None and AxisType.Explicit in mesh.axis_types:
+            on_mesh = isinstance(sharding, NamedSharding)
+            if on_mesh and AxisType.Explicit in sharding.mesh.axis_types:
                 yield sharding
 
 
-def _sharding(leaf: jax.Array) -> Any:
+def _sharding(leaf: jax.Array) -> Sharding:
     """The sharding of an array, or of what a tracer stands for."""
     return jax.typeof(leaf).sharding if isinstance(leaf, _jax.Tracer) else leaf.sharding

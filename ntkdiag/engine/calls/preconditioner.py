@@ -1,4 +1,12 @@
-"""P of the preconditioned kernel J P^-1 J^T: one number, one per leaf, or one per parameter."""
+"""P of the preconditioned kernel K = J P^-1 J^T: one number, one per leaf, or one per parameter.
+
+P is diagonal: what it does to a part of the Jacobian is a weight 1/P for each of its columns. The
+fewer different weights there are, the more parts can be contracted together:
+
+    scalar         any parts            the weight stands before the sum
+    per leaf       parts of one leaf    a weight before the product of each leaf
+    elementwise    dense Jacobians      in the order of the leaf, column by column
+"""
 
 import dataclasses
 import functools
@@ -11,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
 
+# How many paths or shapes a message lists.
 _MOST_NAMED = 6
 
 
@@ -92,6 +101,7 @@ def _require_positive(values: Sequence[Array]) -> None:
 
 
 def _not_a_preconditioner(got: str, do: str) -> errors.InvalidInputError:
+    """The error of everything that is no P."""
     return errors.InvalidInputError(
         expected="preconditioner= as a positive number, one per leaf, or one per parameter",
         got=got,

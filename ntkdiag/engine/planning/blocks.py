@@ -7,6 +7,17 @@ Three ways to go, the cheapest that fits is taken:
     swept      several tiles; the factors of some row blocks are held while all columns pass by and
                are differentiated again (or read from a file) in every sweep
 
+A triangle (x2=None) of 6 blocks with 2 held, by the sweep that computes each tile. In sweep s the
+columns left of its rows are known already, and those behind them are differentiated again:
+
+        columns ->   0 1 2 3 4 5
+    rows 0           1 1 1 1 1 1
+         1             1 1 1 1 1
+         2               2 2 2 2
+         3                 2 2 2      6 + 4 + 2 blocks are differentiated, each twice on average
+         4                   3 3
+         5                     3
+
 Sizes are bytes, counted from shapes.
 """
 
@@ -28,6 +39,8 @@ _CHOICES = 48
 _LARGEST_TILE = 2**24
 # Examples of a tile below which keeping all factors is not worth it: larger tiles are faster.
 _SMALLEST_KEPT = 8
+# A little more, so that what is shown with three digits is not less than what is needed.
+_ROUNDED_UP = 1.005
 # The part of the budget that a block in a sweep may take; the rest is for the rows that are held.
 _PART_OF_BLOCK = 0.4
 
@@ -79,15 +92,21 @@ class Sizes:
 
     def tile(self, n: int) -> int:
         """Contracting a tile of n by n examples, beyond their factors: strips, pieces, the tile."""
+        # Rows of a triangle are copied to be cut into strips.
+        strips = n * self.joined if self.strips else 0
         pieces = 0
         if n >= _IN_PIECES:
             pieces = min(self.piece, 2 * n * self.factors)
-        return n * self.joined * self.strips + pieces + _TILE_COPIES * n * n * self.pair
+        return strips + pieces + _TILE_COPIES * n * n * self.pair
 
     def contracting(self, n: int) -> int:
         """Contracting n examples at once, beyond their factors: steps are joined, triangles cut."""
-        steps_are_joined = n > (self.step or n)
-        return n * self.joined * (steps_are_joined + self.strips) + self.pieces
+        copies = 0
+        if n > (self.step or n):  # several steps are joined
+            copies += 1
+        if self.strips:
+            copies += 1
+        return copies * n * self.joined + self.pieces
 
     def at_once(self, n: int, m: int) -> int:
         """A kernel of one tile.
@@ -175,7 +194,9 @@ class Blocks:
         if size >= max(n, m):
             return self
         size = min(size, self.size)
-        n_rows, n_columns = -(-n // size), -(-m // size)
+        n_rows = math.ceil(n / size)
+        n_columns = math.ceil(m / size)
+        # As many examples are held as before, in more blocks; of one tile it was all of them.
         held = max(1, self.held * self.size // size)
         if self.one_tile:
             held = n_rows + n_columns
@@ -191,8 +212,14 @@ class Blocks:
         # One tile where everything fits at once, else the next best that does.
         at_once = sizes.at_once(n, m)
         if at_once <= budget:
-            step = _even(max(n, m), sizes.step or max(n, m))
-            return Blocks(max(n, m), 2, 1, 1 if m else 0, at_once, step)
+            return Blocks(
+                size=max(n, m),
+                held=2,
+                n_rows=1,
+                n_columns=1 if m else 0,
+                peak=at_once,
+                step=_even(max(n, m), sizes.step or max(n, m)),
+            )
         _require_one_example(sizes, budget)
         kept = _kept(n, m, sizes, budget)
         if kept is not None:
@@ -205,8 +232,7 @@ def _require_one_example(sizes: Sizes, budget: int) -> None:
     smallest = sizes.block(1) + sizes.factors  # of the row that is held
     if smallest > budget:
         raise errors.MemoryBudgetError(
-            # A little more, so that what is shown is not less when it is rounded.
-            expected=f"a budget of at least {readable(1.005 * smallest)}",
+            expected=f"a budget of at least {readable(_ROUNDED_UP * smallest)}",
             got=readable(budget),
             do=f"The kernel takes {readable(sizes.output)}: raise memory=, or take a smaller "
             "reduction= or batch.",
@@ -225,10 +251,16 @@ def _kept(n: int, m: int, sizes: Sizes, budget: int) -> Blocks | None:
         return None
     # Blocks of equal size: a last block of few examples would cost as much as the others.
     size = _even(max(n, m), largest)
-    n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
-    peak = sizes.block(size) + factors
-    step = _even(size, sizes.step or size)
-    return Blocks(size, n_rows + n_columns, n_rows, n_columns, peak, step)
+    n_rows = math.ceil(n / size)
+    n_columns = math.ceil(m / size)
+    return Blocks(
+        size=size,
+        held=n_rows + n_columns,
+        n_rows=n_rows,
+        n_columns=n_columns,
+        peak=sizes.block(size) + factors,
+        step=_even(size, sizes.step or size),
+    )
 
 
 def _swept(n: int, m: int, sizes: Sizes, budget: int) -> Blocks:
@@ -242,21 +274,29 @@ def _swept(n: int, m: int, sizes: Sizes, budget: int) -> Blocks:
 
     def blocks_of(at_most: int) -> Blocks:
         size = _even(max(n, m), at_most)
-        n_rows, n_columns = math.ceil(n / size), math.ceil(m / size)
+        n_rows = math.ceil(n / size)
         # What a block leaves of the budget holds factors of rows.
         affordable = (budget - sizes.block(size)) // max(1, size * sizes.factors)
         held = max(1, min(n_rows, affordable))
-        peak = sizes.block(size) + held * size * sizes.factors
-        step = _even(size, sizes.step or size)
-        return Blocks(size, held, n_rows, n_columns, peak, step)
+        return Blocks(
+            size=size,
+            held=held,
+            n_rows=n_rows,
+            n_columns=math.ceil(m / size),
+            peak=sizes.block(size) + held * size * sizes.factors,
+            step=_even(size, sizes.step or size),
+        )
 
-    # Somewhat smaller blocks may leave less of the budget unused and need fewer passes, but are
-    # contracted more slowly: both cost alike.
+    def price(blocks: Blocks) -> float:
+        # Somewhat smaller blocks may leave less of the budget unused and need fewer passes, but are
+        # contracted more slowly: both cost alike.
+        return blocks.passes * (1 + largest / blocks.size)
+
+    # From the largest down to three quarters of it.
     smallest = max(0, largest * 3 // 4 - 1)
-    candidates = range(largest, smallest, -max(1, largest // _CHOICES))
-    return min(
-        map(blocks_of, candidates), key=lambda blocks: blocks.passes * (1 + largest / blocks.size)
-    )
+    stride = max(1, largest // _CHOICES)
+    candidates = [blocks_of(size) for size in range(largest, smallest, -stride)]
+    return min(candidates, key=price)
 
 
 def in_pieces(n: int, contraction: Contraction) -> bool:

@@ -11,6 +11,8 @@ alive at once. Two things keep this close to what XLA allocates:
 
 Values are counted in two sums, by whether they depend on inputs that vary: of many evaluations at
 once (`jax.vmap` over examples) each has its own varying values, and all share the others.
+
+    memory of so many examples at once = examples * peak + shared
 """
 
 import dataclasses
@@ -55,10 +57,13 @@ class JaxprCost(NamedTuple):
 
 def jaxpr_cost(jaxpr: Jaxpr | ClosedJaxpr, varying: list[bool]) -> JaxprCost:
     """What a jaxpr costs; `varying` says which inputs differ between evaluations at once."""
+    # XLA removes dead code as well.
     jaxpr = without_dead(_jax.open_jaxpr(jaxpr)[0])
     dependent = downstream(jaxpr, itertools.compress(jaxpr.invars, varying))
     memory = _LiveMemory(jaxpr, dependent)
     flops = 0
+    # The equations in order: each takes memory for what it makes, runs, and gives back what it was
+    # the last to read.
     for k, eqn in enumerate(jaxpr.eqns):
         nested = _nested_cost(eqn, [_is_in(atom, dependent) for atom in eqn.invars])
         flops += nested.flops + _product_flops(eqn)
@@ -98,12 +103,14 @@ class _LiveMemory:
         """Take memory for the outputs of equation number k."""
         name = eqn.primitive.name
         for var in eqn.outvars:
+            # A reshape and the like: no memory of its own.
             source = None
             if name in _ALIASES and eqn.invars:
                 source = self._owner(eqn.invars[0])
             if source is not None and (source in self._alive or source in self._inputs):
                 self._alias(var, source)
                 continue
+            # Computed inside the loop that reads it: no memory at all.
             is_fused = name in _FUSED and self._n_uses.get(var, 0) == 1
             if is_fused and var not in self._outputs:
                 continue
@@ -140,9 +147,11 @@ class _LiveMemory:
         return atom
 
     def _note_end(self, var: Variable, k: int) -> None:
+        """Look at a variable again after equation number k: its memory may be given back."""
         self._may_die_after.setdefault(k, []).append(var)
 
     def _sum_of(self, var: Variable) -> _Bytes:
+        """The sum that the memory of a variable is counted in."""
         return self.varying if var in self._dependent else self.shared
 
 
@@ -164,6 +173,7 @@ def _uses(jaxpr: Jaxpr) -> tuple[dict[Variable, int], dict[Variable, int]]:
 
 
 def _is_in(atom: Atom, variables: set[Variable]) -> bool:
+    """Whether an atom is one of these variables, not a literal."""
     return not isinstance(atom, _jax.Literal) and atom in variables
 
 
@@ -183,6 +193,8 @@ def _nested_cost(eqn: Equation, varying: list[bool]) -> JaxprCost:
         varying = [*varying[:n_consts], *[True] * n_carry, *varying[n_consts + n_carry :]]
     costs = []
     for jaxpr in _jax.sub_jaxprs(eqn):
+        # Where inputs are not those of the equation one by one (the predicate of a `cond` stays
+        # outside), all of them vary if any does.
         varying_inside = varying
         if len(jaxpr.invars) != len(varying):
             varying_inside = [any(varying)] * len(jaxpr.invars)
@@ -197,10 +209,12 @@ def _nested_cost(eqn: Equation, varying: list[bool]) -> JaxprCost:
 def _product_flops(eqn: Equation) -> int:
     """Floating-point operations of a matrix product or convolution; 0 for any other equation."""
     if eqn.primitive.name == "dot_general":
+        # ((contracted axes left, right), (batch axes left, right))
         (contracted, _), _ = eqn.params["dimension_numbers"]
         left = eqn.invars[0].aval.shape
         multiply_adds_per_output = math.prod(left[axis] for axis in contracted)
     elif eqn.primitive.name == "conv_general_dilated":
+        # Every output is a sum over the window and the input channels of its group.
         kernel = eqn.invars[1].aval.shape
         out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
         multiply_adds_per_output = math.prod(kernel[:out_axis] + kernel[out_axis + 1 :])

@@ -1,16 +1,24 @@
 """Which parameters a kernel is split by: leaves, layers of stacked leaves, or path globs.
 
 Every part of the Jacobian has the name of its leaf, or one name for each layer of a stack that a
-scan runs over. `per_leaf=True` makes a group of every name; globs sort the names into groups.
+scan runs over. `per_leaf=True` makes a group of every name; globs sort the names into groups:
+
+    parts                        names                      groups of ["layers/*", "head"]
+    head        [8 10]           head                       1
+    layers/w    [2 8 8]          layers/w[0] layers/w[1]    0 0
+
+The kernel of a group is the sum over its names. What no glob matches is the group "(rest)".
 """
 
 import dataclasses
 import fnmatch
+import itertools
 from collections.abc import Sequence
 
 from ntkdiag import errors
 from ntkdiag.engine.jacobian.parts import Part
 
+# The group of what no glob matches.
 _REST = "(rest)"
 
 
@@ -38,10 +46,13 @@ class LeafGroups:
         Raises:
             InvalidInputError: `per_leaf` is neither True nor path globs, or a glob matches nothing.
         """
-        names = list(dict.fromkeys(name for part in names_of_parts for name in part))
+        # A leaf that is used in two ways is two parts of one name.
+        names = list(dict.fromkeys(itertools.chain.from_iterable(names_of_parts)))
         if per_leaf is True:
             groups = {name: name for name in names}
             return _numbered(names_of_parts, groups, names)
+
+        # One glob, or several in the order in which they take names.
         globs = [per_leaf] if isinstance(per_leaf, str) else per_leaf
         if not isinstance(globs, list | tuple) or not all(isinstance(glob, str) for glob in globs):
             raise errors.InvalidInputError(
@@ -51,6 +62,7 @@ class LeafGroups:
             )
         groups = {name: _first_match(name, globs) for name in names}
         _require_matches(globs, groups)
+        # Groups stand in the order of their globs, with the rest at the end.
         return _numbered(names_of_parts, groups, [*globs, *groups.values()])
 
 
@@ -74,10 +86,13 @@ def _numbered(
     names_of_parts: list[list[str]], groups: dict[str, str], order: Sequence[str]
 ) -> LeafGroups:
     """Groups by number, in an order that may repeat itself."""
-    keys = list(dict.fromkeys(order))
-    number = {key: k for k, key in enumerate(keys)}
-    of_parts = [tuple(number[groups[name]] for name in names) for names in names_of_parts]
-    return LeafGroups(tuple(keys), tuple(of_parts))
+    keys = tuple(dict.fromkeys(order))
+    number_of = {key: number for number, key in enumerate(keys)}
+    of_parts = []
+    for names in names_of_parts:
+        numbers = [number_of[groups[name]] for name in names]
+        of_parts.append(tuple(numbers))
+    return LeafGroups(keys, tuple(of_parts))
 
 
 def _first_match(name: str, globs: Sequence[str]) -> str:
@@ -90,6 +105,7 @@ def _first_match(name: str, globs: Sequence[str]) -> str:
 
 def _matches(name: str, glob: str) -> bool:
     """Whether a glob matches: ``*`` and ``**`` any part of a path, ``**/`` also nothing."""
+    # `name == glob`: the brackets of "layers/w[0]" are a choice of letters to fnmatch.
     if name == glob or fnmatch.fnmatchcase(name, glob):
         return True
     return fnmatch.fnmatchcase(name, glob.removeprefix("**/"))

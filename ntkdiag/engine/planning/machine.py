@@ -12,6 +12,11 @@ import jax
 
 # Numbers of one example that are read with a piece: a piece grows with the examples it is for.
 _PIECE_PER_EXAMPLE = 2**14
+# Bytes of the caches of a CPU, about: intermediate values stay in the one, pieces in the other.
+_CACHE_OF_LAST_LEVEL = 24 * 2**20
+_CACHE_OF_SECOND_LEVEL = 2**20
+_PIECE_OF_ACCELERATOR = 2**28
+_UNBOUNDED = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +56,9 @@ class Machine:
     def here() -> "Machine":
         """That of the default device."""
         if jax.default_backend() == "cpu":
-            # Sizes of the caches of the last and of the second level, about.
-            return Machine(step=24 * 2**20, piece=2**20, workers=_cores())
-        return Machine(step=2**62, piece=2**28, workers=1)
+            return Machine(_CACHE_OF_LAST_LEVEL, _CACHE_OF_SECOND_LEVEL, workers=_cores())
+        # An accelerator takes all examples at once, and large pieces one after the other.
+        return Machine(_UNBOUNDED, _PIECE_OF_ACCELERATOR, workers=1)
 
 
 def _cores() -> int:

@@ -1,4 +1,8 @@
-"""Memory budgets: how much there is, and how a budget is written."""
+"""Memory budgets: how much there is, and how a budget is written.
+
+What is free is the least of what is left anywhere: on the device of an accelerator, on the host, in
+each of the control groups of Linux that a container or a batch job is in.
+"""
 
 import contextlib
 import math
@@ -11,7 +15,10 @@ import jax
 
 from ntkdiag import errors
 
+# Powers of 1000, or of 1024 with an "i" behind.
 _PREFIXES = {"K": 1, "M": 2, "G": 3, "T": 4}
+# Where the memory of the host cannot be read: a small machine.
+_ASSUMED = 4 * 10**9
 
 
 def budget(memory: int | float | str | None) -> int:
@@ -90,6 +97,7 @@ class _ControlGroup(NamedTuple):
     cache: str
 
 
+# Control groups of version 2, and of version 1 with a folder for every controller.
 _FOLDER = Path("/sys/fs/cgroup")
 _NEWER = ("memory.max", "memory.current", "inactive_file")
 _OLDER = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -98,6 +106,8 @@ _OLDER = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file
 def _control_groups() -> Iterator[_ControlGroup]:
     """The control groups of this process, from its own to the root."""
     yield _ControlGroup(_FOLDER, *_NEWER)
+    # Lines as "0::/path" (version 2) or "4:memory:/path" (version 1); a limit of any group above
+    # holds here too.
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -113,10 +123,12 @@ def _control_groups() -> Iterator[_ControlGroup]:
 
 
 def _available() -> int:
+    """Bytes that the host can give without swapping."""
     try:
-        return 1024 * _field(Path("/proc/meminfo"), "MemAvailable:")
-    except (OSError, ValueError):  # not Linux: assume a small machine
-        return 4 * 10**9
+        kilobytes = _field(Path("/proc/meminfo"), "MemAvailable:")
+    except (OSError, ValueError):  # not Linux
+        return _ASSUMED
+    return 1024 * kilobytes
 
 
 def _field(path: Path, name: str) -> int:

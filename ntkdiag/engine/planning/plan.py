@@ -36,6 +36,11 @@ _SMALL = 2**26
 _UNBOUNDED = 2**62
 # Of the rate of one large product, what a kernel reaches.
 _EFFICIENCY = 0.5
+# Columns of the printed table.
+_WIDTH = 110
+# The product whose rate stands for the machine: rows and columns, and how often it is timed.
+_SIZE_OF_PRODUCT = 768
+_TIMES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Plan:
             cells = ["\n".join(row.paths), ", ".join(row.primitives), row.factor]
             cells += [f"{row.flops:.2g}", memory.readable(row.bytes)]
             table.add_row(*map(Text, cells))  # names of parameters are no markup
-        console = Console(width=110, file=None, record=True, force_terminal=False)
+        console = Console(width=_WIDTH, file=None, record=True, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
         return capture.get() + "".join(f"{line}\n" for line in self._totals)
@@ -191,6 +196,7 @@ class Plan:
 
     @property
     def _title(self) -> str:
+        """What stands above the table."""
         return f"NTK of {self.n} x {self.m} examples, {self.directions} backward passes each"
 
     @property
@@ -222,15 +228,20 @@ def make_plan(task: Task, budget: int | None) -> Plan:
         MemoryBudgetError: Not even one example at a time fits.
     """
     program = task.rows.program
-    # With groups or weights every product is needed by itself: nothing is formed late.
+    # In one tile, Jacobians are formed while they are contracted. With groups or weights every
+    # product is needed by itself: nothing is formed late.
     late = streamed(task.rows.ways) if task.is_plain_sum else task.rows.ways
+
     # Most kernels fit, whatever the budget is: what is planned without one is kept.
     roomy = program.keep(_key(task), lambda: _plan(task, late, _UNBOUNDED))
     if budget is None:
         budget = _SMALL if roomy.peak_bytes <= _SMALL else memory.budget(None)
     most = task.call.options.most_examples
-    if roomy.peak_bytes <= budget and (most is None or most >= max(roomy.n, roomy.m)):
+    may_be_one_tile = most is None or most >= max(roomy.n, roomy.m)
+    if roomy.peak_bytes <= budget and may_be_one_tile:
         return dataclasses.replace(roomy, budget_bytes=budget)
+
+    # In several tiles, Jacobians are formed once, with their block, and not again for every tile.
     return _plan(task, task.rows.ways, budget)
 
 
@@ -249,7 +260,8 @@ def _key(task: Task) -> tuple:
 def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     """The plan of a task with these ways of contracting it."""
     options = task.call.options
-    n, m = task.rows.n, 0 if task.columns is None else task.m
+    n = task.rows.n
+    m = 0 if task.columns is None else task.m
     # How examples are cut.
     network = _network_cost(task, ways)
     sizes, shares = _sizes(task, ways, network)
@@ -264,7 +276,8 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     groups = task.reduction.groups
     n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
     differentiated = n_groups * blocks.passes * (n + m)
-    pairs = n_groups * (n * m if m else n * (n + 1) // 2)
+    pairs = n * m if m else n * (n + 1) // 2  # a rectangle, or a triangle with its diagonal
+    pairs *= n_groups
     rows = tuple(_row(task, way, differentiated, pairs) for way in ways)
     # The trace of the network passes forms the dense factors; they are counted with their rows.
     forming = sum(2 * way.form for way in ways if way.is_dense)
@@ -296,32 +309,38 @@ def _network_cost(task: Task, ways: tuple[Way, ...]) -> JaxprCost:
 def _sizes(task: Task, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes, int]:
     """Bytes that decide how examples are cut, and how many sums of pieces are made side by side."""
     machine = Machine.here()
-    n, m = task.rows.n, 0 if task.columns is None else task.m
+    n_columns = 0 if task.columns is None else task.m
+    n_examples = task.rows.n + n_columns
     itemsize = jnp.dtype(task.rows.program.jacobian.dtype).itemsize
     n_kernels = task.gram.n_groups
-    groups = task.reduction.groups
-    # Bytes of the results.
+    # The results: what one pair of examples takes in one kernel, and all kernels there will be.
     pair = task.dtype.itemsize * math.prod(task.tile(1, 1).shape)
-    # With kernels of several leaves there is their sum, too.
-    output = pair * n * (m or n) * (n_kernels + (n_kernels > 1))
-    if groups is not None:
-        output *= groups.n_diagonal
+    output = pair * task.rows.n * task.m
+    if n_kernels > 1:
+        output *= n_kernels + 1  # with kernels of several leaves there is their sum, too
+    if task.reduction.groups is not None:
+        output *= task.reduction.groups.n_diagonal
 
-    # Jacobians that are contracted piece by piece: what exists of them is a piece for each worker.
+    # Jacobians that are contracted piece by piece: what exists of them is a piece for each worker,
+    # no larger than the largest Jacobian, with what it is formed of.
     in_pieces = [way for way in ways if task.is_plain_sum and way.forms_jacobian]
-    joined = sum(way.size for way in ways) - sum(way.size for way in in_pieces)
-    jacobians = [(n + m) * task.rows.directions.n * way.part.size * itemsize for way in in_pieces]
-    operands = [way.operand for way in ways if way.name == "streamed"]
-    shares = machine.shares(n + m, output)
-    piece = _PIECE_COPIES * min(machine.piece_of(n + m), max(jacobians, default=0))
-    piece += (n + m) * max(operands, default=0) * itemsize
+    rows_of_jacobian = n_examples * task.rows.directions.n
+    jacobians = [rows_of_jacobian * way.part.size * itemsize for way in in_pieces]
+    operands = [n_examples * way.operand * itemsize for way in ways if way.name == "streamed"]
+    piece = _PIECE_COPIES * min(machine.piece_of(n_examples), max(jacobians, default=0))
+    piece += max(operands, default=0)
+    # Each of the workers that share out the pieces adds them to a kernel of its own.
+    shares = machine.shares(n_examples, output)
     sums_of_pieces = shares * output if in_pieces else 0
     piece_of_a_tile = 0
     if in_pieces and task.reduction.contraction != "full":
         piece_of_a_tile = _PIECE_COPIES * machine.workers * machine.piece
 
+    # All other factors of several steps are joined, which copies them.
+    size_of_factors = sum(way.size for way in ways)
+    joined = size_of_factors - sum(way.size for way in in_pieces)
     sizes = Sizes(
-        factors=sum(way.size for way in ways) * itemsize,
+        factors=size_of_factors * itemsize,
         working=network.peak,
         shared=network.shared,
         pair=pair * n_kernels,
@@ -331,7 +350,7 @@ def _sizes(task: Task, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes
         joined=joined * itemsize,
         pieces=machine.workers * piece + sums_of_pieces,
         piece=piece_of_a_tile,
-        strips=in_strips(task.tile(n, m or n)),
+        strips=in_strips(task.tile(task.rows.n, task.m)),
     )
     return sizes, shares
 
@@ -353,12 +372,12 @@ def _row(task: Task, way: Way, differentiated: float, pairs: int) -> PlanRow:
 @functools.cache
 def _machine_rate() -> float:
     """Floating-point operations per second of a float32 matrix product here, measured once."""
-    size = 768
+    size = _SIZE_OF_PRODUCT
     x = jnp.ones((size, size), jnp.float32)
     product = jax.jit(lambda x: jnp.matmul(x, x, precision="highest"))
     product(x).block_until_ready()
     times = []
-    for _ in range(5):
+    for _ in range(_TIMES):
         start = time.perf_counter()
         product(x).block_until_ready()
         times.append(time.perf_counter() - start)

@@ -1,5 +1,10 @@
 """A kernel to compute: both sides traced, and how every part of their Jacobians is contracted.
 
+    K = sum over parts l of  J_l(rows) P_l^-1 J_l(columns)^T
+
+    Task    the call, the reduction, which kernel each part is added to, the weights 1/P
+    Side    rows or columns: examples, program, directions, and a way of contracting every part
+
 The kernel is a sum over parts of the Jacobian. Between two functions, or two shapes of examples,
 the parts have to be the same parameters in the same coordinates: where the structures differ, every
 leaf is one part, its Jacobian formed in the order of the leaf, and a leaf that only one side uses
@@ -10,12 +15,11 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.engine import precision
@@ -31,7 +35,7 @@ from ntkdiag.engine.tracing.program import Form, Program
 from ntkdiag.kernel.reduction import Directions, KernelArray, Reduction, automatic
 from ntkdiag.kernel.tied_outputs import Contraction
 
-# Numbers of outputs.
+# Outputs by their numbers.
 Numbers = Int[Array | np.ndarray, "..."]
 
 
@@ -209,7 +213,7 @@ class Task:
         )
 
     def compiled(
-        self, key: tuple[Hashable, ...], function: Callable[..., Any], donate: int | None = None
+        self, key: tuple[Hashable, ...], function: Callable[..., PyTree], donate: int | None = None
     ) -> Compiled:
         """A contraction, compiled once per program, ways and shape."""
         return self.rows.program.compiled((*key, self.gram), function, donate=donate)
@@ -224,7 +228,7 @@ def cheapest_ways(
     contraction: Contraction,
     prefer: Preference | None,
 ) -> tuple[Way, ...]:
-    """The cheapest way for every part of a program; see `ways.choose`."""
+    """The cheapest ways for n by m examples (0: the rows) and k directions; see `ways.choose`."""
     return program.keep(
         ("ways", form, n, m, k, contraction, prefer),
         lambda: choose(program.parts(form), n, m, k, contraction, prefer),
@@ -261,15 +265,19 @@ def _matching_ways(
 ) -> tuple[tuple[Way, ...], tuple[Way, ...]]:
     """How the parts of the rows are contracted, and those of the columns in the same order."""
     form = _form(call)
+    # One function at one shape: rows and columns are the same program.
     if columns is None or columns is rows:
         ways = _ways(call, rows, form, reduction)
         return ways, ways
+
+    # Two programs: parts are paired by what they are coordinates of.
     if _by_coordinates(rows, form).keys() != _by_coordinates(columns, form).keys():
         # The columns use some parameter in another way.
         form = "leaf order"
     ways = _ways(call, rows, form, reduction)
     parts_of_columns = _by_coordinates(columns, form)
-    ways_of_rows, ways_of_columns = [], []
+    ways_of_rows = []
+    ways_of_columns = []
     for way, coordinates in zip(ways, _by_coordinates(rows, form), strict=True):
         part = parts_of_columns.get(coordinates)
         if part is not None:  # a leaf that only one side uses adds nothing
@@ -298,14 +306,14 @@ def _by_coordinates(program: Program, form: Form) -> dict[tuple, Part]:
 
 def _ways(call: Call, program: Program, form: Form, reduction: Reduction) -> tuple[Way, ...]:
     """The cheapest ways for all parts of the rows."""
-    n = call.rows.n
-    m = 0 if call.columns is None else call.columns.n
-    k, contraction = reduction.rows.n, reduction.contraction
+    prefer = call.options.prefer
+    n_columns = 0 if call.columns is None else call.columns.n
     if program.joint:
         # The batch is one example; the full kernel of all its outputs is reduced afterwards.
-        n, m = 1, min(m, 1)
-        k, contraction = program.jacobian.n_outputs, "full"
-    return cheapest_ways(program, form, n, m, k, contraction, call.options.prefer)
+        k = program.jacobian.n_outputs
+        return cheapest_ways(program, form, 1, min(n_columns, 1), k, "full", prefer)
+    k = reduction.rows.n
+    return cheapest_ways(program, form, call.rows.n, n_columns, k, reduction.contraction, prefer)
 
 
 def _one_hot(numbers: Numbers, n_outputs: int) -> Float[Array | np.ndarray, "C k"]:

@@ -5,6 +5,8 @@ of one tile the factors of all steps wait side by side, and are joined only wher
 contracted. In a kernel of several tiles the steps of a block are written into the memory of that
 block, so that a block never exists twice.
 
+    block of 8 examples, steps of 3:    [0 1 2] [3 4 5] [5 6 7]
+
 The first time, it is verified that examples do not interact: the outputs that came with the factors
 of each example are compared with f of the whole block.
 """
@@ -73,17 +75,19 @@ class Differentiation:
         block: list[Factor] = []
         in_flight = Machine.here().in_flight
         for first in firsts:
-            if len(outputs) >= in_flight:  # more steps under way would need more memory
+            # JAX computes while this loop goes on: more steps under way would need more memory.
+            if len(outputs) >= in_flight:
                 jax.block_until_ready(outputs[-in_flight])
             x = examples(batch.x, start + first, self.step, batch.n)
             factors, y = differentiate(self.task.call.params, self.side.basis, kwargs, x)
             outputs.append(y)
-            if size == self.step:
+            if size == self.step:  # a block of one step is that step
                 block = factors
             else:
                 block = block or [zeros_for_examples(factor, size) for factor in factors]
                 block = write(block, factors, first)
-        # What came beside the factors are outputs of each example alone.
+
+        # What came beside the factors are outputs of each example alone: [size C].
         if self._must_verify and min(size, batch.n) > 1:
             alone = np.empty((size, outputs[0].shape[-1]), outputs[0].dtype)
             for first, y in zip(firsts, outputs, strict=True):
@@ -149,6 +153,7 @@ class Differentiation:
         def all_at_once(params: PyTree, x: PyTree) -> PyTree:
             return compiled(params, x, kwargs)
 
+        # Whether f decides by its numbers (a comparison, an argmax): rounding may then show in full.
         judges = _jax.judges_numbers(program.jacobian.jaxpr)
         roundoff = program.jacobian.roundoff
         # f is compiled for this once, and let go of: programs do not hold their function.
@@ -170,6 +175,7 @@ def examples(x: PyTree[Array], start: int, size: int, n: int) -> PyTree[Array]:
         return jax.tree.map(lambda v: v[start : start + size], x)
 
     def filled(v: Array) -> Array:
+        # [n - start ...] and [missing ...] -> [size ...]
         last = jnp.repeat(v[-1:], min(missing, size - 1), axis=0)
         return jnp.concatenate([v[min(start, n - 1) :], last])
 

@@ -1,14 +1,22 @@
 """The end of every kernel: blocks of factors become a kernel, or a tile of one.
 
-Parts whose Jacobian is formed late are contracted piece by piece; a chain of pieces runs on each
-core, and adds to a sum of its own. Then one compiled function contracts all other parts at once,
-and adds the sums of the pieces.
+1. Parts whose Jacobian is formed late are contracted piece by piece: a chain of pieces runs on each
+   core, and adds to a sum of its own.
+2. One compiled function (`_rest`) contracts all other parts at once, and adds the sums of step 1.
+
+    chain 0    sum 0 += pieces of part A, then of part B, ...     \
+    chain 1    sum 1 += pieces of part A, then of part B, ...      >  K = rest + sum 0 + sum 1
+    rest       parts C, D, ...                                    /
+
+A piece is a few columns of the Jacobian, of all examples: J_piece [n k columns], so that
+K = sum over pieces of J_piece J_piece^T never needs more than one of them.
 """
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -81,6 +89,7 @@ class KernelContraction:
             sums = [chain() for chain in chains]
         else:
             sums = side_by_side(chains)
+        # Then all other parts, and the sums are added.
         return self._rest()(at_once, self.task.weights, sums)
 
     def begin(self, sides: Sides) -> None:
@@ -99,7 +108,7 @@ class KernelContraction:
         streamed = []
         at_once: Sides = [[[] for _ in blocks] for blocks in sides]
         for number, name in enumerate(names):
-            factor = [[block[number] for block in blocks] for blocks in sides]
+            factor = _factor_of(sides, number)
             if name in self.in_pieces:
                 streamed.append(self._streamed(factor))
                 continue
@@ -121,9 +130,11 @@ class KernelContraction:
         n_examples = self.tile.n
         if len(factor) == 2:
             n_examples += self.tile.m
-        first: Any = factor[0][0]
+        # What is streamed is an outer product or dense: these can be cut into pieces of columns.
+        first = typing.cast(streams.Unformed, factor[0][0])
         cut = Cut.of(first, n_examples, self.tile.contraction, self.piece)
         n_shares = min(self.n_shares, cut.n_pieces)
+        # The key has shapes only: layers of one shape are compiled once.
         add_share = functools.partial(_with_share, self.task.gram, self.tile, cut, n_shares)
         key = "stream", self.tile, n_shares, cut
         return _Streamed(self.task.compiled(key, add_share, donate=0), factor, n_shares)
@@ -140,6 +151,14 @@ class KernelContraction:
         return self.task.compiled(("nothing", self.tile, self.n_shares, symmetric), zeros)
 
 
+def _factor_of(sides: Sides, number: int) -> SidesOfFactor:
+    """One of the factors of all blocks, by its number."""
+    factor = []
+    for blocks in sides:
+        factor.append([block[number] for block in blocks])
+    return factor
+
+
 def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Sum]:
     """So many sums to begin with."""
     return [streams.nothing(tile, dtype, symmetric) for _ in range(n_sums)]
@@ -150,9 +169,10 @@ def _contracted(
 ) -> list[Float[Array, "..."]]:
     """The kernels of rows with themselves or with columns, from factors and sums of pieces."""
     symmetric = len(sides) == 1
-    # Blocks wait apart until they are contracted, and are joined here.
+    # Blocks wait apart until they are contracted, and are joined here. The last step was filled up
+    # with repeated examples: those are cut off.
     rows = joined(sides[0], tile.n)
-    if not rows and sums:
+    if not rows and sums:  # every part was contracted in pieces
         return [streams.sum_of_shares(sums, tile, symmetric)]
     if symmetric:
         kernels = gram.symmetric(rows, tile, weights)

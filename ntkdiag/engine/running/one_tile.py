@@ -1,4 +1,10 @@
-"""A kernel of one tile: all examples are differentiated step by step, and contracted at once."""
+"""A kernel of one tile: all examples are differentiated step by step, and contracted at once.
+
+    x [n ...] -> steps of a few examples -> blocks of factors -> one contraction -> K
+
+The first call of its kind compiles three functions (network passes, pieces, contraction), side by
+side and before the first of them is needed: together they take as long as the longest.
+"""
 
 import dataclasses
 
@@ -20,13 +26,13 @@ def compute(task: Task, plan: Plan) -> list[Float[Array, "..."]]:
         ways = _planned_ways(side, plan)
         step = min(plan.blocks.step, side.n)
         differentiations.append(Differentiation(task, side, ways, step))
-    # Factors of several steps are joined to be contracted at once; what was formed of each is
-    # contracted in pieces instead, without that copy.
+
+    # How their factors are contracted. Those of several steps are joined to be contracted at once;
+    # what was formed of each is contracted in pieces instead, without that copy.
     several_steps = task.rows.n > differentiations[0].step
     in_pieces = {"streamed"}
     if task.is_plain_sum and several_steps:
         in_pieces.add("dense")
-    # How their factors are contracted.
     contraction = KernelContraction(
         task=task,
         ways=plan.ways,
@@ -35,6 +41,8 @@ def compute(task: Task, plan: Plan) -> list[Float[Array, "..."]]:
         piece=Machine.here().piece_of(sum(side.n for side in task.sides)),
         n_shares=plan.shares,
     )
+
+    # All of it is compiled at the same time, and then run.
     _begin(task, differentiations, contraction)
     return contraction([side.all_blocks() for side in differentiations])
 
@@ -43,7 +51,7 @@ def _begin(
     task: Task, differentiations: list[Differentiation], contraction: KernelContraction
 ) -> None:
     """Have everything compiled side by side, the first time; what takes longest begins first."""
-    if task.placed:
+    if task.placed:  # what is compiled from shapes would be for the default device
         return
     keys = tuple(way.key for way in contraction.ways)
     step = differentiations[0].step

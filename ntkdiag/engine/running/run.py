@@ -1,5 +1,10 @@
 """Running a task: inside a caller's trace, as a joint batch, as one tile, or tile by tile.
 
+    inside a caller's trace    factors and contraction become a part of the caller's program
+    joint                      the batch is one example with N C outputs
+    one tile                   everything at once, compiled here
+    tile by tile               into arrays on the host
+
 Where only some output axes are tied, the outputs are cut into groups of equal tied indices. Each
 group is a full kernel of few outputs, computed like any other; kernels of traced groups are added
 up, those of diagonal groups stacked.
@@ -74,6 +79,7 @@ def _inline(task: Task) -> list[Array]:
 
 
 def _factors_in_a_trace(task: Task, side: Side) -> list[Factor]:
+    """The factors of all examples of a side, as a part of the caller's program."""
     batch = side.batch
     factors, _ = side.program.factors(
         side.ways, task.call.params, side.basis, batch.kwargs, batch.x
@@ -92,8 +98,10 @@ def _jointly(task: Task) -> Kernels:
     n, m = task.rows.n, task.m
     reduction = task.reduction
     c, d = reduction.rows.n_outputs, reduction.columns.n_outputs
+    # Directions of the rows [k c] and of the columns [l d].
     dtype = task.rows.program.jacobian.dtype
-    v, w = reduction.rows.basis(dtype), reduction.columns.basis(dtype)
+    v = reduction.rows.basis(dtype)
+    w = reduction.columns.basis(dtype)
     pattern = {"full": "nkml->nkml", "trace": "nkmk->nm", "diagonal": "nkmk->nmk"}
     results = []
     # [1 (n c) 1 (m d)] -> [n c m d] -> [n k m l] -> as the reduction pairs directions
@@ -123,7 +131,9 @@ def _of_groups(task: Task, groups: OutputGroups, plan: Plan | None) -> Kernels:
     for diagonal in range(groups.n_diagonal):
         totals = None
         for traced in range(groups.n_traced):
-            rows, columns = groups.rows[diagonal, traced], groups.columns[diagonal, traced]
+            # The numbers of the outputs of this group: [k] of the rows, [l] of the columns.
+            rows = groups.rows[diagonal, traced]
+            columns = groups.columns[diagonal, traced]
             kernels = _kernels(task.of_outputs(rows, columns), plan)
             if totals is not None:
                 kernels = [a + b for a, b in zip(totals, kernels, strict=True)]
@@ -155,5 +165,7 @@ def _of_groups_in_a_trace(task: Task, groups: OutputGroups) -> Kernels:
         totals, _ = jax.lax.scan(with_group, zeros, (rows, columns))
         return totals
 
-    stacked = jax.lax.map(of_diagonal, (jnp.asarray(groups.rows), jnp.asarray(groups.columns)))
+    # [D T k], [D T l] -> [D n k m l] -> [n k m l D]
+    numbers = jnp.asarray(groups.rows), jnp.asarray(groups.columns)
+    stacked = jax.lax.map(of_diagonal, numbers)
     return [jnp.moveaxis(kernel, 0, -1) for kernel in stacked]

@@ -31,6 +31,7 @@ def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:
         with jax.enable_x64(x64):
             return jax.block_until_ready(chain())
 
+    # Even where one chain fails, no other is left running.
     running = [_THREADS.submit(on_its_thread, chain) for chain in chains[1:]]
     try:
         first = chains[0]()

@@ -3,6 +3,9 @@
 Who it is for: somebody computes the kernel of ten thousand images on one machine. The factors are
 several times its memory, so each image would be differentiated in every sweep; a fast disk holds
 them all, and reading a factor takes a small part of the time of differentiating the network again.
+
+The arrays of a tree lie one after the other in the file, as bytes; shapes, dtypes and devices stay
+in memory (`_Entry`). They are read into memory that XLA takes over without a copy.
 """
 
 import contextlib
@@ -52,6 +55,7 @@ class Spill:
 
     def write(self, key: int, tree: PyTree[Array]) -> None:
         """Write the arrays of a tree."""
+        # Behind all that was written before.
         leaves, structure = jax.tree.flatten(tree)
         start = self._file.seek(0, os.SEEK_END)
         kinds = []
@@ -101,6 +105,7 @@ def opened(directory: str | os.PathLike | None, size: int) -> Iterator[Spill | N
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An array that JAX on CPU takes as it is, without a copy."""
     size = math.prod(shape) * dtype.itemsize
+    # A little more memory, so that some byte of it lies at such a multiple.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)

@@ -80,8 +80,10 @@ class _Tiles:
             self._write()
             columns = None
             self._held.clear()  # before the next are made
+            # The rows of this sweep.
             for start in rows:
                 self._held[start] = self._factors_of_rows(start)
+            # All columns pass by; of a triangle those behind its first row.
             for column in self._column_starts:
                 if self._symmetric and column < rows[0]:
                     continue
@@ -90,6 +92,7 @@ class _Tiles:
                 for row in rows:
                     if self._symmetric and row > column:
                         continue
+                    # One block each, or one for both: then a triangle is enough.
                     sides = [[self._held[row]], [columns]]
                     if self._symmetric and row == column:
                         sides = [[columns]]
@@ -108,7 +111,7 @@ class _Tiles:
         """The factors of a block of columns."""
         if self._symmetric and start in self._held:
             return self._held[start]
-        self._write()
+        self._write()  # the tile under way gives its memory back first
         if start in self._kept:
             return self._kept[start]
         if self._file is not None and start in self._file:
@@ -134,6 +137,7 @@ class _Tiles:
         tile = self._task.tile(size, size)
         inside = tile.at(slice(0, n), slice(0, m))
         for kernel, array in zip(self.kernels, computed, strict=True):
+            # To fetch an array waits until it is computed. A kernel of no part has no axes.
             on_host = np.broadcast_to(np.asarray(array), tile.shape)[inside]
             kernel[tile.at(rows, columns)] = on_host
             if self._symmetric and row != column:
