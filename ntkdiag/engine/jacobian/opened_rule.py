@@ -6,8 +6,8 @@ is a jaxpr
     inputs of the function, cotangents of its outputs -> cotangents of its arguments
 
 with all calls in it opened, so that one flat list of equations remains. From the cotangent of a
-parameter we go back through what only rearranges, scales by scalars or sums up. Where this leads to
-decides what the use of the parameter is:
+parameter we go back, equation by equation, through what only rearranges, scales by scalars or sums
+up. Where this leads to decides what the use of the parameter is:
 
 * a product a . c, with the cotangents of the outputs going into c alone: these are the two factors
   of the Jacobian. Axes that are summed up after the product are positions, like those summed in it;
@@ -94,9 +94,9 @@ class RuleProduct:
 
     @property
     def summed_axes(self) -> list[int]:
-        """The axes of the product that are summed up later."""
-        sizes = zip(self.layout.strides, self.layout.shape, strict=True)
-        return [axis for axis, (stride, size) in enumerate(sizes) if stride == 0 and size > 1]
+        """The axes of the product that are summed up later: those along which the layout repeats."""
+        axes = zip(self.layout.strides, self.layout.shape, strict=True)
+        return [axis for axis, (stride, size) in enumerate(axes) if stride == 0 and size > 1]
 
     @property
     def n_batch(self) -> int:
@@ -104,12 +104,15 @@ class RuleProduct:
         _, batch = self.eqn.params["dimension_numbers"]
         return len(batch[0])
 
-    def weight_use(self, evaluate: Callable[[Any], list]) -> WeightUse:
+    def weight_use(self, evaluate: Callable[[list], list]) -> WeightUse:
         """The use of the parameter, which reads c where other uses read a cotangent of an output.
 
         `evaluate` gives the numbers of `operand_atoms` from what is handed out.
         """
-        a_side, c_side = self.a_side, 1 - self.a_side
+        # The axes of a and of c: bound ones are contracted or batch axes, and have a partner in the
+        # other operand; the others are free.
+        a_side = self.a_side
+        c_side = 1 - self.a_side
         contracted, batch = self.eqn.params["dimension_numbers"]
         a_shape = self.eqn.invars[a_side].aval.shape
         c_shape = self.eqn.invars[c_side].aval.shape
@@ -117,7 +120,7 @@ class RuleProduct:
         c_bound = (*contracted[c_side], *batch[c_side])
         a_free = [axis for axis in range(len(a_shape)) if axis not in a_bound]
 
-        # c [b t d]: what is contracted, or summed up later, are positions t; other batch axes are
+        # 1. c [b t d]: what is contracted, or summed up later, are positions t; other batch axes are
         # blocks b; what is free are outputs d.
         c_roles = ["d"] * len(c_shape)
         for axis in contracted[c_side]:
@@ -127,7 +130,7 @@ class RuleProduct:
         c_blocks = [axis for axis, role in enumerate(c_roles) if role == "b"]
         c_positions = [axis for axis, role in enumerate(c_roles) if role == "t"]
 
-        # a [b t i]: each block and position of c has its partner in a; what is free are inputs i.
+        # 2. a [b t i]: each block and position of c has its partner in a; what is free are inputs i.
         partner = dict(zip(c_bound, a_bound, strict=True))
         a_blocks = [partner[axis] for axis in c_blocks]
         a_positions = [partner[axis] for axis in c_positions]
@@ -135,22 +138,27 @@ class RuleProduct:
         a_order = (*a_blocks, *a_positions, *a_free)
         a_sizes = tuple(math.prod(a_shape[axis] for axis in axes) for axes in a_groups)
 
-        def arrange_operand(handed_out: Any) -> Shaped[Array, "b t i"]:
+        def arrange_operand(handed_out: list) -> Shaped[Array, "b t i"]:
             a, *scalars = evaluate(handed_out)
+            # What scales the product later may as well scale a.
             return arrange(_scale(a, self.scalings, scalars), a_order, a_sizes)
 
-        # The product [batch..., free of the left..., free of the right...] has the axes of the
+        # 3. The product [batch..., free of the left..., free of the right...] has the axes of the
         # parameter [b i d]. Those that are summed up later have length 1 in it and count as blocks.
+        n_i = len(a_free)
         n_d = c_roles.count("d")
-        n_left = len(a_free) if a_side == 0 else n_d
-        left = range(self.n_batch, self.n_batch + n_left)
-        right = range(left.stop, left.stop + len(a_free) + n_d - n_left)
-        inputs, outputs = (left, right) if a_side == 0 else (right, left)
+        after_batch = self.n_batch
+        if a_side == 0:
+            inputs = range(after_batch, after_batch + n_i)
+            outputs = range(inputs.stop, inputs.stop + n_d)
+        else:
+            outputs = range(after_batch, after_batch + n_d)
+            inputs = range(outputs.stop, outputs.stop + n_i)
         blocks = [batch[c_side].index(axis) for axis in c_blocks] + self.summed_axes
-        first_entry = [slice(None)] * len(self.layout.shape)
+        first_of_summed = [slice(None)] * len(self.layout.shape)
         for product_axis in self.summed_axes:
-            first_entry[product_axis] = slice(0, 1)
-        weight = self.layout.select(tuple(first_entry))
+            first_of_summed[product_axis] = slice(0, 1)
+        weight = self.layout.select(tuple(first_of_summed))
         return WeightUse(
             weight=weight.transpose((*blocks, *inputs, *outputs)),
             n_axes=(len(blocks), len(inputs), len(outputs)),
@@ -234,12 +242,14 @@ class OpenedRule:
 
     def weight_use(self, product: RuleProduct) -> tuple[WeightUse, list[int]]:
         """The use of a product's parameter, and which inputs of the rule are handed out for it."""
+        # Handed out are the inputs that a and the scalars are computed from, not a itself: it is a
+        # value inside the derivative rule, which has not run yet in the forward pass.
         atoms = product.operand_atoms
         needed = liveness(self.jaxpr, atoms).uses
         reads = [k for k in range(self.n_inputs) if self.jaxpr.invars[k] in needed]
         variables = [self.jaxpr.invars[k] for k in reads]
 
-        def evaluate(handed_out):
+        def evaluate(handed_out: list) -> list:
             known = dict(zip(variables, handed_out, strict=True))
             return evaluate_atoms(self.jaxpr, self.consts, known, atoms)
 
@@ -266,9 +276,11 @@ class OpenedRule:
 
     @functools.cached_property
     def _made_by(self) -> dict[Variable, Equation]:
+        """The equation that each variable is a result of; inputs and constants have none."""
         return {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
 
     def _varies(self, atom: Atom) -> bool:
+        """Whether a variable or literal depends on the cotangents of the outputs."""
         return not isinstance(atom, _jax.Literal) and atom in self._varying
 
     def _product(self, eqn: Equation, precursor: Precursor) -> RuleProduct | None:
@@ -276,23 +288,30 @@ class OpenedRule:
 
         Only batch axes of it may be summed up later.
         """
-        left_varies, right_varies = map(self._varies, eqn.invars)
-        if left_varies and right_varies:
+        left, right = eqn.invars
+        if self._varies(left) and self._varies(right):
             return None
-        product = RuleProduct(eqn, int(left_varies), precursor.layout, precursor.scalings)
-        sums_batch_axes_only = all(axis < product.n_batch for axis in product.summed_axes)
-        return product if sums_batch_axes_only else None
+        # The operand that does not vary is a.
+        a_side = 1 if self._varies(left) else 0
+        product = RuleProduct(eqn, a_side, precursor.layout, precursor.scalings)
+        # Batch axes come first. A free axis that is summed up would be no position of the other
+        # operand, which does not have it.
+        if any(axis >= product.n_batch for axis in product.summed_axes):
+            return None
+        return product
 
     def _precursors(self, argument: int, layout: LeafLayout) -> Iterator[Precursor]:
         """The variables from the cotangent of an argument back, as far as the steps are simple."""
         atom = self.jaxpr.outvars[self.arguments.index(argument)]
         scalings: tuple[Scaling, ...] = ()
+        # A cotangent that does not depend on those of the outputs is a constant, such as zero.
         while self._varies(atom):
             yield Precursor(atom, layout, scalings)
             eqn = self._made_by.get(atom)
             # A cotangent that is cast to whole numbers and back is no longer linear.
             if eqn is None or not is_floating(eqn.invars[0]):
                 return
+            # One step back: through a scaling, or through what moves the elements.
             if eqn.primitive.name in ("neg", "mul", "div"):
                 operand, scaling = self._scaled_operand(eqn)
                 if scaling is None:
@@ -309,11 +328,16 @@ class OpenedRule:
         name = eqn.primitive.name
         if name == "neg":
             return eqn.invars[0], Scaling("neg")
+        # Of a product either side may be the scalar, of a quotient only the divisor.
         operand, factor = eqn.invars
         if name == "mul" and not self._varies(operand):
             operand, factor = factor, operand
-        scalar = None if self._varies(factor) else self._scalar_in(factor)
-        return operand, None if scalar is None else Scaling(name, scalar)
+        if self._varies(factor):
+            return operand, None
+        scalar = self._scalar_in(factor)
+        if scalar is None:
+            return operand, None
+        return operand, Scaling(name, scalar)
 
     def _scalar_in(self, atom: Atom) -> Atom | None:
         """The scalar that an array of the rule repeats; None if it is no such array."""
@@ -332,12 +356,16 @@ def outputs_and_pullback(
 
     Inputs in `constants` have none.
     """
+    # Inputs that are constants stay outside: JAX refuses to differentiate by what a function with a
+    # rule closes over.
     inputs = list(map(jnp.asarray, inputs))
     differentiated = [k for k in range(len(inputs)) if k not in constants]
 
     def outputs(*values):
-        replaced = dict(zip(differentiated, values, strict=True))
-        return _jax.bind(eqn, [replaced.get(k, value) for k, value in enumerate(inputs)])
+        completed = list(inputs)
+        for k, value in zip(differentiated, values, strict=True):
+            completed[k] = value
+        return _jax.bind(eqn, completed)
 
     return jax.vjp(outputs, *(inputs[k] for k in differentiated))
 
@@ -378,12 +406,14 @@ def _layout_before(eqn: Equation, layout: LeafLayout) -> LeafLayout | None:
     axes = range(len(shape))
     if name in _RESHAPING and len(eqn.invars) == 1:
         return layout.reshape(shape)
+    # A broadcast that repeats nothing only inserts axes of length 1.
     if name == "broadcast_in_dim" and math.prod(shape) == math.prod(eqn.outvars[0].aval.shape):
         return layout.reshape(shape)
     if name == "transpose":
         inverse = sorted(axes, key=eqn.params["permutation"].__getitem__)
         return layout.transpose(tuple(inverse))
     if name == "reduce_sum":
+        # All entries along a summed axis belong to one element of the parameter: it is repeated.
         kept = tuple(axis for axis in axes if axis not in eqn.params["axes"])
         return layout.broadcast(shape, kept)
     return None

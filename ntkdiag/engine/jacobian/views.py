@@ -2,13 +2,17 @@
 
 A view of a leaf is a number times some of its elements in some order, so the derivative by the leaf
 is that by the view, rearranged: no structure is lost. `views_of` says for one equation whether its
-outputs are such views again.
+outputs are such views again:
+
+1. where the elements of each output lie in the leaf (`LAYOUT_RULES`), and the scalar factor;
+2. their numbers, by running the equation on those of the view, which are constants;
+3. the same numbers as a function of the differentiable copy of the leaf, for later uses that have
+   no structure, by running it on that copy.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +22,8 @@ from ntkdiag import _jax
 from ntkdiag._jax import Equation
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.shape_operations import repeat
+
+Numbers = Shaped[Array | np.ndarray, "..."]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,8 +42,8 @@ class View:
 
     leaf: int
     layout: LeafLayout
-    value: Shaped[Array | np.ndarray, "..."] | None
-    dense: Shaped[Array | np.ndarray, "..."] | None
+    value: Numbers | None
+    dense: Numbers | None
     scale: ArrayLike | None = None
     scans: tuple[tuple[int, ...], ...] = ()
 
@@ -49,11 +55,12 @@ class View:
 
     def with_numbers(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[[Numbers], Numbers],
         layout: LeafLayout,
         factor: float | None = None,
     ) -> "View":
         """A view with other numbers, whose derivative is that of this one times a factor."""
+        assert self.value is not None
         value = function(self.value)
         # On the first walk both are the same object, and stay so: nothing is traced twice.
         dense = None
@@ -61,7 +68,9 @@ class View:
             dense = value
         elif self.dense is not None:
             dense = function(self.dense)
-        scale = self.scale if factor is None else _times(self.scale, factor)
+        scale = self.scale
+        if factor is not None:
+            scale = _times(scale, factor)
         return dataclasses.replace(self, layout=layout, value=value, dense=dense, scale=scale)
 
 
@@ -70,6 +79,7 @@ class View:
 
 
 def _reshape(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    # With `dimensions` it transposes before it reshapes.
     if params.get("dimensions") is not None:
         return [None]
     return [layout.reshape(params["new_sizes"])]
@@ -98,20 +108,21 @@ def _reverse(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
 
 
 def _split(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
-    edges = itertools.accumulate(params["sizes"], initial=0)
     axes_before = (slice(None),) * params["axis"]
-    return [
-        layout.select((*axes_before, slice(start, stop)))
-        for start, stop in itertools.pairwise(edges)
-    ]
+    edges = itertools.accumulate(params["sizes"], initial=0)
+    layouts: list[LeafLayout | None] = []
+    for start, stop in itertools.pairwise(edges):
+        layouts.append(layout.select((*axes_before, slice(start, stop))))
+    return layouts
 
 
 def _unstack(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
     # A split into slices of length 1 without their axis.
     axis = params["axis"]
     kept = layout.shape[:axis] + layout.shape[axis + 1 :]
-    slices = _split({"axis": axis, "sizes": (1,) * layout.shape[axis]}, layout)
-    return [one and one.reshape(kept) for one in slices]
+    sizes = (1,) * layout.shape[axis]
+    slices = _split({"axis": axis, "sizes": sizes}, layout)
+    return [part and part.reshape(kept) for part in slices]
 
 
 def _broadcast(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
@@ -119,6 +130,7 @@ def _broadcast(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
 
 
 def _cast(params: dict, layout: LeafLayout) -> list[LeafLayout | None]:
+    # Whole numbers have no derivative.
     if not jnp.issubdtype(params["new_dtype"], jnp.floating):
         return [None]
     return [layout]
@@ -148,7 +160,7 @@ LAYOUT_RULES: dict[str, Callable[[dict, LeafLayout], list[LeafLayout | None]]] =
 
 def views_of(eqn: Equation, inputs: list) -> list[View] | None:
     """The outputs of an equation with one view among its inputs, as views if they are some."""
-    # First where the elements of each output lie in the leaf, and how they are scaled.
+    # 1. Where the elements of each output lie in the leaf, and how they are scaled.
     name = eqn.primitive.name
     view = next(value for value in inputs if isinstance(value, View))
     layouts: list[LeafLayout | None] = [view.layout]
@@ -166,17 +178,19 @@ def views_of(eqn: Equation, inputs: list) -> list[View] | None:
         return None
     if None in layouts:
         return None
-    # Then their numbers, as constants and as functions of the differentiable copy.
+    # 2. Their numbers as constants, and 3. as functions of the differentiable copy.
     values = _jax.bind(eqn, _in_place_of(view, view.value, inputs))
-    outputs = zip(layouts, values, _dense_outputs(eqn, view, inputs, values), strict=True)
-    return [
-        dataclasses.replace(view, layout=layout, value=value, dense=dense, scale=scale)
-        for layout, value, dense in outputs
-    ]
+    dense_values = _dense_outputs(eqn, view, inputs, values)
+    views = []
+    for layout, value, dense in zip(layouts, values, dense_values, strict=True):
+        new = dataclasses.replace(view, layout=layout, value=value, dense=dense, scale=scale)
+        views.append(new)
+    return views
 
 
 def _dense_outputs(eqn: Equation, view: View, inputs: list, values: list) -> list:
     """The outputs of an equation as functions of the differentiable copy of the view, if any."""
+    # On the first walk the copy is the parameter itself.
     if view.dense is view.value:
         return values
     if view.dense is None:
@@ -189,6 +203,7 @@ def _dense_outputs(eqn: Equation, view: View, inputs: list, values: list) -> lis
 def _repeated(params: dict, view: View) -> Array | np.ndarray:
     """`broadcast_in_dim` of the differentiable copy, in the form with the fast derivative."""
     assert view.dense is not None
+    # `broadcast_in_dim` inserts axes of length 1 and stretches these: a reshape, then `repeat`.
     shape = params["shape"]
     with_ones = [1] * len(shape)
     for axis, size in zip(params["broadcast_dimensions"], view.layout.shape, strict=True):
@@ -196,7 +211,7 @@ def _repeated(params: dict, view: View) -> Array | np.ndarray:
     return repeat(view.dense.reshape(with_ones), shape)
 
 
-def _in_place_of(view: View, numbers: Any, inputs: list) -> list:
+def _in_place_of(view: View, numbers: Numbers | None, inputs: list) -> list:
     """The inputs of an equation with numbers in place of the view."""
     return [numbers if value is view else value for value in inputs]
 
@@ -215,4 +230,5 @@ def _scalar_factor(name: str, inputs: list) -> ArrayLike | None:
 
 
 def _times(scale: ArrayLike | None, factor: ArrayLike) -> ArrayLike:
+    """A scalar factor times another one; None counts as 1."""
     return factor if scale is None else scale * factor  # pyright: ignore[reportOperatorIssue]

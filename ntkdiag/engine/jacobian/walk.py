@@ -40,6 +40,7 @@ from ntkdiag.engine.jacobian.views import View
 
 def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Path = ()) -> list:
     """Evaluate a jaxpr whose inputs may be views, as far as its outputs need it."""
+    # Any: a value is an array, a number, or a view of one parameter or of several.
     known: dict[Variable, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, inputs, strict=True))
     live = liveness(jaxpr)
@@ -51,11 +52,13 @@ def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Pat
         if not live.differentiated[k]:
             # Only the numbers matter: here a parameter is a constant.
             values = [value.value if is_view(value) else value for value in values]
+        # The number of an equation in its jaxpr, after the path to that jaxpr, is its address: the
+        # first walk and all later ones give the same site the same key.
         outputs = _evaluate(eqn, values, (*path, k), state)
         known.update(zip(eqn.outvars, outputs, strict=True))
-        # What is computed from constants alone is constant.
-        stops = eqn.primitive.name == "stop_gradient"
-        if stops or all(state.is_constant(atom) for atom in eqn.invars):
+        # What is computed from constants alone is constant; a mutable array may change later.
+        stops_gradient = eqn.primitive.name == "stop_gradient"
+        if stops_gradient or all(state.is_constant(atom) for atom in eqn.invars):
             state.constants.update(var for var in eqn.outvars if not _jax.is_ref(var))
     return [_read(atom, known) for atom in jaxpr.outvars]
 
@@ -68,10 +71,12 @@ def _evaluate(eqn: Equation, values: list, path: Path, state: WalkState) -> list
     """The outputs of one equation."""
     recorder = state.recorder
     name = eqn.primitive.name
+    # 1. Primitives that are written in terms of others.
     rewritten = _rewrite(eqn, values)
     if rewritten is not None:
         jaxpr, consts = rewritten
         return walk(jaxpr, consts, values, recorder, path)
+    # 2. Equations that read a parameter.
     if any(map(is_view, values)):
         if name in _CONTROL_FLOW:
             return _CONTROL_FLOW[name](eqn, values, recorder, path)
@@ -80,6 +85,8 @@ def _evaluate(eqn: Equation, values: list, path: Path, state: WalkState) -> list
         if path in recorder.operands:
             state.tapped.note_site(eqn, recorder.sites[path])
         return outputs
+    # 3. All others run as they are. What they do to results that have a tap is noted, because a
+    # bias or a second product that is added to one can share its tap.
     outputs = _jax.bind(eqn, values)
     if name in REARRANGING:
         state.tapped.note_rearrangement(eqn)
@@ -114,7 +121,8 @@ def _checkpoint(eqn: Equation, values: list, recorder: Recorder, path: Path) -> 
 
     def body(arrays, taps):
         inner = recorder.inside(taps)
-        outputs = walk(jaxpr, consts, _put_arrays_in(views, arrays), inner, path)
+        inputs = _put_arrays_in(views, arrays)
+        outputs = walk(jaxpr, consts, inputs, inner, path)
         return [inner.differentiable(value) for value in outputs], inner.operands
 
     options = {key: eqn.params[key] for key in ("policy", "prevent_cse")}
@@ -126,18 +134,21 @@ def _checkpoint(eqn: Equation, values: list, recorder: Recorder, path: Path) -> 
 
 def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     """`scan`: rebuild it with taps as scanned inputs and operands as stacked outputs."""
+    # The inputs of a scan: constants of all steps, the carry, and what it runs over.
     body, consts = _jax.open_jaxpr(eqn.params["jaxpr"])
     n_consts, n_carry = _jax.scan_counts(eqn.params)
     constants = values[:n_consts]
     carry = values[n_consts : n_consts + n_carry]
     scanned = values[n_consts + n_carry :]
-    # The carry changes from step to step and is never a view. What is scanned over is one if it has
-    # an axis of its own leaf to run over: no scalar factors, nothing side by side.
+    # The carry changes from step to step and is never a view.
     initial = [recorder.differentiable(value) for value in carry]
-    scanned = [
-        value if isinstance(value, View) and value.layout.shape else recorder.differentiable(value)
-        for value in scanned
-    ]
+    # What is scanned over is one if it has an axis of its own leaf to run over: no scalar factors,
+    # nothing side by side.
+    for k, value in enumerate(scanned):
+        has_axis = isinstance(value, View) and value.layout.shape
+        if not has_axis:
+            scanned[k] = recorder.differentiable(value)
+    # In one step a view is that of a slice of the leaf: its leading axis has become a block axis.
     views, arrays = _take_arrays_out(scanned)
     views_of_step = []
     for view in views:
@@ -158,6 +169,7 @@ def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
         return outputs[:n_carry], (outputs[n_carry:], inner.operands)
 
     options = {key: eqn.params[key] for key in ("length", "reverse", "unroll")}
+    # Taps [length ...] are scanned over and operands stacked to [length ...]: one for each step.
     xs = (arrays, recorder.taps_inside(path))
     final, (stacked, operands) = lax.scan(step, initial, xs, **options)
     recorder.operands.update(operands)
@@ -167,7 +179,8 @@ def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
 def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     """`cond` and `switch`: rebuild them with all taps going into every branch."""
     if eqn.params.get("branches_platforms"):
-        # `platform_dependent`: the branches of other platforms may not compile here.
+        # `platform_dependent` chooses when it is compiled, and not by a number: the branches of
+        # other platforms may not compile here.
         return _jax.bind(eqn, [recorder.differentiable(value) for value in values])
     index, *inputs = values
     views, arrays = _take_arrays_out(inputs)
@@ -178,7 +191,8 @@ def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
 
         def branch(arrays, taps):
             inner = recorder.inside(taps)
-            outputs = walk(jaxpr, consts, _put_arrays_in(views, arrays), inner, (*path, number))
+            inputs = _put_arrays_in(views, arrays)
+            outputs = walk(jaxpr, consts, inputs, inner, (*path, number))
             return [inner.differentiable(value) for value in outputs], inner.operands
 
         return branch
@@ -192,13 +206,15 @@ def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
 
     def with_zeros(branch: Callable) -> Callable:
         def completed(arrays, taps):
+            # Operands of a branch that is not taken are zero, and so are their Jacobians.
             outputs, operands = branch(arrays, taps)
-            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), operands_of_all)
+            zeros = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), operands_of_all)
             return outputs, zeros | operands
 
         return completed
 
-    outputs, operands = lax.switch(index, list(map(with_zeros, branches)), arrays, taps)
+    completed_branches = [with_zeros(branch) for branch in branches]
+    outputs, operands = lax.switch(index, completed_branches, arrays, taps)
     recorder.operands.update(operands)
     return outputs
 
@@ -209,17 +225,17 @@ def _take_arrays_out(values: list) -> tuple[list, list]:
     Only arrays can cross into another trace. A view has one, or two where its differentiable copy
     differs from its numbers.
     """
-    views, arrays = [], []
+    views = []
+    arrays = []
     for value in values:
         if not is_view(value):
             views.append(None)
             arrays.append(value)
-            continue
-        # The arrays in this one are replaced on the other side.
-        views.append(value)
-        if value.dense is None or value.dense is value.value:
+        elif value.dense is None or value.dense is value.value:
+            views.append(value)
             arrays.append((value.value,))
         else:
+            views.append(value)
             arrays.append((value.value, value.dense))
     return views, arrays
 
