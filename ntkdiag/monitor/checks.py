@@ -1,21 +1,20 @@
 """What can be wrong with a model, a probe and settings, found before training starts."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent
 from ntkdiag.engine.calls import arguments
-from ntkdiag.engine.independence import check_few
+from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.planning.memory import budget
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
-from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import shown
 from ntkdiag.monitor.probe_layout import ProbeLayout
 
@@ -24,18 +23,21 @@ CHOICES = ("auto", *REDUCTIONS)
 
 
 def check_settings(
-    f: Callable[..., Any],
+    f: Callable[..., PyTree],
     x: PyTree,
-    top_k: Any,
+    top_k: int | np.integer,
     descent: Descent | None,
-    reduction: Any,
-    memory: Any,
+    reduction: str,
+    memory: Memory | None,
 ) -> None:
     """Refuse arguments that are wrong by themselves."""
     arguments.check_function(f)
+
+    # One number of examples, on the leading axis of every leaf.
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
-    if len(n_examples) != 1 or not n_examples.isdisjoint({(), (0,)}):
+    has_none = () in n_examples or (0,) in n_examples
+    if len(n_examples) != 1 or has_none:
         raise errors.InvalidInputError(
             expected="x with the same number of examples, at least one, on the leading axis of "
             "every leaf",
@@ -64,8 +66,11 @@ def check_settings(
         budget(memory)
 
 
-def require_outputs(f: Callable[..., Any], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the outputs on the probe, without computing them; refused unless they are one array."""
+def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the outputs on the probe, without computing them.
+
+    Refused unless the outputs are one array with the examples on its leading axis.
+    """
     try:
         outputs = jax.eval_shape(f, params, x)
     except Exception as error:
@@ -86,15 +91,7 @@ def require_outputs(f: Callable[..., Any], params: PyTree, x: PyTree) -> jax.Sha
     return leaves[0]
 
 
-def require_independent(f: Callable[..., Any], params: PyTree, x: PyTree) -> None:
-    """Refuse a model whose outputs for one example depend on the others, such as batch norm in train mode.
-
-    Cost: a forward pass of four examples together and each alone.
-    """
-    check_few(f.apply if isinstance(f, Functional) else f, params, x)
-
-
-def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: Any) -> None:
+def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: ArrayLike | None) -> None:
     """Refuse settings and labels that do not fit the kernel."""
     if top_k > layout.size:
         raise errors.InvalidInputError(
@@ -105,16 +102,17 @@ def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: Any) -> Non
     if loss is not None:
         loss.require_fit(layout.output_shape)
     if isinstance(loss, CustomLoss):
-        _check_custom(layout, y)
+        _check_custom_loss(layout, y)
     if y is None:
         return
+    # Labels are read once as the alignment does, and once as the loss does.
     require_labels_differ(read_targets(y, layout.output_shape))
     if loss is not None:
         loss.read(y, layout.output_shape)
 
 
-def _check_custom(layout: ProbeLayout, y: Any) -> None:
-    """Refuse a loss of the user whose curvature could not be computed from inside a compiled step."""
+def _check_custom_loss(layout: ProbeLayout, y: ArrayLike | None) -> None:
+    """Refuse a loss of the user whose curvature could not be computed inside a compiled step."""
     if y is None:
         raise errors.InvalidInputError(
             expected="the labels `y` beside a loss of the user: its curvature may depend on them",

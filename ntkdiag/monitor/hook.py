@@ -1,27 +1,34 @@
-"""A hook for training loops in Python: the measurements of `watch`, outside the compiled step."""
+"""A hook for training loops in Python: the measurements of `watch`, outside the compiled step.
+
+A call asks the schedule and the time budget, measures, and hands the numbers to the writers. It never
+raises into the loop: everything after the clock is read stands in one `try`.
+"""
 
 import contextlib
 import dataclasses
 import reprlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
+from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
+from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox, warn
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.record import convention_record
-from ntkdiag.monitor.schedule import Schedule, as_schedule
+from ntkdiag.monitor.schedule import Schedule, Step, as_schedule
 from ntkdiag.monitor.writers import Writer
 
 
@@ -35,8 +42,9 @@ class Monitor:
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
-    The call never raises into the loop: what goes wrong is said in one warning, and the call returns None. It waits for
-    its own result, touches no buffer of the loop, and leaves measurements out when they would cost more than `time_share`.
+    The call never raises into the loop: what goes wrong is said in one warning, and the call returns
+    None. It waits for its own result, touches no buffer of the loop, and leaves measurements out when
+    they would cost more than `time_share`.
 
     Cost: as `watch`; see the attribute `cost` for what it was.
 
@@ -47,20 +55,20 @@ class Monitor:
         every: As for `watch`.
         top_k: As for `watch`.
         loss: As for `watch`.
-        descent: As for `watch`; where it has no learning rate, that is taken from the `opt_state` of the call if
-            `optax.inject_hyperparams` keeps it there.
+        descent: As for `watch`; where it has no learning rate, that is taken from the `opt_state` of
+            the call if `optax.inject_hyperparams` keeps it there.
         reduction: As for `watch`.
         writers: As for `watch`; they also get `<name>_seconds`, the time of the measurement.
         name: As for `watch`.
         memory: As for `watch`.
-        time_share: Largest share of the wall time that measuring may take, not counting the first measurement, which
-            compiles; scheduled measurements beyond it are skipped. None for no limit. What a measurement costs is known
-            from the second one on.
+        time_share: Largest share of the wall time that measuring may take, not counting the first
+            measurement, which compiles; scheduled measurements beyond it are skipped. None for no
+            limit. What a measurement costs is known from the second one on.
 
     Attributes:
         cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the first
-            measurement, `seconds` of all later ones, `elapsed` wall time since the first, the `share` of
-            that, `measurements` made, `skipped` ones, `last`, the seconds of the last one.
+            measurement, `seconds` of all later ones, `elapsed` wall time since the first, the `share`
+            of that, `measurements` made, `skipped` ones, `last`, the seconds of the last one.
         last: The last `Measurement`, None before the first.
 
     Raises:
@@ -70,30 +78,23 @@ class Monitor:
     @errors.public
     def __init__(
         self,
-        f: Callable[..., Any],
-        x: Any,
-        y: Any = None,
+        f: Callable[..., PyTree],
+        x: PyTree,
+        y: ArrayLike | list | None = None,
         *,
-        every: int | Schedule = 100,
-        top_k: int = 5,
+        every: int | np.integer | Schedule = 100,
+        top_k: int | np.integer = 5,
         loss: LossLike | None = None,
         descent: DescentLike | None = None,
         reduction: str = "auto",
-        writers: Sequence[Writer] = (),
+        writers: Writer | Sequence[Writer] = (),
         name: str = "ntk",
-        memory: Any = None,
-        time_share: float | None = 0.02,
+        memory: Memory | None = None,
+        time_share: float | int | np.number | None = 0.02,
     ) -> None:
-        if not (
-            time_share is None
-            or (isinstance(time_share, int | float | np.number) and time_share > 0)
-        ):
-            raise errors.InvalidInputError(
-                expected="a positive share of the wall time",
-                got=f"time_share={time_share!r}",
-                do="0.02 is two percent; None sets no limit.",
-            )
-        with _undisturbed():
+        if time_share is not None:
+            _require_share(time_share)
+        with _without_debugging_switches():
             self._probe = Probe.of(
                 f,
                 x,
@@ -107,52 +108,46 @@ class Monitor:
         self._due = as_schedule(every)
         self._outbox = Outbox(writers)
         self._name = name
-        self._kernel0: jax.Array | None = None
-        self._started: float | None = None
-        self._warned = False
+        self._kernel0: Float[Array, "k k"] | None = None
+        self._first_ended: float | None = None  # when the first measurement had ended
+        self._has_warned = False
         self.cost = Cost(time_share)
         self.last: Measurement | None = None
 
     @errors.called("monitor(step, params)")
-    def __call__(self, step: int, params: Any, opt_state: Any = None) -> Measurement | None:
+    def __call__(self, step: Step, params: PyTree, opt_state: PyTree = None) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
 
         Args:
             step: The step the parameters belong to: 0 before the first update.
             params: The parameters, as the optimizer holds them or as `f` takes them.
-            opt_state: The optimizer state, if it is at hand. An injected learning rate is read from it, and the margin
-                is left out where it would not hold: for Adam and its like, and for momentum that was not stated.
+            opt_state: The optimizer state, if it is at hand. An injected learning rate is read from
+                it, and the margin is left out where it would not hold: for Adam and its like, and for
+                momentum that was not stated.
 
         Returns:
             The measurement with numpy values, or None when nothing was measured.
         """
         begun = time.perf_counter()
-        if self._started is not None:
-            self.cost.elapsed = begun - self._started
+        if self._first_ended is not None:
+            self.cost.elapsed = begun - self._first_ended
         try:
             if not self._due(int(step)):
                 return None
-            if not self._allowed(begun):
+            if not self._budget_allows(begun):
                 self.cost.skipped += 1
                 return None
-            with _undisturbed():
-                return self._measured(int(step), params, opt_state, begun)
+            with _without_debugging_switches():
+                return self._measure(int(step), params, opt_state, begun)
         except Exception as error:
-            self._spend(begun)
-            if not self._warned:
-                self._warned = True
+            self._spend(begun, measured=False)
+            if not self._has_warned:
+                self._has_warned = True
                 warn(
-                    f"Monitor: step {reprlib.repr(step)} could not be measured: {type(error).__name__}: {error} "
-                    "This is said once; training goes on."
+                    f"Monitor: step {reprlib.repr(step)} could not be measured: "
+                    f"{type(error).__name__}: {error} This is said once; training goes on."
                 )
             return None
-
-    def _allowed(self, now: float) -> bool:
-        """What the budget allows; the first process decides for all, as all of them have to measure together."""
-        allowed = self.cost.allows(now, self._started)
-        if self.cost.time_share is None or jax.process_count() == 1:
-            return allowed
-        return bool(multihost_utils.broadcast_one_to_all(np.asarray(allowed)))
 
     def close(self) -> None:
         """Close the writers."""
@@ -167,75 +162,113 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _measured(self, step: int, params: Any, opt_state: Any, begun: float) -> Measurement:
+    def _measure(self, step: int, params: PyTree, opt_state: PyTree, begun: float) -> Measurement:
         """Measure, write, and keep the first kernel that could be measured as the reference."""
         _require_concrete(params)
-        params, unmoved = self._probe.parameters(params)
+        params, unmoved = as_parameters_of(self._probe.f, params)
         layout = self._probe.layout(params)
         self._probe.verify(params)
-        descent, injected, objection = self._descent(opt_state)
-        reference = self._kernel0
-        first = reference is None
-        if reference is None:
-            _, reference = self._probe.blank(layout)
+        update_rule = self._update_rule(opt_state)
+
+        is_first = self._kernel0 is None
+        kernel0 = self._kernel0
+        if kernel0 is None:
+            _, kernel0 = self._probe.blank(layout)
         measurement, kernel0 = self._probe.measure(
             params,
             layout,
-            reference,
+            kernel0,
             step=step,
-            first=first,
+            first=is_first,
             unmoved=unmoved,
-            descent=descent,
+            descent=update_rule.descent,
         )
-        measurement = jax.tree.map(np.asarray, measurement)
+        measurement = jax.tree.map(np.asarray, measurement)  # waits for the result
         if int(measurement.status) == Status.MEASURED:
             self._kernel0 = kernel0
         seconds = self._spend(begun, measured=True)
+
         record = convention_record(
             self._probe,
             layout,
             name=self._name,
             every=self._due,
             source="Monitor",
-            injected=injected,
+            injected=update_rule.is_injected,
         )
         record["time_share"] = self.cost.time_share
-        if objection and self._probe.loss is not None:
-            record["notes"].append(objection)
+        if update_rule.objection and self._probe.loss is not None:
+            record["notes"].append(update_rule.objection)
         values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
         self._outbox.send(step, values, record)
         self.last = measurement
         return measurement
 
-    def _descent(self, opt_state: Any) -> tuple[Descent, bool, str | None]:
-        """The update rule, whether its rate is from the optimizer's state, and what speaks against a margin."""
+    def _update_rule(self, opt_state: PyTree) -> "_UpdateRule":
+        """The update rule as it was stated, completed by the state of the optimizer."""
         descent = self._probe.descent or Descent()
-        objection = objection_to_margin(opt_state, descent.momentum)
-        injected = None
+        injected_rate = None
         if descent.learning_rate is None:
-            injected = learning_rate_in(opt_state)
+            injected_rate = learning_rate_in(opt_state)
+        objection = objection_to_margin(opt_state, descent.momentum)
+        # Without a learning rate there is no margin.
         if objection:
             descent = dataclasses.replace(descent, learning_rate=None)
-        elif injected is not None:
-            descent = dataclasses.replace(descent, learning_rate=injected)
-        return descent, injected is not None, objection
+        elif injected_rate is not None:
+            descent = dataclasses.replace(descent, learning_rate=injected_rate)
+        return _UpdateRule(descent, injected_rate is not None, objection)
 
-    def _spend(self, begun: float, *, measured: bool = False) -> float:
-        """Count the time since `begun`; what failed is within the budget, too."""
+    def _budget_allows(self, now: float) -> bool:
+        """Whether the budget allows a measurement now.
+
+        All processes have to measure together, so the first one decides for all.
+        """
+        is_allowed = self.cost.allows(now, self._first_ended)
+        if self.cost.time_share is None or jax.process_count() == 1:
+            return is_allowed
+        return bool(multihost_utils.broadcast_one_to_all(np.asarray(is_allowed)))
+
+    def _spend(self, begun: float, *, measured: bool) -> float:
+        """Count the seconds since `begun`; a measurement that failed is within the budget, too."""
         now = time.perf_counter()
         seconds = now - begun
-        self._started = now if self._started is None else self._started
-        if measured and not self.cost.measurements:
+        if self._first_ended is None:
+            self._first_ended = now
+        if measured and self.cost.measurements == 0:
             self.cost.setup_seconds = seconds
         else:
             self.cost.last = seconds
             self.cost.seconds += seconds
-        self.cost.elapsed = now - self._started
+        self.cost.elapsed = now - self._first_ended
         self.cost.measurements += measured
         return seconds
 
 
-def _require_concrete(params: Any) -> None:
+@dataclasses.dataclass(frozen=True)
+class _UpdateRule:
+    """How the optimizer trains, as far as the margin depends on it.
+
+    `is_injected` tells that the learning rate is from the state of the optimizer, `objection` why
+    there is no margin.
+    """
+
+    descent: Descent
+    is_injected: bool
+    objection: str | None
+
+
+def _require_share(time_share: object) -> None:
+    """Refuse a share of the wall time that is not above zero."""
+    is_number = isinstance(time_share, int | float | np.number)
+    if not (is_number and time_share > 0):
+        raise errors.InvalidInputError(
+            expected="a positive share of the wall time",
+            got=f"time_share={time_share!r}",
+            do="0.02 is two percent; None sets no limit.",
+        )
+
+
+def _require_concrete(params: PyTree) -> None:
     """Refuse parameters that are being traced: the hook is for the loop around the compiled step."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
         raise errors.InvalidInputError(
@@ -246,7 +279,10 @@ def _require_concrete(params: Any) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without what users switch on to find faults in their own code: what is unmeasured is NaN, and moved by itself."""
+def _without_debugging_switches() -> Iterator[None]:
+    """Switch off what users switch on to find faults in their own code.
+
+    What is unmeasured is NaN here, and transfers and rank promotion are meant.
+    """
     with jax.debug_nans(False), jax.transfer_guard("allow"), jax.numpy_rank_promotion("allow"):
         yield

@@ -4,16 +4,18 @@ The kernel is computed by `ntk`, all that follows from it in one compiled progra
 
 1. where kernel or outputs are not finite, an identity stands in, and all numbers are NaN in the end;
 2. spectrum, drift from the reference kernel, alignment;
-3. the critical learning rate and the margin, where a loss was named and the kernel is not reduced.
+3. the critical learning rate and the margin, where a loss was named and the kernel is not reduced;
+4. what could not be measured becomes NaN, and the status says why.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis.alignment import alignment
@@ -21,6 +23,7 @@ from ntkdiag.analysis.drift import drift
 from ntkdiag.analysis.rank import participation_ratio
 from ntkdiag.analysis.stability import critical_learning_rate
 from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
@@ -28,36 +31,42 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets
 from ntkdiag.monitor.measurement import Measurement, Status
+from ntkdiag.monitor.schedule import Step
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number
 
 
 @errors.public
 def measure(
-    f: Callable[..., Any],
+    f: Callable[..., PyTree],
     params: PyTree,
     x: PyTree,
-    y: Any,
-    kernel0: Float[Array, "k k"],
+    y: ArrayLike | list | None,
+    kernel0: Float[Array | np.ndarray, "k k"],
     *,
-    step: Any,
-    first: Any,
-    unmoved: Any = True,
-    top_k: int,
+    step: Step,
+    first: bool | Bool[Array, ""],
+    unmoved: bool | Bool[Array, ""] = True,
+    top_k: int | np.integer,
     shape: tuple[int, ...],
     reduction: str,
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
-    memory: int | float | str | None = None,
+    memory: Memory | None = None,
 ) -> tuple[Measurement, Float[Array, "k k"]]:
     r"""Measure the kernel of `f` at `params` on the probe.
 
     With K the kernel, lambda its eigenvalues and Theta the full kernel,
 
         PR = (sum lambda)^2 / sum lambda^2,     drift = ||K - K_0||_F / ||K_0||_F,
-        eta_crit = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2),     margin = eta / eta_crit,
+        eta_crit = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2),
+        margin = eta / eta_crit,
 
-    Sigma and D those of the loss (see `Loss`), eta, tau and w those of the update rule (see `Descent`).
+    Sigma and D those of the loss (see `Loss`), eta, tau and w those of the update rule (see
+    `Descent`).
 
-    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other than squared error.
+    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other than
+    squared error.
 
     Args:
         f: `f(params, x)`, outputs `[N ...]`.
@@ -76,91 +85,128 @@ def measure(
         memory: Memory budget of the kernel, as `ntk` takes it.
 
     Returns:
-        The measurement, and the kernel `[K K]` drift is to be measured from next: this one if `first`.
+        The measurement, and the kernel `[K K]` drift is to be measured from next: this one if
+        `first`.
+
+    Raises:
+        InvalidInputError: When an argument is out of range, or labels do not fit the outputs.
     """
     params = jax.lax.stop_gradient(params)
-    raw = ntk(f, params, x, reduction=reduction, memory=memory, check=False)
-    trained = as_loss(loss)
-    if raw.ndim != 4 and raw.convention.n_outputs > 1:
-        trained = None  # a reduced kernel has another largest eigenvalue
+    kernel = ntk(f, params, x, reduction=reduction, memory=memory, check=False)
+
+    trained_loss = as_loss(loss)
+    is_reduced = kernel.ndim != 4 and kernel.convention.n_outputs > 1
+    if is_reduced:
+        trained_loss = None  # its largest eigenvalue is not that of the full kernel
     outputs = None
-    if trained is not None and not trained.is_quadratic:
+    if trained_loss is not None and not trained_loss.is_quadratic:
         outputs = f(params, x)
-    targets, labels = None, None
+
+    # Labels as the alignment reads them, [n o], and as the loss does.
+    targets = None
+    labels = None
     if y is not None:
         targets = read_targets(y, shape).reshape(shape[0], -1)
-        labels = None if trained is None else trained.read(y, shape)
-    rule = Descent() if descent is None else as_descent(descent)
+        if trained_loss is not None:
+            labels = trained_loss.read(y, shape)
+
+    update_rule = Descent() if descent is None else as_descent(descent)
+    training = _Training(trained_loss, update_rule, outputs, labels)
     situation = _Situation(step, first, unmoved, kernel0)
-    return _diagnose(raw, outputs, targets, labels, trained, rule, situation, top_k)
+    return _diagnose(kernel, targets, training, situation, int(top_k))
 
 
-@jax.tree_util.register_dataclass
+@pytree("loss", "descent", "outputs", "labels")
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """What the stability numbers depend on besides the kernel.
+
+    `outputs` is None where the curvature of the loss does not depend on them, or none was named.
+    """
+
+    loss: Loss | None
+    descent: Descent
+    outputs: Float[Array, "n *o"] | None
+    labels: Array | None
+
+
+@pytree("step", "first", "unmoved", "kernel0")
 @dataclasses.dataclass(frozen=True)
 class _Situation:
     """When and after what a kernel is measured; see `measure`."""
 
-    step: Any
-    first: Any
-    unmoved: Any
-    kernel0: Any
+    step: Step
+    first: bool | Bool[Array, ""]
+    unmoved: bool | Bool[Array, ""]
+    kernel0: Float[Array | np.ndarray, "k k"]
 
 
 def _diagnose_kernel(
     raw: Kernel,
-    outputs: Any,
-    targets: Any,
-    labels: Any,
-    loss: Loss | None,
-    descent: Descent,
+    targets: Float[Array, "n o"] | None,
+    training: _Training,
     situation: _Situation,
     top_k: int,
 ) -> tuple[Measurement, Float[Array, "k k"]]:
-    """The diagnostics of a kernel, all in one program."""
-    kernel0, first = situation.kernel0, situation.first
-    finite = jnp.isfinite(raw.array).all()
-    if outputs is not None:
-        finite = finite & jnp.isfinite(outputs).all()
-        outputs = jnp.where(finite, outputs, 0.0)
-    # Diagnostics are never shown NaN: an eigensolver need not return from it.
-    identity = jnp.eye(kernel0.shape[0]).reshape(raw.shape)
-    kernel = _with(raw, jnp.where(finite, raw.array, identity).astype(kernel0.dtype))
-    reference = jnp.where(first, kernel.matrix, kernel0)
+    """All diagnostics of a kernel, and the reference kernel of the next measurement."""
+    first = situation.first
+    kernel0 = situation.kernel0
 
+    # Diagnostics are never shown NaN: an eigensolver need not return from it.
+    is_finite = jnp.isfinite(raw.array).all()
+    outputs = training.outputs
+    if outputs is not None:
+        is_finite = is_finite & jnp.isfinite(outputs).all()
+        outputs = jnp.where(is_finite, outputs, 0.0)
+    identity = jnp.eye(kernel0.shape[0]).reshape(raw.shape)  # [k k] -> [n m] or [n o m p]
+    array = jnp.where(is_finite, raw.array, identity).astype(kernel0.dtype)
+    kernel = dataclasses.replace(raw, array=array)
+
+    # The kernel by itself, beside the reference, and beside the labels.
     decomposed = spectrum(kernel)
     eigenvalues = jnp.asarray(decomposed.eigenvalues, kernel0.dtype)
-    moved = drift(_with(raw, reference.reshape(raw.shape)), kernel)
-    critical, margin = jnp.nan, jnp.nan
-    if loss is not None:
-        critical = critical_learning_rate(kernel, descent, loss=loss, outputs=outputs, y=labels)
-        if descent.learning_rate is not None:
-            margin = descent.require_learning_rate() / critical
+    is_rounding = eigenvalues < decomposed.noise_floor
+    reference = jnp.where(first, kernel.matrix, kernel0)
+    reference_kernel = dataclasses.replace(raw, array=reference.reshape(raw.shape))
+    motion = drift(reference_kernel, kernel)
+    aligned = jnp.nan if targets is None else alignment(kernel, targets)
+    critical_rate, margin = _stability(kernel, outputs, training)
     numbers = {
-        "eigenvalues": jnp.where(eigenvalues < decomposed.noise_floor, jnp.nan, eigenvalues)[
-            :top_k
-        ],
+        "eigenvalues": jnp.where(is_rounding, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
         "participation_ratio": participation_ratio(kernel),
-        "drift": moved.relative,
-        "distance_centred": moved.distance_centred,
-        "alignment": jnp.nan if targets is None else alignment(kernel, targets),
-        "critical_learning_rate": critical,
+        "drift": motion.relative,
+        "distance_centred": motion.distance_centred,
+        "alignment": aligned,
+        "critical_learning_rate": critical_rate,
         "margin": margin,
     }
 
-    valid = finite & situation.unmoved
+    # What could not be measured is NaN; the status says why.
+    is_measured = is_finite & situation.unmoved
     for name, value in numbers.items():
-        numbers[name] = jnp.where(valid, jnp.asarray(value, kernel.dtype), jnp.nan)
+        numbers[name] = jnp.where(is_measured, jnp.asarray(value, kernel.dtype), jnp.nan)
     status = jnp.where(situation.unmoved, Status.MEASURED, Status.FIXED_MOVED)
-    status = jnp.where(finite, status, Status.NON_FINITE).astype(jnp.int32)
+    status = jnp.where(is_finite, status, Status.NON_FINITE).astype(jnp.int32)
     measurement = Measurement(jnp.asarray(situation.step, jnp.int32), status, **numbers)
     # A first kernel that could not be measured is no reference.
-    return measurement, jnp.where(first & ~valid, kernel0, reference)
+    return measurement, jnp.where(first & ~is_measured, kernel0, reference)
 
 
-_diagnose = jax.jit(_diagnose_kernel, static_argnums=7)  # outside of a jit, one program
+# Outside of a jit, one program.
+_diagnose = jax.jit(_diagnose_kernel, static_argnums=4)
 
 
-def _with(kernel: Kernel, array: jax.Array) -> Kernel:
-    """The kernel with other numbers."""
-    return dataclasses.replace(kernel, array=array)
+def _stability(
+    kernel: Kernel, outputs: Float[Array, "n *o"] | None, training: _Training
+) -> tuple[Number, Number]:
+    """Critical learning rate and margin; NaN without a loss, the margin also without a rate."""
+    if training.loss is None:
+        return jnp.nan, jnp.nan
+    descent = training.descent
+    critical_rate = critical_learning_rate(
+        kernel, descent, loss=training.loss, outputs=outputs, y=training.labels
+    )
+    if descent.learning_rate is None:
+        return critical_rate, jnp.nan
+    return critical_rate, descent.require_learning_rate() / critical_rate

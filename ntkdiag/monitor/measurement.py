@@ -2,12 +2,18 @@
 
 import dataclasses
 import enum
-import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from ntkdiag import display
+from ntkdiag.nouns import pytree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 QUANTITIES = (
     "eigenvalues",
@@ -20,6 +26,17 @@ QUANTITIES = (
     "margin",
 )
 
+# What each number but the eigenvalues says, where a measurement shows itself.
+_MEANINGS = {
+    "trace": "sum of all eigenvalues",
+    "participation_ratio": "effective number of modes",
+    "drift": "relative change since the first measurement",
+    "distance_centred": "change of direction since then, centred",
+    "alignment": "centred kernel-target alignment with the labels",
+    "critical_learning_rate": "descent on the quadratic model of the loss diverges above it",
+    "margin": "learning rate over the critical one",
+}
+
 
 class Status(enum.IntEnum):
     """What became of a measurement."""
@@ -30,58 +47,103 @@ class Status(enum.IntEnum):
     FIXED_MOVED = 3  # arrays the measured function holds fixed have other values in training
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["step", "status", *QUANTITIES], meta_fields=[]
-)
+@pytree("step", "status", *QUANTITIES)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
-    """The diagnostics of one step; NaN wherever a quantity does not exist or could not be measured.
+    """The diagnostics of one step; NaN where a quantity does not exist or could not be measured.
 
-    Every number is that of the kernel the convention record names ("reduction"): the full kernel Theta = J J^T of shape
-    [(N C) (N C)], or a reduction of it to [N N].
+    Every number is that of the kernel the convention record names ("reduction"): the full kernel
+    Theta = J J^T of shape [(N C) (N C)], or a reduction of it to [N N]. The arrays are of JAX inside
+    a compiled step, and of numpy where a `Monitor` returns them.
 
     Attributes:
         step: The step the parameters belong to.
         status: 0 not measured, 1 measured, 2 NaN or infinity in kernel or outputs, 3 arrays that the
             measured function holds fixed have other values in training.
-        eigenvalues: The largest eigenvalues, descending, `[top_k]`; NaN below the noise floor of the kernel.
+        eigenvalues: The largest eigenvalues, descending, `[top_k]`; NaN below the noise floor of
+            the kernel.
         trace: Sum of all eigenvalues.
         participation_ratio: (sum lambda)^2 / sum lambda^2, the effective number of modes.
         drift: ||K_t - K_0||_F / ||K_0||_F, with K_0 the kernel of the first measurement.
         distance_centred: 1 - cosine of the centred K_t and K_0: change of direction alone.
         alignment: Centred kernel-target alignment with the labels.
-        critical_learning_rate: The learning rate above which descent on the quadratic model of the loss diverges.
+        critical_learning_rate: The learning rate above which descent on the quadratic model of the
+            loss diverges.
         margin: learning rate / critical learning rate; about 1 at the edge of stability.
     """
 
-    step: Any
-    status: Any
-    eigenvalues: Any
-    trace: Any
-    participation_ratio: Any
-    drift: Any
-    distance_centred: Any
-    alignment: Any
-    critical_learning_rate: Any
-    margin: Any
+    step: Int[Array | np.ndarray, ""]
+    status: Int[Array | np.ndarray, ""]
+    eigenvalues: Float[Array | np.ndarray, " top_k"]
+    trace: Float[Array | np.ndarray, ""]
+    participation_ratio: Float[Array | np.ndarray, ""]
+    drift: Float[Array | np.ndarray, ""]
+    distance_centred: Float[Array | np.ndarray, ""]
+    alignment: Float[Array | np.ndarray, ""]
+    critical_learning_rate: Float[Array | np.ndarray, ""]
+    margin: Float[Array | np.ndarray, ""]
 
-    def values(self, name: str = "ntk") -> dict[str, float | list[float]]:
+    def values(self, name: str = "ntk") -> dict[str, float | int | list[float]]:
         """The numbers under the names the writers see: "ntk_trace", "ntk_eigenvalues", ...
 
         Args:
             name: Replaces "ntk" in every name.
 
         Returns:
-            A float, or a list of floats for the eigenvalues, under each name; `<name>_status` is the status.
+            A float, or a list of floats for the eigenvalues, under each name; `<name>_status` is
+            the status.
         """
-        numbers: dict[str, float | list[float]] = {
-            f"{name}_{quantity}": np.asarray(getattr(self, quantity), np.float64).tolist()
-            for quantity in QUANTITIES
-        }
-        return {**numbers, f"{name}_status": int(self.status)}
+        numbers: dict[str, float | int | list[float]] = {}
+        for quantity in QUANTITIES:
+            value = np.asarray(getattr(self, quantity), np.float64)
+            numbers[f"{name}_{quantity}"] = value.tolist()
+        numbers[f"{name}_status"] = int(self.status)
+        return numbers
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The largest eigenvalues over their index, on a logarithmic axis.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+
+        Cost: drawing.
+        """
+        ax = display.axes_to_draw_on(ax)
+        eigenvalues = np.asarray(self.eigenvalues)
+        ax.plot(np.arange(1, len(eigenvalues) + 1), eigenvalues, "o-")
+        # NaN, below the noise floor, is not drawn; without anything above it no logarithm exists.
+        if (eigenvalues > 0).any():
+            ax.set_yscale("log")
+        ax.set_xlabel("index")
+        ax.set_ylabel("eigenvalue")
+        ax.set_title(f"Largest eigenvalues at step {int(self.step)}")
+        return ax
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values as JSON has them: the status by name, None for what is NaN."""
+        numbers = {name: display.plain(getattr(self, name)) for name in QUANTITIES}
+        return {"step": int(self.step), "status": Status(int(self.status)).name, **numbers}
+
+    def _repr_html_(self) -> str:
+        """The numbers as a table, for notebooks."""
+        eigenvalues = np.asarray(self.eigenvalues)
+        shown = "  ".join(f"{value:.4g}" for value in eigenvalues)
+        rows = [
+            ("status", Status(int(self.status)).name, ""),
+            ("eigenvalues", shown, f"the largest {len(eigenvalues)}; NaN below the noise floor"),
+        ]
+        for name, meaning in _MEANINGS.items():
+            rows.append((name.replace("_", " "), f"{float(getattr(self, name)):.4g}", meaning))
+        return display.html_table(f"Kernel at step {int(self.step)}", rows)
 
 
-def unmeasured(top_k: int, dtype: Any) -> Measurement:
+def unmeasured(top_k: int, dtype: DTypeLike) -> Measurement:
     """The measurement before the first one: NaN of the right shapes.
 
     Args:
@@ -93,6 +155,5 @@ def unmeasured(top_k: int, dtype: Any) -> Measurement:
     """
     numbers = {name: jnp.full((), jnp.nan, dtype) for name in QUANTITIES}
     numbers["eigenvalues"] = jnp.full((top_k,), jnp.nan, dtype)
-    return Measurement(
-        jnp.asarray(-1, jnp.int32), jnp.asarray(Status.UNMEASURED, jnp.int32), **numbers
-    )
+    step = jnp.asarray(-1, jnp.int32)
+    return Measurement(step, jnp.asarray(Status.UNMEASURED, jnp.int32), **numbers)

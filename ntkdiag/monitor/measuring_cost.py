@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import numpy as np
+
 
 @dataclasses.dataclass
 class Cost:
     """Wall time of a monitor.
 
-    The first measurement compiles and happens once, so it is kept apart: the budget is for what comes after, and for
-    measurements that fail.
+    The first measurement compiles and happens once, so it is kept apart: the budget is for what
+    comes after, and for measurements that fail.
 
     Attributes:
         time_share: Largest share of the wall time that measuring may take; None for no limit.
@@ -20,7 +22,7 @@ class Cost:
         last: Seconds of the last of them.
     """
 
-    time_share: float | None
+    time_share: float | int | np.number | None
     setup_seconds: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
@@ -30,14 +32,16 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """Part of the wall time since the first that went into measuring."""
-        return self.seconds / self.elapsed if self.elapsed > 0 else 0.0
+        """Part of the wall time since the first measurement that went into measuring."""
+        if self.elapsed <= 0:
+            return 0.0
+        return self.seconds / self.elapsed
 
     def allows(self, now: float, started: float | None) -> bool:
         """Whether another measurement as long as the last keeps the share within the budget.
 
         Args:
-            now: The time.
+            now: The time in seconds.
             started: The time when the first measurement ended; None before, which always allows.
 
         Returns:
@@ -45,11 +49,14 @@ class Cost:
         """
         if self.time_share is None or started is None:
             return True
-        return self.seconds + self.last <= self.time_share * (now - started + self.last)
+        # (seconds + last) / (elapsed + last) <= time_share
+        elapsed = now - started
+        return bool(self.seconds + self.last <= self.time_share * (elapsed + self.last))
 
     def __str__(self) -> str:
         """One line for logs."""
         return (
-            f"{self.measurements} measurements, {self.skipped} skipped; first {self.setup_seconds:.3g} s with "
-            f"compilation, then {self.seconds:.3g} s of {self.elapsed:.3g} s ({100 * self.share:.2g} %)"
+            f"{self.measurements} measurements, {self.skipped} skipped; first "
+            f"{self.setup_seconds:.3g} s with compilation, then {self.seconds:.3g} s of "
+            f"{self.elapsed:.3g} s ({100 * self.share:.2g} %)"
         )

@@ -1,80 +1,121 @@
-"""From the optimizer's parameters to those of the measured function: the same leaves, by path."""
+"""From the optimizer's parameters to those of the measured function: the same leaves, by path.
+
+Libraries hold the same parameters in different containers. Linen optimizers hold the tree under
+"params" or the whole variables, `nnx.Optimizer` a State with its leaves under ".value", Equinox a
+filtered module. So the leaves are matched by path, never by order:
+
+1. the path of every array is written as the measured function writes it;
+2. arrays that the function holds fixed are set aside, and compared with the values it holds;
+3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import differences, leaves_by_path
 
+MOST_DIFFERENCES = 8  # more are counted
 
-def as_parameters_of(f: Any, params: Any) -> tuple[Any, Any]:
+
+def as_parameters_of(f: Any, params: PyTree) -> tuple[PyTree, bool | Bool[Array, ""]]:
     """Put an optimizer's parameters into the structure `f.params` has.
 
-    Linen optimizers hold the tree under "params" or the whole variables, `nnx.Optimizer` a State with its leaves under
-    ".value", Equinox a filtered module. The leaves are matched by path, never by order.
-
     Args:
-        f: A Functional; a plain callable has no structure of its own and takes the parameters as they are.
+        f: A Functional; a plain callable has no structure of its own and takes the parameters as
+            they are.
         params: The optimizer's parameters, or all variables of the model.
 
     Returns:
-        The parameters in the structure `f` takes, and a boolean, traced under `jax.jit`: False when `params` holds
-        arrays that `f` keeps fixed, and they have other values there.
+        The parameters in the structure `f` takes, and a boolean, traced under `jax.jit`: False when
+        `params` holds arrays that `f` keeps fixed, and they have other values there.
 
     Raises:
+        InvalidInputError: When there are no parameters.
         StructureError: When paths, shapes or dtypes differ; the message lists them.
     """
+    if params is None:
+        raise errors.InvalidInputError(
+            expected="the parameters at every update",
+            got="params=None",
+            do="Pass them on: tx.update(updates, state, params).",
+        )
     _refuse_masked(params)
     if not isinstance(f, Functional):
         return params, True
-    wanted = leaves_by_path(f.params)
+    trainable = leaves_by_path(f.params)
     fixed = {path.removeprefix("params/"): leaf for path, leaf in f.fixed.items()}
-    found = {
-        _plain(path, wanted): leaf
-        for path, leaf in leaves_by_path(params).items()
-        if hasattr(leaf, "dtype")
-    }
-    extra = {path: leaf for path, leaf in found.items() if path in fixed and path not in wanted}
-    lines = differences(wanted, {path: leaf for path, leaf in found.items() if path not in extra})
+
+    leaves = {}
+    fixed_leaves = {}
+    for written_path, leaf in leaves_by_path(params).items():
+        if not hasattr(leaf, "dtype"):
+            continue  # what is no array: the functions and settings of an Equinox module
+        path = _path_in(trainable, written_path)
+        if path in fixed and path not in trainable:
+            fixed_leaves[path] = leaf
+        else:
+            leaves[path] = leaf
+
+    lines = differences(trainable, leaves)
     if lines:
-        do = "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part of it)."
-        inner = next((name for name in ("params", "model") if hasattr(params, name)), None)
-        if inner is not None and not isinstance(params, dict):
-            do = f"Pass the .{inner} of this {type(params).__name__}."
-        raise errors.StructureError(
-            expected="the optimizer to hold the parameters of the measured function",
-            got="; ".join(lines[:8]) + (f"; and {len(lines) - 8} more" if len(lines) > 8 else ""),
-            do=do,
-        )
-    return jax.tree.unflatten(
-        jax.tree.structure(f.params), [found[path] for path in wanted]
-    ), _unmoved(extra, fixed)
+        raise _mismatch(params, lines)
+    in_order = [leaves[path] for path in trainable]
+    matched = jax.tree.unflatten(jax.tree.structure(f.params), in_order)
+    return matched, _have_not_moved(fixed_leaves, fixed)
 
 
-def _plain(path: str, wanted: dict[str, Any]) -> str:
-    if path in wanted:
+def _path_in(trainable: dict[str, Any], path: str) -> str:
+    """The path as the measured function writes it: without the additions of containers."""
+    if path in trainable:
         return path
     path = path.removesuffix("/value")  # an NNX State
-    return path if path in wanted else path.removeprefix("params/")  # linen variables
+    if path in trainable:
+        return path
+    return path.removeprefix("params/")  # linen variables
 
 
-def _unmoved(extra: dict[str, Any], fixed: dict[str, Any]) -> Any:
-    same: Any = True
-    for path, leaf in extra.items():
+def _have_not_moved(leaves: dict[str, Any], fixed: dict[str, Any]) -> bool | Bool[Array, ""]:
+    """Whether the arrays that the function holds fixed have the same values in training."""
+    unmoved: bool | Bool[Array, ""] = True
+    for path, leaf in leaves.items():
         # Counters and random keys may move: only numbers that enter the outputs count.
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            same = same & jnp.array_equal(leaf, fixed[path])
-    return same
+            unmoved = unmoved & jnp.array_equal(leaf, fixed[path])
+    return unmoved
 
 
-def _refuse_masked(params: Any) -> None:
+def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
+    """The error that lists the differences, and says what to pass where that can be told."""
+    got = "; ".join(lines[:MOST_DIFFERENCES])
+    if len(lines) > MOST_DIFFERENCES:
+        got += f"; and {len(lines) - MOST_DIFFERENCES} more"
+    do = (
+        "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part "
+        "of it)."
+    )
+    # A train state or an optimizer in the place of its parameters.
+    for attribute in ("params", "model"):
+        if hasattr(params, attribute) and not isinstance(params, dict):
+            do = f"Pass the .{attribute} of this {type(params).__name__}."
+            break
+    return errors.StructureError(
+        expected="the optimizer to hold the parameters of the measured function", got=got, do=do
+    )
+
+
+def _refuse_masked(params: PyTree) -> None:
+    """Refuse a tree of which Optax hides a part: the hidden parameters cannot be measured at."""
+
     def is_masked(node: Any) -> bool:
         return type(node).__name__ == "MaskedNode"
 
-    if any(map(is_masked, jax.tree.leaves(params, is_leaf=is_masked))):
+    nodes = jax.tree.leaves(params, is_leaf=is_masked)
+    if any(is_masked(node) for node in nodes):
         raise errors.StructureError(
             expected="all parameters of the measured function",
             got="a masked part of them (optax.masked or optax.multi_transform hides the others)",

@@ -1,16 +1,31 @@
-"""What an Optax state tells about the optimizer."""
+"""What an Optax state tells about the optimizer: its learning rate, and whether the margin holds for it.
 
+An Optax optimizer is two functions and does not say what it is, so its state is read instead:
+
+1. A field that keeps a history of gradients for every parameter (`nu` of Adam, `sum_of_squares` of
+   Adagrad): its updates are not proportional to the gradient, and the margin does not hold.
+2. A kind of state that (momentum) SGD never has around it: the same, as nothing is known of it.
+3. A momentum buffer (`trace`) where no momentum was stated, or the reverse: the margin would be
+   that of another optimizer.
+
+Parameters may have the same names as fields of states. Only names in named tuples count.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ntkdiag.scalars import Number
 
-# Where Optax keeps second moments, or the first moment of optimizers that take its sign; SGD has none of these fields.
+# Where Optax keeps second moments, or the first moment of optimizers that take its sign; SGD has
+# none of these fields.
 _ADAPTIVE_FIELDS = ("mu", "nu", "sum_of_squares", "v", "v_row", "e_g")
-# States of Optax that (momentum) SGD can have around it: they choose, count, mask, clip and accumulate gradients.
-_OF_SGD = frozenset(
+# States of Optax that (momentum) SGD can have around it: they choose, count, mask, clip and
+# accumulate gradients.
+_STATES_AROUND_SGD = frozenset(
     (
         "AddNoiseState",
         "ApplyIfFiniteState",
@@ -33,69 +48,98 @@ _OF_SGD = frozenset(
 )
 
 
-def learning_rate_in(opt_state: Any) -> float | None:
-    """The learning rate `optax.inject_hyperparams` keeps in the state.
+def learning_rate_in(opt_state: PyTree) -> float | None:
+    """The learning rate that `optax.inject_hyperparams` keeps in the state.
 
-    Args:
-        opt_state: Any Optax state, or None.
-
-    Returns:
-        The learning rate, or None when the state holds none, or several different ones.
+    None when the state is None, when it holds no learning rate, or several different ones.
     """
-    found = _named(opt_state, "learning_rate", inside="hyperparams")
-    rates = {float(np.asarray(rate)) for leaf in found for rate in jax.tree.leaves(leaf)}
-    return rates.pop() if len(rates) == 1 else None
+    rates = set()
+    for hyperparameter in _injected(opt_state, "learning_rate"):
+        for rate in jax.tree.leaves(hyperparameter):
+            rates.add(float(np.asarray(rate)))
+    if len(rates) != 1:
+        return None
+    return rates.pop()
 
 
-def objection_to_margin(opt_state: Any, momentum: Number) -> str | None:
-    """Why the stability margin of (heavy-ball) gradient descent does not hold for this optimizer.
+def objection_to_margin(opt_state: PyTree, momentum: Number) -> str | None:
+    """Why the stability margin of (momentum) gradient descent does not hold, as a sentence.
 
-    Args:
-        opt_state: Any Optax state, or None, which raises no objection.
-        momentum: The momentum the margin is computed with.
-
-    Returns:
-        The reason as a sentence, or None.
+    `momentum` is the one the margin is computed with. None where nothing speaks against the margin,
+    as nothing does where the state is None.
     """
-    if any(_named(opt_state, field) for field in _ADAPTIVE_FIELDS):
-        return "The optimizer scales each parameter by its gradient history: the margin would not hold and is NaN."
-    others = sorted(_kinds(opt_state) - _OF_SGD)
-    if others:
-        return f"The optimizer keeps a {others[0]}, which SGD does not: the margin would not hold and is NaN."
-    traces = _named(opt_state, "trace")
-    if momentum == 0 and traces:
-        return "The optimizer has momentum and none was stated (descent=): the margin would not hold and is NaN."
-    if momentum and opt_state is not None and not traces:
-        return "A momentum was stated and the optimizer has none: the margin would not hold and is NaN."
+    if opt_state is None:
+        return None
+    for field in _ADAPTIVE_FIELDS:
+        if _fields(opt_state, field):
+            return (
+                "The optimizer scales each parameter by its gradient history: the margin would not "
+                "hold and is NaN."
+            )
+    unknown_kinds = sorted(_kinds(opt_state) - _STATES_AROUND_SGD)
+    if unknown_kinds:
+        return (
+            f"The optimizer keeps a {unknown_kinds[0]}, which SGD does not: the margin would not "
+            "hold and is NaN."
+        )
+    has_momentum_buffer = bool(_fields(opt_state, "trace"))
+    if has_momentum_buffer and momentum == 0:
+        return (
+            "The optimizer has momentum and none was stated (descent=): the margin would not hold "
+            "and is NaN."
+        )
+    if momentum and not has_momentum_buffer:
+        return (
+            "A momentum was stated and the optimizer has none: the margin would not hold and is "
+            "NaN."
+        )
     return None
 
 
-def _kinds(opt_state: Any) -> set[str]:
-    """Names of the kinds of Optax states in a state; those of others are unknown and let through."""
+def _kinds(opt_state: PyTree) -> set[str]:
+    """Class names of the Optax states in a state; those of other libraries are let through."""
     kinds: set[str] = set()
 
-    def note(node: Any) -> bool:
-        if hasattr(node, "_fields") and type(node).__module__.split(".")[0] == "optax":
+    def note_kind(node: Any) -> bool:
+        is_named_tuple = hasattr(node, "_fields")
+        if is_named_tuple and type(node).__module__.split(".")[0] == "optax":
             kinds.add(type(node).__name__)
-        return False
+        return False  # no node is a leaf: the walk goes on into it
 
-    jax.tree.leaves(opt_state, is_leaf=note)
+    jax.tree.leaves(opt_state, is_leaf=note_kind)
     return kinds
 
 
-def _named(opt_state: Any, name: str, inside: str | None = None) -> list[Any]:
+def _fields(opt_state: PyTree, name: str) -> list[PyTree]:
+    """The values of all fields of this name in the states, which are named tuples."""
+    import optax
+
+    def is_field(path: tuple, value: Any) -> bool:
+        del value
+        return isinstance(path[-1], optax.tree_utils.NamedTupleKey)
+
+    return _values(opt_state, name, is_field)
+
+
+def _injected(opt_state: PyTree, name: str) -> list[PyTree]:
+    """The values under this name in the dictionaries that states keep in a field `hyperparams`."""
     if opt_state is None:
         return []
     import optax
 
-    field = optax.tree_utils.NamedTupleKey
-
-    def of_a_state(path: Any, value: Any) -> bool:
+    def is_hyperparameter(path: tuple, value: Any) -> bool:
         del value
-        # Parameters may have the same names as fields, so a key of a dict of parameters does not count.
-        owner = path[-1] if inside is None else path[-2] if len(path) > 1 else None
-        return isinstance(owner, field) and (inside is None or owner.name == inside)
+        if len(path) < 2:
+            return False
+        holder = path[-2]
+        return isinstance(holder, optax.tree_utils.NamedTupleKey) and holder.name == "hyperparams"
 
-    return [
-        value for _, value in optax.tree_utils.tree_get_all_with_path(opt_state, name, of_a_state)
-    ]
+    return _values(opt_state, name, is_hyperparameter)
+
+
+def _values(opt_state: PyTree, name: str, belongs: Callable[[tuple, Any], bool]) -> list[PyTree]:
+    """What stands under this name in a state, wherever its path says that it belongs."""
+    import optax
+
+    with_paths = optax.tree_utils.tree_get_all_with_path(opt_state, name, belongs)
+    return [value for _, value in with_paths]

@@ -1,4 +1,15 @@
-"""What a monitor measures: model, probe batch, labels and settings."""
+"""What a monitor measures: model, probe batch, labels and settings.
+
+A probe is made once, before training, and measured many times:
+
+1. `Probe.of` checks the arguments and copies the examples, so that the loop cannot change them;
+2. `layout` tells the shapes of the kernel, and refuses labels and settings that do not fit them;
+3. `verify` checks once that examples do not interact, as soon as there are concrete parameters;
+4. `measure` measures at the parameters of one step.
+
+With a Functional, whose parameters are known, the first three happen where the probe is made;
+with a plain function, where the first parameters come.
+"""
 
 import dataclasses
 import math
@@ -9,21 +20,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import _jax, errors
-from ntkdiag._jax import open_jaxpr, sub_jaxprs
+from ntkdiag import _jax
 from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine.independence import check_few
 from ntkdiag.kernel.digest import digest as digest_of
 from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.models.functional import Functional
-from ntkdiag.monitor.checks import check_fit, check_settings, require_independent, require_outputs
+from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
 from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
-from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.schedule import Step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,66 +50,74 @@ class Probe:
         top_k: Number of eigenvalues.
         descent: The update rule that is trained with; None leaves the margin out.
         loss: The loss that is trained; None leaves all stability numbers out.
-        reduction: Reduction of the kernel, or "auto": full up to 2048 rows, else the mean over outputs.
+        reduction: Reduction of the kernel, or "auto": full up to 2048 rows, else the mean over
+            outputs.
         memory: Memory budget of the kernel, as `ntk` takes it.
-        digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are being traced.
+        digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are
+            being traced.
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
     x: PyTree
-    y: Any
+    y: np.ndarray | None
     top_k: int
     descent: Descent | None
     loss: Loss | None
     reduction: str
-    memory: int | float | str | None
+    memory: Memory | None
     digest: str | None = None
     _verified: bool = dataclasses.field(init=False, default=False)
 
     @staticmethod
     def of(
-        f: Callable[..., Any],
+        f: Callable[..., PyTree],
         x: PyTree,
-        y: Any,
+        y: ArrayLike | list | None,
         *,
-        top_k: int,
+        top_k: int | np.integer,
         descent: DescentLike | None,
         loss: LossLike | None,
         reduction: str,
-        memory: int | float | str | None,
+        memory: Memory | None,
     ) -> "Probe":
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
-        rule = None if descent is None else as_descent(descent)
-        trained = as_loss(loss)
-        check_settings(f, x, top_k, rule, reduction, memory)
-        labels = None if y is None else np.array(y)
+        update_rule = None if descent is None else as_descent(descent)
+        trained_loss = as_loss(loss)
+        check_settings(f, x, top_k, update_rule, reduction, memory)
         examples = jax.tree.map(_host_copy, x)
-        fingerprint = _fingerprint(examples)
-        probe = Probe(f, examples, labels, top_k, rule, trained, reduction, memory, fingerprint)
+        probe = Probe(
+            f,
+            x=examples,
+            y=None if y is None else np.array(y),
+            top_k=int(top_k),
+            descent=update_rule,
+            loss=trained_loss,
+            reduction=reduction,
+            memory=memory,
+            digest=_digest(examples),
+        )
         if isinstance(f, Functional):
             probe.layout(f.params)
             probe.verify(f.params)
         return probe
 
     @property
-    def mark(self) -> np.ndarray:
-        """The beginning of the digest, as two integers; 0 for examples that are being traced."""
+    def function(self) -> Callable[..., PyTree]:
+        """The pure function f(params, x), the same object for all measurements."""
+        return self.f.apply if isinstance(self.f, Functional) else self.f
+
+    @property
+    def mark(self) -> Int[np.ndarray, "2"]:
+        """The beginning of the digest as two integers; 0 for examples that are being traced."""
         if self.digest is None:
             return np.zeros(2, np.int32)
         return np.frombuffer(bytes.fromhex(self.digest[:16]), np.int32)
 
-    def parameters(self, params: Any) -> tuple[Any, Any]:
-        """The optimizer's parameters in the structure `f` takes; see `as_parameters_of`."""
-        if params is None:
-            raise errors.InvalidInputError(
-                expected="the parameters at every update",
-                got="params=None",
-                do="Pass them on: tx.update(updates, state, params).",
-            )
-        return as_parameters_of(self.f, params)
-
     def layout(self, params: PyTree) -> ProbeLayout:
-        """Shapes and reduction of the kernel, once settings and labels fit it; nothing is computed."""
+        """Shapes and reduction of the kernel, once settings and labels fit it.
+
+        Nothing is computed.
+        """
         outputs = require_outputs(self.f, params, self.x)
         reduction = self.reduction
         if reduction == "auto":
@@ -107,17 +128,21 @@ class Probe:
         return layout
 
     def verify(self, params: PyTree) -> None:
-        """Check once, at the first parameters that are not traced, that examples do not interact."""
-        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((params, self.x)))
-        if traced or self._verified:
+        """Check once, at the first parameters that are not traced, that examples do not interact.
+
+        They do under batch norm in train mode. Cost: a forward pass of four examples together, and
+        one of each alone.
+        """
+        if self._verified or _is_traced((params, self.x)):
             return
-        require_independent(self.f, params, self.x)
+        check_few(self.function, params, self.x)
         object.__setattr__(self, "_verified", True)
 
-    def blank(self, layout: ProbeLayout) -> tuple[Measurement, jax.Array]:
-        """The measurement, all NaN, and the reference kernel `[K K]` before the first measurement.
+    def blank(self, layout: ProbeLayout) -> tuple[Measurement, Float[Array, "k k"]]:
+        """The measurement, all NaN, and the reference kernel before the first measurement.
 
-        The kernel is 0, for wrappers that choose between states by arithmetic, as `optax.contrib.sam`: 0 * NaN is NaN.
+        The kernel is 0, for wrappers that choose between states by arithmetic, as
+        `optax.contrib.sam` does: 0 * NaN is NaN.
         """
         kernel0 = jnp.zeros((layout.size, layout.size), layout.dtype)
         return unmeasured(self.top_k, layout.dtype), kernel0
@@ -126,16 +151,16 @@ class Probe:
         self,
         params: PyTree,
         layout: ProbeLayout,
-        kernel0: jax.Array,
+        kernel0: Float[Array, "k k"],
         *,
-        step: Any,
-        first: Any,
-        unmoved: Any,
+        step: Step,
+        first: bool | Bool[Array, ""],
+        unmoved: bool | Bool[Array, ""],
         descent: Descent | None,
-    ) -> tuple[Measurement, jax.Array]:
+    ) -> tuple[Measurement, Float[Array, "k k"]]:
         """`measure` on this probe, for an update rule whose schedule is evaluated at the step."""
         return measure(
-            self.f.apply if isinstance(self.f, Functional) else self.f,
+            self.function,
             params,
             jax.tree.map(jnp.asarray, self.x),
             self.y,
@@ -152,21 +177,32 @@ class Probe:
         )
 
     def reduces(self, params: PyTree) -> bool:
-        """Whether `f` contains a reduction, as normalisation layers do; see `warn_if_untrusted_jit`."""
+        """Whether `f` contains a reduction, as normalisation layers do.
+
+        Reductions are what XLA may compute wrongly in a `jit` of the user: see
+        `warn_if_untrusted_jit`.
+        """
         return _has_reduction(jax.make_jaxpr(self.f)(params, self.x))
 
 
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
 def _host_copy(leaf: Any) -> Any:
-    """A copy that can be neither donated nor changed by the training loop, and follows the parameters' devices."""
+    """A copy of one array of examples, that the training loop can neither donate nor change.
+
+    On the host it is committed to no device, and follows the parameters to theirs.
+    """
     is_random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
     if isinstance(leaf, Tracer) or is_random_key:
         return leaf
     return np.array(leaf)
 
 
-def _fingerprint(x: PyTree) -> str | None:
+def _digest(x: PyTree) -> str | None:
     """SHA-256 of the examples; None while they are being traced."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(x)):
+    if _is_traced(x):
         return None
     # A chain may be built inside a trace, as inject_hyperparams does.
     with jax.ensure_compile_time_eval():
@@ -175,9 +211,9 @@ def _fingerprint(x: PyTree) -> str | None:
 
 def _has_reduction(jaxpr: Any) -> bool:
     """Whether a jaxpr, or one nested in it, reduces."""
-    for equation in open_jaxpr(jaxpr)[0].eqns:
+    for equation in _jax.open_jaxpr(jaxpr)[0].eqns:
         if equation.primitive.name.startswith("reduce_"):
             return True
-        if any(map(_has_reduction, sub_jaxprs(equation))):
+        if any(_has_reduction(nested) for nested in _jax.sub_jaxprs(equation)):
             return True
     return False

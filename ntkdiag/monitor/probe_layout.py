@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any
+
+from jax.typing import DTypeLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ProbeLayout:
 
     output_shape: tuple[int, ...]
     reduction: str
-    dtype: Any
+    dtype: DTypeLike
 
     @property
     def n_examples(self) -> int:
@@ -31,7 +32,7 @@ class ProbeLayout:
 
     @property
     def size(self) -> int:
-        """Rows of the measured kernel."""
+        """Rows of the measured kernel: N C of the full kernel, N of a reduced one."""
         if self.reduction == "full":
             return self.n_examples * self.n_outputs
         return self.n_examples

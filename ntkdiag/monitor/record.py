@@ -6,23 +6,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ntkdiag.descent import Descent
+from ntkdiag.descent import Descent, LearningRate
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.schedule import Schedule
 from ntkdiag.scalars import is_concrete
 
 NO_LOSS = "No loss was named: no stability numbers; pass loss=..."
+MOST_PATHS = 5  # more are counted
 
 
 def convention_record(
-    probe: Probe, layout: ProbeLayout, *, name: str, every: Any, source: str, injected: bool = False
+    probe: Probe,
+    layout: ProbeLayout,
+    *,
+    name: str,
+    every: Schedule,
+    source: str,
+    injected: bool = False,
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
-    `source` is what writes, "watch" or "Monitor"; `injected` says that the learning rate is read from the optimizer
-    state.
+    `source` is what writes, "watch" or "Monitor"; `injected` says that the learning rate is read
+    from the state of the optimizer.
     """
     import ntkdiag
 
@@ -46,7 +54,7 @@ def convention_record(
     }
 
 
-def _schedule(every: Any) -> str:
+def _schedule(every: Schedule) -> str:
     """What the schedule is called: schedules of ours say what they are, functions their name."""
     if dataclasses.is_dataclass(every):
         return repr(every)
@@ -59,25 +67,25 @@ def _denominator(loss: Loss | None, layout: ProbeLayout) -> float | str | None:
         return None
     if isinstance(loss, CustomLoss):
         return "its own"
+    denominator = loss.denominator_for(layout.output_shape)
     if getattr(loss, "denominator", None) is not None:
-        return float(loss.denominator_for(layout.output_shape))
-    if loss.denominator_for(layout.output_shape) == layout.n_examples:
+        return float(denominator)
+    if denominator == layout.n_examples:
         return "examples"
     return "examples and positions"
 
 
-def _descent(descent: Descent, injected: bool) -> dict[str, Any]:
+def _descent(descent: Descent, injected: bool) -> dict[str, float | str | None]:
     """The update rule."""
-    learning_rate = descent.learning_rate
     return {
-        "learning_rate": "opt_state" if injected else _written(learning_rate),
-        "momentum": _written(descent.momentum),
+        "learning_rate": "opt_state" if injected else _number(descent.learning_rate),
+        "momentum": _number(descent.momentum),
         "momentum_kind": descent.kind,
-        "weight_decay": _written(descent.weight_decay),
+        "weight_decay": _number(descent.weight_decay),
     }
 
 
-def _written(number: Any) -> float | str | None:
+def _number(number: LearningRate | None) -> float | str | None:
     """A number of the update rule; what is a schedule, or is being traced, has no value yet."""
     if number is None:
         return None
@@ -91,13 +99,12 @@ def _notes(probe: Probe, layout: ProbeLayout, injected: bool) -> list[str]:
     notes = _notes_on_stability(probe, layout)
     if layout.is_reduced:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
-    fixed = _fixed_arrays(probe)
-    if fixed:
-        listed = ", ".join(fixed[:5])
-        more = f" and {len(fixed) - 5} more" if len(fixed) > 5 else ""
-        notes.append(
-            f"Held at the values they had when the measured function was built: {listed}{more}."
-        )
+    fixed_paths = _fixed_arrays(probe)
+    if fixed_paths:
+        listed = ", ".join(fixed_paths[:MOST_PATHS])
+        if len(fixed_paths) > MOST_PATHS:
+            listed += f" and {len(fixed_paths) - MOST_PATHS} more"
+        notes.append(f"Held at the values they had when the measured function was built: {listed}.")
     has_rate = probe.descent is not None and probe.descent.learning_rate is not None
     if probe.loss is not None and not has_rate and not injected:
         notes.append("No learning rate was given: the margin is NaN.")

@@ -2,22 +2,27 @@
 
 import dataclasses
 import functools
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jaxtyping import Array, Bool, Int
 
 from ntkdiag import errors
 
 LAST_STEP = 2**31 - 1  # steps are int32, as Optax counts them
+
+Step: TypeAlias = int | np.integer | Int[Array | np.ndarray, ""]
+IsDue: TypeAlias = bool | np.bool_ | Bool[Array | np.ndarray, ""]
 
 
 @runtime_checkable
 class Schedule(Protocol):
     """Anything that says whether a step is measured: `schedule(step) -> bool`, traceable in `step`."""
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> IsDue:
         """True when `step`, a Python int or a traced integer, is to be measured."""
         ...
 
@@ -33,7 +38,7 @@ class Every:
         InvalidInputError: When `k` is not a positive integer.
     """
 
-    k: int
+    k: int | np.integer
 
     @errors.public
     def __post_init__(self) -> None:
@@ -45,15 +50,16 @@ class Every:
             )
         object.__setattr__(self, "k", int(self.k))
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> IsDue:
         """True at multiples of `k`, 0 included."""
         return step % self.k == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class LogSpaced:
-    """Steps spaced evenly in log(step): 0, then powers of `base` rounded to integers, or `per_decade` steps per decade.
+    """Steps spaced evenly in log(step).
 
+    They are 0, then powers of `base` rounded to integers, or `per_decade` steps per decade:
     LogSpaced() is 0, 1, 2, 4, 8, ...; LogSpaced(per_decade=3) is 0, 1, 2, 5, 10, 22, 46, 100, ...
 
     Attributes:
@@ -64,13 +70,13 @@ class LogSpaced:
         InvalidInputError: When `base` is not above 1, or `per_decade` is not a positive integer.
     """
 
-    base: float = 2.0
+    base: float | int = 2.0
     per_decade: int | None = None
 
     @errors.public
     def __post_init__(self) -> None:
-        if self.per_decade is not None and (
-            not _is_integer(self.per_decade) or self.per_decade < 1
+        if self.per_decade is not None and not (
+            _is_integer(self.per_decade) and self.per_decade >= 1
         ):
             raise errors.InvalidInputError(
                 expected="a positive integer",
@@ -85,11 +91,13 @@ class LogSpaced:
             )
 
     @property
-    def steps(self) -> np.ndarray:
+    def steps(self) -> Int[np.ndarray, " steps"]:
         """Every measured step up to the largest int32, ascending."""
-        return _log_steps(10.0 ** (1.0 / self.per_decade) if self.per_decade else self.base)
+        if self.per_decade is None:
+            return _log_steps(self.base)
+        return _log_steps(10.0 ** (1.0 / self.per_decade))
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> IsDue:
         """True at the steps of `steps`."""
         return _is_in(step, self.steps)
 
@@ -98,39 +106,37 @@ class LogSpaced:
 class At:
     """The given steps and no others.
 
-    Kernel drift is measured from the first measurement, so include 0 to measure it from initialisation.
+    Kernel drift is measured from the first measurement, so include 0 to measure it from
+    initialisation.
 
     Attributes:
-        steps: Non-negative integers, in any order.
+        steps: Non-negative integers, in any order; kept as an ascending tuple.
 
     Raises:
         InvalidInputError: When `steps` is empty or holds something else than steps.
     """
 
-    steps: tuple[int, ...]
+    steps: Sequence[int] | int | Int[np.ndarray, " steps"]
 
     @errors.public
     def __post_init__(self) -> None:
         steps = np.atleast_1d(np.asarray(self.steps))
-        if (
-            steps.size == 0
-            or steps.dtype.kind not in "iu"
-            or steps.min() < 0
-            or steps.max() > LAST_STEP
-        ):
+        are_integers = steps.size > 0 and steps.dtype.kind in "iu"
+        if not are_integers or steps.min() < 0 or steps.max() > LAST_STEP:
             raise errors.InvalidInputError(
                 expected="at least one step, each an integer from 0 to 2**31 - 1",
                 got=repr(self.steps),
                 do="At((0, 10, 100)) measures at three steps.",
             )
-        object.__setattr__(self, "steps", tuple(sorted({int(step) for step in steps.ravel()})))
+        ascending = sorted({int(step) for step in steps.ravel()})
+        object.__setattr__(self, "steps", tuple(ascending))
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Step) -> IsDue:
         """True at the given steps."""
         return _is_in(step, np.asarray(self.steps, np.int32))
 
 
-def as_schedule(every: Any) -> Schedule:
+def as_schedule(every: int | np.integer | Schedule) -> Schedule:
     """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself.
 
     Args:
@@ -154,18 +160,22 @@ def as_schedule(every: Any) -> Schedule:
     )
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> TypeGuard[int | np.integer]:
+    """Whether a value is an integer; a flag is none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _is_in(step: Any, steps: np.ndarray) -> Any:
+def _is_in(step: Step, steps: Int[np.ndarray, " steps"]) -> IsDue:
+    """Whether a step is among some steps; a Python bool for a step that is not traced."""
     if isinstance(step, Tracer):
         return jnp.isin(step, steps)
     return bool(np.isin(step, steps))
 
 
 @functools.cache
-def _log_steps(ratio: float) -> np.ndarray:
+def _log_steps(ratio: float | int) -> Int[np.ndarray, " steps"]:
+    """0 and the powers of a ratio that fit into int32, rounded, each once."""
     count = int(np.log(LAST_STEP) / np.log(ratio)) + 1
     powers = np.round(ratio ** np.arange(count, dtype=np.float64))
-    return np.unique(np.concatenate([[0.0], powers[powers <= LAST_STEP]])).astype(np.int32)
+    powers = powers[powers <= LAST_STEP]
+    return np.unique(np.concatenate([[0.0], powers])).astype(np.int32)

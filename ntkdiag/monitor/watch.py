@@ -1,4 +1,15 @@
-"""An Optax transform that watches the kernel during training and leaves the updates alone."""
+"""An Optax transform that watches the kernel during training and leaves the updates alone.
+
+An Optax transform is two functions, `init` and `update`, and a state. Here
+
+1. `init` makes a state in which every array has its final size, so that it can go through
+   `jax.lax.scan` and into checkpoints;
+2. `update` asks the schedule whether the step is measured: under `jax.jit` the answer is traced, and
+   the measurement stands in a branch of a `jax.lax.cond`;
+3. a measurement goes into the state, and through a callback to the writers on the host. Without
+   writers there is no callback: it would keep JAX from caching the compiled step, and from its
+   fastest way to call it.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,13 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import warn_if_untrusted_jit
 from ntkdiag.descent import DescentLike
+from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
+from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.record import convention_record
@@ -24,16 +40,18 @@ if TYPE_CHECKING:
 
 
 class WatchState(NamedTuple):
-    """State of `watch` inside the optimizer state; the last measurement, with the fields of `Measurement`.
+    """State of `watch` inside the optimizer state: the last measurement, as in `Measurement`.
 
-    Every array has its final size from `init` on; numbers are NaN until they are measured, the kernel is 0. Read a
-    field from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
+    Every array has its final size from `init` on; numbers are NaN until they are measured, the
+    kernel is 0. Read a field from any optimizer state with
+    `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
 
     Attributes:
         ntk_count: Number of updates seen.
         ntk_kernel0: The first kernel measured, `[K K]`; drift is measured from it.
         ntk_reference_step: The step of that kernel, -1 before.
-        ntk_probe: The beginning of the hash of the probe it is for; a state restored with another one begins anew.
+        ntk_probe: The beginning of the hash of the probe it is for; a state restored with another
+            one begins anew.
         ntk_step: The step of the last measurement, -1 before the first.
         ntk_status: Its `Status`.
         ntk_eigenvalues: See `Measurement`, as for the fields below. `[top_k]`.
@@ -46,80 +64,87 @@ class WatchState(NamedTuple):
         ntk_margin: Learning rate over the critical one.
     """
 
-    ntk_count: Any
-    ntk_kernel0: Any
-    ntk_reference_step: Any
-    ntk_probe: Any
-    ntk_step: Any
-    ntk_status: Any
-    ntk_eigenvalues: Any
-    ntk_trace: Any
-    ntk_participation_ratio: Any
-    ntk_drift: Any
-    ntk_distance_centred: Any
-    ntk_alignment: Any
-    ntk_critical_learning_rate: Any
-    ntk_margin: Any
+    ntk_count: Int[Array, ""]
+    ntk_kernel0: Float[Array, "k k"]
+    ntk_reference_step: Int[Array, ""]
+    ntk_probe: Int[Array, "2"]
+    ntk_step: Int[Array | np.ndarray, ""]
+    ntk_status: Int[Array | np.ndarray, ""]
+    ntk_eigenvalues: Float[Array, " top_k"]
+    ntk_trace: Float[Array, ""]
+    ntk_participation_ratio: Float[Array, ""]
+    ntk_drift: Float[Array, ""]
+    ntk_distance_centred: Float[Array, ""]
+    ntk_alignment: Float[Array, ""]
+    ntk_critical_learning_rate: Float[Array, ""]
+    ntk_margin: Float[Array, ""]
 
 
 @errors.public
 def watch(
-    f: Callable[..., Any],
-    x: Any,
-    y: Any = None,
+    f: Callable[..., PyTree],
+    x: PyTree,
+    y: ArrayLike | list | None = None,
     *,
-    every: int | Schedule = 100,
-    top_k: int = 5,
+    every: int | np.integer | Schedule = 100,
+    top_k: int | np.integer = 5,
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
     reduction: str = "auto",
-    writers: Sequence[Writer] = (),
+    writers: Writer | Sequence[Writer] = (),
     name: str = "ntk",
-    memory: int | float | str | None = None,
+    memory: Memory | None = None,
 ) -> "optax.GradientTransformationExtraArgs":
     """Watch the neural tangent kernel of `f` on a probe batch, from inside an Optax chain.
 
-    The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the parameters *before*
-    the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step
-    that is not scheduled computes one comparison. The last measurement is in the state.
+    The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the
+    parameters *before* the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the
+    choice is a `jax.lax.cond`, and a step that is not scheduled computes one comparison. The last
+    measurement is in the state.
 
         tx = optax.chain(
             optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, loss="cross_entropy", descent=0.1)
         )
 
-    Writers are called on the host from inside the compiled step, asynchronously: call `jax.effects_barrier()` before
-    reading what they wrote. A writer that raises is tried again, with one warning.
+    Writers are called on the host from inside the compiled step, asynchronously: call
+    `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again, with
+    one warning.
 
-    Cost: per measurement one kernel and its eigenvalues (see `measure`); in memory the first kernel, K^2 numbers, with
-    K = N C for the full kernel, N for a reduced one.
+    Cost: per measurement one kernel and its eigenvalues (see `measure`); in memory the first kernel,
+    K^2 numbers, with K = N C for the full kernel, N for a reduced one.
 
     Args:
-        f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the optimizer trains. It is
-            traced once: what it reads beside its arguments is fixed then.
+        f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the
+            optimizer trains. It is traced once: what it reads beside its arguments is fixed then.
         x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
-        y: Their labels: `[N]` integer classes (`[N T]` for outputs `[N T V]`), or targets shaped like the outputs. None
-            leaves the alignment out.
+        y: Their labels: `[N]` integer classes (`[N T]` for outputs `[N T V]`), or targets shaped
+            like the outputs. None leaves the alignment out.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
-        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object of `ntkdiag.losses`
-            (which states what its sum is divided by), or a function `loss(outputs, y)`. None leaves out all numbers
-            about stability, which depend on it.
-        descent: How it is trained: a `Descent` with momentum and decay, or the learning rate of plain gradient descent,
-            a number or a schedule of the step. None leaves the margin out. The plain kernel says nothing about Adam.
-        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or "auto", which is
-            "full" up to 2048 rows and "mean" beyond. Reduced kernels have no learning rate and no margin.
-        writers: Objects with `write(step, values)`.
+        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object of
+            `ntkdiag.losses` (which states what its sum is divided by), or a function
+            `loss(outputs, y)`. None leaves out all numbers about stability, which depend on it.
+        descent: How it is trained: a `Descent` with momentum and decay, or the learning rate of
+            plain gradient descent, a number or a schedule of the step. None leaves the margin out.
+            The plain kernel says nothing about Adam.
+        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or
+            "auto", which is "full" up to 2048 rows and "mean" beyond. Reduced kernels have no
+            learning rate and no margin.
+        writers: Objects with `write(step, values)`, or one of them.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
-        memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the kernel is one block.
+        memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the kernel
+            is one block.
 
     Returns:
-        A gradient transformation. Its state has the fields of `Measurement`, each with "ntk_" before its
-        name, and `ntk_count`, the number of updates seen; read one from any optimizer state with
+        A gradient transformation. Its state has the fields of `Measurement`, each with "ntk_" before
+        its name, and `ntk_count`, the number of updates seen; read one from any optimizer state with
         `optax.tree_utils.tree_get(opt_state, "ntk_trace")`. `init` raises `StructureError` when the
-        parameters are not those of `f`, `update` also `InvalidInputError` when it gets no parameters.
+        parameters are not those of `f`, `update` also `InvalidInputError` when it gets no
+        parameters.
 
     Raises:
-        InvalidInputError: When an argument is out of range, or, with a Functional, model and probe do not fit together.
+        InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
+            do not fit together.
     """
     import optax
 
@@ -131,74 +156,100 @@ def watch(
     call = errors.current_call()
 
     @errors.called(f"{call}.init(params)")
-    def init(params: Any) -> WatchState:
-        params, _ = probe.parameters(params)
+    def init(params: PyTree) -> WatchState:
+        params, _ = as_parameters_of(probe.f, params)
         blank, kernel0 = probe.blank(probe.layout(params))
         probe.verify(params)
         return _state(
-            jnp.zeros([], jnp.int32),
-            kernel0,
-            jnp.asarray(-1, jnp.int32),
-            jnp.asarray(probe.mark),
             blank,
+            count=jnp.zeros([], jnp.int32),
+            kernel0=kernel0,
+            reference_step=jnp.asarray(-1, jnp.int32),
+            mark=jnp.asarray(probe.mark),
         )
 
-    def measured(state: WatchState, params: Any) -> WatchState:
-        params, unmoved = probe.parameters(params)
+    def with_measurement(state: WatchState, params: PyTree) -> WatchState:
+        params, unmoved = as_parameters_of(probe.f, params)
         layout = probe.layout(params)
         if isinstance(state.ntk_count, Tracer):
-            warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32 and probe.reduces(params))
-        first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark)
-        result, kernel0 = probe.measure(
+            is_float32 = layout.dtype == jnp.float32
+            warn_if_untrusted_jit(reduces=is_float32 and probe.reduces(params))
+
+        # Drift is measured from the first kernel; another probe has another first kernel.
+        is_first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark)
+        measurement, kernel0 = probe.measure(
             params,
             layout,
             state.ntk_kernel0,
             step=state.ntk_count,
-            first=first,
+            first=is_first,
             unmoved=unmoved,
             descent=probe.descent,
         )
-        record = convention_record(probe, layout, name=name, every=due, source="watch")
-        if outbox.writers:  # a callback keeps JAX from caching the compiled step and from its fastest way to call it
-            jax.debug.callback(functools.partial(_deliver, outbox, due, record), result)
-        reference = jnp.where(
-            first & (result.status == Status.MEASURED), state.ntk_count, state.ntk_reference_step
+        if outbox.writers:
+            record = convention_record(probe, layout, name=name, every=due, source="watch")
+            jax.debug.callback(functools.partial(_deliver, outbox, due, record), measurement)
+        becomes_reference = is_first & (measurement.status == Status.MEASURED)
+        return _state(
+            measurement,
+            count=state.ntk_count,
+            kernel0=kernel0,
+            reference_step=jnp.where(becomes_reference, state.ntk_count, state.ntk_reference_step),
+            mark=jnp.asarray(probe.mark),
         )
-        return _state(state.ntk_count, kernel0, reference, jnp.asarray(probe.mark), result)
+
+    def as_it_is(state: WatchState, params: PyTree) -> WatchState:
+        del params
+        return state
 
     @errors.called(f"{call}.update(updates, state, params)")
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, WatchState]:
         del extra_args  # values for other transforms of the chain
         if params is None:
-            probe.parameters(params)  # refused at every step, measured or not
+            as_parameters_of(probe.f, params)  # refused at every step, measured or not
         count = state.ntk_count
         is_due = due(count if isinstance(count, Tracer) else int(count))
         if isinstance(is_due, Tracer):
-            state = jax.lax.cond(is_due, measured, lambda state, params: state, state, params)
+            state = jax.lax.cond(is_due, with_measurement, as_it_is, state, params)
         elif is_due:
-            state = measured(state, params)
+            state = with_measurement(state, params)
         return updates, state._replace(ntk_count=optax.safe_increment(count))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _state(
-    count: Any, kernel0: Any, reference_step: Any, mark: Any, measurement: Measurement
+    measurement: Measurement,
+    *,
+    count: Int[Array, ""],
+    kernel0: Float[Array, "k k"],
+    reference_step: Int[Array, ""],
+    mark: Int[Array, "2"],
 ) -> WatchState:
+    """A measurement, and what the next one needs, as the state of the transform."""
     numbers = {f"ntk_{name}": getattr(measurement, name) for name in QUANTITIES}
     return WatchState(
-        count, kernel0, reference_step, mark, measurement.step, measurement.status, **numbers
+        ntk_count=count,
+        ntk_kernel0=kernel0,
+        ntk_reference_step=reference_step,
+        ntk_probe=mark,
+        ntk_step=measurement.step,
+        ntk_status=measurement.status,
+        **numbers,
     )
 
 
 def _deliver(
     outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement
 ) -> None:
-    # Runs on the host inside the training step: an exception here would end the run.
+    """Send a measurement, on the host and inside the training step: an exception would end the run."""
     step = int(measurement.step)
     try:
-        wanted = due(step)  # `jax.vmap` makes the conditional compute at every step
+        # `jax.vmap` makes the conditional compute at every step, scheduled or not.
+        is_due = due(step)
     except Exception:  # a schedule of the user's own that takes traced steps only
-        wanted = True
-    if wanted:
+        is_due = True
+    if is_due:
         outbox.send(step, measurement.values(record["name"]), record)

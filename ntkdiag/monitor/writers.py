@@ -6,19 +6,24 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ntkdiag import errors
 
-Values = Mapping[str, float | list[float]]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Numbers: TypeAlias = float | int | list[float]
+Values: TypeAlias = Mapping[str, Numbers]
 
 
 @runtime_checkable
 class Writer(Protocol):
     """Receives one call per measurement, on the host.
 
-    Two methods are optional. `start(record)` is called once, before the first `write`, with the convention record: what
-    the numbers mean (reduction, probe, loss, schedule, notes), as plain JSON values. `close()` ends the writer.
+    Two methods are optional. `start(record)` is called once, before the first `write`, with the
+    convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain JSON
+    values. `close()` ends the writer.
     """
 
     def write(self, step: int, values: Values) -> None:
@@ -49,7 +54,7 @@ class InMemory:
         self.steps.append(step)
         self.rows.append({"step": step, **values})
 
-    def series(self, name: str) -> list[Any]:
+    def series(self, name: str) -> list[Numbers]:
         """The values of one name, in the order written."""
         return [row[name] for row in self.rows]
 
@@ -57,9 +62,10 @@ class InMemory:
 class JsonLines:
     """Appends one JSON object per line to a file, so that a killed run loses nothing.
 
-    Each session of writing begins with a line ``{"record": {...}}``, the convention record of the lines that follow;
-    every other line is ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
-    never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`.
+    Each session of writing begins with a line ``{"record": {...}}``, the convention record of the
+    lines that follow; every other line is ``{"step": ..., name: value, ...}``. Numbers that are not
+    finite are null. An existing file is never overwritten: its lines stay and new ones follow. Read
+    it back with `read_json_lines`.
 
     Args:
         path: The file; folders are made as needed. It is open only while a line is written.
@@ -70,6 +76,7 @@ class JsonLines:
 
     @errors.public
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        # Absolute from the beginning: a script may change its folder later.
         self.path = pathlib.Path(path).expanduser().absolute()
         self._record: dict[str, Any] = {}
         if self.path.is_dir():
@@ -83,21 +90,23 @@ class JsonLines:
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record on its own line."""
         self._record = dict(record)
-        self._line({"record": self._record})
+        self._append({"record": self._record})
 
     def write(self, step: int, values: Values) -> None:
         """Append one measurement."""
-        if self._record and not _filled(
-            self.path
-        ):  # the file was moved away: the new one says what its numbers mean
-            self._line({"record": self._record})
-        self._line({"step": step, **values})
+        # Where the file was moved away, the new one has to say what its numbers mean, too.
+        if self._record and not _has_content(self.path):
+            self._append({"record": self._record})
+        self._append({"step": step, **values})
 
-    def _line(self, content: Mapping[str, Any]) -> None:
-        line = json.dumps(_finite(content), allow_nan=False) + "\n"
+    def _append(self, content: Mapping[str, Any]) -> None:
+        """Append one line to the file."""
+        line = json.dumps(_finite_or_null(content), allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A run killed in mid-line leaves a line without an end: close it, or the next line would be lost with it.
-        line = "\n" + line if _lacks_newline(self.path) else line
+        # A run killed in mid-line leaves a line without an end: close it, or this line would be
+        # lost with it.
+        if _lacks_newline(self.path):
+            line = "\n" + line
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
 
@@ -112,7 +121,7 @@ class Terminal:
     """
 
     digits: int = 4
-    console: Any = None
+    console: "Console | None" = None
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then every name that has a number."""
@@ -120,15 +129,18 @@ class Terminal:
             from rich.console import Console
 
             self.console = Console()
-        shown = [f"{name} {self._show(value)}" for name, value in values.items()]
-        self.console.print(
-            f"step {step}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
-        )
+        parts = [f"step {step}"]
+        for name, value in values.items():
+            parts.append(f"{name} {self._written(value)}")
+        self.console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
-    def _show(self, value: Any) -> str:
+    def _written(self, value: Numbers) -> str:
+        """A number with its digits, a list of them in brackets; a dash for what is not finite."""
         if isinstance(value, list):
-            return "[" + " ".join(self._show(item) for item in value) + "]"
-        return f"{value:.{self.digits}g}" if math.isfinite(value) else "-"
+            return "[" + " ".join(self._written(item) for item in value) + "]"
+        if not math.isfinite(value):
+            return "-"
+        return f"{value:.{self.digits}g}"
 
 
 @errors.public
@@ -141,14 +153,14 @@ def read_json_lines(
         path: The file.
 
     Returns:
-        The convention records, one per session of writing, and the measurements in the order written, with NaN for
-        what is null. Lines that are not complete, as a killed run may leave, are dropped.
+        The convention records, one per session of writing, and the measurements in the order
+        written, with NaN for what is null. Lines that are not complete, as a killed run may leave,
+        are dropped.
     """
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for line in (
-        pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
+    text = pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
         try:
             content = json.loads(line)
         except json.JSONDecodeError:
@@ -158,32 +170,37 @@ def read_json_lines(
         if "record" in content:
             records.append(content["record"])
         else:
-            rows.append({name: _numbers(value) for name, value in content.items()})
+            rows.append({name: _null_as_nan(value) for name, value in content.items()})
     return records, rows
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_null(value: Any) -> Any:
+    """JSON values with None in the place of numbers that are not finite, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _finite_or_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_finite_or_null(item) for item in value]
     return value
 
 
-def _numbers(value: Any) -> Any:
+def _null_as_nan(value: Any) -> Any:
+    """JSON values of a measurement with NaN in the place of None."""
     if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return math.nan if value is None else value
+        return [_null_as_nan(item) for item in value]
+    if value is None:
+        return math.nan
+    return value
 
 
-def _filled(path: pathlib.Path) -> bool:
+def _has_content(path: pathlib.Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
 def _lacks_newline(path: pathlib.Path) -> bool:
-    if not _filled(path):
+    """Whether the last line of a file has no end."""
+    if not _has_content(path):
         return False
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)

@@ -68,6 +68,7 @@ def test_changes_within_rounding(step, verdict):
     assert (found.prediction.e1 is None) == (verdict == "UNCHANGED")
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("options", "match"),
     [

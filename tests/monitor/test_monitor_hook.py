@@ -199,12 +199,17 @@ def test_record_is_json_whatever_numbers_are_given(tmp_path):
     )
 
 
-def test_failing_schedule_and_step_do_not_stop_the_loop():
+def test_a_failing_schedule_does_not_stop_the_loop():
     params, x, _ = problem()
     with pytest.warns(
         RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"
     ):
         assert Monitor(f, x, every=lambda step: 1 / step > 0)(0, params) is None
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_a_step_that_is_no_number_does_not_stop_the_loop():
+    params, x, _ = problem()
     with pytest.warns(
         RuntimeWarning, match="Monitor: step 'first' could not be measured: ValueError"
     ):

@@ -20,6 +20,7 @@ small = functools.partial(watch, top_k=3)
 CALL = "watch(f, x, y)"
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -191,6 +192,11 @@ def test_settings_at_the_call(options, match):
     _, x, y = problem()
     with pytest.raises(errors.InvalidInputError, match=match):
         watch(f, x, y, **options)
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_a_time_share_that_is_no_number():
+    _, x, y = problem()
     with pytest.raises(errors.InvalidInputError, match="a positive share of the wall time"):
         Monitor(f, x, y, time_share="2%")
 

@@ -66,6 +66,7 @@ def test_as_schedule():
     assert as_schedule(own) is own
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("make", "text"),
     [

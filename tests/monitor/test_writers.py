@@ -197,6 +197,7 @@ def test_warn_does_not_raise_where_warnings_are_errors(caplog):
     assert caplog.messages == ["a writer failed"]
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("writers", "got"),
     [
