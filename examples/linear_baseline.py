@@ -29,6 +29,7 @@ baseline = ntkdiag.baselines.linear_baseline(
     data,
     optax.adam(2e-3),
     variables=variables,
+    loss="cross_entropy",
     steps=300,
     batch_size=100,
     kernel_examples=300,

@@ -43,7 +43,7 @@ def run(width, alpha):
         jax.grad(lambda p: 0.5 * jnp.mean((f(p, x[:32]) - y[:32]) ** 2)),
     )
     history = gap_over_training(
-        f, params, data, optax.sgd(eta), marks=[50, 100, 200], second_order=False
+        f, params, data, optax.sgd(eta), loss="mse", marks=[50, 100, 200], second_order=False
     )
     descend = lambda _, p: jax.tree.map(lambda a, g: a - eta * g, p, gradient(p))
     trained = jax.jit(lambda p: jax.lax.fori_loop(0, 200, descend, p))(params)

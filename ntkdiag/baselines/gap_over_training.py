@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.trainer import log_spaced, train
-from ntkdiag.baselines.training_data import Data, LossLike, batches, read_data
+from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
+from ntkdiag.losses.loss_argument import LossLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ def gap_over_training(
     data: Any,
     optimizer: Any,
     *,
-    loss: LossLike = None,
+    loss: LossLike,
     steps: int = 200,
     batch_size: int | None = None,
     marks: Sequence[int] | None = None,
@@ -120,8 +122,8 @@ def gap_over_training(
         params: Where to begin and to linearize.
         data: `(x, y, x_test, y_test)`; gaps are measured on the test examples.
         optimizer: An Optax transformation.
-        loss: "mse", "cross_entropy", `loss(outputs, y)` returning one number, or None: cross-entropy for integer
-            labels, squared error otherwise.
+        loss: The loss that is trained: its name, an object of `ntkdiag.losses`, or a function
+            `loss(outputs, y)`.
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         marks: Ascending steps to record; None for about a dozen, logarithmically spaced from 0.
@@ -174,7 +176,7 @@ def comparer(
     """
     f_lin = linearize(f, params)
 
-    def compare(p: Any, q: Any, x: Any, y: Any) -> dict[str, Any]:
+    def compare(p: PyTree, q: PyTree, x: PyTree, y: PyTree, classes: Any) -> dict[str, Any]:
         outputs, theirs, start = f(p, x), f_lin(q, x), f(params, x)
         apart, moved = outputs - theirs, jnp.sqrt(jnp.mean((outputs - start) ** 2))
         gap = linearization_gap(f, params, p, x, second_order=second_order)
@@ -186,17 +188,17 @@ def comparer(
             "e1": gap.e1,
             "e2": gap.e2,
         }
-        found |= {"loss": data.loss(outputs, y), "loss_lin": data.loss(theirs, y)}
+        found["loss"] = data.loss(outputs, y)
+        found["loss_lin"] = data.loss(theirs, y)
         if outputs.ndim == 2 and outputs.shape[1] > 1:
             same = jnp.argmax(outputs, axis=1) == jnp.argmax(theirs, axis=1)
             found["agreement"] = jnp.mean(same)
-        if data.classes:
-            found["accuracy"] = jnp.mean(jnp.argmax(outputs, axis=1) == y)
-            found["accuracy_lin"] = jnp.mean(jnp.argmax(theirs, axis=1) == y)
+        found["accuracy"] = accuracy(outputs, classes)
+        found["accuracy_lin"] = accuracy(theirs, classes)
         return found
 
     run = jax.jit(compare, compiler_options=compiler_options(reduces=True) or None)
-    return lambda p, q: jax.device_get(run(p, q, data.x_test, data.y_test))
+    return lambda p, q: jax.device_get(run(p, q, data.x_test, data.y_test, data.classes_test))
 
 
 def history_of(marks: Sequence[int], rows: Sequence[dict]) -> GapHistory:

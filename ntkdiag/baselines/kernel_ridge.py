@@ -6,48 +6,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, PyTree
 
 from ntkdiag.baselines.training_data import Data
 from ntkdiag.engine.ntk import ntk
-from ntkdiag.predict.ridge_path import ridge_path
+from ntkdiag.predict.mse import gradient_flow
 
 
 def kernel_ridge(
     f: Callable[..., Any],
-    params: Any,
+    params: PyTree,
     data: Data,
     rows: int,
-    ridge: float,
+    relative_ridge: float,
     reduction: str,
-    classes: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Regress centred targets on the kernel at `params`: a machine that knows the kernel and nothing of the outputs.
+) -> tuple[Float[np.ndarray, "n o"], Float[np.ndarray, "m o"]]:
+    """Regress centred targets on the kernel at `params`, from the first `rows` training examples.
 
-    y(x) = mean + Theta(x, X) (Theta + ridge tr(Theta) / n)^-1 (Y - mean), with one-hot targets for classes.
-    Cost: two kernels and an eigendecomposition, O(rows^3), or O((rows C)^3) for the full kernel.
-
-    Args:
-        f: The network.
-        params: Where its kernel is taken.
-        data: The data.
-        rows: How many training examples are used, the first ones.
-        ridge: Relative to the mean diagonal entry of the kernel.
-        reduction: Reduction of the kernel, "mean" or "full".
-        classes: Number of outputs.
-
-    Returns:
-        Predictions `[rows o]` and `[m o]`.
+    y(x) = mean + Theta(x, X) (Theta + ridge)^-1 (Y - mean), with one-hot targets for classes: a
+    machine that knows the kernel and nothing of the outputs. The ridge is relative to the mean
+    diagonal entry. Cost: two kernels and an eigendecomposition, O(rows^3), or O((rows C)^3) for the
+    full kernel.
     """
     x = jax.tree.map(lambda leaf: leaf[:rows], data.x)
-    kernel, cross = (
-        ntk(f, params, x, reduction=reduction),
-        ntk(f, params, data.x_test, x, reduction=reduction),
-    )
-    targets = (
-        jax.nn.one_hot(data.y[:rows], classes) if data.classes else data.y[:rows].reshape(rows, -1)
-    )
-    targets = np.asarray(targets, np.float64)
+    kernel = ntk(f, params, x, reduction=reduction)
+    cross = ntk(f, params, data.x_test, x, reduction=reduction)
+    # Targets [n o], around their mean over the examples.
+    targets = np.asarray(data.regression_targets()[:rows], np.float64)
     mean = targets.mean(axis=0)
-    unit = float(jnp.trace(jnp.asarray(kernel.matrix))) / kernel.matrix.shape[0]
-    found = ridge_path(kernel, targets - mean, [ridge * unit], kernel_test=cross)
-    return np.asarray(found.train[0]) + mean, np.asarray(found.test[0]) + mean
+    # tr(Theta) / n is the mean eigenvalue, and the mean diagonal entry.
+    matrix = jnp.asarray(kernel.matrix)
+    mean_eigenvalue = float(jnp.trace(matrix)) / matrix.shape[0]
+    ridge = relative_ridge * mean_eigenvalue
+    regression = gradient_flow(kernel, targets - mean, ridge=ridge, kernel_test=cross)
+    return np.asarray(regression.train) + mean, np.asarray(regression.test) + mean

@@ -1,5 +1,6 @@
 """`linear_baseline`: network, linearizations and kernel regressions in one call."""
 
+import math
 from typing import Any
 
 import jax
@@ -15,14 +16,13 @@ from ntkdiag.baselines.methods_sentences import methods
 from ntkdiag.baselines.trainer import log_spaced, train
 from ntkdiag.baselines.training_data import (
     Data,
-    LossLike,
     accuracy,
     batches,
     read_data,
-    require_targets,
 )
 from ntkdiag.engine.independence import check_few
 from ntkdiag.linearization.taylor import linearize
+from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models import functionalize
 
 
@@ -33,11 +33,11 @@ def linear_baseline(
     optimizer: Any,
     *,
     variables: Any = None,
-    loss: LossLike = None,
+    loss: LossLike,
     steps: int = 500,
     batch_size: int | None = None,
     checkpoint: int | None = None,
-    ridge: float = 1e-3,
+    relative_ridge: float = 1e-3,
     kernel_examples: int = 1024,
     reduction: str = "mean",
     seed: int = 0,
@@ -62,7 +62,8 @@ def linear_baseline(
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         checkpoint: Step at which the network is linearized again; None for a tenth of the steps.
-        ridge: Of the regressions, relative to the mean diagonal entry of the kernel.
+        relative_ridge: Ridge of the regressions, in units of the mean diagonal entry of the kernel, which
+            is its mean eigenvalue.
         kernel_examples: The regressions use at most so many training examples, the first ones.
         reduction: Reduction of their kernel over outputs: "mean" (stands for K kron I_C), or "full".
         seed: Of the order of examples.
@@ -78,22 +79,22 @@ def linear_baseline(
     checkpoint = max(1, steps // 10) if checkpoint is None else checkpoint
     if (
         not 0 < checkpoint < steps
-        or not ridge > 0
+        or not relative_ridge > 0
         or reduction not in ("mean", "full")
         or kernel_examples < 1
     ):
         raise errors.InvalidInputError(
-            expected="0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and "
+            expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, and "
             '`reduction` "mean" or "full"',
-            got=f"checkpoint={checkpoint}, steps={steps}, ridge={ridge}, kernel_examples={kernel_examples}, "
+            got=f"checkpoint={checkpoint}, steps={steps}, relative_ridge={relative_ridge}, kernel_examples={kernel_examples}, "
             f"reduction={reduction!r}",
-            do="The checkpoint is a number of steps, the ridge relative to the mean diagonal of the kernel.",
+            do="The checkpoint is a number of steps; the ridge is in units of the mean diagonal entry of "
+            "the kernel.",
         )
     functional = functionalize(model, variables, **options)
     f, params = functional
     read = read_data(data, loss, f, params)
-    require_targets(read)
-    shape = read.shape
+    read.regression_targets()  # refuses, before anything is trained, labels without any
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise errors.InvalidInputError(
             expected="an Optax transformation",
@@ -113,14 +114,16 @@ def linear_baseline(
             f"linearized at step {checkpoint}", runs.lin_later, runs.linear_later, read, network
         ),
     ]
+    width = math.prod(read.shape[1:])
     for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", runs.own)):
-        width = shape[-1] if len(shape) > 1 else 1
         if all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(at)):
-            regressed = kernel_ridge(f, at, read, rows, ridge, reduction, width)
+            regressed = kernel_ridge(f, at, read, rows, relative_ridge, reduction)
         else:  # the run diverged: that is a result, too
             regressed = np.full((rows, width), np.nan), np.full((read.m, width), np.nan)
-        contenders.append(_regressed(name, *regressed, read, network, shape))
-    said = methods(functional, read, steps, batch_size, checkpoint, ridge, rows, reduction, seed)
+        contenders.append(_regressed(name, *regressed, read, network))
+    said = methods(
+        functional, read, steps, batch_size, checkpoint, relative_ridge, rows, reduction, seed
+    )
     return LinearBaseline(tuple(contenders), gap, gap_later, checkpoint, steps, runs.own, said)
 
 
@@ -188,12 +191,10 @@ def _trained(name: str, f: Any, params: Any, data: Data, network: Contender | No
     return _contender(name, losses, outputs, data, network, same_scale=True)
 
 
-def _regressed(
-    name: str, seen: Any, outputs: Any, data: Data, network: Contender, shape: tuple[int, ...]
-) -> Contender:
-    same = data.loss_name == "mse"
+def _regressed(name: str, seen: Any, outputs: Any, data: Data, network: Contender) -> Contender:
+    same = data.loss.is_quadratic
     seen, outputs = (
-        jnp.asarray(value, jnp.float32).reshape(-1, *shape[1:]) for value in (seen, outputs)
+        jnp.asarray(value, jnp.float32).reshape(-1, *data.shape[1:]) for value in (seen, outputs)
     )
     losses: tuple[float | None, float | None] = (None, None)
     if same:
@@ -209,7 +210,7 @@ def _contender(
     network: Contender | None,
     same_scale: bool,
 ) -> Contender:
-    right = accuracy(outputs, data)
+    right = accuracy(outputs, data.classes_test)
     agreement = distance = None
     if network is not None and outputs.ndim == 2 and outputs.shape[1] > 1:
         agreement = float(

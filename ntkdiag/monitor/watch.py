@@ -136,7 +136,7 @@ def watch(
             is one block.
 
     Returns:
-        A gradient transformation. Its state has the fields of `Measurement`, each with "ntk_" before
+        A gradient transformation. Its state has the fields of `Measurement`, each with ``ntk_`` before
         its name, and `ntk_count`, the number of updates seen; read one from any optimizer state with
         `optax.tree_utils.tree_get(opt_state, "ntk_trace")`. `init` raises `StructureError` when the
         parameters are not those of `f`, `update` also `InvalidInputError` when it gets no

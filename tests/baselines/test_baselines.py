@@ -64,7 +64,13 @@ def train(f, params, tx, steps, state=None):
 @pytest.fixture(scope="module")
 def baseline():
     return linear_baseline(
-        MODEL, CLASSES, optax.adam(0.02), variables=initial_variables(), steps=40, checkpoint=10
+        MODEL,
+        CLASSES,
+        optax.adam(0.02),
+        variables=initial_variables(),
+        loss="cross_entropy",
+        steps=40,
+        checkpoint=10,
     )
 
 
@@ -168,7 +174,9 @@ def test_other_libraries_and_minibatches(library):
         model = NNX(nnx.Rngs(0))
     else:
         model = eqx.nn.MLP(4, 3, 16, 1, activation=jnp.tanh, key=jax.random.key(0))
-    found = linear_baseline(model, CLASSES, optax.sgd(0.1), steps=6, batch_size=8)
+    found = linear_baseline(
+        model, CLASSES, optax.sgd(0.1), loss="cross_entropy", steps=6, batch_size=8
+    )
     assert f"A {library} model" in found.methods
     assert "for 6 steps of batches of 8 in the same order (seed 0)" in found.methods
     assert found["network"].train_loss < float(np.log(3)) + 0.5
@@ -179,7 +187,9 @@ def test_regression():
     f = lambda p, x: (jnp.tanh(x @ p["a"]) @ p["b"])[:, 0]
     params = {"a": jnp.asarray(RNG.normal(size=(4, 8)), "float32"), "b": jnp.ones((8, 1)) / 4}
     data = (X, TARGETS[1][:, 0], X_TEST, TARGETS[3][:, 0])
-    found = linear_baseline(f, data, optax.sgd(0.05), variables=params, steps=30, reduction="full")
+    found = linear_baseline(
+        f, data, optax.sgd(0.05), variables=params, loss="mse", steps=30, reduction="full"
+    )
     assert found["network"].accuracy is None
     assert "accuracy" not in str(found.table().columns[3].header)
     residual = np.asarray(found["kernel ridge, K_0"].outputs) - data[3]
@@ -197,7 +207,16 @@ def test_the_time_scale_grows_towards_the_end_of_training():
     late, _ = train(f, params, tx, 400)
     marks = list(range(0, 61, 3))
     early, later = (
-        gap_over_training(f, p, CLASSES, tx, steps=60, marks=marks, second_order=False)
+        gap_over_training(
+            f,
+            p,
+            CLASSES,
+            tx,
+            loss="cross_entropy",
+            steps=60,
+            marks=marks,
+            second_order=False,
+        )
         for p in (params, late)
     )
     assert early.e2 is None
@@ -210,7 +229,9 @@ def test_going_on_from_an_optimizer_state():
     f, params = functionalize(MODEL, initial_variables())
     tx = optax.sgd(0.05, momentum=0.9)
     later, state = train(f, params, tx, 5)
-    history = gap_over_training(f, later, CLASSES, tx, steps=5, marks=[5], opt_state=state)
+    history = gap_over_training(
+        f, later, CLASSES, tx, loss="cross_entropy", steps=5, marks=[5], opt_state=state
+    )
     expected = cross_entropy(f(train(f, params, tx, 10)[0], X_TEST), LABELS_TEST)
     assert history.loss[0] == pytest.approx(float(expected), rel=1e-5)
 
@@ -224,8 +245,9 @@ def test_log_spaced_marks(steps):
     assert len(marks) <= 13
 
 
-def _run(data=CLASSES, **options):
-    return linear_baseline(MODEL, data, optax.sgd(0.1), variables=initial_variables(), **options)
+def _run(data=CLASSES, loss="cross_entropy", **options):
+    variables = initial_variables()
+    return linear_baseline(MODEL, data, optax.sgd(0.1), variables=variables, loss=loss, **options)
 
 
 @pytest.mark.parametrize(
@@ -233,22 +255,26 @@ def _run(data=CLASSES, **options):
     [
         (
             lambda: _run(CLASSES[:2]),
-            "linear_baseline(model, data, optimizer): expected `data` as (x, y, x_test, y_test); got 2 parts. Hold "
-            "some examples out: without them a baseline says nothing about generalisation.",
+            "linear_baseline(model, data, optimizer, loss=...): expected `data` as (x, y, x_test, y_test); got 2 "
+            "parts. Hold some examples out: without them a baseline says nothing about generalisation.",
         ),
         (
             lambda: _run((X, LABELS[:5], *CLASSES[2:])),
             "expected as many labels y as examples x; got (5,) and [24].",
         ),
-        (lambda: _run(loss="mse"), "got loss='mse' and labels int"),
         (
-            lambda: _run(TARGETS),
-            "or as many outputs as targets; got outputs (24, 3) and labels (24, 1), (20, 1) for",
+            lambda: _run(loss=None),
+            "linear_baseline(model, data, optimizer, loss=...): expected the loss that is trained: a baseline depends "
+            "on it; got loss=None.",
+        ),
+        (
+            lambda: _run(TARGETS, loss="mse"),
+            "expected `y` of shape (24, 3), or integer class numbers (24,); got float32 of shape (24, 1).",
         ),
         (
             lambda: _run((X, LABELS + 1, X_TEST, LABELS_TEST)),
-            "linear_baseline(model, data, optimizer): expected class numbers in [0, 3); got values from 1 to 3. The "
-            "model has 3 outputs: number the classes from 0, and leave out examples without a label.",
+            "linear_baseline(model, data, optimizer, loss=...): expected class numbers `y` in [0, 3); got values "
+            "from 1 to 3. Number the classes from 0;",
         ),
         (
             lambda: _run(output=lambda out: out.sum(0)),
@@ -256,46 +282,52 @@ def _run(data=CLASSES, **options):
         ),
         (
             lambda: gap_over_training(
-                lambda p, x: (x @ p,), np.ones((4, 3)), CLASSES, optax.sgd(0.1)
+                lambda p, x: (x @ p,), np.ones((4, 3)), CLASSES, optax.sgd(0.1), loss="mse"
             ),
             "expected one array of outputs with the 24 examples on its first axis; got tuple. Select an output",
         ),
-        (lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)), "in [0, 3); got values from -1 to 1."),
+        (
+            lambda: _run((X, LABELS, X_TEST, LABELS_TEST - 1)),
+            "`y_test` in [0, 3); got values from -1 to 1.",
+        ),
         (
             lambda: gap_over_training(
                 *functionalize(MODEL, initial_variables()),
                 (X, LABELS - 1, X_TEST, LABELS_TEST),
                 optax.sgd(0.1),
+                loss="mse",
             ),
-            "gap_over_training(f, params, data, optimizer): expected class numbers in [0, 3); got values from -1 to 1.",
+            "gap_over_training(f, params, data, optimizer, loss=...): expected class numbers `y` in [0, 3); got values "
+            "from -1 to 1.",
         ),
         (
             lambda: _run((X, LABELS, X_TEST, LABELS_TEST + 1), loss=cross_entropy),
-            "in [0, 3); got values from 1 to 3.",
+            "`y_test` in [0, 3); got values from 1 to 3.",
         ),
         (
-            lambda: _run((X, LABELS[:, None], X_TEST, LABELS_TEST[:, None]), loss=cross_entropy),
-            "or as many outputs as targets; got outputs (24, 3) and labels (24, 1), (20, 1) for the test.",
+            lambda: _run((X, LABELS[:5, None], *CLASSES[2:]), loss=cross_entropy),
+            "expected as many labels y as examples x; got (5,) and [24].",
         ),
         (
             lambda: _run((X, LABELS % 2, X_TEST, LABELS_TEST % 2), output=lambda out: out[:, :1]),
-            "expected class numbers [n] beside outputs [n C] with C > 1, or floating point targets; got outputs "
-            "(24, 1) and labels int",
+            "expected two or more logits on the last axis of the outputs, for cross-entropy; got outputs of shape "
+            "(24, 1).",
         ),
         (
             lambda: _run(steps=5, checkpoint=5),
-            "expected 0 < `checkpoint` < `steps`, positive `ridge` and `kernel_examples`, and `reduction`",
+            "expected 0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, and `reduction`",
         ),
         (
             lambda: gap_over_training(
                 *functionalize(MODEL, initial_variables()),
                 CLASSES,
                 optax.sgd(0.1),
+                loss="cross_entropy",
                 steps=3,
                 marks=[2, 1],
             ),
-            "gap_over_training(f, params, data, optimizer): expected ascending `marks` between 0 and `steps`; got "
-            "[2, 1] and 3. Sort the marks.",
+            "gap_over_training(f, params, data, optimizer, loss=...): expected ascending `marks` between 0 and "
+            "`steps`; got [2, 1] and 3. Sort the marks.",
         ),
     ],
 )
@@ -342,7 +374,12 @@ def test_a_run_that_diverges_is_a_result():
         np.eye(3, dtype=np.float32)[labels_test],
     )
     found = gap_over_training(
-        *functionalize(MODEL, initial_variables()), one_hot, optax.sgd(1e6), steps=40, marks=[0, 40]
+        *functionalize(MODEL, initial_variables()),
+        one_hot,
+        optax.sgd(1e6),
+        loss="mse",
+        steps=40,
+        marks=[0, 40],
     )
     assert not np.isfinite(found.rms[-1])
     assert found.first_beyond(0.1) == found.first_beyond(0.1, "rms") == 40

@@ -377,7 +377,8 @@ PREDICT = {
     "kernel and targets": (
         lambda: mse(trace_axes=()),
         MSE + ", trace_axes): expected `k_train_train` of shape (3, 3, 1, 1), which is "
-        "zip(y_train.shape, y_train.shape) without trace_axes=(); got shape (3, 3). Pass the trace_axes that the kernel was computed with.",
+        "zip(y_train.shape, y_train.shape) without trace_axes=(); got shape (3, 3). Pass the "
+        "trace_axes that the kernel was computed with.",
     ),
     "test kernel": (
         lambda: mse(1.0, 0.0, 0.0, np.ones((2, 4), np.float32)),

@@ -76,7 +76,7 @@ SMOKE = {
         "test_linear_model_against_the_dense_jacobian",
         "test_taylor_is_exact_for_polynomials_of_its_degree",
     ],
-    "linearization/test_linearized_model.py": ["test_nnx"],
+    "linearization/test_linearized_model.py": ["test_callable"],
     "losses/test_losses.py": ["test_values", "test_factors_are_those_of_the_hessian"],
     "matrix_free/test_matrix_free.py": [
         "test_products",
@@ -84,7 +84,6 @@ SMOKE = {
         "test_gauss_newton_step",
     ],
     "matrix_free/test_top_spectrum.py": ["test_an_operator_without_its_kernel"],
-    "models/test_contract.py": ["test_the_contract"],
     "models/test_functionalize.py": [
         "test_values_are_those_of_the_library",
         "test_restore_gives_the_librarys_own_object",
@@ -96,7 +95,6 @@ SMOKE = {
         "test_differences_list_every_path_once",
     ],
     "monitor/test_monitor_hook.py": [
-        "test_values_match_the_naive_kernel_and_those_of_watch",
         "test_never_raises_into_the_loop",
     ],
     "monitor/test_schedules.py": ["test_steps", "test_as_schedule"],
@@ -105,7 +103,7 @@ SMOKE = {
         "test_values_at_the_scheduled_steps_match_the_naive_kernel",
     ],
     "monitor/test_writers.py": ["test_writers_follow_the_protocol", "test_json_lines_round_trip"],
-    "neural_tangents/test_calls.py": ["test_nngp", "test_vector_product", "test_tiles"],
+    "neural_tangents/test_calls.py": ["test_nngp", "test_vector_product"],
     "neural_tangents/test_conformance.py": ["test_kernel"],
     "neural_tangents/test_neural_tangents_messages.py": ["test_axes", "test_implementation"],
     "neural_tangents/test_neural_tangents_predict.py": ["test_mse"],
