@@ -6,9 +6,6 @@ from ntkdiag.analysis.alignment import mode_power as mode_power
 from ntkdiag.analysis.drift import Drift as Drift
 from ntkdiag.analysis.drift import drift as drift
 from ntkdiag.analysis.generalization import LeaveOneOut as LeaveOneOut
-from ntkdiag.analysis.generalization import (
-    generalized_cross_validation as generalized_cross_validation,
-)
 from ntkdiag.analysis.generalization import leave_one_out as leave_one_out
 from ntkdiag.analysis.health import Health as Health
 from ntkdiag.analysis.health import health as health
@@ -16,9 +13,5 @@ from ntkdiag.analysis.modes import reachable_power as reachable_power
 from ntkdiag.analysis.modes import spectral_position as spectral_position
 from ntkdiag.analysis.modes import steps_to_residual as steps_to_residual
 from ntkdiag.analysis.modes import time_constants as time_constants
-from ntkdiag.analysis.rank import effective_dimension as effective_dimension
-from ntkdiag.analysis.rank import entropy_rank as entropy_rank
-from ntkdiag.analysis.rank import participation_ratio as participation_ratio
-from ntkdiag.analysis.rank import stable_rank as stable_rank
 from ntkdiag.analysis.stability import critical_learning_rate as critical_learning_rate
 from ntkdiag.analysis.stability import stability_margin as stability_margin

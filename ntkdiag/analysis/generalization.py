@@ -1,25 +1,36 @@
-"""Estimates of the test error of kernel ridge regression from its training data alone."""
+"""Estimates of the test error of kernel ridge regression from its training data alone.
+
+Kernel ridge regression on all examples but i errs on example i by a number that needs no second fit
+(Allen's PRESS). With A = K + ridge I, the weights alpha = A^-1 y and the C x C block of A^-1 that
+belongs to example i,
+
+    e_i = ((A^-1)_ii)^-1 alpha_i.
+
+Replacing every block by the mean of the diagonal of A^-1, as if all examples had equal leverage,
+gives generalized cross-validation:
+
+    GCV = (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
+
+Both come from one decomposition K = U diag(lambda) U^T, as A^-1 = U diag(1 / (lambda + ridge)) U^T.
+"""
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ntkdiag import errors
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, Operand, read_square
-from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.kernel.operand import KernelLike, read_square
+from ntkdiag.kernel.spectrum import AnyArray
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.scalars import Number, require_at_least_zero
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number, Scalar, require_at_least_zero
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["residuals", "mse", "resolved"], meta_fields=[]
-)
+@pytree("residuals", "mse", "gcv", "resolved")
 @dataclasses.dataclass(frozen=True, eq=False)
 class LeaveOneOut:
     """What kernel ridge regression gets wrong on each example when it is trained on all others.
@@ -27,12 +38,23 @@ class LeaveOneOut:
     Attributes:
         residuals: `[n o]`, y minus the prediction without that example; NaN when not resolved.
         mse: Mean over examples of the squared residual, summed over outputs (no factor 1/2).
+        gcv: The same by generalized cross-validation, which takes all examples to have equal
+            leverage; also known as KARE.
         resolved: Whether the smallest eigenvalue of K + ridge I stands above the noise floor.
     """
 
-    residuals: Any
-    mse: Any
-    resolved: Any
+    residuals: Float[AnyArray, "n o"]
+    mse: Scalar
+    gcv: Scalar
+    resolved: Bool[AnyArray, ""]
+
+    @property
+    def disagreement(self) -> Scalar:
+        """|gcv / mse - 1|: where it is above 0.1 leverages differ, and `mse` is the one to trust.
+
+        Inputs of different norms were measured to bias GCV by -24 %.
+        """
+        return abs(self.gcv / self.mse - 1.0)
 
 
 @errors.public
@@ -40,98 +62,113 @@ class LeaveOneOut:
 def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
 
-    With A = K + ridge I and alpha = A^-1 y: e_i = alpha_i / (A^-1)_ii; for a full kernel all outputs of an example
-    are left out together, e_i = ((A^-1)_ii)^-1 alpha_i with the C x C block.
-    The points must be fresh: on the points the network was trained on, the kernel after training already knows the
-    labels and the estimate is 2 to 3 times too small. Subtract the network's output at the kernel's parameters from
-    y to predict what training changes.
-    Cost: one eigendecomposition, O((NC)^3). Source: Allen 1974 (PRESS); Wei, Hu and Steinhardt 2022 (arXiv
-    2203.06176) for the empirical NTK.
+    With A = K + ridge I and alpha = A^-1 y: e_i = alpha_i / (A^-1)_ii; for a full kernel all outputs
+    of an example are left out together, e_i = ((A^-1)_ii)^-1 alpha_i with the C x C block. Beside it
+    stands generalized cross-validation, (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
+
+    The points must be fresh: on the points the network was trained on, the kernel after training
+    already knows the labels and the estimate is 2 to 3 times too small. Subtract the network's
+    output at the kernel's parameters from y to predict what training changes.
+
+    Cost: one eigendecomposition, O((NC)^3), unless the kernel comes as its spectrum with vectors.
+    Source: Allen 1974 (PRESS); Golub, Heath and Wahba 1979 (GCV); Jacot et al. 2020 (arXiv
+    2006.09796) and Wei, Hu and Steinhardt 2022 (arXiv 2203.06176) for the empirical NTK.
 
     Args:
-        kernel: A `Kernel`, a matrix `[n n]` or a full kernel `[n o n o]`.
+        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` or a full kernel `[n o n o]`.
         y: `[n]` or `[n o]` targets.
-        ridge: gamma, in the units of the kernel's eigenvalues (not relative to the trace), 0 or more.
+        ridge: gamma, in the units of the kernel's eigenvalues (not relative to the trace), 0 or
+            more.
 
     Returns:
-        Residuals, their mean square, and whether they can be trusted.
+        Residuals, their mean square, that by generalized cross-validation, and whether they can be
+        trusted.
 
     Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is negative.
+        InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is
+            negative.
+
+    Example:
+        >>> import numpy as np
+        >>> left_out = leave_one_out(np.diag([2.0, 1.0]), np.ones(2), 1.0)
+        >>> float(left_out.mse), round(float(left_out.gcv), 3), round(float(left_out.disagreement), 3)
+        (1.0, 1.04, 0.04)
     """
-    operand, labels = _read(kernel, y, ridge)
-    return _press(operand.symmetric_matrix, decomposed(operand), labels, ridge)
-
-
-@errors.public
-@keeps_float64
-def generalized_cross_validation(
-    kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0
-) -> Float[Array, ""]:
-    """GCV = (1/N) ||A^-1 y||^2 / ((1/NC) tr A^-1)^2, A = K + ridge I: leave-one-out with equal leverages.
-
-    Biased where the leverages differ (inputs of different norms: -24 % measured); trust `leave_one_out` when the
-    two disagree by more than 10 %. Also known as KARE.
-    Cost: one eigendecomposition, O((NC)^3). Source: Golub, Heath and Wahba 1979; Jacot et al. 2020 (arXiv
-    2006.09796).
-
-    Args:
-        kernel: As for `leave_one_out`.
-        y: As for `leave_one_out`.
-        ridge: As for `leave_one_out`; the limit 0 is fine, gamma cancels.
-
-    Returns:
-        Mean over examples of the squared error, summed over outputs; NaN when A is not resolved.
-
-    Raises:
-        InvalidInputError: As `leave_one_out`.
-    """
-    operand, labels = _read(kernel, y, ridge)
-    inverse, _ = _regularised_inverse(operand.symmetric_matrix, decomposed(operand), ridge)
-    solved = inverse @ labels.reshape(len(inverse), -1)
-    return jnp.sum(solved**2) / operand.n_examples / jnp.mean(jnp.diagonal(inverse)) ** 2
-
-
-def _read(
-    kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number
-) -> tuple[Operand, Float[Array, "n o"]]:
     require_at_least_zero(ridge, "ridge")
-    return read_labels(y, read_square(kernel))
+    operand, labels = read_labels(y, read_square(kernel))
+    modes = decomposed(operand)
+    dtype = operand.array.dtype
+    inverse, resolved = _regularised_inverse(
+        operand.symmetric_matrix,
+        jnp.asarray(modes.eigenvalues, dtype),
+        jnp.asarray(modes.vectors, dtype),
+        modes.noise_floor,
+        ridge,
+    )
+    return _left_out(inverse, resolved, labels)
 
 
 @jax.jit
-def _press(matrix: jax.Array, modes: Spectrum, labels: jax.Array, ridge: Number) -> LeaveOneOut:
-    inverse, resolved = _regularised_inverse(matrix, modes, ridge)
+def _left_out(
+    inverse: Float[Array, "k k"], resolved: Bool[Array, ""], labels: Float[Array, "n o"]
+) -> LeaveOneOut:
+    """Both estimates from A^-1; a full kernel has k = n o rows, a reduced one k = n."""
     n = labels.shape[0]
-    c = matrix.shape[0] // n
+    k = inverse.shape[0]
+    c = k // n  # outputs that are left out together
+    weights = inverse @ labels.reshape(k, -1)  # alpha, [k columns]
+
+    # e_i = ((A^-1)_ii)^-1 alpha_i, example by example.
     blocks = jnp.einsum("nonp->nop", inverse.reshape(n, c, n, c))
-    alpha = (inverse @ labels.reshape(n * c, -1)).reshape(n, c, -1)
-    residuals = jnp.linalg.solve(blocks, alpha).reshape(labels.shape)
-    return LeaveOneOut(residuals, jnp.sum(residuals**2) / n, resolved)
+    residuals = jnp.linalg.solve(blocks, weights.reshape(n, c, -1)).reshape(labels.shape)
+
+    mean_of_diagonal = jnp.mean(jnp.diagonal(inverse))
+    return LeaveOneOut(
+        residuals=residuals,
+        mse=jnp.sum(residuals**2) / n,
+        gcv=jnp.sum(weights**2) / n / mean_of_diagonal**2,
+        resolved=resolved,
+    )
 
 
 @jax.jit
 def _regularised_inverse(
-    matrix: jax.Array, modes: Spectrum, ridge: Number
-) -> tuple[jax.Array, jax.Array]:
-    modes = jax.lax.stop_gradient(modes)
-    values = jnp.asarray(modes.eigenvalues, matrix.dtype)
-    vectors = jnp.asarray(modes.vectors, matrix.dtype)
-    shifted = values + jax.lax.stop_gradient(ridge)
-    resolved = shifted[-1] > modes.noise_floor
-    kept = jnp.where(resolved, 1.0 / jnp.where(resolved, shifted, 1.0), jnp.nan)
-    return _inverse(
-        matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype), kept, vectors
-    ), resolved
+    matrix: Float[Array, "k k"],
+    eigenvalues: Float[Array, " k"],
+    vectors: Float[Array, "k k"],
+    noise_floor: Number,
+    ridge: Number,
+) -> tuple[Float[Array, "k k"], Bool[Array, ""]]:
+    """(K + ridge I)^-1, NaN where it is not resolved, and whether it is.
+
+    All derivatives go through the matrix: see `_inverse`.
+    """
+    eigenvalues, vectors, noise_floor = jax.lax.stop_gradient((eigenvalues, vectors, noise_floor))
+    shifted = eigenvalues + jax.lax.stop_gradient(ridge)
+    resolved = shifted[-1] > noise_floor  # eigenvalues descend
+    inverse_eigenvalues = jnp.where(resolved, 1.0 / jnp.where(resolved, shifted, 1.0), jnp.nan)
+    regularised = matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype)
+    return _inverse(regularised, inverse_eigenvalues, vectors), resolved
 
 
 @jax.custom_jvp
-def _inverse(matrix: jax.Array, values: jax.Array, vectors: jax.Array) -> jax.Array:
-    """The inverse from its eigenmodes, with a derivative that needs none of eigenvectors, for they may have none."""
-    return (vectors * values) @ vectors.T
+def _inverse(
+    matrix: Float[Array, "k k"],
+    inverse_eigenvalues: Float[Array, " k"],
+    vectors: Float[Array, "k k"],
+) -> Float[Array, "k k"]:
+    """The inverse from its eigenmodes, U diag(1 / lambda) U^T.
+
+    d(A^-1) = -A^-1 dA A^-1 needs no derivative of eigenvectors: where eigenvalues coincide, as in
+    K kron I, they have none.
+    """
+    return (vectors * inverse_eigenvalues) @ vectors.T
 
 
 @_inverse.defjvp
-def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _inverse_jvp(
+    primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
+) -> tuple[Float[Array, "k k"], Float[Array, "k k"]]:
     inverse = _inverse(*primals)
-    return inverse, -inverse @ tangents[0] @ inverse
+    change = tangents[0]
+    return inverse, -inverse @ change @ inverse

@@ -1,55 +1,59 @@
-"""Diagnostics compute in the precision of their kernels, whatever the session and the accelerator default to."""
+"""Diagnostics compute in the precision of their kernels, whatever the session and the device do.
+
+Accelerators round the factors of a float32 product to 10 bits or fewer by default, and JAX casts
+float64 to float32 without a word when x64 is off. Either loses digits that a diagnostic needs, so
+one that is decorated with `keeps_float64` runs with full products, and in x64 mode where a float64
+matrix is among its arguments.
+"""
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import jax
 import numpy as np
-from jax.core import Tracer
+from jaxtyping import PyTree
 
 from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.scalars import is_concrete
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function with full matrix products, and in x64 mode when it is handed a concrete float64 matrix.
+    """Run a function with full matrix products, and in x64 mode when it is handed a float64 matrix.
 
-    Accelerators round the factors of a float32 product to 10 bits or fewer by default, and JAX casts float64 to float32
-    without a word when x64 is off; either would lose digits that diagnostics need. Dtypes of tracers are left alone:
-    inside `jax.jit` the caller chose them.
-    Cost: one look at the arguments.
-
-    Args:
-        function: A diagnostic over kernels.
-
-    Returns:
-        The function. When it steps in, results are numpy float64: JAX arrays of that dtype would lose their digits
-        in the next operation outside x64 mode.
+    Dtypes of tracers are left alone: inside `jax.jit` the caller chose them. Where it steps in,
+    results are NumPy's: JAX arrays of float64 lose their digits in the next operation outside x64
+    mode.
     """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with jax.default_matmul_precision("highest"):
-            if not _needs_x64((args, kwargs), kwargs.get("eigenvalues")):
+            if not _needs_x64((args, kwargs)):
                 return function(*args, **kwargs)
             with jax.enable_x64(True):
-                return jax.tree.map(lambda leaf: np.asarray(leaf)[()], function(*args, **kwargs))
+                return jax.tree.map(_as_numpy, function(*args, **kwargs))
 
     return call
 
 
-def _needs_x64(arguments: Any, eigenvalues: Any) -> bool:
-    if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
-        return False  # x64 is on already
-    arguments = jax.tree.map(_kernel_of, arguments, is_leaf=_is_spectrum)
-    leaves, vectors = jax.tree.leaves(arguments), jax.tree.leaves(eigenvalues)
-    wide = any(_is_float64(leaf, 2) for leaf in leaves) or any(
-        _is_float64(leaf, 1) for leaf in vectors
-    )
-    return wide and not any(isinstance(leaf, Tracer) for leaf in leaves)
+def _as_numpy(leaf: object) -> np.ndarray | np.generic:
+    """An array of NumPy; a number of NumPy where it has no axes."""
+    return np.asarray(leaf)[()]
+
+
+def _needs_x64(arguments: PyTree) -> bool:
+    """Whether x64 mode is off and a known float64 matrix among the arguments would lose digits."""
+    x64_is_on = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    if x64_is_on:
+        return False
+    # A spectrum is in float64 always: the precision it stands for is that of its kernel.
+    as_kernels = jax.tree.map(_kernel_of, arguments, is_leaf=_is_spectrum)
+    leaves = jax.tree.leaves(as_kernels)
+    return any(map(_is_float64_matrix, leaves)) and all(map(is_concrete, leaves))
 
 
 def _is_spectrum(value: object) -> bool:
@@ -57,13 +61,11 @@ def _is_spectrum(value: object) -> bool:
 
 
 def _kernel_of(value: object) -> object:
-    """A spectrum is in float64 always: the precision it stands for is that of its kernel."""
+    """The kernel of a spectrum; anything else as it is."""
     return value.kernel if isinstance(value, Spectrum) else value
 
 
-def _is_float64(leaf: Any, n_axes: int) -> bool:
-    return (
-        isinstance(leaf, jax.Array | np.ndarray)
-        and leaf.ndim >= n_axes
-        and leaf.dtype == np.float64
-    )
+def _is_float64_matrix(leaf: object) -> bool:
+    """Labels and outputs alone, with fewer axes, do not decide about the precision."""
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    return is_array and leaf.ndim >= 2 and leaf.dtype == np.float64

@@ -20,7 +20,6 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ntkdiag import errors
 from ntkdiag.analysis.alignment import alignment
 from ntkdiag.analysis.drift import drift
-from ntkdiag.analysis.rank import participation_ratio
 from ntkdiag.analysis.stability import critical_learning_rate
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
@@ -174,7 +173,7 @@ def _diagnose_kernel(
     numbers = {
         "eigenvalues": jnp.where(is_rounding, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
-        "participation_ratio": participation_ratio(kernel),
+        "participation_ratio": decomposed.participation_ratio,
         "drift": motion.relative,
         "distance_centred": motion.distance_centred,
         "alignment": aligned,

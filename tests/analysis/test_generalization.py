@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag.analysis.generalization import generalized_cross_validation, leave_one_out
+from ntkdiag.analysis.generalization import leave_one_out
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
@@ -20,7 +20,8 @@ def test_hand_oracles():
     np.testing.assert_allclose(found.residuals, np.ones((2, 1)), rtol=1e-14)
     np.testing.assert_allclose(found.mse, 1.0, rtol=1e-14)
     assert found.resolved
-    np.testing.assert_allclose(generalized_cross_validation(K1, np.ones(2), 1.0), 1.04, rtol=1e-14)
+    np.testing.assert_allclose(found.gcv, 1.04, rtol=1e-14)
+    np.testing.assert_allclose(found.disagreement, 0.04, rtol=1e-12)
 
 
 def _refit(matrix, y, ridge, groups):
@@ -61,25 +62,18 @@ def test_full_kernel_of_independent_outputs_is_the_reduced_one():
     rows, y = rng.normal(size=(6, 9)), rng.normal(size=(6, 2))
     matrix = rows @ rows.T
     full = np.kron(matrix, np.eye(2)).reshape(6, 2, 6, 2)
-    np.testing.assert_allclose(
-        leave_one_out(full, y, 0.1).mse, leave_one_out(matrix, y, 0.1).mse, rtol=1e-10
-    )
-    np.testing.assert_allclose(
-        generalized_cross_validation(full, y, 0.1),
-        generalized_cross_validation(matrix, y, 0.1),
-        rtol=1e-10,
-    )
+    of_full, of_reduced = leave_one_out(full, y, 0.1), leave_one_out(matrix, y, 0.1)
+    np.testing.assert_allclose(of_full.mse, of_reduced.mse, rtol=1e-10)
+    np.testing.assert_allclose(of_full.gcv, of_reduced.gcv, rtol=1e-10)
 
 
 def test_gcv_is_leave_one_out_for_equal_leverages():
     first = np.array([3.0, 1.0, 0.5, 0.2, 0.5, 1.0])
     circulant = np.stack([np.roll(first, shift) for shift in range(6)])
     y = np.random.default_rng(3).normal(size=6)
-    np.testing.assert_allclose(
-        generalized_cross_validation(circulant, y, 0.2),
-        leave_one_out(circulant, y, 0.2).mse,
-        rtol=1e-10,
-    )
+    found = leave_one_out(circulant, y, 0.2)
+    np.testing.assert_allclose(found.gcv, found.mse, rtol=1e-10)
+    assert found.disagreement < 1e-10
 
 
 def test_singular_kernels_are_not_resolved():
@@ -87,7 +81,7 @@ def test_singular_kernels_are_not_resolved():
     found = leave_one_out(singular, np.arange(3.0), 0.0)
     assert not found.resolved
     assert np.isnan(found.mse)
-    assert np.isnan(generalized_cross_validation(singular, np.arange(3.0), 0.0))
+    assert np.isnan(found.gcv)
     assert np.isfinite(leave_one_out(singular, np.arange(3.0), 0.1).mse)
 
 
@@ -96,16 +90,12 @@ def test_jit_and_vmap():
     rows = np.random.default_rng(4).normal(size=(5, 8))
     matrix, y = jnp.asarray(rows @ rows.T), jnp.arange(5.0)
     ridges = jnp.array([0.1, 1.0])
-    batch = jax.jit(
-        jax.vmap(
-            lambda r: (leave_one_out(matrix, y, r).mse, generalized_cross_validation(matrix, y, r))
-        )
-    )(ridges)
+    batch = jax.jit(jax.vmap(lambda r: leave_one_out(matrix, y, r)))(ridges)
     for index, ridge in enumerate((0.1, 1.0)):
-        np.testing.assert_allclose(batch[0][index], leave_one_out(matrix, y, ridge).mse, rtol=1e-9)
-        np.testing.assert_allclose(
-            batch[1][index], generalized_cross_validation(matrix, y, ridge), rtol=1e-9
-        )
+        alone = leave_one_out(matrix, y, ridge)
+        np.testing.assert_allclose(batch.mse[index], alone.mse, rtol=1e-9)
+        np.testing.assert_allclose(batch.gcv[index], alone.gcv, rtol=1e-9)
+        np.testing.assert_allclose(batch.disagreement[index], alone.disagreement, rtol=1e-7)
 
 
 @pytest.mark.slow
@@ -121,12 +111,8 @@ def test_gcv_and_leave_one_out_find_the_eigenlearning_error():
         z = rng.normal(size=(n, features))
         y = z @ weights + noise * rng.normal(size=n)
         matrix = (z * values) @ z.T
-        estimates.append(
-            [
-                float(leave_one_out(matrix, y, ridge).mse),
-                float(generalized_cross_validation(matrix, y, ridge)),
-            ]
-        )
+        found = leave_one_out(matrix, y, ridge)
+        estimates.append([float(found.mse), float(found.gcv)])
     kappa = _kappa(values, n, ridge)
     learned = values / (values + kappa)
     error = n / (n - np.sum(learned**2)) * (np.sum((1 - learned) ** 2 * weights**2) + noise**2)
@@ -154,11 +140,11 @@ def test_messages():
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         leave_one_out(K1, np.ones(2), -1.0)
     message = (
-        "generalized_cross_validation(kernel, y, ridge): expected `y` of shape (2,) or (2, C); got shape (3,). "
+        "leave_one_out(kernel, y, ridge): expected `y` of shape (2,) or (2, C); got shape (3,). "
         "Labels go row by row with the probe examples of the kernel."
     )
     with pytest.raises(InvalidInputError, match=re.escape(message)):
-        generalized_cross_validation(K1, np.ones(3), 1.0)
+        leave_one_out(K1, np.ones(3), 1.0)
 
 
 @pytest.mark.usefixtures("x64")
@@ -171,9 +157,8 @@ def test_derivatives_where_eigenvalues_coincide(ridge):
 
     def both(t, u=0.0):
         kernel = matrix + t * (change + change.T)
-        return leave_one_out(kernel, y, ridge + u).mse + generalized_cross_validation(
-            kernel, y, ridge + u
-        )
+        found = leave_one_out(kernel, y, ridge + u)
+        return found.mse + found.gcv
 
     h = 1e-4
     slope = jax.grad(both)

@@ -1,0 +1,119 @@
+"""Effective ranks of a spectrum: hand oracles, the order of the Renyi family, jit, messages."""
+
+import re
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.decomposition import spectrum
+
+K1 = np.diag([2.0, 1.0])
+RANKS = {
+    "participation_ratio": lambda k: spectrum(k).participation_ratio,
+    "entropy_rank": lambda k: spectrum(k).entropy_rank,
+    "stable_rank": lambda k: spectrum(k).stable_rank,
+}
+
+
+def test_hand_oracles():
+    found = spectrum(K1)
+    np.testing.assert_allclose(found.participation_ratio, 1.8, rtol=1e-14)
+    np.testing.assert_allclose(found.entropy_rank, 1.889881574842, rtol=1e-12)
+    np.testing.assert_allclose(found.stable_rank, 1.5, rtol=1e-14)
+    np.testing.assert_allclose(found.effective_dimension(1.0), 7 / 6, rtol=1e-14)
+
+
+def test_the_participation_ratio_is_that_of_trace_and_norm():
+    rows = np.random.default_rng(0).normal(size=(6, 9))
+    matrix = rows @ rows.T
+    expected = np.trace(matrix) ** 2 / np.sum(matrix**2)
+    np.testing.assert_allclose(spectrum(matrix).participation_ratio, expected, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_zero_eigenvalues_count_nothing_and_stay_differentiable():
+    np.testing.assert_allclose(spectrum(np.diag([1.0, 1.0, 0.0])).entropy_rank, 2.0, rtol=1e-12)
+    slope = jax.grad(lambda v: spectrum(jnp.diag(v)).entropy_rank)(jnp.array([1.0, 1.0, 0.0]))
+    assert np.isfinite(np.asarray(slope)).all()
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_scale_does_not_matter(name):
+    rank = RANKS[name]
+    np.testing.assert_allclose(rank(1e-250 * K1), rank(K1), rtol=1e-12)
+    np.testing.assert_allclose(rank((1e30 * K1).astype(np.float32)), rank(K1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_zero_kernel_has_no_rank(name):
+    assert np.isnan(RANKS[name](np.zeros((2, 2))))
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
+    st.floats(-30.0, 30.0),
+    st.integers(0, 2**32 - 1),
+)
+def test_renyi_order(values, exponent, seed):
+    hypothesis.assume(max(values) > 0)
+    values = np.array(values) ** 3 * 10.0**exponent
+    hypothesis.assume(values.max() > 0)
+    basis = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(values), len(values))))[0]
+    found = spectrum(basis * values @ basis.T)
+    slack = 1 + 1e-9
+    assert found.status == "ok"
+    assert found.stable_rank * slack >= 1
+    assert found.stable_rank <= found.participation_ratio * slack
+    assert found.participation_ratio <= found.entropy_rank * slack
+    assert found.entropy_rank <= found.rank * slack
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", [*RANKS, "effective_dimension"])
+def test_ranks_under_jit_and_vmap(name):
+    rank = {**RANKS, "effective_dimension": lambda k: spectrum(k).effective_dimension(2.0)}[name]
+    rows = np.random.default_rng(0).normal(size=(6, 9))
+    matrix = jnp.asarray(rows @ rows.T)
+    expected = rank(matrix)
+    np.testing.assert_allclose(jax.jit(rank)(matrix), expected, rtol=1e-11)
+    batch = jax.vmap(rank)(jnp.stack([matrix, 2 * matrix]))
+    np.testing.assert_allclose(batch[0], expected, rtol=1e-11)
+
+
+def test_degrees_of_freedom_count_resolved_eigenvalues():
+    basis = np.linalg.qr(np.random.default_rng(1).normal(size=(24, 24)))[0]
+    wide = (basis * 10.0 ** -np.linspace(0, 10, 24)) @ basis.T
+    eigenvalues = np.linalg.eigvalsh(0.5 * (wide + wide.T))
+    expected = np.sum(eigenvalues / (eigenvalues + 1e-9))
+    np.testing.assert_allclose(spectrum(wide).effective_dimension(1e-9), expected, rtol=1e-6)
+    rounded = spectrum(wide.astype(np.float32))
+    assert rounded.effective_dimension(1e-12) == pytest.approx(rounded.rank, rel=1e-4)
+
+
+def test_ranks_of_an_indefinite_kernel_are_those_of_its_positive_part():
+    found = spectrum(np.diag([2.0, 1.0, -1.0]))
+    assert found.status == "indefinite"
+    assert found.participation_ratio == pytest.approx(1.8)
+
+
+def test_messages():
+    message = (
+        "Spectrum.effective_dimension(gamma): expected a positive `gamma`; got 0.0. "
+        "Its units stand in the docstring."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        spectrum(K1).effective_dimension(0.0)
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("gamma", [np.array([1.0, 2.0]), lambda step: 1.0, "1"])
+def test_one_number_is_wanted(gamma):
+    with pytest.raises(InvalidInputError, match=r"expected one number `gamma`"):
+        spectrum(K1).effective_dimension(gamma)
