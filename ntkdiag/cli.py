@@ -1,4 +1,15 @@
-"""ntkdiag from a shell: demo, compare, selfcheck, version."""
+"""ntkdiag from a shell: demo, compare, selfcheck, version.
+
+A command reads its words into the arguments of one public function, calls that, and prints what it
+returns. Models and data come from the user's own files:
+
+1. ``module:attribute`` or ``path.py:attribute`` is imported, as `python -m` or `python path.py`
+   would; what can be called without an argument makes the model, and is called.
+2. Arrays are read from an .npz file, without pickle.
+
+What is wrong with either is one message on standard error. Errors inside the user's own code keep
+their traceback.
+"""
 
 import importlib
 import importlib.util
@@ -9,15 +20,29 @@ import pathlib
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from ntkdiag import errors
 
+# What NumPy raises on a file that is no .npz archive of plain arrays.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 app = typer.Typer(
     name="ntkdiag",
-    help="Training diagnostics for Flax and Equinox models, built on the empirical neural tangent kernel.",
+    help="Training diagnostics for Flax and Equinox models, built on the empirical neural tangent "
+    "kernel.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,11 +61,15 @@ def demo(
         pathlib.Path | None, typer.Option(help="Folder to make; default: a new one under runs/.")
     ] = None,
 ) -> None:
-    """Train a small network on digits, watch its kernel, compare first and last checkpoint, write a report."""
+    """Train a small network on digits, watch its kernel, and compare first and last checkpoint.
+
+    The comparison is written into a report.
+    """
     from ntkdiag.demo.demo_settings import DemoSettings
     from ntkdiag.demo.run_through import run_demo
 
-    run_demo(DemoSettings(library=model, steps=steps, every=every, seed=seed), out)
+    settings = DemoSettings(library=model, steps=steps, every=every, seed=seed)
+    run_demo(settings, out)
 
 
 @app.command()
@@ -53,7 +82,8 @@ def compare(
     model: Annotated[
         str,
         typer.Option(
-            help="module:attribute or path.py:attribute, a model or a function that makes one. IMPORTS CODE."
+            help="module:attribute or path.py:attribute, a model or a function that makes one. "
+            "IMPORTS CODE."
         ),
     ],
     data: Annotated[
@@ -82,14 +112,15 @@ def compare(
 ) -> None:
     """Compare two Orbax checkpoints of one model through their kernels on a probe.
 
-    --model imports the module it names from the working directory or the environment, which runs its code.
-    Nothing is ever imported from a checkpoint.
+    --model imports the module it names from the working directory or the environment,
+    which runs its code. Nothing is ever imported from a checkpoint.
     """
     from ntkdiag.comparison.compare import compare
     from ntkdiag.comparison.comparison import check_report
     from ntkdiag.descent import Descent
     from ntkdiag.report.comparison_table import terminal
 
+    # What cannot be written is refused before anything is computed.
     if out is not None:
         check_report(out, history=history)
     elif history is not None:
@@ -105,9 +136,10 @@ def compare(
         loss=loss,
         descent=Descent(learning_rate, momentum=momentum),
     )
-    report = (
-        None if out is None else comparison.save(out, history=history)
-    )  # first: printing may fail
+    # The report first: printing may fail.
+    report = None
+    if out is not None:
+        report = comparison.save(out, history=history)
     console = terminal()
     console.print(comparison)
     if report is not None:
@@ -120,8 +152,8 @@ def selfcheck(
         str,
         typer.Argument(
             metavar="CASE",
-            help="module:function or path.py:function that returns (model, x) or (model, variables, x), or a "
-            "dictionary of these and of options. IMPORTS CODE.",
+            help="module:function or path.py:function that returns (model, x) or "
+            "(model, variables, x), or a dictionary of these and of options. IMPORTS CODE.",
         ),
     ],
     mode: Annotated[str | None, typer.Option(help="eval, dropout or train.")] = None,
@@ -132,16 +164,23 @@ def selfcheck(
 ) -> None:
     """Say what is differentiated and what is held fixed, and check that the numbers can be trusted.
 
-    CASE names a module or a file, which is imported and so runs its code. The exit status is 1 when something is wrong.
+    CASE names a module or a file, which is imported and so runs its code. The exit status is 1 when
+    something is wrong.
     """
     from ntkdiag.checking import selfcheck as check
     from ntkdiag.report.comparison_table import terminal
 
-    arguments, options = _case(_imported(case, f"ntkdiag selfcheck {case}"), case)
-    given = {"mode": mode, "trainable": trainable, "examples": "joint" if joint else None}
-    found = check(*arguments, **options | {name: value for name, value in given.items() if value})
-    terminal().print(found)
-    if not found.ok:
+    arguments, options = _read_case(_imported(case, f"ntkdiag selfcheck {case}"), case)
+    # What stands on the command line wins over what the case says.
+    if mode:
+        options["mode"] = mode
+    if trainable:
+        options["trainable"] = trainable
+    if joint:
+        options["examples"] = "joint"
+    result = check(*arguments, **options)
+    terminal().print(result)
+    if not result.ok:
         raise typer.Exit(1)
 
 
@@ -154,10 +193,14 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line: errors are one message on standard error, exit status 1, or 2 for wrong usage."""
-    # On damaged data Orbax abandons asyncio tasks, which asyncio reports long after our own message.
+    """Run the command line: an error is one message on standard error and exit status 1.
+
+    Wrong usage has exit status 2.
+    """
+    # On damaged data Orbax abandons asyncio tasks, which asyncio reports long after our message.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    for stream in (sys.stdout, sys.stderr):  # what the terminal's encoding lacks is replaced
+    # Characters that the terminal's encoding lacks are replaced.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -167,90 +210,102 @@ def main() -> None:
         sys.exit(1)
 
 
-def _imported(name: str, call: str) -> Any:
-    """Import ``module:attribute`` or ``path.py:attribute``; what can be called without an argument is called."""
-    module, _, attribute = name.rpartition(":")
-    if not module or not attribute:
+def _imported(name: str, call: str) -> object:
+    """The object that ``module:attribute`` or ``path.py:attribute`` names, or what it makes."""
+    module_name, _, attribute_path = name.rpartition(":")
+    if not module_name or not attribute_path:
         raise _usage(call, "module:attribute or path.py:attribute, such as mymodels:net", name)
-    found = _module(module, call)
+    value: Any = _import_module(module_name, call)
     try:
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        for attribute in attribute_path.split("."):
+            value = getattr(value, attribute)
     except AttributeError as error:
         raise _usage(call, "a module with that attribute", f"{error}") from error
-    makes_model = (inspect.isroutine(found) or inspect.isclass(found)) and _needs_nothing(found)
-    return found() if makes_model else found
+    # A model can be called as well: only functions and classes are taken for makers of one.
+    is_maker = inspect.isroutine(value) or inspect.isclass(value)
+    if is_maker and _needs_no_argument(value):
+        return value()
+    return value
 
 
-def _module(name: str, call: str) -> Any:
-    """Import a module by name, or from a file, with the modules next to it in reach as for a script."""
+def _import_module(name: str, call: str) -> object:
+    """Import a module by name, or from a file, with the modules next to it in reach."""
+    # The search path stays changed, for what the module imports inside of its functions.
     path = pathlib.Path(name)
-    # As `python -m` has it: modules of the working directory. It stays, for what is imported inside of functions.
-    sys.path.insert(0, str(path.parent.resolve()) if path.suffix == ".py" else "")
     if path.suffix == ".py":
-        if not path.is_file():
-            raise _usage(call, "a file that can be imported", f"no file at '{name}'")
-        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # dataclasses and pytrees look their module up
-        spec.loader.exec_module(module)
-        return module
+        sys.path.insert(0, str(path.parent.resolve()))
+        return _import_file(path, call)
+    sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # it is there, and imports what is not
+        # Is it this module that is missing, or a package it is in? If not, it is there, and imports
+        # one that is not.
+        if not f"{name}.".startswith(f"{error.name}."):
             raise
         raise _usage(call, "a module that can be imported", f"{error}") from error
 
 
-def _case(found: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Read what a case function returned as the arguments of `selfcheck`."""
-    if isinstance(found, dict) and {"model", "x"} <= found.keys():
-        options = {
-            key: value for key, value in found.items() if key not in ("model", "variables", "x")
-        }
-        return tuple(found[key] for key in ("model", "variables", "x") if key in found), options
-    if isinstance(found, tuple) and len(found) in (2, 3):
-        return found, {}
-    got = (
-        f"a dictionary with {', '.join(map(str, found))}"
-        if isinstance(found, dict)
-        else type(found).__name__
-    )
-    expected = "(model, x), (model, variables, x), or a dictionary with model and x"
+def _import_file(path: pathlib.Path, call: str) -> object:
+    """Run a file as the module of its name."""
+    if not path.is_file():
+        raise _usage(call, "a file that can be imported", f"no file at '{path}'")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # every .py file has one
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and pytrees look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _needs_no_argument(function: Callable[..., object]) -> bool:
+    """Whether every parameter of a function may be left out."""
+    for parameter in inspect.signature(function).parameters.values():
+        takes_any_number = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not takes_any_number:
+            return False
+    return True
+
+
+def _read_case(case: object, name: str) -> tuple[tuple[object, ...], dict[str, Any]]:
+    """Positional arguments and options of `selfcheck`, from what a case function returned."""
+    if isinstance(case, dict) and {"model", "x"} <= case.keys():
+        options = dict(case)
+        arguments = []
+        for key in ("model", "variables", "x"):
+            if key in options:
+                arguments.append(options.pop(key))
+        return tuple(arguments), options
+    if isinstance(case, tuple) and len(case) in (2, 3):
+        return case, {}
+    got = type(case).__name__
+    if isinstance(case, dict):
+        got = f"a dictionary with {', '.join(map(str, case))}"
     raise errors.InvalidInputError(
         call=f"ntkdiag selfcheck {name}",
-        expected=f"a function that returns {expected}",
+        expected="a function that returns (model, x), (model, variables, x), or a dictionary with "
+        "model and x",
         got=got,
         do="See: ntkdiag selfcheck --help",
     )
 
 
-def _needs_nothing(function: Any) -> bool:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return all(one.default is not one.empty or one.kind in kinds for one in parameters)
-
-
-def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
-    import numpy as np
-
+def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays x and, if it is there, y of an .npz file."""
     call = f"ntkdiag compare --data {path}"
+    arrays = {}
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             names = list(file)
-            arrays = {name: file[name] for name in ("x", "y") if name in names}
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+            for name in ("x", "y"):
+                if name in names:
+                    arrays[name] = file[name]
+    except _UNREADABLE as error:
         expected = "an .npz file written by numpy.savez(path, x=..., y=...)"
-        got = "an array without a name (.npy)" if isinstance(error, TypeError) else f"{error}"
+        got = f"{error}"
+        if isinstance(error, TypeError):  # an array of its own is no context manager
+            got = "an array without a name (.npy)"
         raise _usage(call, expected, got) from error
     if "x" not in arrays:
         raise _usage(call, "an array named x in the file", ", ".join(names) or "nothing")
@@ -258,6 +313,8 @@ def _read_arrays(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _usage(call: str, expected: str, got: str) -> errors.InvalidInputError:
+    """The error for words of a command that cannot be used."""
+    command = " ".join(call.split()[:2])
     return errors.InvalidInputError(
-        call=call, expected=expected, got=got, do=f"See: {' '.join(call.split()[:2])} --help"
+        call=call, expected=expected, got=got, do=f"See: {command} --help"
     )
