@@ -7,14 +7,19 @@ here are what these methods have in common. Nothing here knows any result.
 import html
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
+PlainValue: TypeAlias = Any
 
 
 def html_table(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
@@ -27,7 +32,7 @@ def html_table(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
     return "\n".join(lines)
 
 
-def plain(value: Any) -> Any:
+def plain(value: PyTree) -> PlainValue:
     """A value as JSON has it: arrays become lists, and numbers that are not finite become None."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}

@@ -6,7 +6,6 @@ counts as a change, and what as rounding, the engine says (`engine/independence.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +138,7 @@ def _quoted(paths: Iterable[str]) -> str:
     return listed([f'"{path}"' if path else "x" for path in paths])
 
 
-def _changed_values(leaf: jax.Array) -> list[Any]:
+def _changed_values(leaf: jax.Array) -> list[jax.Array]:
     """Values an input can have as well: those of the next example, shifted or inverted ones."""
     changed = []
     of_next_example = jnp.roll(leaf, 1, axis=0)

@@ -36,10 +36,10 @@ _MODES = {
 
 @errors.public
 def selfcheck(
-    model: Any,
+    model: object,
     *arguments: PyTree,
     examples: Literal["independent", "joint"] = "independent",
-    call_kwargs: Mapping[str, Any] | None = None,
+    call_kwargs: Mapping[str, PyTree] | None = None,
     **options: Any,
 ) -> SelfCheck:
     """Say what is differentiated, what is held fixed, and whether the numbers can be trusted.
@@ -99,7 +99,7 @@ def selfcheck(
 
 
 def _answers(
-    functional: Functional, x: PyTree, call_kwargs: Mapping[str, Any], joint: bool
+    functional: Functional, x: PyTree, call_kwargs: Mapping[str, PyTree], joint: bool
 ) -> Iterator[Finding]:
     """Ask one question after the other, as long as the answers mean something."""
     f = _with_keywords(functional, call_kwargs)
@@ -145,7 +145,7 @@ def _answers(
 
 
 def _with_keywords(
-    functional: Functional, call_kwargs: Mapping[str, Any]
+    functional: Functional, call_kwargs: Mapping[str, PyTree]
 ) -> Callable[[PyTree, PyTree], PyTree]:
     def f(params: PyTree, x: PyTree) -> PyTree:
         return functional(params, x, **call_kwargs)

@@ -1,7 +1,7 @@
 """What a self-check is made of: answers to questions, and the arrays of the model."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def describe_leaves(tree: PyTree) -> tuple[Leaf, ...]:
     return tuple(_describe_leaf(path, leaf) for path, leaf in leaves_by_path(tree).items())
 
 
-def _describe_leaf(path: str, leaf: Any) -> Leaf:
+def _describe_leaf(path: str, leaf: jax.Array | np.ndarray) -> Leaf:
     raw = leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raw = jax.random.key_data(leaf)  # a random key is an array of integers

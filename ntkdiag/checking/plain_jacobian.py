@@ -10,12 +10,11 @@ dtype, operation by operation, so that no fusion of the compiler can go wrong.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float64, PyTree
+from jaxtyping import Array, ArrayLike, Float64, PyTree
 
 from ntkdiag.checking.findings import Finding
 from ntkdiag.checking.subject import Subject
@@ -120,12 +119,14 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
-def _transposed(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> tuple[PyTree, Any]:
+def _transposed(
+    f: Callable[..., PyTree], params: PyTree, x: PyTree
+) -> tuple[PyTree, Callable[..., tuple[PyTree]]]:
     """Outputs, and v -> (J^T v,)."""
     return jax.vjp(lambda params: f(params, x), params)
 
 
-def _pull_back(transpose: Callable[..., Any], cotangents: PyTree) -> PyTree:
+def _pull_back(transpose: Callable[..., tuple[PyTree]], cotangents: PyTree) -> PyTree:
     """J^T v."""
     return transpose(cotangents)[0]
 
@@ -155,7 +156,8 @@ def _rows(outputs: PyTree, pull_back: Callable[[PyTree], PyTree], how: str) -> J
     return JacobianRows(rows, directions, how)
 
 
-def _as_float64(leaf: Any) -> Any:
+def _as_float64(leaf: Array) -> Array:
+    """A floating array in float64; every other one stays."""
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.asarray(leaf, jnp.float64)
     return leaf

@@ -1,7 +1,7 @@
 """The result of a self-check: it prints as tables, and exports as plain values."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ntkdiag import display
 from ntkdiag.checking.findings import Finding, Leaf
@@ -45,7 +45,7 @@ class SelfCheck:
         questions = ", ".join(repr(finding.question) for finding in self.findings)
         raise KeyError(f"{question!r}: there are {questions}")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """Everything as plain JSON values, with `ok`."""
         return display.plain({"ok": self.ok, **dataclasses.asdict(self)})
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from jaxtyping import PyTree
@@ -27,7 +26,7 @@ class Subject:
     """
 
     functional: Functional
-    call_kwargs: Mapping[str, Any]
+    call_kwargs: Mapping[str, PyTree]
     joint: bool
     f: Callable[[PyTree, PyTree], PyTree]
     compiled: Callable[[PyTree, PyTree], PyTree]

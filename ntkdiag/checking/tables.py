@@ -2,10 +2,9 @@
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +17,7 @@ ROWS = 20  # more leaves are summed by the first parts of their paths
 Row = tuple[str, str, str, str, str]  # path, shape, dtype, numbers, bytes
 
 
-def as_text(renderable: Any) -> str:
+def as_text(renderable: RenderableType) -> str:
     """Write what rich can draw as plain text, 110 columns wide."""
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)

@@ -8,8 +8,9 @@ import contextlib
 import logging
 import math
 import threading
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import EllipsisType
 
 import jax
 import numpy as np
@@ -45,7 +46,8 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
 
     Gives numpy arrays, and None where a leaf was not read or is not an array.
     """
-    to_read: list[Any] = []
+    # A leaf stands for itself where it is read.
+    to_read: list[PyTree] = []
     n_bytes = 0
     for keys, leaf in keyed_leaves(described):
         if _is_array(leaf) and is_read(keys):
@@ -64,11 +66,12 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
 
 
-def _allocated(leaf: Any) -> Any:
+def _allocated(leaf: PyTree) -> np.ndarray | EllipsisType:
+    """An empty array for a leaf, in which Orbax puts what it reads."""
     return leaf if leaf is _NOT_READ else np.empty(leaf.shape, leaf.dtype)
 
 
-def keyed_leaves(tree: PyTree) -> list[tuple[Keys, Any]]:
+def keyed_leaves(tree: PyTree) -> list[tuple[Keys, PyTree]]:
     """Leaves with their keys as strings, list positions included."""
     keyed = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -76,7 +79,7 @@ def keyed_leaves(tree: PyTree) -> list[tuple[Keys, Any]]:
     return keyed
 
 
-def _key_string(entry: Any) -> str:
+def _key_string(entry: object) -> str:
     """The key, position or name inside one of JAX's key objects."""
     for attribute in ("key", "idx", "name"):
         if hasattr(entry, attribute):
@@ -84,7 +87,8 @@ def _key_string(entry: Any) -> str:
     return str(entry)
 
 
-def _v1() -> Any:
+def _v1() -> types.ModuleType:
+    """The v1 API of Orbax, imported when a checkpoint is read."""
     from orbax.checkpoint import v1  # an attribute only: `import orbax.checkpoint.v1` fails
 
     return v1
@@ -105,7 +109,8 @@ def _require_as_described(location: Location, template: PyTree, loaded: PyTree) 
             )
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: PyTree) -> bool:
+    """Whether a leaf of what Orbax describes is an array: it has a shape and a dtype."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
@@ -144,7 +149,7 @@ class _Quiet:
                 self._logger.setLevel(logging.ERROR)
             self._readers += 1
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._readers -= 1
             if self._readers == 0:

@@ -24,16 +24,16 @@ from ntkdiag.models.trainable import Trainable
 
 @errors.public
 def functionalize(
-    model: Any,
+    model: object,
     variables: PyTree = None,
     *,
     mode: str = "eval",
     statistics: PyTree = None,
-    method: str | Callable[..., Any] | None = None,
+    method: str | Callable[..., PyTree] | None = None,
     trainable: Trainable = None,
     inputs: Selector = None,
     output: Selector | Activations = None,
-    call_kwargs: Mapping[str, Any] | None = None,
+    call_kwargs: Mapping[str, PyTree] | None = None,
     unpack: bool = False,
     check: bool = True,
     **options: Any,
@@ -109,31 +109,32 @@ def functionalize(
     request.require_valid()
     if isinstance(model, Functional):
         return _with_other_params(model, request)
-    model, request = _look_behind(model, request)
+    bare_model, request = _look_behind(model, request)
 
-    # The three libraries that are known here, each by its class of modules.
-    if _is_module_of("flax.linen", model):
+    # The three libraries that are known here, each by its class of modules. Whose module is handed
+    # in has been imported, so that its adapter may import it.
+    if _is_module_of("flax.linen", bare_model):
         from ntkdiag.models import linen
 
-        return linen.adapt(model, request)
-    if _is_module_of("flax.nnx", model):
+        return linen.adapt(bare_model, request)
+    if _is_module_of("flax.nnx", bare_model):
         from ntkdiag.models import nnx
 
-        return nnx.adapt(model, request)
-    if _is_module_of("equinox", model) and not _wraps_function(model, request):
+        return nnx.adapt(bare_model, request)
+    if _is_module_of("equinox", bare_model) and not _wraps_function(bare_model, request):
         from ntkdiag.models import equinox
 
-        return equinox.adapt(model, request)
+        return equinox.adapt(bare_model, request)
 
     # Adapters of other libraries; then whatever can be called.
-    registered_adapter = registry.registered(model)
+    registered_adapter = registry.registered(bare_model)
     if registered_adapter is not None:
-        return registered_adapter(model, variables, **request.as_keywords())
-    if callable(model) and not isinstance(model, type):
+        return registered_adapter(bare_model, request.variables, **request.as_keywords())
+    if callable(bare_model) and not isinstance(bare_model, type):
         from ntkdiag.models import plain
 
-        return plain.adapt(model, request)
-    raise _unsupported_model_error(model)
+        return plain.adapt(bare_model, request)
+    raise _unsupported_model_error(bare_model)
 
 
 def _with_other_params(functional: Functional, request: ModelRequest) -> Functional:
@@ -150,7 +151,7 @@ def _with_other_params(functional: Functional, request: ModelRequest) -> Functio
     return functional.with_params(request.variables, check=request.check)
 
 
-def _look_behind(model: Any, request: ModelRequest) -> tuple[Any, ModelRequest]:
+def _look_behind(model: object, request: ModelRequest) -> tuple[Any, ModelRequest]:
     """Find the linen module behind a TrainState or `module.apply`, if there is one."""
     if "flax.linen" not in sys.modules:
         return model, request
@@ -160,19 +161,20 @@ def _look_behind(model: Any, request: ModelRequest) -> tuple[Any, ModelRequest]:
     return model, dataclasses.replace(request, variables=variables)
 
 
-def _is_module_of(library: str, model: Any) -> bool:
+def _is_module_of(library: str, model: object) -> bool:
+    """Whether a model is a module of a library, which then has been imported."""
     loaded = sys.modules.get(library)
     return isinstance(model, getattr(loaded, "Module", ()))
 
 
-def _wraps_function(model: Any, request: ModelRequest) -> bool:
+def _wraps_function(model: object, request: ModelRequest) -> bool:
     """Whether an Equinox module is only a wrapper (`filter_jit`) of a function of parameters."""
     if request.variables is None:
         return False
     return not any(parameters.is_inexact(leaf) for leaf in jax.tree.leaves(model))
 
 
-def _unsupported_model_error(model: Any) -> errors.UnsupportedModelError:
+def _unsupported_model_error(model: object) -> errors.UnsupportedModelError:
     """The error for an object that no adapter knows, with what to do for those often passed."""
     got = type(model).__name__
     do = "Wrap it in a function f(params, x) and pass functionalize(f, params)."

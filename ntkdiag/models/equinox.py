@@ -9,8 +9,9 @@ mode, one for each.
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PyTree
@@ -24,15 +25,13 @@ from ntkdiag.models.request import ModelRequest, as_key
 from ntkdiag.models.selectors import as_pytree
 
 
-def adapt(module: Any, request: ModelRequest) -> Functional:
+def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     """Turn an Equinox module into a Functional, whose params are the filtered module.
 
     The options are `batched`; `state`, an `equinox.nn.State`; `key`, which can also be given to
     `f(params, x, key=...)`; and `axis_name` of the map over the batch, which is found by itself
     where `equinox.nn.BatchNorm` names it.
     """
-    import equinox as eqx
-
     request.require_options(("batched", "state", "key", "axis_name"))
     request.require_no_variables()
     request.require_no_activations()
@@ -56,7 +55,7 @@ def adapt(module: Any, request: ModelRequest) -> Functional:
     # A State can be used once, also by the user: keep its leaves, and build one for every call.
     state_leaves, state_structure = jax.tree.flatten(state)
 
-    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+    def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         model = eqx.nn.inference_mode(part.merge(params), value=not request.mode.trains)
         if request.mode.shares_mask:
             model = equinox_norm.with_running_statistics(model)
@@ -77,7 +76,7 @@ def adapt(module: Any, request: ModelRequest) -> Functional:
 
 
 # A module on what it takes, an example or a batch: (x, key) -> (outputs, new state).
-_Call: TypeAlias = Callable[[PyTree, Any], tuple[PyTree, Any]]
+_Call: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +91,9 @@ class _BatchEvaluation:
     request: ModelRequest
     axis_name: Hashable | None
 
-    def outputs(self, model: Any, state: Any, x: PyTree, kwargs: Mapping[str, Any]) -> PyTree:
+    def outputs(
+        self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> PyTree:
         """The outputs of a batch in the mode that was asked for."""
         if not self.request.mode.shares_mask:
             outputs, _ = self.step(model, state, x, kwargs)
@@ -111,8 +112,8 @@ class _BatchEvaluation:
         return one_by_one(on_batch, x)
 
     def step(
-        self, model: Any, state: Any, x: PyTree, kwargs: Mapping[str, Any]
-    ) -> tuple[PyTree, Any]:
+        self, model: eqx.Module, state: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> tuple[PyTree, PyTree]:
         """Outputs and new state of all examples together, as in a training step."""
         call, key = self._call_and_key(model, state, kwargs)
         if self._takes_batch:
@@ -122,7 +123,7 @@ class _BatchEvaluation:
         keys = jax.random.split(key, _count_examples(x))
         return self._on_examples(call, x, keys, key_axis=0)
 
-    def state_after_step(self, model: Any, state: Any, x: PyTree) -> Any:
+    def state_after_step(self, model: eqx.Module, state: PyTree, x: PyTree) -> PyTree:
         """The new state of such a step."""
         _, new_state = self.step(model, state, x, {})
         if self._takes_batch:
@@ -132,15 +133,18 @@ class _BatchEvaluation:
 
     @property
     def _takes_batch(self) -> bool:
+        """Whether the module was said to take a batch, not one example."""
         return bool(self.request.options.get("batched"))
 
-    def _call_and_key(self, model: Any, state: Any, kwargs: Mapping[str, Any]) -> tuple[_Call, Any]:
+    def _call_and_key(
+        self, model: eqx.Module, state: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> tuple[_Call, PyTree]:
         """The call of the module, and the key: that of this call of f, else that of the request."""
         kwargs = dict(kwargs)
         key = as_key(kwargs.pop("key", self.request.options.get("key")))
         method = self.request.method_of(model)
 
-        def call(x: PyTree, key: Any) -> tuple[PyTree, Any]:
+        def call(x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
             positional, keywords = self.request.call_arguments(method, x, kwargs)
             if key is not None:
                 keywords["key"] = key
@@ -152,7 +156,7 @@ class _BatchEvaluation:
 
         return call, key
 
-    def _on_batch(self, call: _Call, x: PyTree, key: Any) -> tuple[PyTree, Any]:
+    def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
         """Hand a batch as it is to a module that takes one."""
         outputs, new_state = call(x, key)
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
@@ -166,8 +170,8 @@ class _BatchEvaluation:
         return outputs, new_state
 
     def _on_examples(
-        self, call: _Call, x: PyTree, keys: Any, *, key_axis: int | None
-    ) -> tuple[PyTree, Any]:
+        self, call: _Call, x: PyTree, keys: PyTree, *, key_axis: int | None
+    ) -> tuple[PyTree, PyTree]:
         """Map a module of one example over the batch; keyword arguments are the same for all."""
         _count_examples(x)  # refuses what has no axis of examples
         try:
@@ -214,13 +218,12 @@ def _wrong_batch_error(expected: str, got: str) -> errors.InvalidInputError:
 
 
 def _written(shapes: list[tuple[int, ...]]) -> str:
+    """Shapes for a message."""
     return " and ".join(str(shape) for shape in shapes) or "()"
 
 
-def _require_state(module: Any, state: Any) -> None:
+def _require_state(module: eqx.Module, state: PyTree) -> None:
     """Refuse stateful layers without a state, and a state that was used up."""
-    import equinox as eqx
-
     indices = equinox_norm.nodes_of_type(module, eqx.nn.StateIndex)
     got = ""
     if state is None and indices:

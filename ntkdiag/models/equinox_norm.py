@@ -1,27 +1,34 @@
-"""Batch normalisation of Equinox: the name of its axis, and holding it to given statistics."""
+"""Batch normalisation of Equinox: the name of its axis, and holding it to given statistics.
+
+Running statistics are entries of a State beside the module. They become those of a batch in one
+training step, whose new entries are copied. To hold them, every layer gets a class that ignores
+its switch, because a model may pass the switch in its calls.
+"""
 
 import copy
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import ArrayLike, PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.mode import require_batch_norm
 
+Node = TypeVar("Node")
 
-def nodes_of_type(module: Any, kind: type) -> list[Any]:
+
+def nodes_of_type(module: PyTree, kind: type[Node]) -> list[Node]:
     """Find the parts of a module that are of a type."""
     nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
 
 
-def axis_name(module: Any) -> Hashable | None:
+def axis_name(module: eqx.Module) -> Hashable | None:
     """The name that batch normalisation expects the axis of examples to have; None without any."""
-    import equinox as eqx
-
     names: set[Hashable] = set()
     for norm in nodes_of_type(module, eqx.nn.BatchNorm):
         if isinstance(norm.axis_name, tuple | list):
@@ -37,23 +44,23 @@ def axis_name(module: Any) -> Hashable | None:
     return next(iter(names), None)
 
 
-def with_running_statistics(module: Any) -> Any:
+def with_running_statistics(module: eqx.Module) -> eqx.Module:
     """Let every BatchNorm use its running statistics, whatever the switches around it say."""
 
-    def unswitchable_copy(norm: Any) -> Any:
+    def unswitchable_copy(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
         kind = _unswitchable_class(type(norm))
         return _with_attributes(object.__new__(kind), vars(norm))
 
     return _replace_batch_norms(module, unswitchable_copy)
 
 
-def state_of_batch(module: Any, state: Any, step: Callable[[Any, Any], Any]) -> Any:
+def state_of_batch(
+    module: eqx.Module, state: PyTree, step: Callable[[eqx.Module, PyTree], PyTree]
+) -> PyTree:
     """The state with the statistics that a training step normalises with, for the running ones.
 
     `module` is in train mode; `step` is `(module, state) -> new state` on the batch.
     """
-    import equinox as eqx
-
     norms = nodes_of_type(module, eqx.nn.BatchNorm)
     require_batch_norm(bool(norms))
     leaves, structure = jax.tree.flatten(state)
@@ -71,7 +78,7 @@ def state_of_batch(module: Any, state: Any, step: Callable[[Any, Any], Any]) -> 
     return state
 
 
-def _without_momentum(norm: Any) -> Any:
+def _without_momentum(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
     """Let a step replace the running statistics by those it normalises with.
 
     With momentum 0 those of mode "batch" become those of the batch. Mode "ema" normalises with its
@@ -82,19 +89,21 @@ def _without_momentum(norm: Any) -> Any:
     return _with_attributes(copy.copy(norm), {"momentum": 0.0})
 
 
-def _replace_batch_norms(module: Any, change: Callable[[Any], Any]) -> Any:
-    import equinox as eqx
+def _replace_batch_norms(
+    module: eqx.Module, change: Callable[[eqx.nn.BatchNorm], eqx.nn.BatchNorm]
+) -> eqx.Module:
+    """The module with every BatchNorm changed."""
 
-    def is_batch_norm(node: Any) -> bool:
+    def is_batch_norm(node: PyTree) -> bool:
         return isinstance(node, eqx.nn.BatchNorm)
 
-    def changed(node: Any) -> Any:
+    def changed(node: PyTree) -> PyTree:
         return change(node) if is_batch_norm(node) else node
 
     return jax.tree.map(changed, module, is_leaf=is_batch_norm)
 
 
-def _with_attributes(norm: Any, attributes: dict[str, Any]) -> Any:
+def _with_attributes(norm: eqx.nn.BatchNorm, attributes: dict[str, PyTree]) -> eqx.nn.BatchNorm:
     """Set attributes of a copy of a layer; modules of Equinox are frozen to others."""
     for name, value in attributes.items():
         object.__setattr__(norm, name, value)
@@ -106,7 +115,9 @@ def _unswitchable_class(kind: type) -> type:
     """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it."""
 
     class RunningStatistics(kind):
-        def __call__(self, x: Any, state: Any, *, key: Any = None, inference: Any = None) -> Any:
+        def __call__(
+            self, x: ArrayLike, state: PyTree, *, key: PyTree = None, inference: bool | None = None
+        ) -> PyTree:
             return super().__call__(x, state, key=key, inference=True)
 
     return RunningStatistics

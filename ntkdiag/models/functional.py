@@ -34,13 +34,13 @@ class Apply:
         output: Selects of what the model returns; None keeps it.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., PyTree]
     library: str
     mode: str
     output: Selector = None
 
     @errors.called("f(params, x)")
-    def __call__(self, params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+    def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         """Evaluate the model at `params` on the batch `x`."""
         # What goes wrong inside the model keeps its type; a note says what is usually the matter.
         try:
@@ -55,8 +55,8 @@ class Apply:
 
     @property
     def joint(self) -> bool:
-        """Whether the model gets the batch as a whole, so that examples may interact: mode "train"."""
-        return self.mode == "train"
+        """Whether the model gets the batch as a whole, so that examples may interact."""
+        return self.mode == "train"  # not with fixed statistics
 
     def __repr__(self) -> str:
         return f"<{self.library} model as f(params, x), mode={self.mode}>"
@@ -87,16 +87,16 @@ class Functional:
             `apply` in a loop. What is held fixed stays as it was when the Functional was made.
     """
 
-    apply: Callable[..., Any]
+    apply: Callable[..., PyTree]
     params: PyTree
-    restore: Callable[[PyTree], Any]
+    restore: Callable[[PyTree], PyTree]
     library: str
     mode: str
     name: str = ""
-    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
-    extract: Callable[[Any], PyTree] | None = None
+    fixed: dict[str, PyTree] = dataclasses.field(default_factory=dict)
+    extract: Callable[[PyTree], PyTree] | None = None
 
-    def __call__(self, params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+    def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         """Evaluate the model at `params` on the batch `x`."""
         return self.apply(params, x, **kwargs)
 
@@ -106,8 +106,8 @@ class Functional:
 
     @property
     def joint(self) -> bool:
-        """Whether the model gets the batch as a whole, so that examples may interact: mode "train"."""
-        return self.mode == "train"
+        """Whether the model gets the batch as a whole, so that examples may interact."""
+        return self.mode == "train"  # not with fixed statistics
 
     @errors.public
     def with_params(self, params: PyTree, *, check: bool = True) -> "Functional":
@@ -126,6 +126,7 @@ class Functional:
             InvalidInputError: If a buffer was donated, or a parameter is NaN or infinite.
         """
         paths.require_same(self.params, params)
+        # The containers of this model, so that `apply` is not compiled again for others.
         params = jax.tree.map(parameters.as_jax, paths.repack(params, self.params))
         parameters.require_live(params)
         if check:

@@ -8,8 +8,11 @@ In train and dropout mode the module may write to its collections; what it write
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
+from flax import core, traverse_util
+from flax import errors as flax_errors
+from flax import linen as nn
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -34,7 +37,7 @@ _REMEDIES = {
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
 
 
-def adapt(module: Any, request: ModelRequest) -> Functional:
+def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     """Turn a linen module and its variables into a Functional; it restores a variables dictionary.
 
     `request.variables` is a dictionary of collections or a TrainState. The options are `rngs`, a
@@ -42,8 +45,6 @@ def adapt(module: Any, request: ModelRequest) -> Functional:
     `mutable`, the collections that the module may write to; and `collections`, those that hold
     parameters, by default `params` alone.
     """
-    from flax import linen as nn
-
     request.require_options(("rngs", "mutable", "collections"))
     if request.variables is None and module.scope is not None:
         # A bound module brings its variables.
@@ -68,7 +69,7 @@ def adapt(module: Any, request: ModelRequest) -> Functional:
         updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
         fixed_in_calls = {**fixed, **updated}
 
-    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+    def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         collections = {**trained.as_collections(part.merge(params)), **fixed_in_calls}
 
         def call(x: PyTree) -> PyTree:
@@ -136,13 +137,11 @@ class _TrainedCollections:
         return tree if self.named else {"params": tree}
 
 
-def module_behind(model: Any, variables: PyTree) -> tuple[Any, PyTree]:
+def module_behind(model: object, variables: PyTree) -> tuple[object, PyTree]:
     """Look behind a TrainState and `module.apply`, which would pass for a plain function.
 
     Gives the linen module and its variables where there is one, else both as they came.
     """
-    from flax import linen as nn
-
     if variables is None and _is_train_state(model):
         variables = model
         model = model.apply_fn
@@ -152,14 +151,13 @@ def module_behind(model: Any, variables: PyTree) -> tuple[Any, PyTree]:
     return model, variables
 
 
-def _is_train_state(value: Any) -> bool:
+def _is_train_state(value: object) -> TypeGuard[Any]:
+    """Whether a value is a TrainState of Flax, or one that a user made like it."""
     return hasattr(value, "apply_fn") and hasattr(value, "params")
 
 
 def _read_collections(variables: PyTree, needed: tuple[str, ...]) -> dict[str, PyTree]:
     """Read a dictionary of collections out of a dictionary, a FrozenDict or a TrainState."""
-    from flax import core
-
     if _is_train_state(variables):
         variables = _collections_of_train_state(variables)
     is_dictionary = isinstance(variables, Mapping)
@@ -192,7 +190,7 @@ def _collections_of_train_state(state: Any) -> dict[str, PyTree]:
     return {**collections, "params": state.params}
 
 
-def _in_mode(module: Any, request: ModelRequest) -> Any:
+def _in_mode(module: nn.Module, request: ModelRequest) -> nn.Module:
     """Set the switches that are fields of the module; None means that the call decides."""
     fields = {field.name for field in dataclasses.fields(module)}
     switches = {}
@@ -203,12 +201,9 @@ def _in_mode(module: Any, request: ModelRequest) -> Any:
 
 
 def _module_call(
-    module: Any, request: ModelRequest, fixed_collections: list[str]
+    module: nn.Module, request: ModelRequest, fixed_collections: list[str]
 ) -> Callable[..., tuple[PyTree, dict[str, PyTree]]]:
     """Make `run(variables, x, kwargs) -> (outputs, written collections)` in the mode asked for."""
-    from flax import errors as flax_errors
-    from flax import traverse_util
-
     method = request.method_of(module)
     options = {
         "method": request.method,
@@ -219,7 +214,7 @@ def _module_call(
         options["capture_intermediates"] = True
 
     def run(
-        variables: dict[str, PyTree], x: PyTree, kwargs: Mapping[str, Any]
+        variables: dict[str, PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
     ) -> tuple[PyTree, dict[str, PyTree]]:
         positional, keywords = request.call_arguments(method, x, kwargs)
         # Flax refuses a switch that is set both as a field and as an argument.
@@ -236,7 +231,7 @@ def _module_call(
                 error.add_note(f"ntkdiag: {remedy}")
             raise
         # With mutable collections, Flax returns what was written to them beside the outputs.
-        written: Any = {}
+        written: PyTree = {}
         if keywords["mutable"] is not False:
             outputs, written = outputs
         if isinstance(request.output, Activations):
@@ -262,7 +257,7 @@ def _writable_collections(request: ModelRequest, fixed_collections: list[str]) -
     return names
 
 
-def _as_keys(rngs: Any) -> Any:
+def _as_keys(rngs: PyTree) -> PyTree:
     """Make keys of seeds: of one for all random streams, or of one for each by name."""
     if isinstance(rngs, Mapping):
         return {name: as_key(key) for name, key in rngs.items()}

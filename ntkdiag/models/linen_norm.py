@@ -6,12 +6,16 @@ statistics, or to update them with momentum 0, so that they become those of the 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import jax
+from flax import linen as nn
 from jaxtyping import PyTree
 
 from ntkdiag.models.mode import require_batch_norm
+
+# The names that lead to a layer from the top of its model.
+LayerPath: TypeAlias = tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -28,7 +32,7 @@ def statistics_of_batch(
 
     `run` is `(variables, x, kwargs) -> (outputs, written collections)` in train mode.
     """
-    called: set[tuple[str, ...]] = set()
+    called: set[LayerPath] = set()
     # With momentum 0 the running statistics become those of the batch.
     with _intercepted(use_running_average=False, attributes={"momentum": 0.0}, called=called):
         _, written = run(variables, x, {})
@@ -41,7 +45,7 @@ def statistics_of_batch(
 
 
 def _with_updates_at(
-    layers: set[tuple[str, ...]], tree: PyTree, written: PyTree, path: tuple[str, ...]
+    layers: set[LayerPath], tree: PyTree, written: PyTree, path: LayerPath
 ) -> PyTree:
     """Take what was written by the given layers and by nothing else."""
     if path in layers:
@@ -57,15 +61,18 @@ def _with_updates_at(
 
 @contextlib.contextmanager
 def _intercepted(
-    *, use_running_average: bool, attributes: dict[str, Any], called: set[tuple[str, ...]]
+    *, use_running_average: bool, attributes: dict[str, float | None], called: set[LayerPath]
 ) -> Iterator[None]:
     """Call every BatchNorm with this switch and these attributes, and note its path in `called`."""
-    from flax import linen as nn
-
     # The switch is given as an argument; Flax refuses it twice, so the attribute has to be None.
     attributes = {"use_running_average": None, **attributes}
 
-    def call(next_call: Callable[..., Any], args: tuple, kwargs: dict, context: Any) -> Any:
+    def call(
+        next_call: Callable[..., PyTree],
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
+        context: nn.module.InterceptorContext,
+    ) -> PyTree:
         norm = context.module
         if not isinstance(norm, nn.BatchNorm) or context.method_name != "__call__":
             return next_call(*args, **kwargs)
@@ -83,6 +90,7 @@ def _intercepted(
         yield
 
 
-def _set_attributes(norm: Any, attributes: Mapping[str, Any]) -> None:
+def _set_attributes(norm: nn.BatchNorm, attributes: Mapping[str, PyTree]) -> None:
+    """Set attributes of a layer, which Flax lets nobody do."""
     for name, value in attributes.items():
         object.__setattr__(norm, name, value)

@@ -12,11 +12,10 @@ Examples interact in the last mode only.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from ntkdiag import errors
 
@@ -74,6 +73,7 @@ def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
     `call` takes a batch to outputs, both with the example axis first.
     """
 
+    # [...] -> [1 ...] -> the model -> [1 o] -> [o]
     def of_one(example: PyTree) -> PyTree:
         batch_of_one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
         return jax.tree.map(_only_row, call(batch_of_one))
@@ -81,7 +81,7 @@ def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
     return jax.vmap(of_one)(x)
 
 
-def _only_row(outputs: Any) -> Any:
+def _only_row(outputs: ArrayLike) -> Array:
     """The row of an output for a batch of one example."""
     shape = jnp.shape(outputs)
     if shape[:1] != (1,):
@@ -91,7 +91,7 @@ def _only_row(outputs: Any) -> Any:
             do="Return one row of outputs per example; in this mode every example is evaluated by "
             "itself.",
         )
-    return outputs[0]
+    return jnp.asarray(outputs)[0]
 
 
 def require_batch_norm(has_batch_norm: bool) -> None:

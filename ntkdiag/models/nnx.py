@@ -9,9 +9,10 @@ the model as it was handed in.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import jax
+from flax import nnx
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -24,14 +25,15 @@ from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
 from ntkdiag.models.trainable import Trainable
 
+# What `nnx.split` and `nnx.state` take to choose variables: a type of these, or a function.
+NNXFilter: TypeAlias = type[nnx.Variable] | Callable[..., bool]
 
-def adapt(model: Any, request: ModelRequest) -> Functional:
+
+def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     """Turn an NNX model into a Functional, which restores a new model; this one is never touched.
 
     The option `rngs`, a key or stream name -> key or seed, reseeds the random streams.
     """
-    from flax import nnx
-
     request.require_options(("rngs",))
     request.require_no_variables()
     request.method_of(model)  # refuses a method that does not exist, before anything is computed
@@ -57,11 +59,11 @@ def adapt(model: Any, request: ModelRequest) -> Functional:
     params, part = partition(nnx.to_pure_dict(state), trainable, check=request.check)
     structure = jax.tree.structure(state)
 
-    def as_state(pure: PyTree) -> Any:
+    def as_state(pure: PyTree) -> PyTree:
         # A State and its pure dictionary have the same leaves in the same order: both sort keys.
         return jax.tree.unflatten(structure, jax.tree.leaves(pure))
 
-    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+    def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         state = as_state(part.merge(params))
 
         def call(x: PyTree) -> PyTree:
@@ -71,11 +73,11 @@ def adapt(model: Any, request: ModelRequest) -> Functional:
 
         return one_by_one(call, x) if request.mode.shares_mask else call(x)
 
-    def restore(params: PyTree) -> Any:
+    def restore(params: PyTree) -> nnx.Module:
         return nnx.merge(user_graph, as_state(part.restore(params)), user_rest, copy=True)
 
     @errors.called("Functional.extract(model)")
-    def extract(source: Any) -> PyTree:
+    def extract(source: PyTree) -> PyTree:
         if not isinstance(source, nnx.State):
             source = nnx.state(source, candidates)
         return part.extract(nnx.to_pure_dict(source))
@@ -92,14 +94,13 @@ def adapt(model: Any, request: ModelRequest) -> Functional:
     )
 
 
-def _copied(rest: Any) -> Any:
+def _copied(rest: PyTree) -> PyTree:
     """Copy statistics and random streams: the user's may be donated.
 
     Params that are held fixed may be most of the model and are not copied.
     """
-    from flax import nnx
 
-    def copy_of(variable: Any) -> Any:
+    def copy_of(variable: PyTree) -> PyTree:
         if isinstance(variable, nnx.Param):
             return variable
         return parameters.copied(variable)
@@ -107,13 +108,11 @@ def _copied(rest: Any) -> Any:
     return jax.tree.map(copy_of, rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
-def _candidates(model: Any, trainable: Trainable) -> tuple[Any, Trainable]:
+def _candidates(model: nnx.Module, trainable: Trainable) -> tuple[NNXFilter, Trainable]:
     """The variables that parameters are chosen from, as an NNX filter, and the choice among them.
 
     NNX's own filters look at variables, all other choices at the paths of the Params.
     """
-    from flax import nnx
-
     parts = trainable if isinstance(trainable, tuple | list) else (trainable,)
     if any(_is_filter(part) for part in parts):
         return nnx.All(nnx.Any(*parts), _is_inexact), None
@@ -124,9 +123,8 @@ def _candidates(model: Any, trainable: Trainable) -> tuple[Any, Trainable]:
     return nnx.Param, _as_pure_dict(trainable)
 
 
-def _is_filter(choice: Any) -> bool:
-    from flax import nnx
-
+def _is_filter(choice: object) -> bool:
+    """Whether a choice is one of the filters that `nnx.split` takes."""
     if choice is ...:
         return True
     if isinstance(choice, type):
@@ -134,22 +132,22 @@ def _is_filter(choice: Any) -> bool:
     return type(choice).__module__ == "flax.nnx.filterlib"
 
 
-def _is_inexact(path: Any, variable: Any) -> bool:
+def _is_inexact(path: object, variable: PyTree) -> bool:
+    """A filter of NNX: variables of a floating or complex dtype."""
     if hasattr(variable, "get_value"):
         variable = variable.get_value()
     return parameters.is_inexact(variable)
 
 
 def _as_pure_dict(tree: PyTree) -> PyTree:
-    from flax import nnx
-
+    """A State as nested dictionaries of arrays; everything else stays."""
     return nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else tree
 
 
-def _call(copy: Any, request: ModelRequest, x: PyTree, kwargs: Mapping[str, Any]) -> PyTree:
+def _call(
+    copy: nnx.Module, request: ModelRequest, x: PyTree, kwargs: Mapping[str, PyTree]
+) -> PyTree:
     """Call a copy of the model, or capture what one of its layers computes."""
-    from flax import nnx
-
     method = request.method_of(copy)
     positional, keywords = request.call_arguments(_method_with_signature(copy, method), x, kwargs)
     if not isinstance(request.output, Activations):
@@ -166,10 +164,8 @@ def _call(copy: Any, request: ModelRequest, x: PyTree, kwargs: Mapping[str, Any]
     return capture(calls, request.output)
 
 
-def _switch(copy: Any, request: ModelRequest) -> None:
+def _switch(copy: nnx.Module, request: ModelRequest) -> None:
     """Switch a copy of the model, which nobody else holds, to evaluation or training."""
-    from flax import nnx
-
     if request.mode.trains:
         copy.train()
     else:
@@ -186,10 +182,8 @@ def _switch(copy: Any, request: ModelRequest) -> None:
         _reseed(copy, request.options["rngs"])
 
 
-def _reseed(copy: Any, rngs: Any) -> None:
+def _reseed(copy: nnx.Module, rngs: PyTree) -> None:
     """Reseed the random streams of a copy by name, or all of them from one key."""
-    from flax import nnx
-
     streams = [node for _, node in nnx.iter_graph(copy) if isinstance(node, nnx.RngStream)]
     names = sorted({stream.tag for stream in streams})
     if not isinstance(rngs, Mapping):
@@ -208,13 +202,13 @@ def _reseed(copy: Any, rngs: Any) -> None:
     nnx.reseed(copy, policy="match_shape", **rngs)
 
 
-def _method_with_signature(copy: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+def _method_with_signature(
+    copy: nnx.Module, method: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
     """The method whose signature counts.
 
     A linen module in NNX clothes takes any keyword and hands it on to the linen method.
     """
-    from flax import nnx
-
     if not isinstance(copy, nnx.bridge.ToNNX):
         return method
     name = getattr(method, "__name__", "__call__")

@@ -1,13 +1,20 @@
-"""Batch normalisation of NNX held to given statistics, whatever its model's switches say."""
+"""Batch normalisation of NNX held to given statistics, whatever its model's switches say.
+
+The running statistics become those of a batch in one training step with momentum 0, whose new
+values are copied. To hold them, every layer gets a class that ignores its switch: a model may set
+the switch again while it runs.
+"""
 
 import functools
 from collections.abc import Callable
-from typing import Any
+
+from flax import nnx
+from jaxtyping import ArrayLike, PyTree
 
 from ntkdiag.models.mode import require_batch_norm
 
 
-def hold_statistics(copy: Any) -> None:
+def hold_statistics(copy: nnx.Module) -> None:
     """Let every BatchNorm use its running statistics, in a copy of a model that nobody else holds.
 
     The class of the layer is exchanged: its switch can be set again by the model while it runs.
@@ -16,17 +23,16 @@ def hold_statistics(copy: Any) -> None:
         object.__setattr__(norm, "__class__", _unswitchable_class(type(norm)))
 
 
-def fix_statistics(copy: Any, run: Callable[[Any], Any]) -> None:
+def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> None:
     """Put the statistics that a training step would normalise with in place of the running ones.
 
     `copy` is a model in train mode that nobody else holds; `run` calls such a model on the batch.
     """
-    from flax import nnx
-
     norms = _batch_norms(copy)
     require_batch_norm(bool(norms))
     updated = nnx.clone(copy)
     updated_norms = _batch_norms(updated)
+    # new = momentum * old + (1 - momentum) * (of the batch)
     for norm in updated_norms:
         norm.momentum = 0.0  # the running statistics become those of the batch
     run(updated)
@@ -35,9 +41,8 @@ def fix_statistics(copy: Any, run: Callable[[Any], Any]) -> None:
         norm.var.set_value(updated_norm.var.get_value())
 
 
-def _batch_norms(model: Any) -> list[Any]:
-    from flax import nnx
-
+def _batch_norms(model: nnx.Module) -> list[nnx.BatchNorm]:
+    """The layers of batch normalisation in a model, in the order of its graph."""
     return [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]
 
 
@@ -46,7 +51,13 @@ def _unswitchable_class(kind: type) -> type:
     """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it."""
 
     class RunningStatistics(kind):
-        def __call__(self, x: Any, use_running_average: Any = None, *, mask: Any = None) -> Any:
+        def __call__(
+            self,
+            x: ArrayLike,
+            use_running_average: bool | None = None,
+            *,
+            mask: ArrayLike | None = None,
+        ) -> PyTree:
             return super().__call__(x, use_running_average=True, mask=mask)
 
     return RunningStatistics

@@ -1,8 +1,12 @@
-"""Leaves chosen by the labels or the mask that Optax was given."""
+"""Leaves chosen by the labels or the mask that Optax was given.
+
+Optax takes labels as a tree like the parameters, as a prefix of it, or as a function that makes
+either. All three are read into one label for every path; a leaf is differentiated where its label
+is among the chosen ones. A mask is read as the labels True and False.
+"""
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any
 
 import jax
 import numpy as np
@@ -52,7 +56,7 @@ class Labelled:
                 )
         return {path: labels.get(path) in self.chosen for path in paths.leaves_by_path(params)}
 
-    def _by_path(self, params: PyTree) -> dict[str, Any]:
+    def _by_path(self, params: PyTree) -> dict[str, Hashable]:
         """The label of every leaf that has one."""
         label_tree = self.for_params(params)
         labels = paths.leaves_by_path(label_tree)
@@ -72,11 +76,13 @@ class Labelled:
         return {path: _python_bool(label) for path, label in labels.items()}
 
 
-def _none_unless_inexact(leaf: Any) -> Any:
+def _none_unless_inexact(leaf: object) -> object:
+    """A leaf as Optax sees it behind a mask: None in place of what is not floating."""
     return leaf if parameters.is_inexact(leaf) else None
 
 
-def _python_bool(label: Any) -> Any:
+def _python_bool(label: Hashable) -> Hashable:
+    """A label for comparison: masks come with the booleans of NumPy."""
     return label.item() if isinstance(label, np.bool_) else label
 
 

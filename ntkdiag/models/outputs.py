@@ -7,11 +7,10 @@ of its library, and `capture` finds the one that was asked for among those that 
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.selectors import select
@@ -30,7 +29,7 @@ class Activations:
 
 @errors.public
 def last_token(
-    mask: str | Callable[[Any], Any] | None = None,
+    mask: str | Callable[[PyTree], ArrayLike] | None = None,
 ) -> Callable[[PyTree, PyTree], PyTree]:
     """Select the outputs at the last position of every sequence, f(x)_{n, t_n}.
 
@@ -60,8 +59,8 @@ def last_token(
 
 @errors.public
 def label_logit(
-    labels: str | Callable[[Any], Any] = "labels",
-) -> Callable[[Any, PyTree], Array]:
+    labels: str | Callable[[PyTree], ArrayLike] = "labels",
+) -> Callable[[ArrayLike, PyTree], Array]:
     """Select the output of every example's own label, f(x)_{n, y_n}.
 
     Args:
@@ -77,17 +76,19 @@ def label_logit(
         Array([2., 3.], dtype=float32)
     """
 
-    def take_label(logits: Any, x: PyTree) -> Array:
+    def take_label(logits: ArrayLike, x: PyTree) -> Array:
         y = jnp.asarray(select(labels, x))
-        return jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
+        # [n c] and [n 1] -> [n 1] -> [n]
+        return jnp.take_along_axis(jnp.asarray(logits), y[..., None], axis=-1)[..., 0]
 
     return take_label
 
 
 @errors.public
 def example_loss(
-    loss: Callable[[Any, Any], Any], labels: str | Callable[[Any], Any] = "labels"
-) -> Callable[[Any, PyTree], Any]:
+    loss: Callable[[PyTree, PyTree], ArrayLike],
+    labels: str | Callable[[PyTree], PyTree] = "labels",
+) -> Callable[[PyTree, PyTree], ArrayLike]:
     """Differentiate the loss of every example, l(f(x)_n, y_n).
 
     Args:
@@ -104,7 +105,7 @@ def example_loss(
         Array([2.5], dtype=float32)
     """
 
-    def take_loss(outputs: Any, x: PyTree) -> Any:
+    def take_loss(outputs: PyTree, x: PyTree) -> ArrayLike:
         losses = loss(outputs, select(labels, x))
         if jnp.ndim(losses) == 0:
             raise errors.InvalidInputError(
@@ -135,13 +136,14 @@ def activations(path: str) -> Activations:
     return Activations(path)
 
 
-def capture(calls: Iterable[tuple[str, Sequence[Any]]], asked: Activations) -> Any:
+def capture(calls: Iterable[tuple[str, Sequence[PyTree]]], asked: Activations) -> PyTree:
     """Find the activations that were asked for among all that a call of the model captured.
 
     `calls` pairs a path, which ends with ``__call__`` where it is that of a layer, with the values
     of all calls there; the values of what was called several times are numbered `path/0`, `path/1`.
     """
-    captured: dict[str, Any] = {}
+    # A layer has one value for every time it was called.
+    captured: dict[str, PyTree] = {}
     for path, values in calls:
         name = path.removesuffix("__call__").rstrip("/")
         if len(values) == 1:
@@ -152,7 +154,8 @@ def capture(calls: Iterable[tuple[str, Sequence[Any]]], asked: Activations) -> A
     return _activation_at(asked.path, captured)
 
 
-def _activation_at(path: str, captured: Mapping[str, Any]) -> Any:
+def _activation_at(path: str, captured: Mapping[str, PyTree]) -> PyTree:
+    """The activations of a path, or an error with the paths there are."""
     if path in captured:
         return captured[path]
     names = sorted(name for name in captured if name)  # the whole model has an empty name

@@ -1,6 +1,10 @@
-"""What may be differentiated: real floating arrays, with live buffers, without NaN or infinity."""
+"""What may be differentiated: real floating arrays, with live buffers, without NaN or infinity.
 
-from typing import Any
+Each `require_` function looks at every leaf of a tree and names all that are wrong in one message,
+so that a user with twenty of them is not sent twenty times.
+"""
+
+from typing import TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +15,21 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models import paths
 
+# Anything with a shape and a dtype will do: these are the ones that occur.
+ArrayLeaf: TypeAlias = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
-def is_array(leaf: Any) -> bool:
+
+def is_array(leaf: object) -> TypeGuard[ArrayLeaf]:
     """Whether a leaf has a shape and a dtype."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def is_inexact(leaf: Any) -> bool:
+def is_inexact(leaf: object) -> TypeGuard[ArrayLeaf]:
     """Whether a leaf is an array of a floating or complex dtype."""
-    return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return is_array(leaf) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
-def as_jax(leaf: Any) -> Any:
+def as_jax(leaf: object) -> object:
     """Turn a NumPy array into a JAX array; everything else stays as it is."""
     if isinstance(leaf, np.ndarray | np.generic):
         return jnp.asarray(leaf)
@@ -32,7 +39,7 @@ def as_jax(leaf: Any) -> Any:
 def copied(tree: PyTree) -> PyTree:
     """Copy the arrays of a tree: a training step that donates its state deletes the user's own."""
 
-    def copy_of(leaf: Any) -> Any:
+    def copy_of(leaf: object) -> object:
         return leaf.copy() if _is_concrete(leaf) else leaf
 
     return jax.tree.map(copy_of, tree)
@@ -83,11 +90,13 @@ def require_finite(tree: PyTree) -> None:
         )
 
 
-def _is_concrete(leaf: Any) -> bool:
+def _is_concrete(leaf: object) -> TypeGuard[jax.Array]:
+    """Whether a leaf is a JAX array whose numbers are known now."""
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
 def _is_finite(leaf: jax.Array) -> bool:
+    """Whether an array holds neither NaN nor infinity."""
     on_host = all(device.platform == "cpu" for device in leaf.devices())
     if leaf.is_fully_addressable and on_host:
         # NumPy reads host memory in place and compiles nothing.

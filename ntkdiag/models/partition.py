@@ -6,7 +6,7 @@ leaf was which, and the structure of the full tree.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Hashable
 
 import jax
 import numpy as np
@@ -32,13 +32,13 @@ class Partition:
     """
 
     like: PyTree
-    held: list[Any]
+    held: list[PyTree]
     leaf_paths: list[str]
     mask: list[bool]
-    structure: Any
+    structure: Hashable
 
     @property
-    def fixed(self) -> dict[str, Any]:
+    def fixed(self) -> dict[str, PyTree]:
         """Path -> held leaf, arrays only."""
         leaves = zip(self.leaf_paths, self.held, strict=True)
         return {path: leaf for path, leaf in leaves if parameters.is_array(leaf)}
@@ -90,8 +90,8 @@ def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTre
             do="Pass the initialised parameters, or a `trainable=` that selects some of them.",
         )
     # Two trees of the same structure, with None where a leaf belongs to the other one.
-    moving: list[Any] = []
-    held: list[Any] = []
+    moving: list[PyTree] = []
+    held: list[PyTree] = []
     for leaf, is_trainable in zip(leaves.values(), mask, strict=True):
         moving.append(parameters.as_jax(leaf) if is_trainable else None)
         held.append(None if is_trainable else leaf)

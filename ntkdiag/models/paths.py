@@ -6,17 +6,15 @@ list turned into a dictionary. That is how trees in different containers are mat
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
 
 
 @errors.public
-def path_string(key_path: tuple[Any, ...]) -> str:
+def path_string(key_path: tuple[object, ...]) -> str:
     """Write a JAX key path as ``"a/b/0"``; the path of a tree that is a single leaf is ``""``.
 
     Dictionary keys, attribute names and positions are written alike, as `str(key)`.
@@ -30,7 +28,7 @@ def path_string(key_path: tuple[Any, ...]) -> str:
     return "/".join(str(_bare_key(key)) for key in key_path)
 
 
-def _bare_key(key: Any) -> Any:
+def _bare_key(key: object) -> object:
     """The key, position or name inside one of JAX's key objects; a plain key stays as it is."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
@@ -39,7 +37,7 @@ def _bare_key(key: Any) -> Any:
 
 
 @errors.public
-def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+def leaves_by_path(tree: PyTree) -> dict[str, PyTree]:
     """Name every leaf of a tree by its path.
 
     Args:
@@ -51,7 +49,8 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     Raises:
         StructureError: If two leaves have the same path, as in ``{1: a, "1": b}``.
     """
-    leaves: dict[str, Any] = {}
+    # JAX names a leaf by a tuple of key objects, one kind for each container.
+    leaves: dict[str, PyTree] = {}
     for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = path_string(key_path)
         if path in leaves:
@@ -78,6 +77,7 @@ def differences(a: PyTree, b: PyTree) -> list[str]:
     """
     leaves_a = leaves_by_path(a)
     leaves_b = leaves_by_path(b)
+    # Paths that only one of the trees has; then, of the paths in both, shapes and dtypes.
     lines = _unpaired(leaves_a, leaves_b)
     for path, leaf in leaves_a.items():
         if path not in leaves_b:
@@ -89,7 +89,7 @@ def differences(a: PyTree, b: PyTree) -> list[str]:
     return lines
 
 
-def _unpaired(leaves_a: Mapping[str, Any], leaves_b: Mapping[str, Any]) -> list[str]:
+def _unpaired(leaves_a: Mapping[str, PyTree], leaves_b: Mapping[str, PyTree]) -> list[str]:
     """One line for every path that only one of two trees has."""
     lines = []
     for path, leaf in leaves_a.items():
@@ -102,15 +102,16 @@ def _unpaired(leaves_a: Mapping[str, Any], leaves_b: Mapping[str, Any]) -> list[
 
 
 def _path_or_whole(path: str) -> str:
+    """A path for a message; a tree that is a single leaf has an empty one."""
     return path or "(the whole tree)"
 
 
-def describe(leaf: Any) -> str:
+def describe(leaf: object) -> str:
     """Write dtype and shape of a leaf as ``"float32[3, 4]"``, or its type if it is no array."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return type(leaf).__name__
-    return f"{dtype}{list(np.shape(leaf))}"
+    return f"{dtype}{list(getattr(leaf, 'shape', ()))}"
 
 
 def shown(lines: Sequence[str], most: int = 12) -> str:
@@ -147,6 +148,7 @@ def repack(tree: PyTree, like: PyTree) -> PyTree:
     # The usual case: parameters that this model made itself.
     if jax.tree.structure(tree) == structure:
         return tree
+    # Other containers, or another order: match the leaves by name.
     leaves = leaves_by_path(tree)
     leaves_like = leaves_by_path(like)
     _require_no_differences(_unpaired(leaves_like, leaves))
@@ -154,6 +156,7 @@ def repack(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def _require_no_differences(lines: list[str]) -> None:
+    """Refuse a tree that differs in what these lines say."""
     if not lines:
         return
     count = "1 difference" if len(lines) == 1 else f"{len(lines)} differences"

@@ -5,7 +5,6 @@ does inside, whether it trains or evaluates, is its own affair: its mode is "uns
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from ntkdiag.models.request import ModelRequest
 from ntkdiag.models.selectors import select
 
 
-def adapt(f: Callable[..., Any], request: ModelRequest) -> Functional:
+def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
     """Turn a function and its parameters, `request.variables`, into a Functional.
 
     Python floats among the parameters become arrays, as `jax.grad` has it.
@@ -31,8 +30,9 @@ def adapt(f: Callable[..., Any], request: ModelRequest) -> Functional:
     params, part = partition(tree, request.trainable, check=request.check)
     request = request.without_variables()
 
-    def function(params: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+    def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         full_params = part.merge(params)
+        # What this call says wins over what `functionalize` was told.
         keywords = {**request.call_kwargs, **kwargs}
         x = select(request.inputs, x)
         if not request.unpack:
@@ -53,7 +53,8 @@ def adapt(f: Callable[..., Any], request: ModelRequest) -> Functional:
     )
 
 
-def _float_as_array(leaf: Any) -> Any:
+def _float_as_array(leaf: object) -> object:
+    """A Python float as an array; everything else stays."""
     return jnp.asarray(leaf) if isinstance(leaf, float) else leaf
 
 

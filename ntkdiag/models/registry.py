@@ -12,11 +12,12 @@ not before.
 
 import importlib.metadata
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ntkdiag import errors
+from ntkdiag.models.functional import Functional
 
-Adapter: TypeAlias = Callable[..., Any]
+Adapter: TypeAlias = Callable[..., Functional]
 
 GROUP = "ntkdiag.models"
 _REGISTERED: dict[str, Adapter] = {}
@@ -47,12 +48,13 @@ def register(package: str, adapter: Adapter) -> None:
     _REGISTERED[package] = adapter
 
 
-def registered(model: Any) -> Adapter | None:
+def registered(model: object) -> Adapter | None:
     """Find the adapter of a model by the packages its classes come from, if there is one.
 
     Raises a MissingDependencyError for an adapter that cannot be imported, and an
     UnsupportedModelError for a model of a known library whose adapter is not installed.
     """
+    # A subclass of the user comes before the class of the library that it extends.
     root_packages = []
     for cls in type(model).__mro__:
         root_package, _, _ = cls.__module__.partition(".")
@@ -75,6 +77,7 @@ def registered(model: Any) -> Adapter | None:
 
 
 def _load(entry_point: importlib.metadata.EntryPoint) -> Adapter:
+    """Import the adapter of a distribution."""
     try:
         return entry_point.load()
     except ImportError as error:

@@ -50,11 +50,11 @@ class ModelRequest:
 
     variables: PyTree = None
     mode: Mode = dataclasses.field(default_factory=Mode)
-    method: str | Callable[..., Any] | None = None
+    method: str | Callable[..., PyTree] | None = None
     trainable: Trainable = None
     inputs: Selector = None
     output: Selector | Activations = None
-    call_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    call_kwargs: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     unpack: bool = False
     check: bool = True
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -139,7 +139,7 @@ class ModelRequest:
         """The request without the parameters, for functions that must not keep them alive."""
         return dataclasses.replace(self, variables=None)
 
-    def method_of(self, model: Any) -> Callable[..., Any]:
+    def method_of(self, model: object) -> Callable[..., Any]:
         """The method of a model (or of a copy of it) that is to be called."""
         method = self.method or "__call__"
         if not isinstance(method, str):
@@ -155,23 +155,24 @@ class ModelRequest:
         return bound
 
     def call_arguments(
-        self, method: Callable[..., Any], x: PyTree, kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, method: Callable[..., PyTree], x: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """Positional and keyword arguments for one call of a method, on a batch or an example.
 
         The later win: the switches of the mode that the method knows, `call_kwargs`, what is
         spread of `x`, and the keyword arguments of `f(params, x, **kwargs)`.
         """
         positional, named = self._spread(x)
-        # A method gets only those switches that its signature has; others would be refused.
+        # 1. A method gets only those switches that its signature has; others would be refused.
         parameters = _parameters_of(method)
         switches = self.mode.switches
         keywords = {name: value for name, value in switches.items() if name in parameters}
+        # 2. What the user said wins, the more so the closer it was said to this call.
         keywords |= {**self.call_kwargs, **named, **kwargs}
         self._require_no_contradiction(keywords)
         return positional, keywords
 
-    def _spread(self, x: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _spread(self, x: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """What the model gets of `x`: one argument, or with `unpack` several."""
         x = select(self.inputs, x)
         if not self.unpack:
@@ -180,7 +181,7 @@ class ModelRequest:
             return (), dict(x)
         return tuple(x), {}
 
-    def _require_no_contradiction(self, keywords: Mapping[str, Any]) -> None:
+    def _require_no_contradiction(self, keywords: Mapping[str, PyTree]) -> None:
         """Refuse a switch between training and evaluation that is not as the mode has it."""
         for name, in_mode in self.mode.switches.items():
             value = keywords.get(name)
@@ -194,6 +195,7 @@ class ModelRequest:
 
     def as_keywords(self) -> dict[str, Any]:
         """The arguments that were given, for an adapter that need not know all of them."""
+        # What is at its default is left out.
         keywords: dict[str, Any] = {}
         if self.mode.name != "eval":
             keywords["mode"] = self.mode.name
@@ -212,18 +214,19 @@ class ModelRequest:
         return {**keywords, **self.options}
 
 
-def as_key(key: Any) -> Any:
+def as_key(key: PyTree) -> PyTree:
     """Make a key of a seed; keys and None stay."""
     if isinstance(key, int | np.integer):
         return jax.random.key(key)
     return key
 
 
-def _is_selector(value: Any) -> bool:
+def _is_selector(value: object) -> bool:
+    """Whether a value is a selector: nothing, a path or a function."""
     return value is None or isinstance(value, str) or callable(value)
 
 
-def _parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+def _parameters_of(function: Callable[..., PyTree]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a function by name."""
     try:
         return inspect.signature(function).parameters

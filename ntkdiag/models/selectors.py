@@ -7,7 +7,7 @@ function of the tree, which may take `x` as a second argument.
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jaxtyping import PyTree
@@ -15,10 +15,10 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models import paths
 
-Selector: TypeAlias = str | Callable[..., Any] | None
+Selector: TypeAlias = str | Callable[..., PyTree] | None
 
 
-def select(selector: Selector, tree: Any, x: PyTree = None) -> Any:
+def select(selector: Selector, tree: PyTree, x: PyTree = None) -> PyTree:
     """Take the part of a tree that a selector names; `x` is for selectors that take it as well."""
     if selector is None:
         return tree
@@ -29,10 +29,10 @@ def select(selector: Selector, tree: Any, x: PyTree = None) -> Any:
     return selector(tree)
 
 
-def as_pytree(tree: Any) -> PyTree:
+def as_pytree(tree: PyTree) -> PyTree:
     """Write dataclasses that JAX takes for leaves as dictionaries of their fields."""
 
-    def fields_of(leaf: Any) -> Any:
+    def fields_of(leaf: PyTree) -> PyTree:
         if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
             return leaf
         fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
@@ -41,7 +41,7 @@ def as_pytree(tree: Any) -> PyTree:
     return jax.tree.map(fields_of, tree)
 
 
-def _takes_x(selector: Callable[..., Any]) -> bool:
+def _takes_x(selector: Callable[..., PyTree]) -> bool:
     """Whether a selector has two required positional parameters, the outputs and `x`."""
     try:
         signature = inspect.signature(selector)
@@ -58,7 +58,7 @@ def _takes_x(selector: Callable[..., Any]) -> bool:
     return required == 2
 
 
-def _part_at(tree: Any, path: str) -> Any:
+def _part_at(tree: PyTree, path: str) -> PyTree:
     """Follow a path of keys, positions and attributes."""
     part = tree
     for name in path.split("/"):
@@ -75,7 +75,7 @@ def _part_at(tree: Any, path: str) -> Any:
     return part
 
 
-def _named_parts(container: Any) -> dict[str, Any]:
+def _named_parts(container: PyTree) -> dict[str, PyTree]:
     """The parts of a mapping, sequence, named tuple or dataclass by name; of a leaf, none."""
     if isinstance(container, Mapping):
         return {str(key): value for key, value in container.items()}

@@ -9,7 +9,7 @@ that `parameters.require_real` refuses it by name.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -53,12 +53,12 @@ def trainable_mask(tree: PyTree, trainable: Trainable) -> list[bool]:
     return [path in chosen for path in leaves]
 
 
-def _floating(leaves: Mapping[str, Any]) -> set[str]:
+def _floating(leaves: Mapping[str, PyTree]) -> set[str]:
     """Paths of the floating arrays; complex ones are among them, to be refused by name later."""
     return {path for path, leaf in leaves.items() if parameters.is_inexact(leaf)}
 
 
-def _floating_first(leaves: Mapping[str, Any], matched: set[str]) -> set[str]:
+def _floating_first(leaves: Mapping[str, PyTree], matched: set[str]) -> set[str]:
     """The floating arrays among the leaves that were matched, or all of these if there are none."""
     return (matched & _floating(leaves)) or matched
 
@@ -74,7 +74,8 @@ def _as_globs(trainable: Trainable) -> list[str]:
     return sorted(trainable)
 
 
-def _chosen_by_globs(leaves: Mapping[str, Any], globs: Sequence[str]) -> set[str]:
+def _chosen_by_globs(leaves: Mapping[str, PyTree], globs: Sequence[str]) -> set[str]:
+    """Paths of the leaves that any of the globs matches; each has to match one."""
     chosen: set[str] = set()
     for glob in globs:
         pattern = _as_regex(glob)
@@ -98,8 +99,9 @@ def _as_regex(glob: str) -> re.Pattern[str]:
 
 
 def _chosen_by_predicate(
-    leaves: Mapping[str, Any], predicate: Callable[[str, Any], Any]
+    leaves: Mapping[str, PyTree], predicate: Callable[[str, PyTree], object]
 ) -> set[str]:
+    """Paths of the arrays for which a predicate holds."""
     matched = set()
     for path, leaf in leaves.items():
         if parameters.is_array(leaf) and predicate(path, leaf):
@@ -107,12 +109,12 @@ def _chosen_by_predicate(
     return _floating_first(leaves, matched)
 
 
-def _is_single_leaf(trainable: Any) -> bool:
+def _is_single_leaf(trainable: PyTree) -> bool:
     """Whether JAX takes a choice for a leaf: a module of booleans can be called, but is a tree."""
     return jax.tree.structure(trainable) == jax.tree.structure(0)
 
 
-def _as_predicate(trainable: Callable[..., Any]) -> Callable[[str, Any], Any]:
+def _as_predicate(trainable: Callable[..., object]) -> Callable[[str, PyTree], object]:
     """A predicate of the path and the leaf, also where the user wrote one of the leaf alone."""
     signature = inspect.signature(trainable)
     if _takes(signature, 2):
@@ -135,7 +137,7 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, Any], trainable: PyTree) -> set[str]:
+def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, PyTree], trainable: PyTree) -> set[str]:
     """Read a tree of booleans (or predicates of a leaf) with the paths of `tree`, or a prefix."""
     chosen = set()
     for path, choice in _choice_by_path(tree, leaves, trainable).items():
@@ -160,7 +162,9 @@ def _chosen_by_tree(tree: PyTree, leaves: Mapping[str, Any], trainable: PyTree) 
     return chosen
 
 
-def _choice_by_path(tree: PyTree, leaves: Mapping[str, Any], trainable: PyTree) -> dict[str, Any]:
+def _choice_by_path(
+    tree: PyTree, leaves: Mapping[str, PyTree], trainable: PyTree
+) -> dict[str, PyTree]:
     """What a tree of booleans says of every leaf."""
     choices = paths.leaves_by_path(trainable)
     # Optax has masks of the floating arrays alone: what they leave out is not trained.
