@@ -1,0 +1,61 @@
+"""What a spectrum draws, exports and shows in a notebook."""
+
+import json
+
+import jax
+import numpy as np
+
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.decomposition import spectrum
+from ntkdiag.kernel.kernel import Kernel
+
+# Rank 2 of 3 in float32: the third eigenvalue is rounding.
+DEFICIENT = Kernel(np.diag([4.0, 2.0, 1e-9]).astype(np.float32), Convention("mean", 2))
+
+
+def test_a_spectrum_as_plain_values():
+    stored = json.loads(json.dumps(spectrum(DEFICIENT, vectors=True).to_dict()))
+    np.testing.assert_allclose(stored["eigenvalues"], [4.0, 2.0, 1e-9], rtol=1e-6)
+    assert stored["rank"] == 2
+    assert stored["status"] == "ok"
+    assert stored["condition_number"] is None
+    assert stored["convention"]["n_outputs"] == 2
+    assert "vectors" not in stored
+    assert "kernel" not in stored
+
+
+def test_a_spectrum_without_numbers_as_plain_values():
+    stored = json.loads(json.dumps(spectrum(np.full((2, 2), np.nan)).to_dict()))
+    assert stored["status"] == "nonfinite"
+    assert stored["eigenvalues"] == [None, None]
+    assert stored["entropy_rank"] is None
+    assert stored["convention"] is None
+
+
+def test_a_spectrum_as_a_figure():
+    found = spectrum(DEFICIENT)
+    ax = found.plot()
+    points, floor = ax.lines
+    np.testing.assert_array_equal(points.get_xdata(), [1, 2, 3])
+    np.testing.assert_allclose(points.get_ydata(), found.eigenvalues)
+    np.testing.assert_allclose(floor.get_ydata(), found.noise_floor)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert found.plot(ax) is ax
+
+
+def test_a_figure_leaves_out_what_has_no_logarithm():
+    ax = spectrum(np.diag([4.0, 0.0, -1.0])).plot()
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [4.0])
+
+
+def test_a_spectrum_in_a_notebook():
+    text = spectrum(DEFICIENT)._repr_html_()
+    assert "Spectrum: 3 eigenvalues" in text
+    assert "4, 2, 1 unresolved" in text
+    assert "2 of 3" in text
+    assert "rank-deficient: 1 eigenvalues below floor" in text
+    assert "stable rank" in text
+    assert "nonfinite" in spectrum(np.full((2, 2), np.nan))._repr_html_()
+    batch = jax.vmap(spectrum)(np.stack([np.eye(2, dtype=np.float32)] * 3))
+    assert "traced or batched" in batch._repr_html_()
+    assert "stable rank" not in spectrum(np.zeros((2, 2)))._repr_html_()
