@@ -1,4 +1,8 @@
-"""The linearized network as an Equinox module."""
+"""The linearized network as an Equinox module.
+
+What is trained is one leaf tree of the module, `params`; everything else is static, so that
+`eqx.filter_grad` and optimizers see nothing but these.
+"""
 
 from typing import Any
 
@@ -22,7 +26,7 @@ class LinearizedEquinox(eqx.Module):
     expansion: Expansion = eqx.field(static=True)
     batched: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: PyTree, **kwargs: Any) -> Any:
+    def __call__(self, x: PyTree, **kwargs: Any) -> PyTree:
         """Evaluate the linear model.
 
         Args:

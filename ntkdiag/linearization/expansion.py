@@ -1,4 +1,13 @@
-"""A Taylor model together with the network it was made from."""
+"""A Taylor model together with the network it was made from.
+
+What is trained is a tree of values in one of two coordinates:
+
+    parameters       p,                   the model begins at theta_0
+    displacement     d = p - theta_0,     the model begins at 0
+
+The modules of the libraries hold these values; an `Expansion` holds everything else, and the way
+from the values back to a network.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,7 +39,7 @@ class Expansion:
 
     functional: Functional
     degree: int
-    function: Callable[..., Any]
+    function: Callable[..., PyTree]
     coordinates: Coordinates
     start: PyTree
 
@@ -43,6 +52,7 @@ class Expansion:
             The library's own object: linen variables, an NNX model, an Equinox module, parameters
             of a function.
         """
+        # theta_0 + d, which is rounded here and nowhere before.
         if self.coordinates == "displacement":
             values = jax.tree.map(jnp.add, self.functional.params, values)
         return self.functional.restore(values)

@@ -6,6 +6,10 @@ Taylor models along the ray from a to b:
     e1 = ||df - J d|| / ||df||,    e2 = ||df - J d - d^T H d / 2|| / ||df||.
 
 df itself may be mostly rounding: `resolution` says how large e1 and e2 are from rounding alone.
+
+1. f(a), J d and d^T H d from one nested forward-mode derivative along the ray; f(b) by itself.
+2. Outputs without a derivative (integers) are left out, everywhere alike.
+3. Norms over all that is left, summed in float32 at least.
 """
 
 import dataclasses
@@ -92,7 +96,7 @@ class LinearizationGap:
 
 @errors.public
 def linearization_gap(
-    f: Callable[..., Any],
+    f: Callable[..., PyTree],
     a: PyTree,
     b: PyTree,
     x: PyTree,
@@ -134,12 +138,13 @@ def linearization_gap(
         >>> print(f"{gap.e1:.3f} {gap.e2:.3f}")  # df = 3, J d = 2, the quadratic model is exact
         0.333 0.000
     """
+    # d = b - a, with b in the containers of a: f need not know others.
     base = as_arrays(a)
     target = as_arrays(b)
     step = tangent(base, target)
     target = paths.repack(target, base)
 
-    def outputs(params: PyTree) -> Any:
+    def outputs(params: PyTree) -> PyTree:
         return f(params, x, **kwargs)
 
     # The residual is a small difference: products rounded to TF32 or bfloat16 would drown it.
@@ -152,6 +157,8 @@ def linearization_gap(
     keep = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(reached)]
     f_a, first_order, *higher_orders = [_leaves(order, keep) for order in series]
     f_b = _leaves(reached, keep)
+
+    # What the linear and the quadratic model miss of the change.
     change = _subtract(f_b, f_a)  # df
     residual = _subtract(change, first_order)  # df - J d = f_b - f_lin
     e2 = None
@@ -174,7 +181,7 @@ def linearization_gap(
     )
 
 
-def _leaves(tree: PyTree, keep: list[bool]) -> list[Any]:
+def _leaves(tree: PyTree, keep: list[bool]) -> Leaves:
     """The leaves that are kept."""
     pairs = zip(jax.tree.leaves(tree), keep, strict=True)
     return [leaf for leaf, is_kept in pairs if is_kept]
@@ -195,5 +202,6 @@ def _agreement(f_b: Leaves, residual: Leaves) -> Float[Array, ""] | None:
     """The share of equal argmax over the last axis, where the outputs are one array of classes."""
     if len(f_b) != 1 or f_b[0].ndim < 2 or f_b[0].shape[-1] < 2:
         return None
+    # [... C] each, with f_lin = f_b - (f_b - f_lin)
     f_lin = f_b[0] - residual[0]
     return jnp.mean(jnp.argmax(f_b[0], axis=-1) == jnp.argmax(f_lin, axis=-1))

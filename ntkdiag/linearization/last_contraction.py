@@ -4,20 +4,26 @@ The program of f is walked equation by equation. A parameter is followed through
 transpose, casts, ...) to the equations that use it. The last of these uses that is a contraction (a
 matrix product, a convolution, an embedding look-up) begins the last layer: its parameters are those
 of that use and of all later ones.
+
+    tanh(x @ a) @ b.T + c      uses in order: a (contraction), b (contraction, seen through .T), c
+                               the last layer: b, c
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag._jax import Atom, Jaxpr
 from ntkdiag.models import paths
 
+# Primitives that multiply an activation by a weight, or look one up.
 CONTRACTIONS = frozenset(
     ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "gather")
 )
+# What a parameter is only shown through.
 VIEWS = frozenset(
     (
         "reshape",
@@ -29,6 +35,7 @@ VIEWS = frozenset(
         "copy",
     )
 )
+# What runs one body with its own inputs, in their order.
 CALLS = frozenset(
     (
         "jit",
@@ -56,7 +63,7 @@ class _Use(NamedTuple):
 
 
 @errors.public
-def last_layer(f: Callable[..., Any], params: PyTree, x: PyTree, **kwargs: Any) -> list[str]:
+def last_layer(f: Callable[..., PyTree], params: PyTree, x: PyTree, **kwargs: Any) -> list[str]:
     """Paths of the parameters from the last contraction on: usually those of the output layer.
 
     Where nothing follows that contraction and no other use shares its parameters, the network is
@@ -104,14 +111,16 @@ def last_layer(f: Callable[..., Any], params: PyTree, x: PyTree, **kwargs: Any) 
     return [path for leaf, path in enumerate(leaf_paths) if leaf in last_leaves]
 
 
-def _walk(jaxpr: Any, leaves: list[int | None], uses: list[_Use]) -> list[int | None]:
+def _walk(jaxpr: Jaxpr, leaves: list[int | None], uses: list[_Use]) -> list[int | None]:
     """Note the uses of parameters in program order; say which outputs are views of which leaves.
 
     `leaves` says for each input which leaf of the parameters it is, None for other values.
     """
+    # Variables that are, or are a view of, a leaf.
     leaf_of = dict(zip(jaxpr.invars, leaves, strict=True))
 
-    def read(atom: Any) -> int | None:
+    def read(atom: Atom) -> int | None:
+        # A constant in the program is no parameter.
         if isinstance(atom, _jax.Literal):
             return None
         return leaf_of.get(atom)
@@ -134,7 +143,7 @@ def _walk(jaxpr: Any, leaves: list[int | None], uses: list[_Use]) -> list[int | 
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _contracts(bodies: list[Any]) -> bool:
+def _contracts(bodies: Sequence[Jaxpr]) -> bool:
     """Whether there is a contraction in the body of a loop or branch."""
     for body in bodies:
         for name in CONTRACTIONS:

@@ -1,4 +1,8 @@
-"""The linearized network as a Flax linen module."""
+"""The linearized network as a Flax linen module.
+
+Its variables are ``{"params": p}`` and nothing more: what the network keeps beside its parameters
+(running statistics) stands in the expansion and does not move.
+"""
 
 from typing import Any
 
@@ -19,7 +23,7 @@ class LinearizedLinen(nn.Module):
     expansion: Expansion
 
     @nn.compact
-    def __call__(self, x: PyTree, **kwargs: Any) -> Any:
+    def __call__(self, x: PyTree, **kwargs: Any) -> PyTree:
         """Evaluate the linear model on a batch.
 
         Args:
@@ -47,7 +51,7 @@ class LinearizedLinen(nn.Module):
             )
         return self.expansion.function(self.variables["params"], x, **kwargs)
 
-    def network(self, variables: Any) -> Any:
+    def network(self, variables: PyTree) -> PyTree:
         """Put trained parameters into the network itself.
 
         Args:

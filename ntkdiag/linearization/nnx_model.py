@@ -22,7 +22,7 @@ class LinearizedNNX(nnx.Module):
         self.model = expansion.functional.restore(expansion.start)
         self.expansion = expansion
 
-    def __call__(self, x: PyTree, **kwargs: Any) -> Any:
+    def __call__(self, x: PyTree, **kwargs: Any) -> PyTree:
         """Evaluate the linear model on a batch.
 
         Args:

@@ -2,20 +2,23 @@
 
 `jax.custom_vjp` gives a function a backward pass and takes away its forward mode. The backward pass
 u -> J^T u is linear in u, so where JAX can transpose it, its transpose is v -> J v.
+
+    forward mode there         jax.jvp                                     v -> J v
+    custom_vjp somewhere       jax.vjp, then jax.linear_transpose of it    u -> J^T u, v -> J v
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 
-Function: TypeAlias = Callable[[Any], Any]
+Function: TypeAlias = Callable[[PyTree], PyTree]
 
 
-def pushforward(f: Function, base: PyTree, step: PyTree) -> tuple[Any, Any]:
+def pushforward(f: Function, base: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
     """f(base) and J step, for a function of the parameters and a tangent of them.
 
     Cost: one `jax.jvp`, about two forward passes; with a `custom_vjp` about four.
@@ -26,7 +29,7 @@ def pushforward(f: Function, base: PyTree, step: PyTree) -> tuple[Any, Any]:
     return jax.jvp(f, (base,), (step,))
 
 
-def linearization(f: Function, base: PyTree) -> tuple[Any, Function, Function]:
+def linearization(f: Function, base: PyTree) -> tuple[PyTree, Function, Function]:
     """f(base), v -> J v and u -> J^T u.
 
     Cost: one `jax.linearize`, about two forward passes; with a `custom_vjp` as `pushforward`.
@@ -37,7 +40,7 @@ def linearization(f: Function, base: PyTree) -> tuple[Any, Function, Function]:
     output, push = jax.linearize(f, base)
     transposed = jax.linear_transpose(push, base)
 
-    def pull(cotangent: Any) -> PyTree:
+    def pull(cotangent: PyTree) -> PyTree:
         return transposed(cotangent)[0]
 
     return output, push, pull
@@ -48,14 +51,15 @@ def _has_backward_rule(f: Function, base: PyTree) -> bool:
     return _jax.contains(jax.make_jaxpr(f)(base), "custom_vjp_call")
 
 
-def _by_transposing(f: Function, base: PyTree) -> tuple[Any, Function, Function]:
+def _by_transposing(f: Function, base: PyTree) -> tuple[PyTree, Function, Function]:
     """As `linearization`, from the backward pass and its transpose."""
+    # What of the rule is only known when its backward pass is traced comes up in `push`.
     output, backward = jax.vjp(f, base)
 
-    def pull(cotangent: Any) -> PyTree:
+    def pull(cotangent: PyTree) -> PyTree:
         return backward(cotangent)[0]
 
-    def push(step: PyTree) -> Any:
+    def push(step: PyTree) -> PyTree:
         # Whatever the rule is made of may refuse to be transposed, in words of its own.
         try:
             return jax.linear_transpose(pull, output)(step)[0]

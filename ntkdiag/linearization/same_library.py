@@ -101,7 +101,7 @@ def linearized_model(
         function = taylor_expand(f, params, degree)
     expansion = Expansion(functional, degree, function, coordinates, beginning)
 
-    # A function has nowhere to keep parameters, and so no beginning.
+    # As a model of its library. A function has nowhere to keep parameters, and so no beginning.
     if functional.library == "callable":
         if start is not None:
             raise errors.InvalidInputError(
@@ -113,7 +113,7 @@ def linearized_model(
     return _as_module(expansion, batched=bool(options.get("batched")))
 
 
-def _require_coordinates(coordinates: Any) -> None:
+def _require_coordinates(coordinates: object) -> None:
     """Refuse names of other coordinates."""
     if coordinates not in ("parameters", "displacement"):
         raise errors.InvalidInputError(
@@ -123,8 +123,9 @@ def _require_coordinates(coordinates: Any) -> None:
         )
 
 
-def _parameters_in(functional: Functional, source: Any) -> PyTree:
+def _parameters_in(functional: Functional, source: PyTree) -> PyTree:
     """The parameters of a model in a tree that may hold more, or in the library's own object."""
+    # A tree that has them all, by path; it may hold others, such as those held fixed.
     needed = paths.leaves_by_path(functional.params)
     available = paths.leaves_by_path(source)
     if needed.keys() <= available.keys():
@@ -140,6 +141,7 @@ def _parameters_in(functional: Functional, source: Any) -> PyTree:
 
 def _as_module(expansion: Expansion, batched: bool) -> Any:
     """The expansion as a module of the library that its network came from."""
+    # Each file imports its library: only that of the network is needed.
     library = expansion.functional.library
     if library == "linen":
         from ntkdiag.linearization.linen_model import LinearizedLinen

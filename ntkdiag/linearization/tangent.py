@@ -2,13 +2,15 @@
 
 A tangent has the structure of the parameters; where they hold integers or booleans, which have no
 derivative, its leaves are zeros of the dtype float0.
-"""
 
-from typing import Any
+    base     {"w": float32 [3 2], "n": int32 []}
+    tangent  {"w": float32 [3 2], "n": float0 []}
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
@@ -36,6 +38,7 @@ def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:
         if jnp.issubdtype(start.dtype, jnp.inexact):
             steps.append(end - start)
         else:
+            # No step leads from one integer to another: it has to stay.
             _require_equal(paths.path_string(path), start, end)
             steps.append(_no_derivative(start))
     return jax.tree.unflatten(structure, steps)
@@ -45,7 +48,7 @@ def displacement_as_tangent(base: PyTree[Array], displacement: PyTree[Array]) ->
     """A displacement from the parameters as a tangent of them; integer leaves do not move."""
     paths.require_same(base, displacement)
 
-    def step(start: Array, change: Array) -> Any:
+    def step(start: Array, change: Array) -> Array | np.ndarray:
         if jnp.issubdtype(start.dtype, jnp.inexact):
             return change
         return _no_derivative(start)
@@ -56,8 +59,10 @@ def displacement_as_tangent(base: PyTree[Array], displacement: PyTree[Array]) ->
 def add(output: PyTree, change: PyTree) -> PyTree:
     """Add a tangent to a tree of outputs; integer outputs stay as they are."""
 
-    def moved(y: jax.typing.ArrayLike, dy: Any) -> jax.typing.ArrayLike:
-        return y if dy.dtype == jax.dtypes.float0 else y + dy
+    def moved(y: ArrayLike, dy: Array | np.ndarray) -> ArrayLike:
+        if dy.dtype == jax.dtypes.float0:  # y has no derivative
+            return y
+        return y + dy
 
     return jax.tree.map(moved, output, change)
 

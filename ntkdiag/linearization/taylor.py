@@ -25,8 +25,11 @@ from ntkdiag.engine.calls import arguments
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import add, as_arrays, displacement_as_tangent, tangent
 
-Function: TypeAlias = Callable[..., Any]
-OfParameters: TypeAlias = Callable[[Any], Any]
+# f(params, x, **kwargs), and the same with all but the parameters filled in.
+Function: TypeAlias = Callable[..., PyTree]
+OfParameters: TypeAlias = Callable[[PyTree], PyTree]
+# (g, g', ..., g^(j)) at one point of the ray: trees like the output of f.
+Series: TypeAlias = tuple[PyTree, ...]
 
 
 @errors.public
@@ -63,7 +66,8 @@ def linearize(f: Function, params: PyTree) -> Function:
     base = as_arrays(params)  # Python numbers too: they have a derivative like all others
 
     @errors.called("linearize(f, params)(p, x)")
-    def f_lin(p: PyTree, x: PyTree, **kwargs: Any) -> Any:
+    def f_lin(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        # f(theta_0, x) and J d for d = p - theta_0, by one pass in forward mode.
         step = tangent(base, as_arrays(p))
         output, change = pushforward(lambda q: f(q, x, **kwargs), base, step)
         return add(output, change)
@@ -105,7 +109,7 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
     base = as_arrays(params)
 
     @errors.called(f"taylor_expand(f, params, {degree})(p, x)")
-    def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> Any:
+    def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
         step = tangent(base, as_arrays(p))
         return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
 
@@ -122,22 +126,23 @@ def displaced(f: Function, params: PyTree, degree: int) -> Function:
     base = as_arrays(params)
 
     @errors.called('linearized_model(model, coordinates="displacement")(d, x)')
-    def g(d: PyTree, x: PyTree, **kwargs: Any) -> Any:
+    def g(d: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
         step = displacement_as_tangent(base, as_arrays(d))
         return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
 
     return g
 
 
-def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> tuple[Any, ...]:
+def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> Series:
     """The derivatives of t -> f(base + t step) at t = 0, of orders 0 to `degree`.
 
     Each is like the output of f, with float0 for integer outputs from order 1 on.
     """
 
-    def value(q: PyTree) -> tuple[Any, ...]:
+    def value(q: PyTree) -> Series:
         return (f(q),)
 
+    # (g,) -> (g, g') -> (g, g', g'') -> ...
     series = value
     for _ in range(degree):
         series = _with_next_order(series, step)
@@ -145,11 +150,11 @@ def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) ->
 
 
 def _with_next_order(
-    series: Callable[[Any], tuple[Any, ...]], step: PyTree
-) -> Callable[[Any], tuple[Any, ...]]:
+    series: Callable[[PyTree], Series], step: PyTree
+) -> Callable[[PyTree], Series]:
     """(g, g', ..., g^(j)) -> (g, g', ..., g^(j+1)), as functions of where on the ray one is."""
 
-    def longer(q: PyTree) -> tuple[Any, ...]:
+    def longer(q: PyTree) -> Series:
         # All orders are differentiated, but only the derivative of the last is a new one.
         orders, derivatives = pushforward(series, q, step)
         return (*orders, derivatives[-1])
@@ -157,23 +162,26 @@ def _with_next_order(
     return longer
 
 
-def sum_of_series(series: tuple[Any, ...]) -> Any:
+def sum_of_series(series: Series) -> PyTree:
     """The Taylor polynomial sum_j g^(j) / j!, leaf by leaf; integer outputs as they are."""
     return jax.tree.map(_sum_of_leaves, series[0], *series[1:])
 
 
-def _sum_of_leaves(value: Array | np.ndarray, *derivatives: Any) -> Array | np.ndarray:
+def _sum_of_leaves(
+    value: Array | np.ndarray, *derivatives: Array | np.ndarray
+) -> Array | np.ndarray:
     """value + sum_{j >= 1} g^(j) / j!, for an output that has derivatives."""
-    if not jnp.issubdtype(value.dtype, jnp.inexact):
+    if not jnp.issubdtype(value.dtype, jnp.inexact):  # its derivatives are float0
         return value
     terms = [g / math.factorial(order) for order, g in enumerate(derivatives, start=1)]
     return value + sum(terms)
 
 
-def require_degree(degree: Any) -> int:
+def require_degree(degree: object) -> int:
     """The degree of a Taylor model as an integer, refused where it is none of 0 or more."""
+    # Integers of NumPy are integers, True is none.
     try:
-        number = operator.index(degree)
+        number = operator.index(degree)  # type: ignore[arg-type]
     except TypeError:
         number = -1
     if number < 0 or isinstance(degree, bool):

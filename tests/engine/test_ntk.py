@@ -1,5 +1,9 @@
 """`ntk` and its options against the dense oracle."""
 
+import functools
+import json
+import re
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -521,3 +525,33 @@ def test_names_in_a_plan_stay_text():
     plan = ntkdiag.plan(lambda p, x: x @ p["w[/in]"] + p["[red]b"], params, X)
     assert "w[/in]" in str(plan)
     assert "[red]b" in str(plan)
+
+
+def test_plan_shows_itself_in_a_notebook_on_axes_and_in_a_file():
+    plan = ntkdiag.plan(F, PARAMS, X)
+    page = plan._repr_html_()
+    assert page.startswith(
+        "<table><caption>NTK of 3 x 3 examples, 4 backward passes each</caption>"
+    )
+    assert page.count('<tr><th scope="row">in total</th>') == 3
+    ax = plan.plot("bytes")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["v\nc", "w\nb"]
+    assert [bar.get_width() for bar in ax.patches] == [row.bytes for row in plan.rows]
+    assert plan.plot(ax=ax) is ax
+    contents = json.loads(json.dumps(plan.to_dict()))
+    assert contents["flops"] == plan.flops
+    assert contents["rows"][0]["paths"] == list(plan.rows[0].paths)
+
+
+def test_a_plan_of_many_leaves_is_drawn_high_enough():
+    params = {f"w{k}": jnp.ones((5, 5)) for k in range(40)}
+    chain = lambda p, x: functools.reduce(jnp.matmul, p.values(), x)
+    figure = ntkdiag.plan(chain, params, X).plot().figure
+    assert figure.get_figheight() == pytest.approx(8.0)
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_plot_of_a_plan_knows_two_quantities():
+    message = "plot(quantity): expected quantity= as 'flops' or 'bytes'; got 'seconds'"
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match=re.escape(message)):
+        ntkdiag.plan(F, PARAMS, X).plot("seconds")

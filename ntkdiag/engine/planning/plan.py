@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from ntkdiag.engine.planning.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Arrays as large as a piece that are alive while it is contracted: the piece and its cotangents.
 _PIECE_COPIES = 2
@@ -36,6 +37,8 @@ _SMALL = 2**26
 _UNBOUNDED = 2**62
 # Of the rate of one large product, what a kernel reaches.
 _EFFICIENCY = 0.5
+# Height of a name beside its bar.
+_INCHES_PER_NAME = 0.2
 # Columns of the printed table.
 _WIDTH = 110
 # The product whose rate stands for the machine: rows and columns, and how often it is timed.
@@ -141,7 +144,7 @@ class Plan:
             factor = f"{row.factor} ({', '.join(row.primitives)})"
             price = f"{row.flops:.2g} flops, {memory.readable(row.bytes)} per example"
             rows.append((", ".join(row.paths), factor, price))
-        rows += [("", "", line) for line in self._totals]
+        rows += [("in total", "", line) for line in self._totals]
         return display.html_table(self._title, rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,14 +187,20 @@ class Plan:
                 got=repr(quantity),
                 do="Choose one of them.",
             )
+        on_new_figure = ax is None
         ax = display.axes_to_draw_on(ax)
-        names = [", ".join(row.paths) for row in self.rows]
+        if on_new_figure:  # as high as all names need, one below the other
+            n_names = sum(len(row.paths) for row in self.rows)
+            figure = cast("Figure", ax.figure)
+            figure.set_figheight(max(figure.get_figheight(), _INCHES_PER_NAME * n_names))
+        names = ["\n".join(row.paths) for row in self.rows]
         positions = range(len(names))
         ax.barh(positions, [getattr(row, quantity) for row in self.rows])
         ax.set_yticks(positions, names)
         ax.invert_yaxis()  # the first row on top, as in the table
+        ax.margins(y=0.01)
         ax.set_xlabel(labels[quantity])
-        ax.set_title(self._title)
+        ax.set_title(self._title.replace(", ", "\n"))
         return ax
 
     @property
