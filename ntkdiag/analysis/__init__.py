@@ -2,7 +2,6 @@
 
 from ntkdiag.analysis.alignment import alignment as alignment
 from ntkdiag.analysis.alignment import label_power as label_power
-from ntkdiag.analysis.alignment import mode_power as mode_power
 from ntkdiag.analysis.drift import Drift as Drift
 from ntkdiag.analysis.drift import drift as drift
 from ntkdiag.analysis.generalization import LeaveOneOut as LeaveOneOut

@@ -90,33 +90,14 @@ def label_power(
     Raises:
         InvalidInputError: As `alignment`.
     """
-    return jnp.cumsum(_power(kernel, y, centred))
+    return jnp.cumsum(mode_power(kernel, y, centred=centred))
 
 
-@errors.public
 @keeps_float64
 def mode_power(
     kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
 ) -> Float[Array, " k"]:
-    """Label power of each mode, c_k = ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
-
-    Cost: one eigendecomposition, O((NC)^3).
-
-    Args:
-        kernel: As for `alignment`.
-        y: As for `alignment`.
-        centred: Centre kernel and labels over examples first.
-
-    Returns:
-        `[k]`, summing to 1; NaN as for `alignment`.
-
-    Raises:
-        InvalidInputError: As `alignment`.
-    """
-    return _power(kernel, y, centred)
-
-
-def _power(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool) -> jax.Array:
+    """The share of the labels in each mode, ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first."""
     operand, labels = _read(kernel, y, centred)
     if centred:
         matrix = _centre(operand).reshape(operand.matrix.shape)

@@ -28,7 +28,7 @@ def full_kernel(dtype=np.float64):
 FUNCTIONS = {
     "alignment": lambda k: analysis.alignment(k, Y),
     "label_power": lambda k: analysis.label_power(k, Y),
-    "mode_power": lambda k: analysis.mode_power(k, Y, centred=False),
+    "label_power_uncentred": lambda k: analysis.label_power(k, Y, centred=False),
     "drift": lambda k: analysis.drift(k, k).relative,
     "health": lambda k: analysis.health(k).smallest,
     "leave_one_out": lambda k: analysis.leave_one_out(k, Y, 0.1).residuals,
@@ -57,7 +57,7 @@ def test_every_function_takes_a_spectrum_for_its_kernel(name, vectors, dtype):
     np.testing.assert_allclose(of_spectrum, of_kernel, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["mode_power", "leave_one_out", "time_constants"])
+@pytest.mark.parametrize("name", ["label_power_uncentred", "leave_one_out", "time_constants"])
 def test_a_decomposition_is_paid_for_once(name, monkeypatch):
     found = spectrum(full_kernel(), vectors=True)
     for solver in ("eigh", "eigvalsh"):
@@ -67,7 +67,7 @@ def test_a_decomposition_is_paid_for_once(name, monkeypatch):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["mode_power", "leave_one_out", "time_constants"])
+@pytest.mark.parametrize("name", ["label_power_uncentred", "leave_one_out", "time_constants"])
 def test_a_spectrum_is_an_argument_of_jit(name):
     function = FUNCTIONS[name]
     kernel = full_kernel()
