@@ -1,1 +1,1 @@
-"""ntkdiag beside every other way to compute an empirical NTK, measured in one run: `python -m benchmarks`."""
+"""ntkdiag beside all other ways to compute an empirical NTK, in one run: `python -m benchmarks`."""

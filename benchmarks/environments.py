@@ -1,7 +1,8 @@
-"""Virtual environments for the peers: `python -m benchmarks.environments FOLDER --python python3.11`.
+"""Environments for the peers: `python -m benchmarks.environments FOLDER --python python3.11`.
 
-neural-tangents 0.6.5 needs jax 0.4.25, Python 3.11 or older, numpy 1 and scipy before 1.13; it is installed without its
-dependencies, since those bring TensorFlow. Both environments need a few gigabytes of disk.
+neural-tangents 0.6.5 needs jax 0.4.25, Python 3.11 or older, numpy 1 and scipy before 1.13; it is
+installed without its dependencies, since those bring TensorFlow. Both environments need a few
+gigabytes of disk.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The machine's own rate of float32 matrix products, through the same library: `python -m benchmarks.gemm`."""
+"""This machine's rate of float32 matrix products, in JAX: `python -m benchmarks.gemm`."""
 
 import statistics
 import time

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.linearized`: a training step of the linearized model against one of the network itself.
+"""A step of the linearized model against one of the network: `python -m benchmarks.linearized`.
 
-Both steps (gradient of the loss by all parameters) alternate in one process, so that whatever else the machine does
-falls on both; what counts is the ratio of the medians of their CPU time.
+Both steps (gradient of the loss by all parameters) alternate in one process, so that whatever else
+the machine does falls on both; what counts is the ratio of the medians of their CPU time.
 """
 
 import argparse

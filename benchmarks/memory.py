@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def peak(compute: Callable[[], object]) -> int | None:
-    """Peak resident set during one call minus the resident set before it, in bytes; None where Linux is not at hand."""
+    """Bytes of the peak resident set in one call, less those before it; None where no Linux is."""
     try:
         _release()
         with open("/proc/self/clear_refs", "w") as file:

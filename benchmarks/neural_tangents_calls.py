@@ -1,7 +1,8 @@
-"""What the calls of neural-tangents cost beside the engine's own: `python -m benchmarks.neural_tangents_calls`.
+"""neural-tangents' calls beside the engine's own: `python -m benchmarks.neural_tangents_calls`.
 
-Both are called in turn in one process, so that whatever else the machine does disturbs both alike, and compared by
-processor time: the median over rounds of the difference, over the median of the engine's own call.
+Both are called in turn in one process, so that whatever else the machine does disturbs both alike,
+and compared by processor time: the median over rounds of the difference, over the median of the
+engine's own call.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The runner's side of a worker: requests with a time limit, and a watch on how much memory it takes."""
+"""The runner's side of a worker: requests with a time limit, and a watch on the memory it takes."""
 
 import contextlib
 import json
@@ -59,10 +59,11 @@ class Process:
             reader.start()
 
     def ask(self, seconds: float, **request: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer; without a request, wait for the worker to be ready.
+        """Send a request and wait for its answer; without one, wait for the worker to be ready.
 
         Raises:
-            Failed: No answer within the limit, too much memory, a crash, or an error that the peer reported.
+            Failed: No answer within the limit, too much memory, a crash, or an error that the peer
+                reported.
         """
         if request:
             try:
@@ -82,12 +83,11 @@ class Process:
         for reader in self._readers:
             reader.join()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(
-                OSError
-            ):  # what was not yet sent to it is lost, as it is itself
+            with contextlib.suppress(OSError):  # what was not yet sent is lost, as the worker is
                 stream.close()
 
     def _wait(self, seconds: float) -> str:
+        """The next answer, while the worker lives and stays within its memory."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
@@ -98,6 +98,7 @@ class Process:
         raise Failed(f"more than {seconds:.0f} s")
 
     def _check(self) -> None:
+        """Refuse to wait longer for a worker that has died or takes too much memory."""
         if self._process.poll() is not None and self._answers.empty():
             raise Failed(self._death())
         try:

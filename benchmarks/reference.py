@@ -1,4 +1,4 @@
-"""The kernel in float64, by NTK-vector products: independent of the package, and without any Jacobian in memory.
+"""The kernel in float64, by NTK-vector products: independent of the package, no Jacobian in memory.
 
 Runs as `python -m benchmarks.reference W1 path.npy`, with float64 switched on.
 """
@@ -11,7 +11,7 @@ from benchmarks import workloads
 
 
 def kernel(workload: workloads.Workload) -> np.ndarray:
-    """[n o m p] of the first `reference_n` examples; the transformer's and the CNN's tokens stay integers."""
+    """[n o m p] of the first `reference_n` examples; tokens stay integers."""
     import jax
     import jax.numpy as jnp
 

@@ -19,7 +19,8 @@ class Result:
         error: Largest error over the largest entry of the float64 kernel.
         seconds: Of every call in every round, for the whole kernel.
         cpu: Processor seconds of every call, all threads: what a busy machine disturbs least.
-        scale: Whole over measured: above 1 where only some blocks were computed and `seconds` were multiplied.
+        scale: Whole over measured: above 1 where only some blocks were computed and `seconds` were
+            multiplied.
         peak_bytes: Measured peak resident set above the baseline.
         plan: What the peer predicted.
         failed: The reason, where there is no number.

@@ -1,4 +1,9 @@
-"""Workers of one workload take turns, so that whatever else the machine does disturbs all of them alike."""
+"""Workers of one workload take turns: whatever else the machine does disturbs all of them alike.
+
+1. Every worker compiles and answers its first kernel, which is compared with float64.
+2. Every worker has its peak memory watched.
+3. In each round every worker is timed for a few calls, until the slow ones have used their time.
+"""
 
 import dataclasses
 import hashlib
@@ -22,7 +27,8 @@ class Options:
     """How to measure.
 
     Attributes:
-        pythons: Interpreter of each environment: "jax", "nt", "torch"; one that is absent is reported, not run.
+        pythons: Interpreter of each environment: "jax", "nt", "torch"; one that is absent is
+            reported, not run.
         rounds: Turns of every worker.
         limit: Seconds for any one answer.
         total: Seconds of rounds after which a slow worker takes no further turn.
@@ -64,29 +70,23 @@ def measure(
 
 
 def _start(result: Result, running: dict[str, Process], reference: str, options: Options) -> None:
+    """Start a worker and have it compute its kernel for the first time."""
     python = options.pythons.get(registry.get(result.peer).environment)
     if python is None or not os.path.exists(python):
         result.failed = "not installed"
         return
-    arguments = [
-        "--peer",
-        result.peer,
-        "--workload",
-        result.workload,
-        "--reduction",
-        result.reduction,
-    ]
-    arguments += ["--tiny"] if options.tiny else []
-    running[result.peer] = Process(python, ["benchmarks.worker", *arguments], options.memory_limit)
+    arguments = ["benchmarks.worker", "--peer", result.peer]
+    arguments += ["--workload", result.workload, "--reduction", result.reduction]
+    if options.tiny:
+        arguments.append("--tiny")
+    running[result.peer] = Process(python, arguments, options.memory_limit)
 
     def prepare(result: Result, process: Process, limit: float) -> None:
         process.ask(limit)
         answer = process.ask(limit, do="prepare", reference=reference)
-        result.first, result.error, result.scale = (
-            answer["seconds"],
-            answer["error"],
-            answer["scale"],
-        )
+        result.first = answer["seconds"]
+        result.error = answer["error"]
+        result.scale = answer["scale"]
 
     _attempt(result, running, options, prepare)
 
@@ -106,10 +106,12 @@ def _attempt(
 
 
 def _run(result: Result, process: Process, limit: float) -> None:
+    """Note the times of a few calls."""
     result.add(process.ask(limit, do="run"))
 
 
 def _remember(result: Result, process: Process, limit: float) -> None:
+    """Note the peak memory, and what the peer had said it would be."""
     answer = process.ask(limit, do="memory")
     result.peak_bytes = answer["bytes"]
     result.plan = process.ask(limit, do="plan")
@@ -128,14 +130,10 @@ def _reference(name: str, options: Options, say: Callable[[str], None]) -> str:
     if not path.exists():
         say(f"{name}: float64 reference")
         start = time.monotonic()
-        command = [
-            options.pythons["jax"] or sys.executable,
-            "-m",
-            "benchmarks.reference",
-            name,
-            str(path),
-        ]
-        command += ["--tiny"] if options.tiny else []
+        python = options.pythons["jax"] or sys.executable
+        command = [python, "-m", "benchmarks.reference", name, str(path)]
+        if options.tiny:
+            command.append("--tiny")
         subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ROOT})
         say(f"{name}: float64 reference took {time.monotonic() - start:.0f} s")
     return str(path)

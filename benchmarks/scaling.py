@@ -1,8 +1,8 @@
 """Cost against the number of examples: `python -m benchmarks.scaling`.
 
-The passes through the network are linear in N, the contraction quadratic: flops from the plan, and measured times.
-Factors are what the passes produce; a kernel of N examples against one (`x2=x[:1]`) costs the passes and next to no
-contraction, which tells the two apart on the clock.
+The passes through the network are linear in N, the contraction quadratic: flops from the plan, and
+measured times. Factors are what the passes produce; a kernel of N examples against one
+(`x2=x[:1]`) costs the passes and next to no contraction, which tells the two apart on the clock.
 """
 
 import argparse

@@ -77,7 +77,7 @@ def _error(result: Result) -> Text:
 
 
 def summary(results: Iterable[Result], tiny: bool = False) -> Table:
-    """One row for each workload: ntkdiag against the best of all others, and against what was predicted."""
+    """One row for each workload: ntkdiag against the best of all others, and its own prediction."""
     made = Table(title="ntkdiag and the best peer", title_justify="left", header_style="bold")
     for name in ("workload", "reduction", "best peer"):
         made.add_column(name)

@@ -1,10 +1,11 @@
 """Two versions of ntkdiag on the same kernels: `python -m benchmarks.versions --old FOLDER`.
 
-FOLDER is another checkout; this one is the new version. Each of them computes in a process of its own, and the two take
-turns, so that whatever else the machine does disturbs both alike. Every round gives one ratio, new over old, of the
-median call of either process; what is printed is the median of these ratios and, behind it, their lower and upper
-quartiles. Peak memory is compared in the same way. With `--tiny` the numbers are those of the calls themselves: of
-reading arguments, looking programs up and checking.
+FOLDER is another checkout; this one is the new version. Each of them computes in a process of its
+own, and the two take turns, so that whatever else the machine does disturbs both alike. Every
+round gives one ratio, new over old, of the median call of either process; what is printed is the
+median of these ratios and, behind it, their lower and upper quartiles. Peak memory is compared in
+the same way. With `--tiny` the numbers are those of the calls themselves: of reading arguments,
+looking programs up and checking.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from benchmarks.process import ROOT, Failed, Process
 SIDES = ("new", "old")
 MEMORY_LIMIT = 14 * 2**30
 MEMORY_ROUNDS = 3
+SMALLEST_PEAK = 10 * 2**20
 
 
 @dataclasses.dataclass
@@ -108,6 +110,7 @@ def measure(cell: Cell, options: Options) -> None:
 
 
 def _measure(cell: Cell, running: dict[str, Process], options: Options) -> None:
+    """First calls, then peak memory, then times: in turns all along."""
     for side, process in running.items():
         process.ask(options.limit)
         prepared = process.ask(options.limit, do="prepare", reference=None)
@@ -118,7 +121,7 @@ def _measure(cell: Cell, running: dict[str, Process], options: Options) -> None:
         for side in _order(turn):
             peaks[side] = running[side].ask(options.limit, do="memory")["bytes"]
         # Below some ten MiB the peak is what the allocator does.
-        if None not in peaks.values() and min(peaks.values()) > 10 * 2**20:
+        if None not in peaks.values() and min(peaks.values()) > SMALLEST_PEAK:
             cell.memory.append(peaks["new"] / peaks["old"])
 
     calls: dict[str, list[float]] = {side: [] for side in SIDES}

@@ -1,7 +1,9 @@
 """One peer on one workload in a process of its own: JSON lines in, JSON lines out.
 
-`{"do": "prepare", "reference": path}` -> time to first result and error; `{"do": "run"}` -> seconds of a few calls;
-`{"do": "memory"}` -> peak bytes above what was resident before; `{"do": "plan"}` -> what the peer predicts.
+`{"do": "prepare", "reference": path}` -> time to first result and error;
+`{"do": "run"}` -> seconds of a few calls;
+`{"do": "memory"}` -> peak bytes above what was resident before;
+`{"do": "plan"}` -> what the peer predicts.
 """
 
 import argparse
@@ -29,19 +31,21 @@ class Worker:
     def prepare(self, reference: str | None) -> dict[str, Any]:
         """Trace, compile and run once; compare with float64 where there is a reference."""
         start = time.perf_counter()
-        found = self.job.compute()
+        kernel = self.job.compute()
         seconds = time.perf_counter() - start
-        compared = reference is not None and self.job.is_kernel
-        error = self._error(found, np.load(reference)) if compared else None
+        error = None
+        if reference is not None and self.job.is_kernel:
+            error = self._error(kernel, np.load(reference))
         return {"seconds": seconds, "error": error, "scale": self.job.scale}
 
-    def _error(self, found: Any, expected: np.ndarray) -> float:
+    def _error(self, kernel: Any, expected: np.ndarray) -> float:
         """Largest difference over the largest entry, of the examples that both cover."""
-        n = min(len(found), len(expected))
-        expected = expected[:n, :, :n]
+        n = min(len(kernel), len(expected))
+        expected = expected[:n, :, :n]  # [n o m p]
         if self.reduction == "trace":
             expected = np.einsum("nomo->nm", expected)
-        return float(np.abs(self.job.canonical(found, n) - expected).max() / np.abs(expected).max())
+        difference = np.abs(self.job.canonical(kernel, n) - expected).max()
+        return float(difference / np.abs(expected).max())
 
     def run(self, at_least: float = 0.3, calls: int = 25) -> dict[str, Any]:
         """Timed calls for at least that many seconds, or that many calls."""
@@ -66,9 +70,9 @@ class Worker:
     def _timed(self) -> tuple[float, float]:
         """One call: seconds by the clock, and of all threads. The kernel is given up on return."""
         start, cpu = time.perf_counter(), time.process_time()
-        found = self.job.compute()
+        kernel = self.job.compute()
         taken = time.perf_counter() - start, time.process_time() - cpu
-        del found
+        del kernel
         return taken
 
     def plan(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The networks and batches that are measured: W1 to W9, and tiny versions of them for smoke tests."""
+"""The networks and batches that are measured: W1 to W9, and tiny versions of them for tests."""
 
 import dataclasses
 import importlib
@@ -20,7 +20,8 @@ class Workload:
         classes: Outputs of one example.
         reductions: Those that are measured.
         memory: `memory=` of ntkdiag; None is its default.
-        chunk: Examples at a time for peers that form Jacobians; None where they manage the whole batch at once.
+        chunk: Examples at a time for peers that form Jacobians; None where they manage the whole
+            batch at once.
         tile: The same for neural-tangents' structured derivatives, which need less memory.
     """
 
@@ -37,7 +38,7 @@ class Workload:
 
     @property
     def reference_n(self) -> int:
-        """How many examples the float64 reference covers: all, or the first few of a large batch."""
+        """How many examples the float64 reference covers: all, or the first of a large batch."""
         return min(self.n, 64)
 
     @property

@@ -1,1 +1,1 @@
-"""One file per network: its parameters in numpy, the network in JAX, and the same network in torch."""
+"""One file per network: its parameters in numpy, the network in JAX, and the same in torch."""

@@ -1,4 +1,4 @@
-"""The convolutional network of the torch.func tutorial: three 3x3 VALID convolutions, ReLU between, one dense layer."""
+"""CNN of the torch.func tutorial: three 3x3 VALID convolutions, ReLU between, and a dense layer."""
 
 import numpy as np
 

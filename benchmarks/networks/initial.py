@@ -6,7 +6,7 @@ import numpy as np
 
 
 def normal(rng: np.random.Generator, *shape: int, fan_in: int | None = None) -> np.ndarray:
-    """A LeCun-normal weight: variance 1 / fan_in, by default the product of all axes but the last."""
+    """A LeCun-normal weight: variance 1 / fan_in, by default all axes but the last multiplied."""
     fan_in = math.prod(shape[:-1]) if fan_in is None else fan_in
     return (rng.standard_normal(shape) / math.sqrt(fan_in)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""LSTM over a sequence of vectors (`jax.lax.scan`; a Python loop in torch), last state to the classes."""
+"""LSTM over a sequence of vectors (`jax.lax.scan`; a loop in torch), last state to the classes."""
 
 import numpy as np
 

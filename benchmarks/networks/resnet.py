@@ -1,6 +1,7 @@
-"""Residual CNN: pre-activation blocks with LayerNorm over channels, stages of stride 2, global average pooling.
+"""Residual CNN: pre-activation blocks, LayerNorm over channels, stages of stride 2, mean pooling.
 
-One block of two 3x3 convolutions per stage; where a stage halves the image, a 1x1 convolution carries the residual.
+One block of two 3x3 convolutions per stage; where a stage halves the image, a 1x1 convolution
+carries the residual.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""Pre-LN transformer encoder: fused QKV, GELU, learned positions, mean over tokens, one dense layer to the classes.
+"""Pre-LN transformer encoder: fused QKV, GELU, learned positions, mean over tokens, dense layer.
 
-`scan=True` stacks the layers and walks them with `jax.lax.scan` over a `jax.checkpoint`ed layer; the numbers are the
-same.
+`scan=True` stacks the layers and walks them with `jax.lax.scan` over a `jax.checkpoint`ed layer;
+the numbers are the same.
 """
 
 import math

@@ -1,6 +1,7 @@
 """`vmap(jacrev)` and a matrix product per leaf, under one jit: what one writes without a library.
 
-Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop that keeps the rows'.
+Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop
+that keeps the rows'.
 """
 
 from benchmarks.peers.jax_arrays import load
@@ -31,5 +32,6 @@ def build(workload: Workload, reduction: str) -> Job:
         return jnp.stack([gram(leaf) for leaf in jax.tree_util.tree_leaves(jacobian(params, x))])
 
     x = x[: workload.chunk]
-    # The sum stands outside: added up by the compiler of jax 0.4.25, products crash on newer processors.
+    # The sum stands outside: added up by the compiler of jax 0.4.25, products crash on newer
+    # processors.
     return Job(lambda: jax.block_until_ready(terms(params, x).sum(0)), scale=workload.pairs)

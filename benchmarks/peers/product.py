@@ -1,4 +1,4 @@
-"""Not a kernel: one float32 matrix product, for the rate that this machine reaches while the others are measured."""
+"""Not a kernel: one float32 matrix product, for the rate of this machine in the same rounds."""
 
 from benchmarks.peers.job import Job
 from benchmarks.workloads import Workload

@@ -1,10 +1,11 @@
 """The two methods of the torch.func tutorial "Neural Tangent Kernels".
 
-Explicit: `vmap(jacrev)`, then a product per leaf, as a matrix product, which is faster than the tutorial's einsum; the
-Jacobian is made once where the tutorial makes it for x1 and x2.
-Implicit: NTK-vector products by `vjp` and `jvp`, mapped over pairs of examples.
+Explicit: `vmap(jacrev)`, then a product per leaf, as a matrix product, which is faster than the
+tutorial's einsum; the Jacobian is made once where the tutorial makes it for x1 and x2. Implicit:
+NTK-vector products by `vjp` and `jvp`, mapped over pairs of examples.
 
-Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop that keeps the rows'.
+Of a large kernel one pair of chunks is measured: one Jacobian and one contraction, as in a loop
+that keeps the rows'.
 """
 
 from typing import Any

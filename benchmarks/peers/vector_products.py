@@ -1,4 +1,4 @@
-"""NTK-vector products, K e_(m,p) = J J^T e_(m,p): one VJP and one JVP of the batch for each column."""
+"""NTK-vector products, K e_(m,p) = J J^T e_(m,p): a VJP and a JVP of the batch for each column."""
 
 from benchmarks.peers.jax_arrays import load
 from benchmarks.peers.job import Job
