@@ -1,23 +1,35 @@
-"""Two checkpoints, one probe, one answer."""
+"""Two checkpoints, one probe, one answer.
+
+1. Read the settings, and both sides: each becomes a Functional, parameters with their function.
+2. Refuse what cannot be compared, before anything is computed: other parameters, outputs that do
+   not fit probe, labels or loss.
+3. Measure each side by itself: kernel, spectrum, alignment, stability.
+4. Measure what lies between them: drift of the kernel, motion of every parameter, and how much of B
+   the model linearized at A predicts.
+5. Name the regime.
+"""
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag.comparison.comparison import Comparison, compare_measured
+from ntkdiag.analysis import drift
+from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.measured import class_numbers, evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
-from ntkdiag.comparison.placing import as_model
+from ntkdiag.comparison.placing import Model, Template, unbound
 from ntkdiag.comparison.settings import Settings, read_settings
-from ntkdiag.comparison.sides import Side, is_model, read_side, require_comparable
+from ntkdiag.comparison.sides import Side, Source, is_model, read_side, require_comparable
+from ntkdiag.comparison.verdict import regime
 from ntkdiag.descent import DescentLike
+from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses import CrossEntropy
 from ntkdiag.losses.custom_loss import CustomLoss
@@ -25,48 +37,57 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 
-_FIT = "Check that x has the shape the model takes, and wrap the model to return the outputs to compare."
+_FIT = (
+    "Check that x has the shape the model takes, and wrap the model to return the outputs to "
+    "compare."
+)
+MOST_CHARACTERS = 200  # of the message of an error inside the model
 
 
 @errors.public
 def compare(
-    a: Any,
-    b: Any,
+    a: Source,
+    b: Source,
     *,
-    model: Any = None,
-    variables: Any = None,
+    model: Model = None,
+    variables: PyTree = None,
     x: PyTree,
-    y: Any = None,
+    y: ArrayLike | list | None = None,
     reduction: str = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
-    memory: int | float | str | None = None,
-    names: tuple[str, str] | None = None,
+    memory: Memory | None = None,
+    names: tuple[str, str] | list[str] | None = None,
 ) -> Comparison:
     """Compare two checkpoints of one model through their neural tangent kernels on a probe.
 
-    Spectrum, rank, alignment with the labels and stability of each side; drift of the kernel, motion of every
-    parameter, and how much of B the model linearized at A predicts. Structure, shapes and dtypes have to agree
-    exactly: nothing is restored in part.
+    Spectrum, rank, alignment with the labels and stability of each side; drift of the kernel,
+    motion of every parameter, and how much of B the model linearized at A predicts. Structure,
+    shapes and dtypes have to agree exactly: nothing is restored in part.
 
-    Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their parts by leaf.
+    Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their
+    parts by leaf.
 
     Args:
-        a: Orbax checkpoint (path of a checkpoint or of a step, a manager root, or ``"root@100"`` for its step 100),
-            parameters, a variables dict, a train state, an NNX or Equinox model, or a Functional.
+        a: Orbax checkpoint (path of a checkpoint or of a step, a manager root, or ``"root@100"``
+            for its step 100), parameters, a variables dict, a train state, an NNX or Equinox model,
+            or a Functional.
         b: The same for the other side.
-        model: What gives parameters their meaning: a linen module, an NNX or Equinox model, a Functional, or a
-            callable `f(params, x)`. Not needed beside Functionals and models.
-        variables: Variables of a linen module, as `init` returns them: states the structure to expect, and the
-            collections (batch statistics) that were not saved. Saved collections are used side by side.
+        model: What gives parameters their meaning: a linen module, an NNX or Equinox model, a
+            Functional, or a callable `f(params, x)`. Not needed beside Functionals and models.
+        variables: Variables of a linen module, as `init` returns them: states the structure to
+            expect, and the collections (batch statistics) that were not saved. Saved collections
+            are used side by side.
         x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
-        y: `[N]` class numbers or values, or `[N C]` targets; None leaves out alignment, loss and accuracy.
-        reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C, else "mean". Reduced
-            kernels have no stability margin.
-        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object of `ntkdiag.losses`,
-            or a function `loss(outputs, y)`. None leaves out the loss and all numbers about stability.
-        descent: How it is trained, for the stability margin: a `Descent`, or the learning rate of plain gradient
-            descent.
+        y: `[N]` class numbers or values, or `[N C]` targets; None leaves out alignment, loss and
+            accuracy.
+        reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C,
+            else "mean". Reduced kernels have no stability margin.
+        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
+            of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out the loss and all
+            numbers about stability.
+        descent: How it is trained, for the stability margin: a `Descent`, or the learning rate of
+            plain gradient descent.
         memory: Memory budget of a kernel, as `ntk` takes it.
         names: Names of the two sides in tables.
 
@@ -75,31 +96,33 @@ def compare(
 
     Raises:
         CheckpointError: A path cannot be read; see `load_params`.
-        StructureError: The two sides, or a side and the model, differ; the message lists every difference by path.
-        InvalidInputError: An argument is out of range, parameters are NaN, or model and probe do not fit.
+        StructureError: The two sides, or a side and the model, differ; the message lists every
+            difference by path.
+        InvalidInputError: An argument is out of range, parameters are NaN, or model and probe do
+            not fit.
     """
     settings = read_settings(x, y, reduction, loss, descent, memory)
-    label_a, label_b = _names(names)
-    placed = {
-        "model": _model_of(a, b) if model is None else as_model(model),
-        "variables": variables,
-        "like": model if isinstance(model, Functional) else None,
-    }
-    side_a = read_side(a, name="A", label=label_a, **placed)
-    side_b = read_side(b, name="B", label=label_b, **placed)
+    label_a, label_b = _read_names(names)
+    template = Template(
+        model=_model_among(a, b) if model is None else unbound(model),
+        variables=variables,
+        options=model if isinstance(model, Functional) else None,
+    )
+    side_a = read_side(a, template, name="A", label=label_a)
+    side_b = read_side(b, template, name="B", label=label_b)
     side_a, side_b = require_comparable(side_a, side_b)
-    shape = _output_shape(side_a, settings)
-    _output_shape(side_b, settings)
+
+    output_shape = _require_outputs(side_a, settings)
+    _require_outputs(side_b, settings)
     if settings.reduction == "auto":
-        chosen = automatic(shape[0], math.prod(shape[1:]))
+        n_outputs = math.prod(output_shape[1:])
+        chosen = automatic(settings.n_examples, n_outputs)
         settings = dataclasses.replace(settings, reduction=chosen)
-    targets = None
-    if settings.y is not None:
-        targets = _read_labels(settings, shape)
+    targets = _read_targets(settings, output_shape)
     return _measure(side_a, side_b, settings, targets)
 
 
-def _names(names: Any) -> tuple[str | None, str | None]:
+def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:
     """The names of the two sides."""
     if names is None:
         return None, None
@@ -114,8 +137,18 @@ def _names(names: Any) -> tuple[str | None, str | None]:
     return names[0], names[1]
 
 
-def _read_labels(settings: Settings, shape: tuple[int, ...]) -> Float[np.ndarray, "n o"]:
+def _model_among(a: Source, b: Source) -> Model:
+    """The side that knows its own function, where there is one."""
+    for source in (a, b):
+        if is_model(source):
+            return source
+    return None
+
+
+def _read_targets(settings: Settings, shape: tuple[int, ...]) -> Float[np.ndarray, "n o"] | None:
     """Labels as targets `[n o]` in float64; refused where the loss cannot read them."""
+    if settings.y is None:
+        return None
     with jax.enable_x64(True):
         targets = read_targets(settings.y, shape)
         require_labels_differ(targets)
@@ -128,55 +161,53 @@ def _measure(
     a: Side, b: Side, settings: Settings, targets: Float[np.ndarray, "n o"] | None
 ) -> Comparison:
     """Measure both sides and what lies between them."""
-    classes: Int[np.ndarray, " n"] | None = None if targets is None else class_numbers(targets)
-    outputs_a = evaluate(a.functional.apply, a.functional.params, settings.x)
-    outputs_b = evaluate(b.functional.apply, b.functional.params, settings.x)
+    classes = None if targets is None else class_numbers(targets)
+    f, params_a = a.functional
+    f_b, params_b = b.functional
+    outputs_a = evaluate(f, params_a, settings.x)
+    outputs_b = evaluate(f_b, params_b, settings.x)
     measured_a = measure_side(a, settings, outputs_a, targets, classes)
     measured_b = measure_side(b, settings, outputs_b, targets, classes)
-    f, params_a = a.functional
-    params_b = b.functional.params
+
+    motion = drift(measured_a.kernel, measured_b.kernel)
     movement = parameter_movement(
         params_a, params_b, measured_a.leaf_kernels, measured_b.leaf_kernels
     )
-    return compare_measured(
-        measured_a,
-        measured_b,
+    prediction = predict(f, params_a, params_b, settings.x, measured_a.outputs, measured_b.outputs)
+    verdict = regime(
+        prediction.e1, float(motion.distance_centred), measured_a.alignment, measured_b.alignment
+    )
+    return Comparison(
+        a=measured_a,
+        b=measured_b,
+        drift=motion,
         movement=movement,
-        prediction=predict(
-            f, params_a, params_b, settings.x, measured_a.outputs, measured_b.outputs
-        ),
+        prediction=prediction,
+        verdict=verdict,
         facts=facts(a, b, settings, outputs_a.shape, measured_a.kernel),
         notes=notes(a, b, settings, measured_a, measured_b),
         classes=classes,
     )
 
 
-def _model_of(a: Any, b: Any) -> Any:
-    """The side that knows its own function, where there is one."""
-    for side in (a, b):
-        if is_model(side):
-            return side
-    return None
+def _require_outputs(side: Side, settings: Settings) -> tuple[int, ...]:
+    """The shape of the outputs `[N ...]` on the probe, without computing them.
 
-
-def _output_shape(side: Side, settings: Settings) -> tuple[int, ...]:
-    """The shape of the outputs `[N ...]` on the probe, without computing them; refused where it cannot be compared."""
+    Refused unless the outputs are one array that fits probe, labels and loss.
+    """
     f, params = side.functional
     try:
         output = jax.eval_shape(f, params, settings.x)
     except Exception as error:
-        first_line = (str(error).strip() or "no message").splitlines()[0]
-        do = _FIT
-        if type(error).__name__ == "ScopeCollectionNotFound":
-            do = "Pass variables=, as init returns them, for collections that were not saved."
-        got = f"{side.label}: {type(error).__name__}: {first_line[:200]}"
-        raise _fit_error(got, do) from error
+        raise _error_of_the_model(side, error) from error
     leaves = jax.tree.leaves(output)
     if len(leaves) != 1 or leaves[0].shape[:1] != (settings.n_examples,):
         raise _fit_error(f"outputs of shape {', '.join(str(leaf.shape) for leaf in leaves)}")
     shape = tuple(leaves[0].shape)
-    has_classes = settings.y is not None and settings.y.ndim == 1
-    if len(shape) > 2 and (isinstance(settings.loss, CrossEntropy) or has_classes):
+
+    # Class numbers of one axis are one label for each example, so the outputs have two axes.
+    has_class_numbers = settings.y is not None and settings.y.ndim == 1
+    if len(shape) > 2 and (isinstance(settings.loss, CrossEntropy) or has_class_numbers):
         raise _fit_error(
             f"outputs of shape {shape}",
             "Classes are told apart by the last of two axes: compare f(params, x)[:, -1], or "
@@ -191,6 +222,18 @@ def _output_shape(side: Side, settings: Settings) -> tuple[int, ...]:
             do="Pass the labels of the probe, or leave the loss out.",
         )
     return shape
+
+
+def _error_of_the_model(side: Side, error: Exception) -> errors.InvalidInputError:
+    """What an error inside the model means for the arguments of `compare`."""
+    text = str(error).strip() or "no message"
+    first_line = text.splitlines()[0][:MOST_CHARACTERS]
+    got = f"{side.label}: {type(error).__name__}: {first_line}"
+    if type(error).__name__ == "ScopeCollectionNotFound":
+        return _fit_error(
+            got, "Pass variables=, as init returns them, for collections that were not saved."
+        )
+    return _fit_error(got)
 
 
 def _fit_error(got: str, do: str = _FIT) -> errors.InvalidInputError:

@@ -7,24 +7,32 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int
 
-from ntkdiag import errors
-from ntkdiag.analysis import drift
+from ntkdiag import display, errors
 from ntkdiag.analysis.drift import Drift
+from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.linearized_change import Prediction
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
-from ntkdiag.comparison.verdict import Verdict, regime
+from ntkdiag.comparison.verdict import Verdict
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Group
+
     from ntkdiag.report.monitor_records import History
+
+_DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
+_PREDICTION = ("rms", "max", "e1", "e2", "agreement")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
     """Two checkpoints of one model, seen through their kernels on one probe.
 
-    `print(comparison)` shows a table, `save("report.html")` writes a page to hand on, `to_dict()` gives the numbers.
+    `print(comparison)` shows a table, as a notebook does; `save("report.html")` writes a page to
+    hand on, `plot()` draws both spectra, `to_dict()` gives the numbers.
 
     Attributes:
         a: Everything measured at A.
@@ -33,7 +41,8 @@ class Comparison:
         movement: Motion of the parameters, one entry per leaf and the sum at the end.
         prediction: Outputs at B predicted by the model linearized at A.
         verdict: LAZY, RICH, MIXED or UNCHANGED, with the numbers it rests on.
-        facts: Conventions: what the numbers mean and where they come from, in order, as text or plain numbers.
+        facts: Conventions: what the numbers mean and where they come from, in order, as text or
+            plain numbers.
         notes: What a reader has to know before trusting a number.
         classes: `[N]` class numbers of the probe, or None.
     """
@@ -44,9 +53,9 @@ class Comparison:
     movement: tuple[LeafMovement, ...]
     prediction: Prediction
     verdict: Verdict
-    facts: dict[str, Any]
+    facts: Facts
     notes: tuple[str, ...]
-    classes: np.ndarray | None
+    classes: Int[np.ndarray, " n"] | None
 
     def __str__(self) -> str:
         from ntkdiag.report.comparison_table import comparison_text
@@ -54,22 +63,74 @@ class Comparison:
         return comparison_text(self)
 
     def __repr__(self) -> str:
-        return f"Comparison({self.a.label!r} -> {self.b.label!r}: {self.verdict.name}, {self.verdict.numbers})"
+        sides = f"{self.a.label!r} -> {self.b.label!r}"
+        return f"Comparison({sides}: {self.verdict.name}, {self.verdict.numbers})"
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> "Group":
         from ntkdiag.report.comparison_table import comparison_table
 
         return comparison_table(self)
+
+    def _repr_html_(self) -> str:
+        """Verdict and numbers as a table, for notebooks."""
+        from ntkdiag.report.rows import all_rows
+
+        table = [("verdict", self.verdict.name, self.verdict.numbers)]
+        for row in all_rows(self):
+            at_both_sides = row.values[:2]  # without their ratio; one value for what lies between
+            name = f"{row.name} {row.symbol}".rstrip()
+            table.append((name, " → ".join(at_both_sides), row.meaning))
+        return display.html_table(f"A: {self.a.label} → B: {self.b.label}", table)
+
+    @errors.public
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The resolved eigenvalues of both kernels over their index, with their noise floors.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+
+        Cost: drawing.
+        """
+        ax = display.axes_to_draw_on(ax)
+        for side in (self.a, self.b):
+            spectrum = side.spectrum
+            resolved = np.asarray(spectrum.eigenvalues)[: spectrum.rank]
+            (line,) = ax.plot(np.arange(1, len(resolved) + 1), resolved, ".-", label=side.label)
+            # Dashed, in the colour of its side: what lies below is rounding.
+            ax.axhline(float(spectrum.noise_floor), color=line.get_color(), linestyle="--")
+        if self.a.spectrum.rank or self.b.spectrum.rank:
+            ax.set_xscale("log")
+            ax.set_yscale("log")
+        ax.set_xlabel("index")
+        ax.set_ylabel("eigenvalue")
+        ax.set_title("Eigenvalues, with noise floors")
+        ax.legend()
+        return ax
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain JSON values; what is not finite or not known is None.
 
         Returns:
-            A dictionary; kernels and outputs themselves are left out, eigenvalues are those above the noise floor.
+            A dictionary; kernels and outputs themselves are left out, eigenvalues are those above
+            the noise floor.
         """
-        from ntkdiag.comparison.json_values import comparison_as_dict
-
-        return comparison_as_dict(self)
+        content = {
+            "verdict": vars(self.verdict),
+            "facts": self.facts,
+            "notes": list(self.notes),
+            "a": self.a.to_dict(),
+            "b": self.b.to_dict(),
+            "drift": {name: getattr(self.drift, name) for name in _DRIFT},
+            "linearization": {name: getattr(self.prediction, name) for name in _PREDICTION},
+            "movement": [leaf.to_dict() for leaf in self.movement],
+        }
+        return display.plain(content)
 
     @errors.public
     def save(
@@ -81,14 +142,17 @@ class Comparison:
         """Write the comparison as one self-contained HTML page, or as JSON.
 
         Args:
-            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made if need be.
-            history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its rows. HTML only.
+            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
+                if need be.
+            history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its
+                rows. HTML only.
 
         Returns:
             The path written.
 
         Raises:
-            InvalidInputError: As `check_report` does.
+            InvalidInputError: The path has another ending than ``.html`` or ``.json`` or cannot be
+                written, or `history` holds no measurement or is not for an ``.html`` file.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
         """
         path = pathlib.Path(path).expanduser()
@@ -107,8 +171,8 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
     """Refuse what `Comparison.save` cannot do, before there is a comparison.
 
     Raises:
-        InvalidInputError: The path has another ending than ``.html`` or ``.json`` or cannot be written, or `history`
-            holds no measurement or is not for an ``.html`` file.
+        InvalidInputError: The path has another ending than ``.html`` or ``.json`` or cannot be
+            written, or `history` holds no measurement or is not for an ``.html`` file.
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
     path = path.expanduser()
@@ -132,6 +196,7 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
             got="a .json file",
             do="Leave history out.",
         )
+    # The nearest folder that exists: those below it are made.
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise errors.InvalidInputError(
@@ -142,39 +207,8 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
         )
 
 
-def compare_measured(
-    a: Measured,
-    b: Measured,
-    *,
-    movement: tuple[LeafMovement, ...],
-    prediction: Prediction,
-    facts: dict[str, Any],
-    notes: tuple[str, ...],
-    classes: np.ndarray | None,
-) -> Comparison:
-    """Put two measured sides together: what is a function of both kernels is computed here.
-
-    Cost: O(N^2 C^2).
-
-    Args:
-        a: Side A.
-        b: Side B, on the same probe and in the same convention.
-        movement: Motion of the parameters.
-        prediction: Prediction of B from A.
-        facts: Conventions.
-        notes: Notes.
-        classes: `[N]` class numbers, or None.
-
-    Returns:
-        The comparison.
-    """
-    moved = drift(a.kernel, b.kernel)
-    verdict = regime(prediction.e1, float(moved.distance_centred), a.alignment, b.alignment)
-    return Comparison(a, b, moved, movement, prediction, verdict, facts, notes, classes)
-
-
 def _replace(path: pathlib.Path, text: str) -> None:
-    # A reader never sees half a report.
+    """Write a file through another one beside it: a reader never sees half a report."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -13,19 +13,26 @@ from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.scalars import Number
 
 FEW_EXAMPLES = 256
 NO_LOSS = "none named"
 
+# Conventions by name: text, or plain numbers.
+Facts: TypeAlias = dict[str, str | Number | None]
+
 
 def facts(
     a: Side, b: Side, settings: Settings, output_shape: tuple[int, ...], kernel: Kernel
-) -> dict[str, Any]:
+) -> Facts:
     """Conventions of a comparison by name, as text or number, in the order a reader wants them."""
     descent = settings.descent or Descent()
     loss = NO_LOSS
     if settings.loss is not None:
         loss = settings.loss.describe(output_shape)
+    learning_rate = None
+    if descent.learning_rate is not None:
+        learning_rate = descent.require_learning_rate()
     leaves = jax.tree.leaves(a.functional.params)
     return {
         "model": f"{a.functional.library} {a.functional.name}".strip(),
@@ -37,24 +44,28 @@ def facts(
         "n_examples": settings.n_examples,
         "n_outputs": math.prod(output_shape[1:]),
         "probe_sha256": settings.probe,
-        "kernel": _reduction(kernel),
+        "kernel": _describe_kernel(kernel),
         "kernel_dtype": str(kernel.dtype),
         "loss": loss,
-        "learning_rate": descent.learning_rate,
+        "learning_rate": learning_rate,
         "momentum": descent.momentum,
         "descent": descent.describe(),
         "backend": jax.default_backend(),
-        "versions": ", ".join(installed_versions(_relevant())),
+        "versions": ", ".join(installed_versions(_packages())),
     }
 
 
 def notes(
     a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b: Measured
 ) -> tuple[str, ...]:
-    """What a reader has to know, in sentences: reductions, narrowed dtypes, damaged spectra, small probes."""
+    """What a reader has to know, in sentences.
+
+    That is narrowed dtypes, a reduced kernel or a small probe, what was not named, damaged spectra.
+    """
     sentences = []
-    computed = {str(leaf.dtype) for leaf in jax.tree.leaves(a.functional.params)}
-    if "float64" in {*a.saved_dtypes, *b.saved_dtypes} and "float64" not in computed:
+    saved_dtypes = {*a.saved_dtypes, *b.saved_dtypes}
+    computed_dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(a.functional.params)}
+    if "float64" in saved_dtypes and "float64" not in computed_dtypes:
         sentences.append(
             "Parameters saved as float64 were computed in float32: switch on jax_enable_x64 to use "
             "them as saved."
@@ -89,20 +100,19 @@ def notes(
     return tuple(sentences)
 
 
-def _reduction(kernel: Kernel) -> str:
-    side = kernel.matrix.shape[0]
-    name = {
+def _describe_kernel(kernel: Kernel) -> str:
+    """The reduction of a kernel in words, and its size."""
+    n_rows = kernel.matrix.shape[0]
+    reduction = {
         "full": "full kernel J Jᵀ",
         "mean": "mean over outputs, Σ_c Θ_cc / C",
         "trace": "trace over outputs, Σ_c Θ_cc",
         "sum-of-logits": "kernel of the summed outputs Σ_c f_c / √C",
     }[kernel.convention.reduction]
-    return f"{name}, {side} × {side}"
+    return f"{reduction}, {n_rows} × {n_rows}"
 
 
-def _relevant() -> tuple[str, ...]:
-    return (
-        "jax",
-        *(name for name in ("flax", "equinox") if name in sys.modules),
-        "orbax-checkpoint",
-    )
+def _packages() -> tuple[str, ...]:
+    """Packages whose versions the numbers depend on: of the libraries those in use."""
+    libraries = [name for name in ("flax", "equinox") if name in sys.modules]
+    return ("jax", *libraries, "orbax-checkpoint")

@@ -1,18 +1,30 @@
-"""How well the Taylor model at A predicts what the model at B really puts out."""
+"""How well the Taylor model at A predicts what the model at B really puts out.
+
+With theta_A and theta_B the parameters and f_A, f_B the outputs on the probe,
+
+    f_lin = f_A + J(theta_A) (theta_B - theta_A),     e1 = ||f_B - f_lin|| / ||f_B - f_A||,
+
+and e2 the same for the quadratic Taylor model. Two steps of training may lie so close that the
+change of the outputs is rounding. Then e1 is a ratio of rounding errors, and is left out; it stays
+where either the change is far above rounding, or the error is, so that e1 is large for certain.
+"""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.taylor import linearize, taylor_expand
 
-# Rounding over the change of the outputs up to which it does not decide on which side of 0.1 e1 lies.
+# Rounding over the change of the outputs up to which it does not decide on which side of 0.1 e1
+# lies.
 _RESOLVED = 0.03
+# Error of the prediction over rounding from which the error is none of it.
+_ABOVE_ROUNDING = 3.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,15 +33,16 @@ class Prediction:
 
     Attributes:
         outputs: `[n o]` outputs of the linearized model at theta_B.
-        rms: Root mean square of its difference to the outputs at B over examples and outputs, in units of f.
+        rms: Root mean square of its difference to the outputs at B over examples and outputs, in
+            units of f.
         max: Largest absolute difference.
-        e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if nothing changed, or too
-            little to tell it from rounding.
+        e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if
+            nothing changed, or too little to tell it from rounding.
         e2: The same for the quadratic model; e2 << e1 says that the quadratic model suffices.
         agreement: Share of examples whose largest output is the same; None for a single output.
     """
 
-    outputs: np.ndarray
+    outputs: Float[np.ndarray, "n o"]
     rms: float
     max: float
     e1: float | None
@@ -38,49 +51,63 @@ class Prediction:
 
 
 def predict(
-    f: Callable[..., Any],
-    params_a: Any,
-    params_b: Any,
-    x: Any,
-    start: np.ndarray,
-    actual: np.ndarray,
+    f: Callable[..., PyTree],
+    params_a: PyTree,
+    params_b: PyTree,
+    x: PyTree,
+    outputs_a: Float[np.ndarray, "n o"],
+    outputs_b: Float[np.ndarray, "n o"],
 ) -> Prediction:
     """Predict the outputs at B from A and compare.
 
-    The fixed arrays (batch statistics) of the prediction are those of A, those of `actual` are B's own: what they
-    changed counts as not predicted.
-    Cost: nested `jax.jvp`, about six forward passes. Source: Chizat et al. 2019 (arXiv 1812.07956) for e_1.
+    The fixed arrays (batch statistics) of the prediction are those of A, those of `outputs_b` are
+    B's
+    own: what they changed counts as not predicted.
+    Cost: nested `jax.jvp`, about six forward passes. Source: Chizat et al. 2019 (arXiv 1812.07956)
+    for e_1.
 
     Args:
         f: The function of side A.
         params_a: Where to expand.
         params_b: Where to predict.
         x: Probe.
-        start: `[n o]` outputs at A.
-        actual: `[n o]` outputs at B.
+        outputs_a: `[n o]` outputs at A.
+        outputs_b: `[n o]` outputs at B, which are predicted.
 
     Returns:
         The prediction and its errors.
     """
-    options = compiler_options(reduces=True)
-    linear, quadratic = (
-        _rows(jax.jit(model, compiler_options=options)(params_b, x))
-        for model in (linearize(f, params_a), taylor_expand(f, params_a, 2))
-    )
-    difference = linear - actual
-    change, error = float(np.linalg.norm(actual - start)), float(np.linalg.norm(difference))
-    rounding = roundoff_of(f, params_a, x) * float(np.linalg.norm(actual))
-    resolved = change > 0 and (rounding < _RESOLVED * change or error > 3 * rounding)
-    agree = actual.shape[1] > 1
+    linear = _evaluate(linearize(f, params_a), params_b, x)
+    quadratic = _evaluate(taylor_expand(f, params_a, 2), params_b, x)
+    difference = linear - outputs_b
+    error = float(np.linalg.norm(difference))
+    change = float(np.linalg.norm(outputs_b - outputs_a))
+
+    rounding = roundoff_of(f, params_a, x) * float(np.linalg.norm(outputs_b))
+    change_is_resolved = rounding < _RESOLVED * change
+    error_is_resolved = error > _ABOVE_ROUNDING * rounding
+    e1 = None
+    e2 = None
+    if change > 0 and (change_is_resolved or error_is_resolved):
+        e1 = error / change
+        e2 = float(np.linalg.norm(quadratic - outputs_b)) / change
+
+    agreement = None
+    if outputs_b.shape[1] > 1:
+        agreement = float(np.mean(linear.argmax(axis=1) == outputs_b.argmax(axis=1)))
     return Prediction(
         outputs=linear,
         rms=float(np.sqrt(np.mean(difference**2))),
         max=float(np.abs(difference).max()),
-        e1=error / change if resolved else None,
-        e2=float(np.linalg.norm(quadratic - actual)) / change if resolved else None,
-        agreement=float(np.mean(linear.argmax(axis=1) == actual.argmax(axis=1))) if agree else None,
+        e1=e1,
+        e2=e2,
+        agreement=agreement,
     )
 
 
-def _rows(outputs: Any) -> np.ndarray:
+def _evaluate(
+    model: Callable[..., Float[Array, "n *o"]], params: PyTree, x: PyTree
+) -> Float[np.ndarray, "n o"]:
+    """Outputs of a Taylor model in float64, flat over the axes of an example."""
+    outputs = jax.jit(model, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64).reshape(outputs.shape[0], -1)

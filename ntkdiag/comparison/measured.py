@@ -41,11 +41,13 @@ class Measured:
         outputs: `[N C]` model outputs.
         leaf_kernels: Path -> `[n n]`, the kernel of each leaf traced over outputs.
         alignment: Centred kernel-target alignment; None without labels.
-        label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without labels.
+        label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without
+            labels.
         loss: Loss on the probe; None without labels, or where no loss was named.
-        accuracy: Share of examples whose largest output is the label; None unless labels are classes.
-        critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if the kernel is
-            reduced, or no loss was named.
+        accuracy: Share of examples whose largest output is the label; None unless labels are
+            classes.
+        critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if the
+            kernel is reduced, or no loss was named.
         margin: learning rate / critical learning rate; None without a learning rate, too.
     """
 
@@ -56,10 +58,10 @@ class Measured:
     params_sha256: str
     kernel: Kernel
     spectrum: Spectrum
-    outputs: np.ndarray
-    leaf_kernels: dict[str, np.ndarray]
+    outputs: Float[np.ndarray, "n o"]
+    leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
     alignment: float | None = None
-    label_power: np.ndarray | None = None
+    label_power: Float[np.ndarray, " k"] | None = None
     loss: float | None = None
     accuracy: float | None = None
     critical_learning_rate: float | None = None
@@ -70,6 +72,30 @@ class Measured:
         """Sum of the eigenvalues of the kernel in its convention."""
         return float(np.trace(np.asarray(self.kernel.matrix, np.float64)))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers by name, eigenvalues above the noise floor only; no kernels, no outputs."""
+        spectrum = self.spectrum
+        return {
+            "label": self.label,
+            "path": self.path,
+            "step": self.step,
+            "fixed_state": self.fixed_state,
+            "params_sha256": self.params_sha256,
+            "eigenvalues": spectrum.eigenvalues[: spectrum.rank],
+            "unresolved_eigenvalues": spectrum.size - spectrum.rank,
+            "noise_floor": spectrum.noise_floor,
+            "spectrum_status": spectrum.status,
+            "trace": self.trace,
+            "participation_ratio": spectrum.participation_ratio,
+            "entropy_rank": spectrum.entropy_rank,
+            "alignment": self.alignment,
+            "label_power": self.label_power,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "critical_learning_rate": self.critical_learning_rate,
+            "stability_margin": self.margin,
+        }
+
 
 def measure_side(
     side: Side,
@@ -78,13 +104,16 @@ def measure_side(
     targets: Float[np.ndarray, "n o"] | None,
     classes: Int[np.ndarray, " n"] | None,
 ) -> Measured:
-    """Measure one side, from its outputs on the probe, and targets and class numbers where there are labels.
+    """Measure one side.
 
-    Cost: one kernel, two eigendecompositions (N C)^3 with labels, one more reduced kernel for its parts by leaf.
+    `outputs` are its own on the probe; `targets` and `classes` are None where there are no labels.
+    Cost: one kernel, two eigendecompositions (N C)^3 with labels, one more reduced kernel for its
+    parts by leaf.
     """
     f, params = side.functional
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
-    flat = outputs.reshape(outputs.shape[0], -1)
+    flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
+    critical_rate, margin = _stability(kernel, outputs, settings)
     measured = Measured(
         label=side.label,
         path=side.path,
@@ -93,15 +122,18 @@ def measure_side(
         params_sha256=fingerprint(params),
         kernel=kernel,
         spectrum=spectrum(kernel),
-        outputs=flat,
+        outputs=flat_outputs,
         leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
-        **_stability(kernel, outputs, settings),
+        critical_learning_rate=critical_rate,
+        margin=margin,
     )
     if targets is None:
         return measured
+
+    # What labels are needed for.
     accuracy = None
     if classes is not None:
-        accuracy = float(np.mean(flat.argmax(axis=1) == classes))
+        accuracy = float(np.mean(flat_outputs.argmax(axis=1) == classes))
     loss = None
     if settings.loss is not None:
         loss = float(_loss(outputs, settings))
@@ -114,7 +146,7 @@ def measure_side(
     )
 
 
-def evaluate(f: Callable[..., Any], params: PyTree, x: PyTree) -> Float[np.ndarray, "n *o"]:
+def evaluate(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> Float[np.ndarray, "n *o"]:
     """Outputs on the probe in float64."""
     outputs = jax.jit(f, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64)
@@ -122,8 +154,10 @@ def evaluate(f: Callable[..., Any], params: PyTree, x: PyTree) -> Float[np.ndarr
 
 def class_numbers(targets: Float[np.ndarray, "n o"]) -> Int[np.ndarray, " n"] | None:
     """`[n]`, where targets `[n o]` are one-hot rows; None where they are not."""
-    several = targets.shape[1] > 1
-    if several and np.isin(targets, (0, 1)).all() and (targets.sum(axis=1) == 1).all():
+    has_classes = targets.shape[1] > 1
+    is_binary = np.isin(targets, (0, 1)).all()
+    has_one_each = (targets.sum(axis=1) == 1).all()
+    if has_classes and is_binary and has_one_each:
         return targets.argmax(axis=1)
     return None
 
@@ -148,16 +182,17 @@ def _loss(outputs: Float[np.ndarray, "n *o"], settings: Settings) -> Float[jax.A
 
 def _stability(
     kernel: Kernel, outputs: Float[np.ndarray, "n *o"], settings: Settings
-) -> dict[str, Any]:
+) -> tuple[float | None, float | None]:
     """Critical learning rate and margin, as far as loss, update rule and kernel allow."""
     is_reduced = kernel.convention.reduction != "full" and kernel.convention.n_outputs > 1
     # The largest eigenvalue of a reduced kernel is too small: the learning rate would be unsafe.
     if is_reduced or settings.loss is None:
-        return {}
+        return None, None
     descent = settings.descent or Descent()
-    trained = {"loss": settings.loss, "outputs": outputs, "y": settings.y}
-    critical = critical_learning_rate(kernel, descent, **trained)
-    rates = {"critical_learning_rate": float(critical)}
-    if descent.learning_rate is not None:
-        rates["margin"] = float(stability_margin(kernel, descent, **trained))
-    return rates
+    critical_rate = critical_learning_rate(
+        kernel, descent, loss=settings.loss, outputs=outputs, y=settings.y
+    )
+    if descent.learning_rate is None:
+        return float(critical_rate), None
+    margin = stability_margin(kernel, descent, loss=settings.loss, outputs=outputs, y=settings.y)
+    return float(critical_rate), float(margin)

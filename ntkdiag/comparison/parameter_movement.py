@@ -1,14 +1,20 @@
-"""How far each parameter moved, and what part of the kernel it carries."""
+"""How far each parameter moved, and what part of the kernel it carries.
+
+The kernel is a sum over the leaves of the parameters, Theta = sum_l J_l J_l^T, and so is its trace:
+the share of a leaf is tr Theta_l / tr Theta.
+"""
 
 import dataclasses
-from typing import Any
+import math
 
 import numpy as np
+from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis import drift
 from ntkdiag.models.paths import leaves_by_path
 
 RESOLUTION = 1e-5  # a centred kernel this small beside the kernel itself is rounding
+ALL = "all"  # the path of the sum over all leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +28,9 @@ class LeafMovement:
         moved: ||theta_B - theta_A||.
         share_a: Share of the trace of kernel A that this leaf carries, tr Theta_l / tr Theta.
         share_b: The same for kernel B.
-        distance_centred: S_c between the leaf's own kernels at A and B, traced over outputs; None where such a kernel
-            is the same for all examples (the bias of the last layer), and for the sum.
+        distance_centred: S_c between the leaf's own kernels at A and B, traced over outputs; None
+            where such a kernel is the same for all examples (the bias of the last layer), and for
+            the sum.
     """
 
     path: str
@@ -39,11 +46,18 @@ class LeafMovement:
         """||theta_B - theta_A|| / ||theta_A||; None for a leaf that started at zero."""
         return self.moved / self.norm if self.norm > 0 else None
 
+    def to_dict(self) -> dict[str, str | int | float | None]:
+        """The numbers by name."""
+        return {**vars(self), "relative": self.relative}
+
 
 def parameter_movement(
-    params_a: Any, params_b: Any, kernels_a: dict[str, np.ndarray], kernels_b: dict[str, np.ndarray]
+    params_a: PyTree,
+    params_b: PyTree,
+    kernels_a: dict[str, Float[np.ndarray, "n n"]],
+    kernels_b: dict[str, Float[np.ndarray, "n n"]],
 ) -> tuple[LeafMovement, ...]:
-    """Measure every leaf: ||theta_B - theta_A||, its share of the kernel, and how far its kernel turned.
+    """Measure every leaf: how far it moved, its share of the kernel, how far its kernel turned.
 
     Cost: N^2 per leaf.
 
@@ -56,29 +70,36 @@ def parameter_movement(
     Returns:
         One entry per leaf in leaf order, then the sum over all.
     """
-    a, b = leaves_by_path(params_a), leaves_by_path(params_b)
-    total_a, total_b = (sum(map(np.trace, kernels.values())) for kernels in (kernels_a, kernels_b))
+    trace_a = sum(np.trace(kernel) for kernel in kernels_a.values())
+    trace_b = sum(np.trace(kernel) for kernel in kernels_b.values())
+    leaves_b = leaves_by_path(params_b)
     rows = []
-    for path, leaf in a.items():
-        before, after = np.asarray(leaf, np.float64), np.asarray(b[path], np.float64)
-        rows.append(
-            LeafMovement(
-                path,
-                before.size,
-                float(np.linalg.norm(before)),
-                float(np.linalg.norm(after - before)),
-                _ratio(np.trace(kernels_a[path]), total_a),
-                _ratio(np.trace(kernels_b[path]), total_b),
-                _distance(kernels_a[path], kernels_b[path]),
-            )
+    for path, leaf_a in leaves_by_path(params_a).items():
+        before = np.asarray(leaf_a, np.float64)
+        after = np.asarray(leaves_b[path], np.float64)
+        row = LeafMovement(
+            path=path,
+            size=before.size,
+            norm=float(np.linalg.norm(before)),
+            moved=float(np.linalg.norm(after - before)),
+            share_a=_share(np.trace(kernels_a[path]), trace_a),
+            share_b=_share(np.trace(kernels_b[path]), trace_b),
+            distance_centred=_distance_centred(kernels_a[path], kernels_b[path]),
         )
-    norm, moved = (
-        float(np.sqrt(sum(getattr(row, name) ** 2 for row in rows))) for name in ("norm", "moved")
+        rows.append(row)
+    total = LeafMovement(
+        path=ALL,
+        size=sum(row.size for row in rows),
+        norm=float(np.sqrt(sum(row.norm**2 for row in rows))),
+        moved=float(np.sqrt(sum(row.moved**2 for row in rows))),
+        share_a=1.0,
+        share_b=1.0,
     )
-    return (*rows, LeafMovement("all", sum(row.size for row in rows), norm, moved, 1.0, 1.0))
+    return (*rows, total)
 
 
-def _distance(a: np.ndarray, b: np.ndarray) -> float | None:
+def _distance_centred(a: Float[np.ndarray, "n n"], b: Float[np.ndarray, "n n"]) -> float | None:
+    """S_c between two kernels of one leaf; None where one of them is the same for all examples."""
     for kernel in (a, b):
         centred = kernel - kernel.mean(0) - kernel.mean(1)[:, None] + kernel.mean()
         if not np.linalg.norm(centred) > RESOLUTION * np.linalg.norm(kernel):
@@ -86,5 +107,5 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float | None:
     return float(drift(a, b).distance_centred)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole > 0 else float("nan")
+def _share(part: float, total: float) -> float:
+    return float(part / total) if total > 0 else math.nan

@@ -1,15 +1,16 @@
 """What a comparison is asked to measure, checked before anything is computed."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.digest import digest
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
@@ -33,11 +34,11 @@ class Settings:
     """
 
     x: PyTree
-    y: Any
+    y: Array | np.ndarray | None
     reduction: str
     loss: Loss | None
     descent: Descent | None
-    memory: int | float | str | None
+    memory: Memory | None
 
     @property
     def n_examples(self) -> int:
@@ -52,11 +53,11 @@ class Settings:
 
 def read_settings(
     x: PyTree,
-    y: Any,
+    y: ArrayLike | list | None,
     reduction: str,
     loss: LossLike | None,
     descent: DescentLike | None,
-    memory: int | float | str | None,
+    memory: Memory | None,
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model."""
     n_examples = _require_probe(x)
@@ -67,16 +68,10 @@ def read_settings(
             got=repr(reduction),
             do='The default is "auto".',
         )
-    rule = None if descent is None else as_descent(descent)
-    if rule is not None:
-        if callable(rule.learning_rate):
-            rule.require_learning_rate()  # refuses schedules
-        if rule.preconditioner is not None:
-            raise errors.InvalidInputError(
-                expected="a descent without a preconditioner: the kernels that are compared have none",
-                got="descent.preconditioner",
-                do="Compute ntk(..., preconditioner=P) and its stability_margin by themselves.",
-            )
+    update_rule = None
+    if descent is not None:
+        update_rule = as_descent(descent)
+        _require_comparable_rule(update_rule)
     labels = None
     if y is not None:
         labels = as_numbers(y)
@@ -87,26 +82,41 @@ def read_settings(
                 got=f"shape {labels.shape}",
                 do="x and y are the same examples in the same order.",
             )
-    return Settings(x, labels, reduction, as_loss(loss), rule, memory)
+    return Settings(x, labels, reduction, as_loss(loss), update_rule, memory)
+
+
+def _require_comparable_rule(update_rule: Descent) -> None:
+    """Refuse update rules for which one margin of the plain kernel has no meaning."""
+    if callable(update_rule.learning_rate):
+        update_rule.require_learning_rate()  # refuses schedules
+    if update_rule.preconditioner is not None:
+        raise errors.InvalidInputError(
+            expected="a descent without a preconditioner: the kernels that are compared have none",
+            got="descent.preconditioner",
+            do="Compute ntk(..., preconditioner=P) and its stability_margin by themselves.",
+        )
 
 
 def _require_probe(x: PyTree) -> int:
-    """The number of examples; refused unless there are two or more, the same in every leaf, and finite."""
+    """The number of examples: two or more, the same in every leaf, and all of them finite."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
     shapes = [leaf.shape for leaf in leaves]
     n_examples = {shape[:1] for shape in shapes}
-    if len(n_examples) != 1 or shapes[0] == () or shapes[0][0] < 2:
+    has_examples = len(n_examples) == 1 and shapes[0] != ()
+    if not has_examples or shapes[0][0] < 2:
         raise errors.InvalidInputError(
             expected="two or more examples on the leading axis of every leaf of x",
             got=f"shapes {shown([str(shape) for shape in shapes])}",
             do="Pass a probe batch [N ...], arrays and no lists; what is centred needs two "
             "examples or more.",
         )
-    floating = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    if not all(np.isfinite(leaf.astype(np.float64)).all() for leaf in floating):
-        raise errors.InvalidInputError(
-            expected="a finite probe",
-            got="NaN or infinity in x",
-            do="Drop the examples that hold them.",
-        )
+    for leaf in leaves:
+        # Through float64: NumPy does not judge bfloat16.
+        is_floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        if is_floating and not np.isfinite(leaf.astype(np.float64)).all():
+            raise errors.InvalidInputError(
+                expected="a finite probe",
+                got="NaN or infinity in x",
+                do="Drop the examples that hold them.",
+            )
     return shapes[0][0]

@@ -1,21 +1,40 @@
-"""The two things to be compared, brought to one form: a Functional with its name and its fixed state."""
+"""The two things to be compared, brought to one form: a Functional with its name and fixed state.
+
+A side is a path, values in memory, or a model that knows its own function. Values are put into the
+model that is common to both sides (see `placing`); a model keeps its own. Both sides have to agree
+in paths, shapes and dtypes of their parameters, and where their fixed arrays agree, too, they share
+one function, which is then compiled once.
+"""
 
 import dataclasses
 import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.contents import NOT_COLLECTIONS, read_contents, strip_value_level
-from ntkdiag.comparison.placing import is_plain_callable, place, same_leaves, structure_error
+from ntkdiag.comparison.placing import (
+    Leaves,
+    Model,
+    Template,
+    is_module_of,
+    is_plain_callable,
+    place,
+    same_leaves,
+    structure_error,
+)
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import differences, leaves_by_path
+
+# A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
+Source: TypeAlias = Any
 
 _AT_STEP = re.compile(r"(?P<root>.+)@(?P<step>\d+)")
 
@@ -43,47 +62,56 @@ class Side:
     shares_model: bool
 
 
-def read_side(
-    source: Any,
-    *,
-    name: str,
-    label: str | None,
-    model: Any,
-    variables: Any,
-    like: Functional | None,
-) -> Side:
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """Parameters and collections as they came, and what the checkpoint says about itself."""
+
+    params: PyTree
+    collections: dict[str, PyTree]
+    path: str | None = None
+    step: int | None = None
+    label: str | None = None
+
+
+def read_side(source: Source, template: Template, *, name: str, label: str | None) -> Side:
     """Bring one argument of `compare` to a Functional; its parameters are known to be finite.
 
-    `name` is ``"A"`` or ``"B"``, the label where neither `label` nor a path gives one; `like` is a Functional whose
-    options hold for models, too.
+    `name` is ``"A"`` or ``"B"``: the label where neither `label` nor a path gives one.
     """
-    path, step = None, None
-    if isinstance(source, str | os.PathLike):
-        path, step = split_step(source)
-        contents = read_contents(path, step)
-        values, collections = contents.params, contents.collections
-        label = label or contents.location.label
-        step = contents.location.step
-    elif is_model(source) and not _is_part(source, model):
-        values, collections = None, {}
-    else:
-        values, collections = _split(source, model)
-    shares_model = values is not None
-    if values is None:
-        functional = _functional(source, like)
+    brings_model = is_model(source) and not _holds_parameters_only(source, template.model)
+    if brings_model:
+        functional = _as_functional(source, template.options)
         fixed_state = "its own" if functional.fixed else "none"
-        values = functional.params
+        values = _Values(functional.params, {})
     else:
-        _require_finite({**leaves_by_path(values), **leaves_by_path(collections)})
-        functional, fixed_state = place(_require_model(model), variables, values, collections)
+        values = _read_values(source, template.model)
+        _require_finite({**leaves_by_path(values.params), **leaves_by_path(values.collections)})
+        _require_model(template.model)
+        functional, fixed_state = place(template, values.params, values.collections)
     _require_finite(leaves_by_path(functional.params))
-    floating = [leaf for leaf in jax.tree.leaves(values) if _is_floating(leaf)]
-    dtypes = sorted({str(np.dtype(leaf.dtype)) for leaf in floating})
-    return Side(label or name, functional, fixed_state, path, step, tuple(dtypes), shares_model)
+    return Side(
+        label=label or values.label or name,
+        functional=functional,
+        fixed_state=fixed_state,
+        path=values.path,
+        step=values.step,
+        saved_dtypes=_floating_dtypes(values.params),
+        shares_model=not brings_model,
+    )
+
+
+def is_model(source: Source) -> bool:
+    """Whether an argument of `compare` knows its own function."""
+    if isinstance(source, Functional):
+        return True
+    return is_module_of("flax.nnx", source) or is_module_of("equinox", source)
 
 
 def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """A path and the step it names: ``root@100`` is step 100 of a manager root, unless there is such a path."""
+    """A path and the step it names.
+
+    ``root@100`` is step 100 of a manager root, unless there is a path of that name.
+    """
     path = os.fspath(source)
     at_step = _AT_STEP.fullmatch(path)
     if at_step is None or os.path.exists(os.path.expanduser(path)):
@@ -92,7 +120,7 @@ def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
 
 
 def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
-    """Refuse two sides that are the same checkpoint, or whose parameters differ in paths, shapes or dtypes.
+    """Refuse two sides that are one checkpoint, or whose parameters differ in structure.
 
     Args:
         a: Side A.
@@ -103,13 +131,9 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
 
     Raises:
         InvalidInputError: Both are the same step of the same path.
-        StructureError: They differ; all differences are listed.
+        StructureError: Paths, shapes or dtypes differ; all differences are listed.
     """
-    if (
-        a.path is not None
-        and b.path is not None
-        and (_absolute(a.path), a.step) == (_absolute(b.path), b.step)
-    ):
+    if _are_one_checkpoint(a, b):
         raise errors.InvalidInputError(
             expected="two different checkpoints",
             got=f"{a.path} {a.label} twice",
@@ -118,88 +142,121 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
     lines = differences(a.functional.params, b.functional.params)
     if lines:
         raise structure_error(lines)
-    if a.shares_model and b.shares_model and same_leaves(a.functional.fixed, b.functional.fixed):
-        # One function for both sides: it is compiled once.
+
+    # With the same fixed arrays, one function for both sides: it is compiled once.
+    share_model = a.shares_model and b.shares_model
+    if share_model and same_leaves(a.functional.fixed, b.functional.fixed):
         functional = a.functional.with_params(b.functional.params, check=False)
         b = dataclasses.replace(b, functional=functional)
-    if a.label != b.label:
-        return a, b
-    return dataclasses.replace(a, label=f"A: {a.label}"), dataclasses.replace(
-        b, label=f"B: {b.label}"
-    )
+    if a.label == b.label:
+        a = dataclasses.replace(a, label=f"A: {a.label}")
+        b = dataclasses.replace(b, label=f"B: {b.label}")
+    return a, b
+
+
+def _are_one_checkpoint(a: Side, b: Side) -> bool:
+    """Whether two sides are the same step of the same path."""
+    if a.path is None or b.path is None:
+        return False
+    return _absolute(a.path) == _absolute(b.path) and a.step == b.step
 
 
 def _absolute(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def _split(tree: Any, model: Any) -> tuple[Any, dict[str, Any]]:
-    """Parameters and collections of a tree in memory: a variables dict, a train state, or parameters alone."""
-    if is_plain_callable(model) and isinstance(tree, Mapping):
-        return tree, {}  # f(params, x) takes what it is given, be it a variables dict
-    if not isinstance(tree, Mapping) and hasattr(tree, "params"):
-        collections = {
-            name: getattr(tree, name)
-            for name in ("batch_stats",)
-            if getattr(tree, name, None) is not None
-        }
-        return tree.params, collections
-    if isinstance(tree, Mapping) and "params" in tree:
-        beside = {key: sub for key, sub in tree.items() if key not in ("params", *NOT_COLLECTIONS)}
-        return tree["params"], {key: sub for key, sub in beside.items() if isinstance(sub, Mapping)}
+def _read_values(source: Source, model: Model) -> _Values:
+    """Parameters and collections of a checkpoint, or of a tree in memory."""
+    if isinstance(source, str | os.PathLike):
+        path, step = split_step(source)
+        contents = read_contents(path, step)
+        location = contents.location
+        return _Values(contents.params, contents.collections, path, location.step, location.label)
+    if isinstance(source, Mapping):
+        return _values_of_mapping(source, model)
+    if hasattr(source, "params"):
+        return _values_of_train_state(source)
+    return _Values(_without_value_level(source), {})
+
+
+def _values_of_mapping(tree: Mapping[str, PyTree], model: Model) -> _Values:
+    """A dictionary: the variables of a linen module, or parameters alone."""
+    # f(params, x) takes what it is given, be it a variables dictionary.
+    if is_plain_callable(model):
+        return _Values(tree, {})
+    if "params" not in tree:
+        return _Values(_without_value_level(tree), {})
+    collections = {}
+    for name, subtree in tree.items():
+        is_collection = name != "params" and name not in NOT_COLLECTIONS
+        if is_collection and isinstance(subtree, Mapping):
+            collections[name] = subtree
+    return _Values(tree["params"], collections)
+
+
+def _without_value_level(tree: PyTree) -> PyTree:
+    """A tree without the level that NNX puts between a variable and its array."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(tree, nnx.State):
-        return nnx.to_pure_dict(tree), {}
-    return strip_value_level(tree), {}
+        return nnx.to_pure_dict(tree)
+    return strip_value_level(tree)
 
 
-def is_model(source: Any) -> bool:
-    """Whether an argument of `compare` knows its own function."""
-    modules = (("flax.nnx", "Module"), ("equinox", "Module"))
-    loaded = [
-        getattr(sys.modules[library], name) for library, name in modules if library in sys.modules
-    ]
-    return isinstance(source, (Functional, *loaded))
+def _values_of_train_state(state: Any) -> _Values:
+    """A train state: its parameters, and batch statistics where it has such a field."""
+    collections = {}
+    statistics = getattr(state, "batch_stats", None)
+    if statistics is not None:
+        collections["batch_stats"] = statistics
+    return _Values(state.params, collections)
 
 
-def _is_part(source: Any, model: Any) -> bool:
-    """Whether an Equinox module holds parameters only, as `equinox.filter` and `partition` leave it."""
-    module = getattr(sys.modules.get("equinox"), "Module", ())
-    if isinstance(source, Functional) or not isinstance(source, module):
+def _holds_parameters_only(source: Source, model: Model) -> bool:
+    """Whether a model is parameters in its own container.
+
+    That is what `equinox.filter` and `equinox.partition` leave of a module, and what a plain
+    callable takes as its parameters.
+    """
+    if not is_module_of("equinox", source):
         return False
-    fewer = isinstance(model, module) and len(jax.tree.leaves(source)) < len(jax.tree.leaves(model))
-    return fewer or is_plain_callable(model)
+    if is_plain_callable(model):
+        return True
+    if not is_module_of("equinox", model):
+        return False
+    return len(jax.tree.leaves(source)) < len(jax.tree.leaves(model))
 
 
-def _functional(source: Any, like: Functional | None) -> Functional:
+def _as_functional(source: Source, options: Functional | None) -> Functional:
     """A model as a Functional, with the options of another one where there is one."""
-    if isinstance(source, Functional) or like is None:
-        return source if isinstance(source, Functional) else functionalize(source, check=False)
-    if like.extract is None or like.fixed:
+    if isinstance(source, Functional):
+        return source
+    if options is None:
+        return functionalize(source, check=False)
+    if options.extract is None or options.fixed:
         raise errors.InvalidInputError(
             expected="parameters, beside a Functional as model= that holds arrays fixed",
             got=f"a {type(source).__name__}, which has such arrays of its own",
             do="Pass a Functional for each side, made with the same options.",
         )
-    return like.with_params(like.extract(source), check=False)
+    return options.with_params(options.extract(source), check=False)
 
 
-def _require_model(model: Any) -> Any:
+def _require_model(model: Model) -> None:
+    """Refuse parameters without a model, which mean nothing by themselves."""
     if model is None:
         raise errors.InvalidInputError(
             expected="model= beside parameters that do not know their function",
             got="model=None",
             do="Pass a Functional, a linen, NNX or Equinox model, or a callable f(params, x).",
         )
-    return model
 
 
-def _require_finite(leaves: dict[str, Any]) -> None:
-    wrong = [
-        path
-        for path, leaf in leaves.items()
-        if _is_floating(leaf) and not np.isfinite(_float(leaf)).all()
-    ]
+def _require_finite(leaves: Leaves) -> None:
+    """Refuse NaN and infinity, and name the arrays that hold them."""
+    wrong = []
+    for path, leaf in leaves.items():
+        if _is_floating(leaf) and not np.isfinite(_known_to_numpy(leaf)).all():
+            wrong.append(path)
     if wrong:
         raise errors.InvalidInputError(
             expected="finite parameters and fixed arrays",
@@ -208,9 +265,19 @@ def _require_finite(leaves: dict[str, Any]) -> None:
         )
 
 
+def _floating_dtypes(params: PyTree) -> tuple[str, ...]:
+    """Names of the floating dtypes in a tree, sorted."""
+    floating = [leaf for leaf in jax.tree.leaves(params) if _is_floating(leaf)]
+    return tuple(sorted({str(np.dtype(leaf.dtype)) for leaf in floating}))
+
+
 def _is_floating(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
 
 
-def _float(leaf: Any) -> np.ndarray:
-    return np.asarray(leaf).astype(np.float32 if np.dtype(leaf.dtype).itemsize < 4 else leaf.dtype)
+def _known_to_numpy(leaf: Any) -> np.ndarray:
+    """An array in a dtype whose numbers NumPy can judge: bfloat16 and float8 become float32."""
+    array = np.asarray(leaf)
+    if np.dtype(leaf.dtype).itemsize < 4:
+        return array.astype(np.float32)
+    return array

@@ -4,11 +4,15 @@ import dataclasses
 import math
 from typing import Literal
 
-LAZY_E1, LAZY_DISTANCE, RICH_DISTANCE, RICH_GROWTH = 0.1, 0.01, 0.1, 2.0
+LAZY_E1 = 0.1
+LAZY_DISTANCE = 0.01
+RICH_DISTANCE = 0.1
+RICH_GROWTH = 2.0
 CRITERION = (
     f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}: the model linearized at A explains B. "
-    f"RICH if S_c > {RICH_DISTANCE} and the centred alignment with the labels grew at least {RICH_GROWTH:g}-fold: "
-    "features were learned. UNCHANGED if the outputs are the same up to rounding. MIXED otherwise."
+    f"RICH if S_c > {RICH_DISTANCE} and the centred alignment with the labels grew at least "
+    f"{RICH_GROWTH:g}-fold: features were learned. UNCHANGED if the outputs are the same up to "
+    "rounding. MIXED otherwise."
 )
 
 
@@ -36,30 +40,43 @@ def regime(
         e1: Linearization error, ||f_B - f_lin|| / ||f_B - f_A||; None if the outputs did not change
             beyond rounding.
         distance_centred: S_c, the kernel distance of the centred kernels.
-        alignment_a: Centred kernel-target alignment at A; None without labels, and then RICH cannot be found.
+        alignment_a: Centred kernel-target alignment at A; None without labels, and then RICH cannot
+            be found.
         alignment_b: The same at B.
 
     Returns:
         The verdict.
     """
     if e1 is None:
-        said = "The outputs on the probe are the same at A and B, or differ by too little to tell it from rounding."
-        return Verdict("UNCHANGED", said)
-    growth, grew = _growth(alignment_a, alignment_b)
+        return Verdict(
+            "UNCHANGED",
+            "The outputs on the probe are the same at A and B, or differ by too little to tell it "
+            "from rounding.",
+        )
+    growth = _describe_growth(alignment_a, alignment_b)
     numbers = f"e1 = {e1:.3g}, S_c = {_written(distance_centred)}, {growth}."
     if e1 < LAZY_E1 and distance_centred < LAZY_DISTANCE:
         return Verdict("LAZY", numbers)
-    return Verdict("RICH" if grew and distance_centred > RICH_DISTANCE else "MIXED", numbers)
+    if distance_centred > RICH_DISTANCE and _has_grown(alignment_a, alignment_b):
+        return Verdict("RICH", numbers)
+    return Verdict("MIXED", numbers)
 
 
-def _growth(before: float | None, after: float | None) -> tuple[str, bool]:
+def _has_grown(before: float | None, after: float | None) -> bool:
+    """Whether the alignment is known on both sides and grew as much as the criterion asks."""
     if before is None or after is None:
-        return "alignment unknown without labels", False
-    ratio = f" ({after / before:.3g}-fold)" if before > 0 and math.isfinite(after) else ""
-    return (
-        f"alignment {_written(before)} to {_written(after)}{ratio}",
-        after > 0 and after >= RICH_GROWTH * before,
-    )
+        return False
+    return after > 0 and after >= RICH_GROWTH * before
+
+
+def _describe_growth(before: float | None, after: float | None) -> str:
+    """The alignment on both sides, and their ratio where it has a meaning."""
+    if before is None or after is None:
+        return "alignment unknown without labels"
+    text = f"alignment {_written(before)} to {_written(after)}"
+    if before > 0 and math.isfinite(after):
+        text += f" ({after / before:.3g}-fold)"
+    return text
 
 
 def _written(value: float) -> str:

@@ -1,7 +1,7 @@
 """A hook for training loops in Python: the measurements of `watch`, outside the compiled step.
 
-A call asks the schedule and the time budget, measures, and hands the numbers to the writers. It never
-raises into the loop: everything after the clock is read stands in one `try`.
+A call asks the schedule and the time budget, measures, and hands the numbers to the writers. It
+never raises into the loop: everything after the clock is read stands in one `try`.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ class Monitor:
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
-    The call never raises into the loop: what goes wrong is said in one warning, and the call returns
-    None. It waits for its own result, touches no buffer of the loop, and leaves measurements out when
-    they would cost more than `time_share`.
+    The call never raises into the loop: what goes wrong is said in one warning, and the call
+    returns None. It waits for its own result, touches no buffer of the loop, and leaves
+    measurements out when they would cost more than `time_share`.
 
     Cost: as `watch`; see the attribute `cost` for what it was.
 
@@ -55,8 +55,8 @@ class Monitor:
         every: As for `watch`.
         top_k: As for `watch`.
         loss: As for `watch`.
-        descent: As for `watch`; where it has no learning rate, that is taken from the `opt_state` of
-            the call if `optax.inject_hyperparams` keeps it there.
+        descent: As for `watch`; where it has no learning rate, that is taken from the `opt_state`
+            of the call if `optax.inject_hyperparams` keeps it there.
         reduction: As for `watch`.
         writers: As for `watch`; they also get `<name>_seconds`, the time of the measurement.
         name: As for `watch`.
@@ -66,9 +66,10 @@ class Monitor:
             limit. What a measurement costs is known from the second one on.
 
     Attributes:
-        cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the first
-            measurement, `seconds` of all later ones, `elapsed` wall time since the first, the `share`
-            of that, `measurements` made, `skipped` ones, `last`, the seconds of the last one.
+        cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
+            first measurement, `seconds` of all later ones, `elapsed` wall time since the first, the
+            `share` of that, `measurements` made, `skipped` ones, `last`, the seconds of the last
+            one.
         last: The last `Measurement`, None before the first.
 
     Raises:
@@ -122,8 +123,8 @@ class Monitor:
             step: The step the parameters belong to: 0 before the first update.
             params: The parameters, as the optimizer holds them or as `f` takes them.
             opt_state: The optimizer state, if it is at hand. An injected learning rate is read from
-                it, and the margin is left out where it would not hold: for Adam and its like, and for
-                momentum that was not stated.
+                it, and the margin is left out where it would not hold: for Adam and its like, and
+                for momentum that was not stated.
 
         Returns:
             The measurement with numpy values, or None when nothing was measured.
@@ -269,7 +270,7 @@ def _require_share(time_share: object) -> None:
 
 
 def _require_concrete(params: PyTree) -> None:
-    """Refuse parameters that are being traced: the hook is for the loop around the compiled step."""
+    """Refuse parameters that are being traced: the hook is for the loop around the step."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
         raise errors.InvalidInputError(
             expected="parameters outside of jax.jit",

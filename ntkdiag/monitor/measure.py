@@ -2,7 +2,7 @@
 
 The kernel is computed by `ntk`, all that follows from it in one compiled program:
 
-1. where kernel or outputs are not finite, an identity stands in, and all numbers are NaN in the end;
+1. where kernel or outputs are not finite, an identity stands in, and all numbers end as NaN;
 2. spectrum, drift from the reference kernel, alignment;
 3. the critical learning rate and the margin, where a loss was named and the kernel is not reduced;
 4. what could not be measured becomes NaN, and the status says why.
@@ -64,8 +64,8 @@ def measure(
     Sigma and D those of the loss (see `Loss`), eta, tau and w those of the update rule (see
     `Descent`).
 
-    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other than
-    squared error.
+    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other
+    than squared error.
 
     Args:
         f: `f(params, x)`, outputs `[N ...]`.

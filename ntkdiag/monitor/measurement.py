@@ -53,13 +53,13 @@ class Measurement:
     """The diagnostics of one step; NaN where a quantity does not exist or could not be measured.
 
     Every number is that of the kernel the convention record names ("reduction"): the full kernel
-    Theta = J J^T of shape [(N C) (N C)], or a reduction of it to [N N]. The arrays are of JAX inside
-    a compiled step, and of numpy where a `Monitor` returns them.
+    Theta = J J^T of shape [(N C) (N C)], or a reduction of it to [N N]. The arrays are of JAX
+    inside a compiled step, and of numpy where a `Monitor` returns them.
 
     Attributes:
         step: The step the parameters belong to.
-        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel or outputs, 3 arrays that the
-            measured function holds fixed have other values in training.
+        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel or outputs, 3 arrays that
+            the measured function holds fixed have other values in training.
         eigenvalues: The largest eigenvalues, descending, `[top_k]`; NaN below the noise floor of
             the kernel.
         trace: Sum of all eigenvalues.

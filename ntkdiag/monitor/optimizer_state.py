@@ -1,4 +1,4 @@
-"""What an Optax state tells about the optimizer: its learning rate, and whether the margin holds for it.
+"""What an Optax state tells: the learning rate, and whether the margin holds for the optimizer.
 
 An Optax optimizer is two functions and does not say what it is, so its state is read instead:
 

@@ -20,7 +20,7 @@ IsDue: TypeAlias = bool | np.bool_ | Bool[Array | np.ndarray, ""]
 
 @runtime_checkable
 class Schedule(Protocol):
-    """Anything that says whether a step is measured: `schedule(step) -> bool`, traceable in `step`."""
+    """Whatever says if a step is measured: `schedule(step) -> bool`, traceable in `step`."""
 
     def __call__(self, step: Step) -> IsDue:
         """True when `step`, a Python int or a traced integer, is to be measured."""

@@ -4,8 +4,8 @@ An Optax transform is two functions, `init` and `update`, and a state. Here
 
 1. `init` makes a state in which every array has its final size, so that it can go through
    `jax.lax.scan` and into checkpoints;
-2. `update` asks the schedule whether the step is measured: under `jax.jit` the answer is traced, and
-   the measurement stands in a branch of a `jax.lax.cond`;
+2. `update` asks the schedule whether the step is measured: under `jax.jit` the answer is traced,
+   and the measurement stands in a branch of a `jax.lax.cond`;
 3. a measurement goes into the state, and through a callback to the writers on the host. Without
    writers there is no callback: it would keep JAX from caching the compiled step, and from its
    fastest way to call it.
@@ -98,20 +98,21 @@ def watch(
     """Watch the neural tangent kernel of `f` on a probe batch, from inside an Optax chain.
 
     The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the
-    parameters *before* the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan` the
-    choice is a `jax.lax.cond`, and a step that is not scheduled computes one comparison. The last
-    measurement is in the state.
+    parameters *before* the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan`
+    the choice is a `jax.lax.cond`, and a step that is not scheduled computes one comparison. The
+    last measurement is in the state.
 
         tx = optax.chain(
             optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, loss="cross_entropy", descent=0.1)
         )
 
     Writers are called on the host from inside the compiled step, asynchronously: call
-    `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again, with
-    one warning.
+    `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again,
+    with one warning.
 
-    Cost: per measurement one kernel and its eigenvalues (see `measure`); in memory the first kernel,
-    K^2 numbers, with K = N C for the full kernel, N for a reduced one.
+    Cost: per measurement one kernel and its eigenvalues, K^3, with K = N C for the full kernel, N
+    for a reduced one; a second set of eigenvalues for losses other than squared error. In memory
+    the first kernel, K^2 numbers.
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the
@@ -121,26 +122,26 @@ def watch(
             like the outputs. None leaves the alignment out.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
-        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object of
-            `ntkdiag.losses` (which states what its sum is divided by), or a function
+        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
+            of `ntkdiag.losses` (which states what its sum is divided by), or a function
             `loss(outputs, y)`. None leaves out all numbers about stability, which depend on it.
         descent: How it is trained: a `Descent` with momentum and decay, or the learning rate of
             plain gradient descent, a number or a schedule of the step. None leaves the margin out.
             The plain kernel says nothing about Adam.
-        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits", or
-            "auto", which is "full" up to 2048 rows and "mean" beyond. Reduced kernels have no
+        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits",
+            or "auto", which is "full" up to 2048 rows and "mean" beyond. Reduced kernels have no
             learning rate and no margin.
         writers: Objects with `write(step, values)`, or one of them.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
-        memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the kernel
-            is one block.
+        memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the
+            kernel is one block.
 
     Returns:
-        A gradient transformation. Its state has the fields of `Measurement`, each with ``ntk_`` before
-        its name, and `ntk_count`, the number of updates seen; read one from any optimizer state with
-        `optax.tree_utils.tree_get(opt_state, "ntk_trace")`. `init` raises `StructureError` when the
-        parameters are not those of `f`, `update` also `InvalidInputError` when it gets no
-        parameters.
+        A gradient transformation. Its state has the fields of `Measurement`, each with ``ntk_``
+        before its name, and `ntk_count`, the number of updates seen; read one from any optimizer
+        state with `optax.tree_utils.tree_get(opt_state, "ntk_trace")`. `init` raises
+        `StructureError` when the parameters are not those of `f`, `update` also `InvalidInputError`
+        when it gets no parameters.
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
@@ -244,7 +245,7 @@ def _state(
 def _deliver(
     outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement
 ) -> None:
-    """Send a measurement, on the host and inside the training step: an exception would end the run."""
+    """Send a measurement, on the host and during the step: an exception would end the run."""
     step = int(measurement.step)
     try:
         # `jax.vmap` makes the conditional compute at every step, scheduled or not.

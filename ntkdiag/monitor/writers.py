@@ -22,8 +22,8 @@ class Writer(Protocol):
     """Receives one call per measurement, on the host.
 
     Two methods are optional. `start(record)` is called once, before the first `write`, with the
-    convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain JSON
-    values. `close()` ends the writer.
+    convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
+    JSON values. `close()` ends the writer.
     """
 
     def write(self, step: int, values: Values) -> None:
@@ -175,7 +175,7 @@ def read_json_lines(
 
 
 def _finite_or_null(value: Any) -> Any:
-    """JSON values with None in the place of numbers that are not finite, which JSON does not have."""
+    """JSON values with None for numbers that are not finite, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -27,6 +27,16 @@ class Row:
     meaning: str
 
 
+def all_rows(comparison: Any) -> list[Row]:
+    """All quantities but those of single parameters, in the order of the report."""
+    return [
+        *kernel_rows(comparison),
+        *task_rows(comparison),
+        *motion_rows(comparison),
+        *prediction_rows(comparison),
+    ]
+
+
 def kernel_rows(comparison: Any) -> list[Row]:
     """Scale, rank and resolution of the two kernels."""
     a, b = comparison.a, comparison.b
