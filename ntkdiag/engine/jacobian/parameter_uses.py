@@ -13,7 +13,6 @@ An equation that reads a view of a parameter is one of three things, tried in th
 
 import dataclasses
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +50,7 @@ class WalkState:
         return isinstance(atom, _jax.Literal) or atom in self.constants
 
 
-def is_view(value: Any) -> bool:
+def is_view(value: object) -> bool:
     """Whether a value of the walk is a view, or several side by side."""
     return isinstance(value, View | JoinedViews)
 
@@ -59,6 +58,7 @@ def is_view(value: Any) -> bool:
 def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) -> list:
     """The outputs of an equation with a view, or several, among its inputs."""
     recorder = state.recorder
+    # Parameters that are concatenated stay views, side by side.
     joined = JoinedViews.of(eqn, values)
     if joined is not None:
         return [joined]
@@ -70,6 +70,7 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
             values = list(values)
             values[smaller] = recorder.differentiable(values[smaller])
             sides.remove(smaller)
+    # One parameter and data, in order: views again, or a use with structure.
     outputs = None
     if len(sides) == 1 and isinstance(values[sides[0]], JoinedViews):
         outputs = _apply_to_joined(eqn, values, sides[0], path, recorder)
@@ -77,7 +78,7 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
         outputs = _apply_to_view(eqn, values, sides[0], path, state)
     if outputs is not None:
         return outputs
-    # No structure: JAX differentiates this equation.
+    # No structure: JAX differentiates this equation, with the copies of the parameters.
     inputs = [recorder.differentiable(value) for value in values]
     if eqn.primitive.name in _REPEATING:
         shape = eqn.outvars[0].aval.shape
@@ -94,8 +95,9 @@ def _smaller_of_two(eqn: Equation, values: list) -> int | None:
     This pays where the product is smaller than the larger of them (a learned query, say), whose
     derivative is then not formed.
     """
-    sizes = [math.prod(jnp.shape(value.value)) for value in values]
-    if math.prod(eqn.outvars[0].aval.shape) >= max(sizes):
+    sizes = [math.prod(jnp.shape(view.value)) for view in values]
+    size_of_product = math.prod(eqn.outvars[0].aval.shape)
+    if size_of_product >= max(sizes):
         return None
     return int(np.argmin(sizes))
 
@@ -106,10 +108,13 @@ def _apply_to_view(
     """The outputs of an equation with one view; None where it has no structure."""
     name = eqn.primitive.name
     outputs = views_of(eqn, values)
+    # A weight: w . h.
     if outputs is None and name in RULES:
         outputs = _tap(eqn, values, side, path, state.recorder)
+    # A parameter with an offset: w + 1, or w - w_0.
     if outputs is None and name in ("add", "sub"):
         outputs = _shift(eqn, values, side, state)
+    # A bias: w . h + b.
     if outputs is None and name == "add":
         outputs = _add_bias(eqn, values, side, path, state)
     return outputs
@@ -129,7 +134,9 @@ def _apply_to_joined(
 
 def _tap(eqn: Equation, values: list, side: int, path: Path, recorder: Recorder) -> list | None:
     """A view in a primitive with a rule: tap the result and hand out the other operand."""
-    view, operand = values[side], values[1 - side]
+    view = values[side]
+    operand = values[1 - side]
+    # Of a view that repeats elements of its leaf the derivative would have to be summed up.
     if view.layout.repeats:
         return None
     name = eqn.primitive.name
@@ -154,7 +161,8 @@ def _tap_joined(
 ) -> list | None:
     """Views side by side in a primitive with a rule: one product, one tap, a window for each."""
     name = eqn.primitive.name
-    joined, operand = values[side], values[1 - side]
+    joined = values[side]
+    operand = values[1 - side]
     uses = joined.uses(RULES[name], eqn.params, side, jnp.shape(operand))
     if uses is None:
         return None
@@ -175,13 +183,16 @@ def _shift(eqn: Equation, values: list, side: int, state: WalkState) -> list[Vie
         inputs[side] = numbers
         return _jax.bind(eqn, inputs)[0]
 
-    subtracted = side == 1 and eqn.primitive.name == "sub"
-    return [view.with_numbers(shifted, view.layout, -1.0 if subtracted else None)]
+    factor = None
+    if side == 1 and eqn.primitive.name == "sub":  # subtracted: constant - parameter
+        factor = -1.0
+    return [view.with_numbers(shifted, view.layout, factor)]
 
 
 def _add_bias(eqn: Equation, values: list, side: int, path: Path, state: WalkState) -> list | None:
     """A parameter added to the tapped result of a contraction: a use that shares its tap."""
-    view, y = values[side], values[1 - side]
+    view = values[side]
+    y = values[1 - side]
     recorder = state.recorder
     y_variable = eqn.invars[1 - side]
     result = state.tapped.get(y_variable)
@@ -195,9 +206,13 @@ def _add_bias(eqn: Equation, values: list, side: int, path: Path, state: WalkSta
         return None
     if shape != eqn.outvars[0].aval.shape:
         return None
-    # `add` repeats the axes of length 1 of the parameter.
-    layout = result.undo(view.layout.broadcast(shape, tuple(range(len(shape)))))
-    use = None if layout is None else bias_use(result.site.use, layout)
+    # `add` repeats the axes of length 1 of the parameter. What rearranged the result since it was
+    # tapped is undone: the cotangent of the tap has the shape it had then.
+    repeated = view.layout.broadcast(shape, tuple(range(len(shape))))
+    layout = result.undo(repeated)
+    if layout is None:
+        return None
+    use = bias_use(result.site.use, layout)
     if use is None:
         return None
     recorder.record(path, result.site.tap_key, view, "add", use, np.ones((), y.dtype))

@@ -16,7 +16,8 @@ operand, which becomes a, and the cotangent of its tap, which becomes c (see `we
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +36,12 @@ class Backpropagated:
     """What one forward and one backward pass of an example give.
 
     Attributes:
-        operands: The operands handed out, by key.
+        operands: The operands handed out, by key; of a derivative rule a list of its inputs.
         cotangents: The c `[o b t d]` of each site, by its key.
         jacobians: The VJPs `[o ...]` of the leaves with a use that has no structure.
     """
 
-    operands: dict[Path, Any]
+    operands: dict[Path, Shaped[Array | np.ndarray, "..."] | list]
     cotangents: dict[Path, Float[Array, "o _b _t _d"]]
     jacobians: dict[int, Float[Array, "o ..."]]
 
@@ -94,41 +95,46 @@ class Part:
         outer = dataclasses.replace(self, sites=products, kind="outer")
         return rows, outer
 
-    def factor(self, one: Backpropagated) -> Factor:
+    def factor(self, example: Backpropagated) -> Factor:
         """The factor of one example."""
+        # Uses without structure.
         if self.kind == "dense":
-            j = one.jacobians[self.leaves[0]]
-            return Dense(j.reshape(j.shape[0], -1))
+            j = example.jacobians[self.leaves[0]]
+            return Dense(j.reshape(j.shape[0], -1))  # [o ...] -> [o P]
         if self.kind == "assembled":
-            return self._assembled(one)
+            return self._assembled(example)
         if self.kind == "tied":
-            rows, outer = (half.factor(one) for half in self.halves())
-            return Tied(rows, outer)
-        a = [_operand_of(site, one) for site in self.sites]
-        c = [one.cotangents[site.key] for site in self.sites]
+            rows, outer = self.halves()
+            return Tied(rows.factor(example), outer.factor(example))
+        # Uses of one kind: their positions t are put one after the other.
+        a = [_operand_of(site, example) for site in self.sites]
+        c = [example.cotangents[site.key] for site in self.sites]
         if self.kind == "rows":
-            n_rows = self.sites[0].use.sizes()[2]
-            index = jnp.concatenate(a)  # [t]
-            c = jnp.concatenate([v[:, 0] for v in c], axis=1)  # [o 1 t d] each -> [o t d]
+            _, _, n_rows, _ = self.sites[0].use.sizes()
+            index = jnp.concatenate(a)  # [t] each -> [t]
+            without_blocks = [of_site[:, 0] for of_site in c]  # [o 1 t d] -> [o t d]
+            c = jnp.concatenate(without_blocks, axis=1)
             # What was looked up in no row has no derivative.
-            return Rows(index, jnp.where((index < n_rows)[:, None], c, 0), n_rows)
-        # The positions t of all sites, one after the other; then the inputs i side by side.
-        inputs = [jnp.concatenate(a, axis=1)]
-        inputs += [_operand_of(site, one) for site in self.added_sites]
-        a = jnp.concatenate(inputs, axis=2)
-        return Outer(a, jnp.concatenate(c, axis=2), self.has_bias)
+            in_a_row = (index < n_rows)[:, None]  # [t 1], against [o t d]
+            return Rows(index, jnp.where(in_a_row, c, 0), n_rows)
+        c = jnp.concatenate(c, axis=2)  # [o b t d] each -> [o b t d]
+        inputs = [jnp.concatenate(a, axis=1)]  # [b t i] each -> [b t i]
+        # Weights whose products are added up: their inputs i stand beside these.
+        inputs += [_operand_of(site, example) for site in self.added_sites]
+        return Outer(jnp.concatenate(inputs, axis=2), c, self.has_bias)
 
-    def _assembled(self, one: Backpropagated) -> Dense:
+    def _assembled(self, example: Backpropagated) -> Dense:
         """The sum over all uses, each formed and put into the order of the leaf."""
-        jacobian = one.jacobians.get(self.leaves[0])
-        total: Any = 0.0
+        terms = []
         # The uses without structure, all at once, by the VJP of the leaf.
+        jacobian = example.jacobians.get(self.leaves[0])
         if jacobian is not None:
-            total = jacobian.reshape(jacobian.shape[0], -1)
+            terms.append(jacobian.reshape(jacobian.shape[0], -1))  # [o ...] -> [o P]
         for site in self.sites:
             part = dataclasses.replace(self, sites=(site,), kind=structured_kind(site))
-            total = total + _in_leaf_order(part.factor(one).dense().j, site, self.size)
-        return Dense(total)
+            formed = part.factor(example).dense()
+            terms.append(_in_leaf_order(formed.j, site, self.size))
+        return Dense(functools.reduce(jnp.add, terms))
 
 
 def structured_kind(site: Site) -> Literal["rows", "outer"]:
@@ -153,15 +159,15 @@ def arrange_cotangent(site: Site, c: Shaped[Array, "..."]) -> Shaped[Array, "b t
     return _fold_scans(arranged, site.scans)
 
 
-def _operand_of(site: Site, one: Backpropagated) -> Shaped[Array, "..."]:
+def _operand_of(site: Site, example: Backpropagated) -> Shaped[Array, "..."]:
     """The operand of a site as a `[b t i]`, or row numbers `[t]`, with its scans folded in."""
-    a = _over_scans(site.use.arrange_operand, site)(one.operands[site.operand_key])
+    a = _over_scans(site.use.arrange_operand, site)(example.operands[site.operand_key])
     if site.use.kind == "rows":
         return a.reshape(-1)
     return _fold_scans(a, site.scans)
 
 
-def _over_scans(function: Any, site: Site) -> Any:
+def _over_scans(function: Callable[..., Array], site: Site) -> Callable[..., Array]:
     """A function of one step of the enclosing scans, mapped over all steps."""
     for _ in site.scans:
         function = jax.vmap(function)
@@ -172,6 +178,7 @@ def _fold_scans(
     x: Shaped[Array, "*scans b t i"], scans: tuple[tuple[int, str], ...]
 ) -> Shaped[Array, "blocks positions i"]:
     """Make each scan a part of the blocks or of the positions: [scans... b t i] -> [b t i]."""
+    # After the axes of scans come those of one step: b, t and i (or d, of a cotangent).
     n_scans = len(scans)
     blocks = [axis for axis, (_, role) in enumerate(scans) if role == "b"] + [n_scans]
     positions = [axis for axis, (_, role) in enumerate(scans) if role == "t"] + [n_scans + 1]
@@ -187,9 +194,11 @@ def _in_leaf_order(j: Float[Array, "o P"], site: Site, size: int) -> Float[Array
     rank = array.ndim
     if site.use.kind != "rows":
         # Products are formed in the order [b d i]; rows come in the order of their table already.
-        # [o (b d i)] -> [o b d i] -> [o b i d], each letter standing for several axes.
-        first_i = layout.n_block + site.use.n_axes[0]
-        first_d = first_i + site.use.n_axes[1]
+        # [o (b d i)] -> [o b d i] -> [o b i d], each letter standing for several axes. `array` has
+        # its axes in the order b (those of scans among them), i, d.
+        n_b, n_i, _ = site.use.n_axes
+        first_i = layout.n_block + n_b
+        first_d = first_i + n_i
         shape = array.shape
         j = j.reshape(-1, *shape[:first_i], *shape[first_d:], *shape[first_i:first_d])
         n_d = rank - first_d

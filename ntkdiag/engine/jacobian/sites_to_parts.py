@@ -13,7 +13,7 @@ The fewer parts, the fewer products of cotangents c c^T are taken.
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Hashable
 
 from ntkdiag.engine.jacobian.parts import Part, structured_kind, weight_coordinates
 from ntkdiag.engine.jacobian.recorder import Site
@@ -28,6 +28,7 @@ def sites_to_parts(
     leaves, and with "leaf order" there is one dense part for each leaf, in the order of the leaf:
     what can be compared between different functions.
     """
+    # 1. Each leaf by itself.
     sites_of: dict[int, list[Site]] = {}
     for site in sites:
         sites_of.setdefault(site.leaf, []).append(site)
@@ -40,8 +41,11 @@ def sites_to_parts(
             parts.append(Part((leaf,), (), "dense", math.prod(shape)))
     if form != "fused":
         return parts
-    # In this order: weights side by side may be added to others, and both may have a bias.
-    return _merge_biases(_merge_added(_merge_joined(parts)))
+    # 2. Leaves that share a cotangent, in this order: weights side by side may be added to others,
+    # and both may have a bias.
+    parts = _merge_joined(parts)
+    parts = _merge_added(parts)
+    return _merge_biases(parts)
 
 
 def _parts_of_leaf(
@@ -59,6 +63,7 @@ def _parts_of_leaf(
 
 
 def _part_of_cluster(leaf: int, cluster: list[Site]) -> Part:
+    """The part of sites that use the same elements of a leaf, of which one speaks for all."""
     first = cluster[0]
     return Part((leaf,), tuple(cluster), structured_kind(first), first.use.weight.array.size)
 
@@ -106,21 +111,23 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
 
 def _merge_joined(parts: list[Part]) -> list[Part]:
     """Make one part of weights side by side, where each of them is used there only."""
-    groups: dict[Any, list[Part]] = {}
+    # Weights side by side were handed out one operand; any other part is a group by itself.
+    groups: dict[Hashable, list[Part]] = {}
     for k, part in enumerate(parts):
-        key: Any = k
+        key: Hashable = k
         if _is_single_product(part) and part.sites[0].joined:
-            # Weights side by side were handed out one operand.
             key = part.sites[0].operand_key
         groups.setdefault(key, []).append(part)
     merged = []
     for group in groups.values():
-        joined = group[0].sites[0].joined if group[0].sites else None
-        if joined is None or len(group) < joined[0]:
-            # Some of the weights side by side are used elsewhere too, or have no structure.
-            merged += group
-        else:
+        sites = group[0].sites
+        joined = sites[0].joined if sites else None
+        n_side_by_side = joined[0] if joined else None
+        if len(group) == n_side_by_side:
             merged.append(_side_by_side(group))
+        else:
+            # Not side by side, or some of those that are are used elsewhere too.
+            merged += group
     return merged
 
 
@@ -130,14 +137,17 @@ def _side_by_side(group: list[Part]) -> Part:
     assert first.joined is not None
     _, together = first.joined
     site = dataclasses.replace(first, use=together)
-    leaves = tuple(dict.fromkeys(leaf for part in group for leaf in part.leaves))
+    leaves: dict[int, None] = {}  # each leaf once, in the order in which they come
+    for part in group:
+        leaves.update(dict.fromkeys(part.leaves))
     in_order = sorted(group, key=_start_of_window)
     coordinates = tuple(part.coordinates for part in in_order)
     size = sum(part.size for part in group)
-    return Part(leaves, (site,), "outer", size, merged_coordinates=coordinates)
+    return Part(tuple(leaves), (site,), "outer", size, merged_coordinates=coordinates)
 
 
 def _start_of_window(part: Part) -> int:
+    """Where the output of a weight begins in that of all weights side by side."""
     window = part.sites[0].use.window
     assert window is not None
     return window.start
@@ -148,9 +158,9 @@ def _merge_added(parts: list[Part]) -> list[Part]:
 
     Their cotangents have to be brought to [b t d] in the same way.
     """
-    merged: dict[Any, Part] = {}
+    merged: dict[Hashable, Part] = {}
     for k, part in enumerate(parts):
-        key: Any = k  # a part that is merged with no other one
+        key: Hashable = k  # a part that is merged with no other one
         if _is_single_product(part) and part.sites[0].use.kind == "outer":
             use = part.sites[0].use
             b, t, _, d = use.sizes()
@@ -181,17 +191,21 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
             use = part.sites[0].use
             if use.kind == "outer" and use.window is None:
                 weights[_cotangent_read(part.sites[0])] = k
+    # A host takes the place of its weight, and None that of the bias it took.
     merged: list[Part | None] = list(parts)
     for k, part in enumerate(parts):
         if not _is_single_product(part):
             continue
         [site] = part.sites
+        # A scaled bias has a = scale, and not the 1 that rides along.
         if site.use.kind != "ones" or site.scaled:
             continue
         # A weight takes one bias; a second one stays a part of its own.
         home = weights.get(_cotangent_read(site))
-        host = None if home is None else merged[home]
-        if home is None or host is None or host.has_bias:
+        if home is None:
+            continue
+        host = merged[home]
+        if host is None or host.has_bias:
             continue
         merged[home] = dataclasses.replace(
             host,
@@ -205,6 +219,7 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
 
 
 def _is_single_product(part: Part) -> bool:
+    """Whether a part is one use of a weight in a product, or of a bias: its cotangent can be shared."""
     return part.kind == "outer" and len(part.sites) == 1
 
 

@@ -15,10 +15,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax
@@ -55,7 +55,7 @@ class StructuredJacobian:
     dense_leaves: frozenset[int]
     stacked_leaves: dict[int, int]
     n_outputs: int
-    dtype: Any
+    dtype: np.dtype
 
     @staticmethod
     def of(
@@ -79,14 +79,15 @@ class StructuredJacobian:
             recorder = Recorder()
 
             def first_walk(params, inputs):
-                # Every leaf has a differentiable copy here, so that the walk can say which are
-                # used.
+                # Every leaf has a differentiable copy here (itself), so that the walk can say which
+                # are used.
                 _walk(jaxpr, params, dict(enumerate(params)), inputs, recorder)
                 # What it handed out belongs to a trace that ends here.
                 recorder.operands.clear()
 
             jax.eval_shape(first_walk, params, jax.tree.leaves((kwargs, x)))
-        # A site whose result is added to another's has no tap of its own any more.
+        # A site whose result is added to another's has no tap of its own any more; a dict keeps the
+        # taps in the order of the walk, each once.
         tap_keys = dict.fromkeys(site.tap_key for site in recorder.sites.values())
         return StructuredJacobian(
             jaxpr=jaxpr,
@@ -126,7 +127,12 @@ class StructuredJacobian:
         return sites_to_parts(list(self.sites.values()), self.dense_leaves, self.shapes, form)
 
     def factors(
-        self, parts: list[Part], params: list, basis: Float[Any, "o C"], kwargs: PyTree, x: PyTree
+        self,
+        parts: list[Part],
+        params: list,
+        basis: Float[Array | np.ndarray, "o C"],
+        kwargs: PyTree,
+        x: PyTree,
     ) -> tuple[list[Factor], Float[Array, " C"]]:
         """Tangent factors of one example.
 
@@ -147,6 +153,7 @@ class StructuredJacobian:
         operand_keys = {site.operand_key for site in self.sites.values()}
         untapped = frozenset(operand_keys - self.tap_avals.keys())
 
+        # What is differentiated: taps and copies -> outputs. The operands are handed out beside it.
         def tapped(taps, dense_copies):
             recorder = Recorder(taps, untapped)
             y = _walk(self.jaxpr, params, dense_copies, inputs, recorder)
@@ -162,18 +169,20 @@ class StructuredJacobian:
             # Cotangents are arranged for one direction at a time, and mapped over all of them.
             of_taps, of_leaves = vjp(direction)
             c = {site.key: arrange_cotangent(site, of_taps[site.tap_key]) for site in sites}
-            return c, of_leaves
+            return c, of_leaves  # [b t d] of each site, the shape of each leaf
 
         # Derivative rules of the user's are traced here only: their products are of full precision
         # too.
         with jax.default_matmul_precision("highest"):
+            # The faster `_jax.vjp` knows no mutable arrays.
             if self.mutates:
                 y, vjp, operands = jax.vjp(tapped, zeros, dense_copies, has_aux=True)
             else:
                 y, vjp, operands = _jax.vjp(tapped, zeros, dense_copies)
+            # [o C] -> [o b t d] and [o ...]
             cotangents, jacobians = jax.vmap(backward)(basis.astype(y.dtype))
-        one = Backpropagated(_computed_once(operands), _computed_once(cotangents), jacobians)
-        return [part.factor(one) for part in parts], y
+        example = Backpropagated(_computed_once(operands), _computed_once(cotangents), jacobians)
+        return [part.factor(example) for part in parts], y
 
 
 def _computed_once(arrays: dict) -> dict:
@@ -187,9 +196,9 @@ def _walk(
     """Walk the jaxpr of f with every parameter leaf as a view of itself, and return the outputs."""
     jaxpr, consts = _jax.open_jaxpr(closed)
     # The numbers of a leaf are a constant; what is differentiated by is its copy, if it has one.
-    views = [
-        View(leaf, LeafLayout.of(tuple(p.shape)), p, dense_copies.get(leaf))
-        for leaf, p in enumerate(params)
-    ]
+    views = []
+    for leaf, numbers in enumerate(params):
+        layout = LeafLayout.of(tuple(numbers.shape))
+        views.append(View(leaf, layout, numbers, dense_copies.get(leaf)))
     [y] = walk(jaxpr, consts, [*views, *inputs], recorder)
     return recorder.differentiable(y)
