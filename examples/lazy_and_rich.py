@@ -33,10 +33,9 @@ eta = 0.7 * 150 / float(jnp.linalg.eigvalsh(kernels["K_0"].array)[-1])
 
 def regression_error(p, kernel):
     ridge = 1e-3 * float(jnp.mean(jnp.diag(kernel.array)))
-    path = predict.ridge_path(
-        kernel, y, np.array([ridge]), kernel_test=ntkdiag.ntk(h, p, x_test, x)
-    )
-    return float(np.mean((path.test[0] - y_test) ** 2))
+    cross = ntkdiag.ntk(h, p, x_test, x)
+    regression = predict.gradient_flow(kernel, y, ridge=ridge, kernel_test=cross)
+    return float(np.mean((regression.test - y_test) ** 2))
 
 
 # %%

@@ -44,7 +44,7 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 for color, ratio in (("C0", 0.1), ("C1", 0.95)):
     eta = ratio * float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
     trained = train(lambda f: 0.5 * jnp.sum((f - targets) ** 2) / 24, eta, f_lin)
-    descent = predict.gradient_descent(kernel, targets, marks, eta, f0=start).train
+    descent = predict.gradient_descent(kernel, targets, eta, marks, f0=start).train
     flow = predict.gradient_flow(kernel, targets, marks * eta, f0=start).train
     off = [np.abs(path - trained).max() for path in (descent, flow)]
     print(f"η = {ratio} critical: descent off by {off[0]:.1e}, flow by {off[1]:.1e}")
@@ -61,7 +61,7 @@ for color, ratio in (("C0", 0.1), ("C1", 0.95)):
             label=f"{what}, {ratio} η_crit",
         )
 cross_entropy = lambda f: -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(24), y])
-exact = predict.iterate_descent(kernel, cross_entropy, marks * 10, 1.0, f0=start).train
+exact = predict.iterate_descent(kernel, y, 1.0, marks * 10, loss="cross_entropy", f0=start).train
 linear, network = (train(cross_entropy, 1.0, g, range(201))[::10] for g in (f_lin, f))
 off = [np.abs(path - linear).max() for path in (exact, network)]
 print(f"cross-entropy: recursion off by {off[0]:.1e}, net by {off[1]:.1e}")

@@ -1,7 +1,5 @@
-"""Training of the linearized model without a network: kernels and outputs in, predictions at any time out."""
+"""Training of the linearized model without a network: kernels in, outputs at any time out."""
 
-from ntkdiag.predict.best import Best as Best
-from ntkdiag.predict.best import best_on_path as best_on_path
 from ntkdiag.predict.descent import iterate_descent as iterate_descent
 from ntkdiag.predict.ensemble import Ensemble as Ensemble
 from ntkdiag.predict.ensemble import Prior as Prior
@@ -12,4 +10,3 @@ from ntkdiag.predict.mse import gradient_flow as gradient_flow
 from ntkdiag.predict.origin import Origin as Origin
 from ntkdiag.predict.origin import origin as origin
 from ntkdiag.predict.prediction import Prediction as Prediction
-from ntkdiag.predict.ridge_path import ridge_path as ridge_path

@@ -1,28 +1,31 @@
-"""From the eigenmodes of the training kernel and how far each is learned, to outputs."""
+"""From the eigenmodes of the training kernel and how far each is learned, to outputs.
+
+With c the weights on the training rows of J and a what is left of the initial parameters,
+
+    theta_t = a theta_0 + J^T c,
+    c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0.
+
+Without a pull to zero a = 1, and J theta_0 drops out. Outputs are f_0 + (a - 1) J theta_0 + Theta c.
+"""
 
 import functools
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import is_concrete
 from ntkdiag.predict.laws import Law
-from ntkdiag.predict.matrix_function import Modes, apply
+from ntkdiag.predict.matrix_function import Modes, Profile, apply
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem
+from ntkdiag.scalars import Number, is_concrete
 
 
 def modes_of(problem: Problem) -> Modes:
-    """Decompose the training kernel.
+    """Decompose the training kernel; NaN throughout where it is too late to refuse it.
 
     Cost: one eigendecomposition, O((NC)^3).
-
-    Args:
-        problem: The problem.
-
-    Returns:
-        The modes; NaN throughout when eigenvalues are below minus the noise floor and it is too late to refuse.
 
     Raises:
         InvalidInputError: When eigenvalues are below minus the noise floor.
@@ -37,59 +40,71 @@ def modes_of(problem: Problem) -> Modes:
     return modes
 
 
+@jax.jit
+def _decompose(kernel: Float[Array, "k k"], noise_floor: Number) -> tuple[Modes, Int[Array, ""]]:
+    """The modes, and how many eigenvalues are negative beyond rounding."""
+    values, vectors = jnp.linalg.eigh(kernel)
+    floor = jax.lax.stop_gradient(noise_floor * jnp.max(jnp.abs(values)))
+    negative = jnp.sum(values < -floor)
+    # Rounded up to 0, but moving with the kernel as before.
+    below_zero = jax.lax.stop_gradient(jnp.minimum(values, 0.0))
+    values = jnp.where(negative > 0, jnp.nan, values - below_zero)
+    return Modes(values, vectors, floor), negative
+
+
 @functools.partial(jax.jit, static_argnames="axes")
 def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) -> Prediction:
-    """Put the outputs together.
+    """Put the outputs together, at times of the shape `axes`; O((NC)^2) per time."""
 
-    With c the weights on the training rows of J, theta_t = a theta_0 + J^T c and
-    c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0. Without decay to zero a = 1 and J theta_0 drops out.
-    Cost: O((NC)^2) per time.
+    def of_kernel(
+        profile: Profile, columns: Float[Array, "k c"]
+    ) -> tuple[Float[Array, "T k c"], Float[Array, "T k c"]]:
+        """Theta h(Theta) b and h(Theta) b for the response h of a profile."""
+        both = apply(profile, problem.kernel, modes, law, columns)  # [2T k c]
+        moved, weights = jnp.split(both, 2)
+        return moved, weights
 
-    Args:
-        problem: The problem.
-        modes: Its modes.
-        law: How modes are learned.
-        axes: Shape of the times, in front of the outputs.
-
-    Returns:
-        The prediction.
-    """
-    of_kernel = lambda profile, b: jnp.split(apply(profile, problem.kernel, modes, law, b), 2)
-    shrink = law.decay()[:, None, None] - 1.0
-    source = problem.residual if problem.pull is None else problem.residual - problem.pull
+    # The answer to the residual: Theta c and c.
+    source = problem.residual
+    if problem.pull is not None:
+        source = problem.residual - problem.pull
     learned, weights = of_kernel(_of_source, -source)
     train = problem.start + learned
+    # The answer to the pull to zero, and what is gone of theta_0.
+    gone = law.decay()[:, None, None] - 1.0  # a - 1, [T 1 1]
     if problem.pull is not None:
-        kept, more = of_kernel(_of_pull, -problem.pull)
-        train, weights = train + kept + shrink * problem.pull, weights + more
+        moved, pulled_weights = of_kernel(_of_pull, -problem.pull)
+        train = train + moved + gone * problem.pull
+        weights = weights + pulled_weights
+
     test = None
     if problem.cross is not None and problem.start_test is not None:
-        test = problem.start_test + problem.cross @ weights
-        test = test if problem.pull_test is None else test + shrink * problem.pull_test
+        test = problem.start_test + problem.cross @ weights  # [T l c]
+        if problem.pull_test is not None:
+            test = test + gone * problem.pull_test
         test = test.reshape(*axes, *problem.shape_test)
+
+    # What no time will learn: the residual in modes that the kernel does not resolve.
     vectors = jax.lax.stop_gradient(modes.vectors)
-    unresolved = modes.values <= modes.floor
-    left = jnp.where(unresolved[:, None], vectors.T @ problem.residual, 0.0)
-    unlearned = jnp.sqrt(jnp.sum(left**2) / left.size)
-    return Prediction(train.reshape(*axes, *problem.shape), test, unlearned, jnp.sum(unresolved))
+    is_unresolved = modes.values <= modes.floor
+    left = jnp.where(is_unresolved[:, None], vectors.T @ problem.residual, 0.0)  # [k c]
+    return Prediction(
+        train=train.reshape(*axes, *problem.shape),
+        test=test,
+        unlearned=jnp.sqrt(jnp.sum(left**2) / left.size),
+        unresolved=jnp.sum(is_unresolved),
+    )
 
 
-def _of_source(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+def _of_source(
+    law: Law, values: Float[Array, " k"], floor: Float[Array, ""]
+) -> Float[Array, "h k"]:
+    """lambda psi and psi, for the outputs and for the weights."""
     psi, _ = law.responses(values, floor)
     return jnp.concatenate([values * psi, psi])
 
 
-def _of_pull(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+def _of_pull(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "h k"]:
+    """lambda chi and chi likewise."""
     _, chi = law.responses(values, floor)
     return jnp.concatenate([values * chi, chi])
-
-
-@jax.jit
-def _decompose(kernel: jax.Array, noise_floor: float) -> tuple[Modes, jax.Array]:
-    values, vectors = jnp.linalg.eigh(kernel)
-    floor = jax.lax.stop_gradient(noise_floor * jnp.max(jnp.abs(values)))
-    negative = jnp.sum(values < -floor)
-    kept = values - jax.lax.stop_gradient(
-        jnp.minimum(values, 0.0)
-    )  # rounded up to 0, moving as before
-    return Modes(jnp.where(negative > 0, jnp.nan, kept), vectors, floor), negative

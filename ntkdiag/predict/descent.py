@@ -1,121 +1,187 @@
-"""Any loss in function space: gradient descent, step by step."""
+"""Any loss in function space: gradient descent, step by step.
 
-from collections.abc import Callable
-from typing import Any
+With g the gradient of the loss in the outputs, a step of the weights w on the training rows is
+
+    w <- w - eta (g + (ridge / D) w),
+
+which is gradient descent in the parameters of the linearized model, exactly. Under a pull to zero
+the initial parameters decay beside them: a <- a - eta (ridge / D) a. Both pass through momentum.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag.descent import DescentLike, MomentumKind
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import Loss
+from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.gauss_newton import require_number
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.predict.linear_model import LinearModel, penalty, read_model
-from ntkdiag.predict.origin import Origin
+from ntkdiag.predict.linear_model import LinearModel, read_model
+from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.threshold import MomentumKind, stability_threshold
-from ntkdiag.scalars import Number, require_positive
+from ntkdiag.predict.update_rule import read_rule
+from ntkdiag.scalars import Number, require_at_least_zero
 
-Loss = Callable[[jax.Array], jax.Array]
-State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # w, its velocity, a, its velocity
+Rows: TypeAlias = Float[Array, "..."]
+Scalar: TypeAlias = Float[Array, ""]
+
+
+class _DescentState(NamedTuple):
+    """Where descent stands."""
+
+    weights: Rows  # w
+    velocity: Rows  # of w
+    kept: Scalar  # a
+    kept_velocity: Scalar
+
+
+class _Rule(NamedTuple):
+    """The numbers of the update."""
+
+    rate: Scalar
+    momentum: Scalar
+    penalty: Scalar  # ridge / D
 
 
 @errors.public
 @keeps_float64
 def iterate_descent(
     kernel: KernelLike | NTKOperator,
-    loss: Loss,
-    steps: Any,
-    learning_rate: Number,
+    y: PyTree,
+    descent: DescentLike,
+    steps: jax.typing.ArrayLike | Sequence[int],
     *,
+    loss: LossLike,
     f0: jax.typing.ArrayLike | None = None,
     kernel_test: KernelLike | NTKOperator | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
-    momentum: Number = 0.0,
-    momentum_kind: MomentumKind = "heavy-ball",
-    damping: Number = 0.0,
-    weight_decay: Number = 0.0,
-    origin: Origin | None = None,
+    ridge: Number = 0.0,
+    toward: Toward = "start",
 ) -> Prediction:
     """Outputs of the linearized model after full-batch gradient descent on any loss of the outputs.
 
-    f <- f - eta Theta grad_f L(f), which is parameter-space descent on the linearized model, exactly, for the full
-    kernel. What is kept are weights on the training rows, so that nothing is inverted.
+    f <- f - eta Theta grad_f L(f), which is parameter-space descent on the linearized model,
+    exactly, for the full kernel. What is kept are weights on the training rows, so that nothing is
+    inverted.
+
     Cost: one product Theta v per step: O((NC)^2), or five forward passes for an `NTKOperator`.
+
     Source: Lee et al. 2019 (arXiv 1902.06720), section 2.2.
 
     Args:
         kernel: Full training kernel, or a reduced one standing for K kron I_C, or an `NTKOperator`.
-        loss: L(f), a number from outputs shaped like `f0`; it holds the labels and the 1/N.
+        y: Labels, as the loss takes them.
+        descent: As for `gradient_descent`.
         steps: Number of steps, an integer or ascending `[T]` integers, known before compilation.
-        learning_rate: eta.
-        f0: f_0, `[n]` or `[n o]`; an operator computes it if None.
+        loss: An object of `ntkdiag.losses`, its name, or `loss(outputs, y)`, one number.
+        f0: f_0, outputs before training `[n]` or `[n o]`; an operator computes them if None.
         kernel_test: Test by train.
-        f0_test: f_0 on the test examples; None for 0 (for an operator: computed).
-        momentum: beta.
-        momentum_kind: "heavy-ball", "nesterov" or "ema".
-        damping: Coefficient of 1/2 ||theta - theta_0||^2 in the loss.
-        weight_decay: Coefficient of 1/2 ||theta||^2 in the loss, as of `optax.add_decayed_weights` before SGD; it needs
-            `origin`.
-        origin: J theta_0, for weight decay; see `origin`.
+        f0_test: f_0, outputs on the test examples; None for 0 (for an operator: computed).
+        ridge: In units of the kernel's eigenvalues: the coefficient of 1/2 ||theta - theta_0||^2 in
+            the loss is ridge / D, with D the denominator of the loss (the number of examples, for a
+            function too).
+        toward: As for `gradient_flow`.
 
     Returns:
         Outputs `[... n o]` on training and test examples.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, steps are no ascending integers, or weight
-            decay comes without `origin`.
+        InvalidInputError: When arrays do not fit or are not finite, steps are no ascending
+            integers, or the update rule is none that `gradient_descent` takes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> K = jnp.eye(2).reshape(2, 1, 2, 1)
+        >>> f0 = jnp.zeros((2, 1))
+        >>> print(iterate_descent(K, f0 + 1.0, 1.0, 2, loss="mse", f0=f0).train[:, 0])
+        [0.75 0.75]
     """
-    require_positive(learning_rate, "learning_rate")
-    decay = penalty(damping, weight_decay, origin)
-    stability_threshold(momentum, momentum_kind)
-    counts = np.asarray(steps)
-    marks = np.concatenate([[0], counts.reshape(-1)])
-    if not counts.size or not np.issubdtype(counts.dtype, np.integer) or np.any(np.diff(marks) < 0):
-        raise errors.InvalidInputError(
-            expected="ascending non-negative integer `steps`, at least one",
-            got=f"{steps}",
-            do="Sort and round them.",
+    rule = read_rule(descent)
+    require_at_least_zero(ridge, "ridge")
+    counts = _read_counts(steps)
+    trained = require_loss(loss, "descent")
+    model = read_model(kernel, f0, kernel_test, f0_test, toward)
+    labels = trained.read(y, model.shape)
+    outputs = jax.ShapeDtypeStruct(model.shape, model.start.dtype)
+    require_number(lambda f: trained(f, labels), outputs)
+
+    one = jnp.ones((), model.start.dtype)
+    penalty = ridge / trained.denominator_for(model.shape)
+    numbers = (rule.require_learning_rate(), rule.momentum, penalty)
+    numbers = _Rule(*[jnp.asarray(number, one.dtype) for number in numbers])
+
+    # From one number of steps to the next: the program is the same for all of them.
+    no_weights = jnp.zeros_like(model.start)
+    state = _DescentState(no_weights, no_weights, one, jnp.zeros_like(one))
+    weights = []
+    kept = []
+    for further in np.diff(counts.reshape(-1), prepend=0):
+        state = run(
+            _advance, model, labels, state, int(further), numbers, static=(trained, rule.kind)
         )
-    model = read_model(kernel, f0, kernel_test, f0_test, origin)
-    require_number(loss, jax.ShapeDtypeStruct(model.shape, model.start.dtype))
-    one, zero = jnp.ones((), model.start.dtype), jnp.zeros_like(model.start)
-    state: State = (zero, zero, one, jnp.zeros_like(one))
-    numbers = tuple(jnp.asarray(number, one.dtype) for number in (learning_rate, momentum, decay))
-    saved = []
-    for count in np.diff(marks):
-        state = run(_advance, model, state, int(count), numbers, static=(loss, momentum_kind))
-        saved.append((state[0], state[2]))
-    weights, kept = (jnp.stack(part) for part in zip(*saved, strict=True))
-    return model.follow(weights, kept, counts.shape)
+        weights.append(state.weights)
+        kept.append(state.kept)
+    return model.follow(jnp.stack(weights), jnp.stack(kept), counts.shape)
+
+
+def _read_counts(steps: jax.typing.ArrayLike | Sequence[int]) -> np.ndarray:
+    """The numbers of steps, refused where they are not ascending integers."""
+    counts = np.asarray(steps)
+    is_integer = np.issubdtype(counts.dtype, np.integer)
+    if counts.size and is_integer and np.all(np.diff(counts.reshape(-1), prepend=0) >= 0):
+        return counts
+    raise errors.InvalidInputError(
+        expected="ascending non-negative integer `steps`, at least one",
+        got=f"{steps}",
+        do="Sort and round them.",
+    )
 
 
 def _advance(
     model: LinearModel,
-    state: State,
-    count: Any,
-    numbers: tuple[jax.Array, ...],
-    static: tuple[Loss, MomentumKind],
-) -> State:
-    (rate, momentum, decay), (loss, kind) = numbers, static
+    labels: PyTree,
+    state: _DescentState,
+    count: Int[Array, ""] | int,
+    rule: _Rule,
+    loss_and_kind: tuple[Loss, MomentumKind],
+) -> _DescentState:
+    """The state after some steps more."""
+    loss, kind = loss_and_kind
 
-    def move(gradient: jax.Array, velocity: jax.Array) -> tuple[jax.Array, jax.Array]:
-        fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient
-        velocity = momentum * velocity + fresh
-        return gradient + momentum * velocity if kind == "nesterov" else velocity, velocity
+    def move(gradient: Rows, velocity: Rows) -> tuple[Rows, Rows]:
+        """The direction of a step, and the velocity after it; see `ntkdiag.Descent`."""
+        fresh = (1.0 - rule.momentum) * gradient if kind == "ema" else gradient
+        velocity = rule.momentum * velocity + fresh
+        if kind == "nesterov":
+            return gradient + rule.momentum * velocity, velocity
+        return velocity, velocity
 
-    def step(_: Any, state: State) -> State:
-        weights, velocity, kept, slowing = state
-        gradient = (
-            jax.grad(loss)(model.train(weights, kept)).reshape(weights.shape) + decay * weights
+    def step(_: Int[Array, ""], state: _DescentState) -> _DescentState:
+        def loss_of_outputs(outputs: Rows) -> Scalar:
+            return loss(outputs, labels)
+
+        outputs = model.train(state.weights, state.kept)
+        gradient = jax.grad(loss_of_outputs)(outputs).reshape(state.weights.shape)
+        direction, velocity = move(gradient + rule.penalty * state.weights, state.velocity)
+        # Without a pull to zero theta_0 stays what it is.
+        fading = jnp.zeros_like(state.kept)
+        if model.pull is not None:
+            fading = rule.penalty * state.kept
+        kept_direction, kept_velocity = move(fading, state.kept_velocity)
+        return _DescentState(
+            weights=state.weights - rule.rate * direction,
+            velocity=velocity,
+            kept=state.kept - rule.rate * kept_direction,
+            kept_velocity=kept_velocity,
         )
-        change, velocity = move(gradient, velocity)
-        shrink, slowing = move(
-            decay * kept if model.pull is not None else jnp.zeros_like(kept), slowing
-        )
-        return weights - rate * change, velocity, kept - rate * shrink, slowing
 
     return jax.lax.fori_loop(0, count, step, state)

@@ -1,27 +1,43 @@
-"""Mean and covariance of the trained linear model over initialisations."""
+"""Mean and covariance of the trained linear model over initialisations.
+
+Trained outputs are affine in the initial ones: with B = Theta(x, X) psi_t(Theta),
+
+    f_t(x) = f_0(x) - B (f_0(X) - y).
+
+So the mean of f_0 gives that of f_t, and the covariance S of f_0 gives
+
+    S(x, x) - B S(X, x) - S(x, X) B^T + B S(X, X) B^T,
+
+which on the training set is A S(X, X) A with A = 1 - Theta psi_t(Theta).
+"""
 
 import dataclasses
-import functools
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
-from ntkdiag import errors
-from ntkdiag.kernel.operand import KernelLike, is_concrete
+from ntkdiag import display, errors
+from ntkdiag.descent import DescentLike
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import MSE
+from ntkdiag.nouns import pytree
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.laws import Descent, Flow, Law
-from ntkdiag.predict.matrix_function import Modes, apply
+from ntkdiag.predict.laws import FlowLaw, Law
+from ntkdiag.predict.matrix_function import Modes, Profile, apply
+from ntkdiag.predict.mse import SquaredError, Times, descent_law, read_squared_error
 from ntkdiag.predict.problem import Problem, read_problem
-from ntkdiag.predict.threshold import stability_threshold, warn_above_critical
-from ntkdiag.scalars import Number, require_at_least_zero, require_positive
+from ntkdiag.predict.update_rule import read_rule, warn_above_critical
+from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
+
+Covariance: TypeAlias = Kernel | jax.typing.ArrayLike  # [n o m p], [n m] or [(n o) (m p)]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["train", "test_train", "test"], meta_fields=[]
-)
+@pytree("train", "test_train", "test")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prior:
     """Covariance of the outputs at initialisation.
@@ -32,11 +48,12 @@ class Prior:
         test: `[m o m o]` or `[m m]`; None without test examples.
     """
 
-    train: Any
-    test_train: Any = None
-    test: Any = None
+    train: Covariance
+    test_train: Covariance | None = None
+    test: Covariance | None = None
 
     @classmethod
+    @errors.public
     def of_samples(
         cls, train: jax.typing.ArrayLike, test: jax.typing.ArrayLike | None = None
     ) -> "Prior":
@@ -54,27 +71,35 @@ class Prior:
         Raises:
             InvalidInputError: When there are fewer than two networks, or shapes do not fit.
         """
-        x = np.asarray(train, np.float64)
-        if x.ndim != 3 or len(x) < 2 or (test is not None and np.shape(test)[:1] != x.shape[:1]):
+        samples = np.asarray(train, np.float64)
+        is_same_number = test is None or np.shape(test)[:1] == samples.shape[:1]
+        if samples.ndim != 3 or len(samples) < 2 or not is_same_number:
+            shapes = f"{samples.shape}" if test is None else f"{samples.shape} and {np.shape(test)}"
             raise errors.InvalidInputError(
                 expected="outputs [s n o] of two networks at least, and [s m o] of the same ones",
-                got=f"shapes {x.shape}" + ("" if test is None else f" and {np.shape(test)}"),
+                got=f"shapes {shapes}",
                 do="Stack the outputs of every network along a first axis.",
             )
-        x = x - x.mean(axis=0)
-        cover = lambda a, b: np.einsum("sno,smp->nomp", a, b) / (len(a) - 1)
+        centred = samples - samples.mean(axis=0)
         if test is None:
-            return cls(cover(x, x))
-        z = np.asarray(test, np.float64)
-        z = z - z.mean(axis=0)
-        return cls(cover(x, x), cover(z, x), cover(z, z))
+            return cls(_covariance(centred, centred))
+        tests = np.asarray(test, np.float64)
+        centred_tests = tests - tests.mean(axis=0)
+        return cls(
+            _covariance(centred, centred),
+            _covariance(centred_tests, centred),
+            _covariance(centred_tests, centred_tests),
+        )
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["train", "test", "covariance", "covariance_test"],
-    meta_fields=[],
-)
+def _covariance(
+    a: Float[np.ndarray, "s n o"], b: Float[np.ndarray, "s m p"]
+) -> Float[np.ndarray, "n o m p"]:
+    """The covariance of two sets of centred samples."""
+    return np.einsum("sno,smp->nomp", a, b) / (len(a) - 1)
+
+
+@pytree("train", "test", "covariance", "covariance_test")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ensemble:
     """Trained linear models, over initialisations.
@@ -86,10 +111,29 @@ class Ensemble:
         covariance_test: Likewise on the test examples, or None.
     """
 
-    train: Any
-    test: Any
-    covariance: Any
-    covariance_test: Any
+    train: Float[Array, "..."]
+    test: Float[Array, "..."] | None
+    covariance: Float[Array, "..."]
+    covariance_test: Float[Array, "..."] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means and covariances as plain JSON values."""
+        return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def __repr__(self) -> str:
+        test = "" if self.test is None else f", test {list(np.shape(self.test))}"
+        return f"Ensemble(train {list(np.shape(self.train))}{test})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("train", f"{list(np.shape(self.train))}", "shape of the mean"),
+            ("covariance", f"{list(np.shape(self.covariance))}", "over initialisations"),
+        ]
+        if self.test is not None and self.covariance_test is not None:
+            shape = f"{list(np.shape(self.covariance_test))}"
+            rows.append(("test", f"{list(np.shape(self.test))}", "shape of the mean"))
+            rows.append(("covariance_test", shape, "over initialisations"))
+        return display.html_table("Linear models over initialisations", rows)
 
 
 @errors.public
@@ -97,35 +141,38 @@ class Ensemble:
 def over_initializations(
     kernel: KernelLike,
     y: jax.typing.ArrayLike,
-    time: Any = jnp.inf,
+    time: Times = jnp.inf,
     *,
     prior: Prior,
     kernel_test: KernelLike | None = None,
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
-    learning_rate: Number | None = None,
+    descent: DescentLike | None = None,
     ridge: Number = 0.0,
-    loss_denominator: Number | None = None,
+    loss: SquaredError = "mse",
 ) -> Ensemble:
-    """Mean and covariance of the linearized model after training from random initial outputs, the kernel fixed.
+    """Mean and covariance of the linearized model after training from random initial outputs.
 
-    f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0(X) - y) is linear in f_0. With S the covariance of f_0 and
-    B = Theta(x, X) psi_t the covariance is S(x, x) - B S(X, x) - S(x, X) B^T + B S(X, X) B^T. For wide networks S is
-    the NNGP kernel and Theta the same for all of them.
+    The kernel is fixed: f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0(X) - y) is linear in f_0.
+    With S the covariance of f_0 and B = Theta(x, X) psi_t the covariance is
+    S(x, x) - B S(X, x) - S(x, X) B^T + B S(X, X) B^T. For wide networks S is the NNGP kernel and
+    Theta the same for all of them.
+
     Cost: one eigendecomposition, and O((NC)^3) per time.
+
     Source: Lee et al. 2019 (arXiv 1902.06720), eqs. 13 to 15.
 
     Args:
         kernel: As for `gradient_flow`, an array or `Kernel`.
         y: As for `gradient_flow`.
-        time: As for `gradient_flow`; with a learning rate, steps as for `gradient_descent`.
+        time: As for `gradient_flow`; with `descent`, numbers of steps as for `gradient_descent`.
         prior: Covariance of f_0, laid out like the kernels.
         kernel_test: Test by train.
-        f0: Mean of f_0 on the training examples; None for 0.
-        f0_test: Mean of f_0 on the test examples; None for 0.
-        learning_rate: None for gradient flow.
-        ridge: As for `gradient_flow`, to each network's own initial parameters.
-        loss_denominator: As for `gradient_flow`.
+        f0: Mean of f_0, the outputs on the training examples; None for 0.
+        f0_test: Mean of f_0, the outputs on the test examples; None for 0.
+        descent: As for `gradient_descent`; None for gradient flow.
+        ridge: As for `gradient_flow`, one number, to each network's own initial parameters.
+        loss: As for `gradient_flow`.
 
     Returns:
         Means and covariances with the axes of `time` first.
@@ -135,6 +182,7 @@ def over_initializations(
     """
     require_at_least_zero(ridge, "ridge")
     require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), "time", many=True)
+    squared_error: MSE = read_squared_error(loss)
     problem = read_problem(
         kernel,
         y,
@@ -142,94 +190,130 @@ def over_initializations(
         f0=f0,
         f0_test=f0_test,
         origin=None,
-        loss_denominator=loss_denominator,
+        loss=squared_error,
     )
+    prior_matrices = _read_prior(prior, problem)
     modes = modes_of(problem)
     times = jnp.asarray(time, problem.kernel.dtype)
-    law = _law(problem, modes, times.reshape(-1), learning_rate, ridge)
+    law = _law(problem, modes, times, descent, ridge)
     mean = assemble(problem, modes, law, times.shape)
-    covariances = _covariances(problem, modes, law, *_read_prior(prior, problem))
-    shape, shape_test = (_twice(s, problem) for s in (problem.shape, problem.shape_test))
-    train = covariances[0].reshape(*times.shape, *shape)
-    test = None if covariances[1] is None else covariances[1].reshape(*times.shape, *shape_test)
+    train, test = _covariances(problem, modes, law, prior_matrices)
+    train = train.reshape(*times.shape, *_twice(problem.shape, problem.full))  # [T k k] -> [...]
+    if test is not None:
+        test = test.reshape(*times.shape, *_twice(problem.shape_test, problem.full))
     return Ensemble(mean.train, mean.test, train, test)
 
 
 def _law(
-    problem: Problem, modes: Modes, times: jax.Array, learning_rate: Number | None, ridge: Number
+    problem: Problem,
+    modes: Modes,
+    times: Float[Array, "..."],
+    descent: DescentLike | None,
+    ridge: Number,
 ) -> Law:
-    if learning_rate is None:
-        return Flow(times / problem.denominator, ridge)
-    require_positive(learning_rate, "learning_rate")
+    """How modes are learned: by flow, or by descent with its warning."""
+    if descent is None:
+        ridges = jnp.broadcast_to(jnp.asarray(ridge, times.dtype), (times.size,))
+        return FlowLaw(times.reshape(-1) / problem.denominator, ridges)
+    rule = read_rule(descent)
     if is_concrete(times) and not np.all(np.isinf(times) | (times == np.floor(times))):
         raise errors.InvalidInputError(
-            expected="integer steps beside `learning_rate`", got=f"{times}", do="Round them."
+            expected="integer steps beside `descent`", got=f"{times}", do="Round them."
         )
-    decay = ridge / problem.denominator
-    warn_above_critical(
-        learning_rate, modes.values[-1], problem.denominator, stability_threshold(), decay
-    )
-    return Descent(times, learning_rate / problem.denominator, ridge)
+    warn_above_critical(rule, (modes.values[-1] + ridge) / problem.denominator)
+    return descent_law(problem, rule, times, ridge)
+
+
+class _PriorMatrices(NamedTuple):
+    """The prior as matrices; None without test examples."""
+
+    train: Float[Array, "k k"]
+    test_train: Float[Array, "l k"] | None
+    test: Float[Array, "l l"] | None
 
 
 @jax.jit
 def _covariances(
-    problem: Problem, modes: Modes, law: Law, train: Any, test_train: Any, test: Any
-) -> tuple[jax.Array, jax.Array | None]:
-    of_kernel = lambda profile, b: apply(profile, problem.kernel, modes, law, b)
-    left = of_kernel(
-        _left, jnp.eye(len(train), dtype=train.dtype)
-    )  # [T k k], what is left of f_0 on the training set
-    covariance = left @ train @ left
-    if problem.cross is None or test is None:
+    problem: Problem, modes: Modes, law: Law, prior: _PriorMatrices
+) -> tuple[Float[Array, "T k k"], Float[Array, "T l l"] | None]:
+    """Covariances of the trained outputs on both sets."""
+
+    def of_kernel(profile: Profile, columns: Float[Array, "k c"]) -> Float[Array, "T k c"]:
+        return apply(profile, problem.kernel, modes, law, columns)
+
+    # A, what is left of f_0 on the training set: [T k k]
+    left = of_kernel(_left, jnp.eye(len(prior.train), dtype=prior.train.dtype))
+    covariance = left @ prior.train @ left
+    if problem.cross is None or prior.test is None or prior.test_train is None:
         return covariance, None
-    reach = jnp.swapaxes(of_kernel(_response, problem.cross.T), 1, 2)  # B, [T m k]
-    mixed = reach @ test_train.T
-    spread = reach @ train @ jnp.swapaxes(reach, 1, 2)
-    return covariance, test - mixed - jnp.swapaxes(mixed, 1, 2) + spread
+    # B = Theta(x, X) psi: [T k l] -> [T l k]
+    reach = jnp.swapaxes(of_kernel(_response, problem.cross.T), 1, 2)
+    mixed = reach @ prior.test_train.T  # B S(X, x), [T l l]
+    spread = reach @ prior.train @ jnp.swapaxes(reach, 1, 2)
+    return covariance, prior.test - mixed - jnp.swapaxes(mixed, 1, 2) + spread
 
 
-def _left(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
+def _left(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
+    """1 - lambda psi, what is left of a mode."""
     return 1.0 - values * _response(law, values, floor)
 
 
-def _response(law: Law, values: jax.Array, floor: jax.Array) -> jax.Array:
-    return law.responses(values, floor)[0]
+def _response(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
+    """psi."""
+    psi, _ = law.responses(values, floor)
+    return psi
 
 
-def _read_prior(prior: Prior, problem: Problem) -> tuple[Any, Any, Any]:
+def _read_prior(prior: Prior, problem: Problem) -> _PriorMatrices:
+    """The prior as matrices `[k k]`, `[l k]` and `[l l]`, refused where it does not fit."""
+    axes = problem.shape if problem.full else problem.shape[:1]
+    axes_test = problem.shape_test if problem.full else problem.shape_test[:1]
+    dtype = problem.kernel.dtype
     k = problem.kernel.shape[0]
-    m = None if problem.cross is None else problem.cross.shape[0]
-    found = []
-    own, theirs = (
-        (problem.shape, problem.shape_test)
-        if problem.full
-        else (problem.shape[:1], problem.shape_test[:1])
+    train = _read_covariance(prior.train, "train", (*axes, *axes), (k, k), dtype)
+    if problem.cross is None:
+        return _PriorMatrices(train, None, None)
+    m = problem.cross.shape[0]
+    test_train = _read_covariance(
+        prior.test_train, "test_train", (*axes_test, *axes), (m, k), dtype
     )
-    bare = lambda shape: tuple(size for size in shape if size != 1)
-    for name, rows, columns, axes in (
-        ("train", k, k, (*own, *own)),
-        ("test_train", m, k, (*theirs, *own)),
-        ("test", m, m, (*theirs, *theirs)),
-    ):
-        value = getattr(prior, name)
-        if rows is None or columns is None:
-            found.append(None)
-            continue
-        fits = value is not None and bare(np.shape(value)) in (bare((rows, columns)), bare(axes))
-        if not fits or (is_concrete(value) and not np.isfinite(np.asarray(value)).all()):
-            raise errors.InvalidInputError(
-                expected=f"`prior.{name}` of shape {axes} or {(rows, columns)}, finite",
-                got="None"
-                if value is None
-                else f"shape {np.shape(value)}" + (", NaN or Inf in it" if fits else ""),
-                do="Compute it for the same examples and outputs; beside a reduced kernel it is [n n] for each output.",
-            )
-        found.append(jnp.asarray(value, problem.kernel.dtype).reshape(rows, columns))
-    return found[0], found[1], found[2]
+    test = _read_covariance(prior.test, "test", (*axes_test, *axes_test), (m, m), dtype)
+    return _PriorMatrices(train, test_train, test)
 
 
-def _twice(shape: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
-    if not shape:
-        return ()
-    return (*shape, *shape) if problem.full else (shape[0], shape[0])
+def _read_covariance(
+    value: Covariance | None,
+    name: str,
+    axes: tuple[int, ...],
+    matrix: tuple[int, int],
+    dtype: Any,
+) -> Float[Array, "l k"]:
+    """One covariance as a matrix; axes of length 1 may be missing."""
+    if isinstance(value, Kernel):
+        value = value.array
+    shape = None if value is None else np.shape(value)
+    accepted = (_without_ones(matrix), _without_ones(axes))
+    if shape is None or _without_ones(shape) not in accepted:
+        got = "None" if shape is None else f"shape {shape}"
+    elif is_concrete(value) and not np.isfinite(np.asarray(value)).all():
+        got = f"shape {shape}, NaN or Inf in it"
+    else:
+        return jnp.asarray(value, dtype).reshape(matrix)
+    raise errors.InvalidInputError(
+        expected=f"`prior.{name}` of shape {axes} or {matrix}, finite",
+        got=got,
+        do="Compute it for the same examples and outputs; beside a reduced kernel it is [n n] for "
+        "each output.",
+    )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of length 1."""
+    return tuple(size for size in shape if size != 1)
+
+
+def _twice(shape: tuple[int, ...], full: bool) -> tuple[int, ...]:
+    """The axes of a covariance of outputs of a shape."""
+    if not full:
+        shape = shape[:1]
+    return (*shape, *shape)

@@ -1,12 +1,18 @@
-"""How modes are learned under squared error with a ridge: by flow, by descent, with momentum."""
+"""How modes are learned under squared error with a ridge: by flow, by descent, with momentum.
+
+A law answers two questions about a mode of eigenvalue lambda. psi: how far it has answered a
+constant source, the residual. chi: how far it has answered the pull to zero, which fades while the
+initial parameters decay. Both in units of 1 / lambda. `decay` says what is left of the latter.
+"""
 
 import dataclasses
-import functools
 from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
+from ntkdiag.descent import MomentumKind
+from ntkdiag.nouns import pytree
 from ntkdiag.predict.momentum import momentum_response
 from ntkdiag.predict.response import (
     descent_response,
@@ -14,92 +20,84 @@ from ntkdiag.predict.response import (
     one_minus_power,
     pulled_response,
 )
-from ntkdiag.predict.threshold import MomentumKind
 from ntkdiag.scalars import Number
 
+Responses: TypeAlias = tuple[Float[Array, "T k"], Float[Array, "T k"]]
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["time", "ridge"], meta_fields=[])
+
+@pytree("time", "ridge")
 @dataclasses.dataclass(frozen=True)
-class Flow:
+class FlowLaw:
     """Gradient flow.
 
     Attributes:
         time: `[T]` t / D; may be infinite.
-        ridge: In units of the eigenvalues; a number, or `[T]` one for each time.
+        ridge: `[T]`, one for each time, in units of the eigenvalues.
     """
 
-    time: jax.Array
-    ridge: Number | jax.Array
+    time: Float[Array, " T"]
+    ridge: Float[Array, " T"]
 
-    def responses(self, values: jax.Array, floor: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How far each mode is learned at each time.
-
-        Cost: one pass.
-
-        Args:
-            values: `[k]` eigenvalues, not negative.
-            floor: The noise floor.
-
-        Returns:
-            psi, the answer to a constant source, and chi, that to the pull of the decaying initial parameters, both
-            `[T k]` in units of 1 / eigenvalue.
-        """
+    def responses(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Responses:
+        """psi and chi of every mode at every time, from eigenvalues that are not negative."""
+        shifted = values + self.ridge[:, None]  # [T k]
+        psi = flow_response(shifted, floor, self.time)
+        # The pull fades by exp(-ridge t) in all modes alike.
         chi = self.decay()[:, None] * flow_response(values, floor, self.time)
-        return flow_response(values + jnp.reshape(self.ridge, (-1, 1)), floor, self.time), chi
+        return psi, chi
 
-    def decay(self) -> jax.Array:
-        """What is left of the initial parameters under weight decay to zero, `[T]`; 1 without."""
-        endless = jnp.isinf(self.time)
-        decay = jnp.exp(-self.ridge * jnp.where(endless, 0.0, self.time))
-        return jnp.where(endless & (self.ridge > 0), 0.0, decay)
+    def decay(self) -> Float[Array, " T"]:
+        """What is left of the initial parameters under a pull to zero; 1 without a ridge."""
+        is_endless = jnp.isinf(self.time)
+        decay = jnp.exp(-self.ridge * jnp.where(is_endless, 0.0, self.time))
+        return jnp.where(is_endless & (self.ridge > 0), 0.0, decay)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["steps", "rate", "ridge", "momentum"],
-    meta_fields=["kind"],
-)
+@pytree("steps", "rate", "ridge", "momentum")
 @dataclasses.dataclass(frozen=True)
-class Descent:
+class DescentLaw:
     """Gradient descent.
 
     Attributes:
         steps: `[T]` integers, as floating point; may be infinite.
         rate: eta / D.
         ridge: In units of the eigenvalues.
-        momentum: beta; None for none.
-        kind: See `stability_threshold`.
+        momentum: beta; None for none, which has shorter formulas.
+        kind: See `ntkdiag.Descent`.
     """
 
-    steps: jax.Array
+    steps: Float[Array, " T"]
     rate: Number
     ridge: Number
     momentum: Number | None = None
     kind: MomentumKind = "heavy-ball"
 
-    def responses(self, values: jax.Array, floor: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As `Flow.responses`; with momentum at the cost of `momentum_response`."""
+    def responses(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Responses:
+        """As of `FlowLaw`; with momentum at the cost of `momentum_response`."""
         if self.momentum is not None:
-            return self._with_momentum(values, floor)[:2]
+            psi, chi, _ = self._with_momentum(values, floor)
+            return psi, chi
+        psi = descent_response(values + self.ridge, floor, self.rate, self.steps)
         chi = pulled_response(values, floor, self.rate, self.ridge, self.steps)
-        return descent_response(values + self.ridge, floor, self.rate, self.steps), chi
+        return psi, chi
 
-    def decay(self) -> jax.Array:
-        """As `Flow.decay`."""
+    def decay(self) -> Float[Array, " T"]:
+        """As of `FlowLaw`: (1 - rate ridge)^t without momentum."""
         if self.momentum is not None:
             nothing = jnp.zeros(1, self.steps.dtype)
-            return self._with_momentum(nothing, nothing[0])[2]
-        return 1.0 - one_minus_power(
-            jnp.asarray(self.rate * self.ridge, self.steps.dtype), self.steps
-        )
+            _, _, kept = self._with_momentum(nothing, nothing[0])
+            return kept
+        change = jnp.asarray(self.rate * self.ridge, self.steps.dtype)
+        return 1.0 - one_minus_power(change, self.steps)
 
     def _with_momentum(
-        self, values: jax.Array, floor: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        self, values: Float[Array, " k"], floor: Float[Array, ""]
+    ) -> tuple[Float[Array, "T k"], Float[Array, "T k"], Float[Array, " T"]]:
+        """psi, chi and what is left of the initial parameters, with momentum."""
         assert self.momentum is not None
         return momentum_response(
             values, floor, self.rate, self.ridge, self.steps, self.momentum, self.kind
         )
 
 
-Law: TypeAlias = Flow | Descent
+Law: TypeAlias = FlowLaw | DescentLaw

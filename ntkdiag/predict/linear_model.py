@@ -1,83 +1,101 @@
-"""The linearized model as a function of weights on the training rows: by a matrix, or by products alone."""
+"""The linearized model as a function of weights on the training rows.
+
+At parameters theta = a theta_0 + J^T w the outputs of the linearized model are
+
+    f = f_0 + (a - 1) J theta_0 + K w
+
+on the training examples, and likewise with the rows of the test examples. Every gradient of a loss
+of the outputs is J^T times something, so that training moves w alone, and a where the penalty pulls
+to zero. All that is asked of K is a product: it may be a matrix or an `NTKOperator`.
+"""
 
 import dataclasses
-import functools
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import KernelLike, is_concrete
+from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
-from ntkdiag.predict.origin import Origin
+from ntkdiag.nouns import pytree
+from ntkdiag.predict.origin import Toward, origin_beside_arrays, origin_of_operators
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.problem import read_problem, require_origin
-from ntkdiag.scalars import Number, require_at_least_zero
+from ntkdiag.predict.problem import read_problem, require_origin_of_tests
+
+Rows: TypeAlias = Float[Array, "..."]  # [k c] beside a matrix, [n ...] beside an operator
+Scalar: TypeAlias = Float[Array, ""]
+Product: TypeAlias = Float[Array, "l k"] | NTKOperator
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["kernel", "start", "pull", "cross", "start_test", "pull_test"],
-    meta_fields=["shape", "shape_test"],
-)
+@pytree("kernel", "start", "pull", "cross", "start_test", "pull_test")
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """f = f_0 + (a - 1) J theta_0 + K w at theta = a theta_0 + J^T w.
+    """f = f_0 + (a - 1) J theta_0 + K w.
 
     Attributes:
-        kernel: Matrix or `NTKOperator`.
+        kernel: K, a matrix or an `NTKOperator`.
         start: f_0, in the layout of w.
-        pull: J theta_0 likewise, or None.
-        cross: Test by train, or None.
+        pull: J theta_0 likewise; None without a pull to zero.
+        cross: K of test by training examples, or None.
         start_test: f_0 on the test examples, or None.
         pull_test: J theta_0 there, or None.
-        shape: Shape of the training outputs.
-        shape_test: Shape of the test outputs.
+        shape: Of the training outputs.
+        shape_test: Of the test outputs.
     """
 
-    kernel: Any
-    start: jax.Array
-    pull: jax.Array | None
-    cross: Any
-    start_test: jax.Array | None
-    pull_test: jax.Array | None
+    kernel: Product
+    start: Rows
+    pull: Rows | None
+    cross: Product | None
+    start_test: Rows | None
+    pull_test: Rows | None
     shape: tuple[int, ...]
     shape_test: tuple[int, ...]
 
     @property
     def reduces(self) -> bool:
         """Whether the network contains reductions; see `NTKOperator`."""
-        return any(getattr(kernel, "reduces", False) for kernel in (self.kernel, self.cross))
+        return any(operator.reduces for operator in self._operators())
 
     @property
     def closes_over_explicit(self) -> bool:
         """Whether the network closes over an array with explicit axes; see `NTKOperator`."""
-        return any(
-            getattr(kernel, "closes_over_explicit", False) for kernel in (self.kernel, self.cross)
-        )
+        return any(operator.closes_over_explicit for operator in self._operators())
 
-    def train(self, weights: jax.Array, kept: jax.Array) -> jax.Array:
+    def _operators(self) -> list[NTKOperator]:
+        """Those of the two kernels that are operators."""
+        return [kernel for kernel in (self.kernel, self.cross) if isinstance(kernel, NTKOperator)]
+
+    def train(self, weights: Rows, kept: Scalar) -> Rows:
         """Outputs on the training examples at weights w and a = `kept`."""
         outputs = self.start + self.kernel @ weights
-        outputs = outputs if self.pull is None else outputs + (kept - 1.0) * self.pull
+        if self.pull is not None:
+            outputs = outputs + (kept - 1.0) * self.pull
         return outputs.reshape(self.shape)
 
-    def test(self, weights: jax.Array, kept: jax.Array) -> jax.Array | None:
-        """Outputs on the test examples."""
+    def test(self, weights: Rows, kept: Scalar) -> Rows | None:
+        """Outputs on the test examples, or None."""
         if self.cross is None or self.start_test is None:
             return None
         outputs = self.start_test + self.cross @ weights
-        outputs = outputs if self.pull_test is None else outputs + (kept - 1.0) * self.pull_test
+        if self.pull_test is not None:
+            outputs = outputs + (kept - 1.0) * self.pull_test
         return outputs.reshape(self.shape_test)
 
-    def follow(self, weights: jax.Array, kept: jax.Array, axes: tuple[int, ...]) -> Prediction:
+    def follow(self, weights: Rows, kept: Float[Array, " T"], axes: tuple[int, ...]) -> Prediction:
         """Outputs along a path of weights `[T ...]`, with the axes of the time in front."""
-        pairs = list(zip(weights, kept, strict=True))
-        train = jnp.stack([self.train(w, a) for w, a in pairs]).reshape(*axes, *self.shape)
-        test = [outputs for outputs in (self.test(w, a) for w, a in pairs) if outputs is not None]
-        return Prediction(train, jnp.stack(test).reshape(*axes, *self.shape_test) if test else None)
+        points = list(zip(weights, kept, strict=True))
+        train = jnp.stack([self.train(w, a) for w, a in points])
+        train = train.reshape(*axes, *self.shape)  # [T n o] -> [... n o]
+        if self.cross is None:
+            return Prediction(train)
+        tests = [self.test(w, a) for w, a in points]
+        test = jnp.stack([outputs for outputs in tests if outputs is not None])
+        return Prediction(train, test.reshape(*axes, *self.shape_test))
 
 
 def read_model(
@@ -85,105 +103,80 @@ def read_model(
     f0: jax.typing.ArrayLike | None,
     kernel_test: KernelLike | NTKOperator | None,
     f0_test: jax.typing.ArrayLike | None,
-    origin: Origin | None,
+    toward: Toward,
 ) -> LinearModel:
-    """Check the arguments of a prediction for any loss.
-
-    Cost: one pass over a kernel; a forward pass where an operator comes without outputs.
-
-    Args:
-        kernel: Train by train.
-        f0: f_0; None only for an operator, which computes it.
-        kernel_test: Test by train, or None.
-        f0_test: f_0 on the test examples; None for 0, or computed by an operator.
-        origin: J theta_0, or None.
-
-    Returns:
-        The model.
+    """The model from the arguments of a prediction for any loss.
 
     Raises:
         InvalidInputError: When arguments are not finite or do not fit each other.
     """
     if isinstance(kernel, NTKOperator):
-        return _read_operators(kernel, f0, kernel_test, f0_test, origin)
+        return _read_operators(kernel, f0, kernel_test, f0_test, toward)
     if f0 is None:
         raise errors.InvalidInputError(
             expected="`f0` beside a kernel that is an array",
             got="None",
             do="Pass `f0=f(params, x)`; with NTKOperator(f, params, x) they are computed.",
         )
-    # The loss holds its own denominator and labels: D = 1 and y = 0 stand in for them.
+    # The loss knows its labels and denominator: y = 0 and D = 1 stand in for them here.
     problem = read_problem(
         kernel,
         np.zeros(np.shape(f0), np.float32),
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=origin,
-        loss_denominator=1.0,
+        origin=origin_beside_arrays(toward),
+        loss=MSE(denominator=1.0),
     )
-    parts = (
-        problem.kernel,
-        problem.start,
-        problem.pull,
-        problem.cross,
-        problem.start_test,
-        problem.pull_test,
+    return LinearModel(
+        kernel=problem.kernel,
+        start=problem.start,
+        pull=problem.pull,
+        cross=problem.cross,
+        start_test=problem.start_test,
+        pull_test=problem.pull_test,
+        shape=problem.shape,
+        shape_test=problem.shape_test,
     )
-    return LinearModel(*parts, problem.shape, problem.shape_test)
 
 
 def _read_operators(
-    kernel: NTKOperator, f0: Any, kernel_test: Any, f0_test: Any, origin: Origin | None
+    kernel: NTKOperator,
+    f0: jax.typing.ArrayLike | None,
+    kernel_test: KernelLike | NTKOperator | None,
+    f0_test: jax.typing.ArrayLike | None,
+    toward: Toward,
 ) -> LinearModel:
+    """The model of operators, which compute the outputs that are not handed in."""
     require_square(kernel)
-    rows = (kernel.n_examples, *kernel.output_shape)
+    cross = _read_cross_operator(kernel, kernel_test)
+    origin = origin_of_operators(toward, kernel, cross)
     start = require_outputs(kernel, kernel.outputs() if f0 is None else f0, "f0")
     pull = None if origin is None else require_outputs(kernel, origin.train, "origin.train")
-    if kernel_test is None:
-        return LinearModel(kernel, start, pull, None, None, None, rows, ())
-    if not isinstance(kernel_test, NTKOperator) or kernel_test.shape[1] != kernel.shape[0]:
-        raise errors.InvalidInputError(
-            expected="`kernel_test` as NTKOperator(f, params, x_test, x)",
-            got=f"shape {kernel_test.shape}"
-            if isinstance(kernel_test, NTKOperator)
-            else type(kernel_test).__name__,
-            do="Rows are test examples, columns the training examples.",
-        )
-    require_origin(True, origin)
-    theirs = kernel_test.outputs() if f0_test is None else f0_test
-    start_test = require_outputs(kernel_test, theirs, "f0_test")
+    shape = (kernel.n_examples, *kernel.output_shape)
+    if cross is None:
+        return LinearModel(kernel, start, pull, None, None, None, shape, ())
+
+    require_origin_of_tests(origin)
+    start_test = require_outputs(cross, cross.outputs() if f0_test is None else f0_test, "f0_test")
     pull_test = None
     if origin is not None and origin.test is not None:
-        pull_test = require_outputs(kernel_test, origin.test, "origin.test")
-    lines = (kernel_test.n_examples, *kernel_test.output_shape)
-    return LinearModel(kernel, start, pull, kernel_test, start_test, pull_test, rows, lines)
+        pull_test = require_outputs(cross, origin.test, "origin.test")
+    shape_test = (cross.n_examples, *cross.output_shape)
+    return LinearModel(kernel, start, pull, cross, start_test, pull_test, shape, shape_test)
 
 
-def penalty(damping: Number, weight_decay: Number, origin: Origin | None) -> Number:
-    """The coefficient of the one pull there is: to theta_0, or with `origin` to zero.
-
-    Cost: none.
-
-    Args:
-        damping: Of 1/2 ||theta - theta_0||^2.
-        weight_decay: Of 1/2 ||theta||^2.
-        origin: J theta_0, without which nothing can be pulled to zero.
-
-    Returns:
-        The coefficient.
-
-    Raises:
-        InvalidInputError: One is negative, or it is the wrong one of the two.
-    """
-    require_at_least_zero(damping, "damping")
-    require_at_least_zero(weight_decay, "weight_decay")
-    name, idle = ("weight_decay", weight_decay) if origin is None else ("damping", damping)
-    if not is_concrete(idle) or idle != 0:
-        raise errors.InvalidInputError(
-            expected="`weight_decay` with `origin`, or `damping` without",
-            got=f"`{name}` {'without' if origin is None else 'with'} `origin`",
-            do="Weight decay pulls to zero and needs origin=predict.origin(f, params, x, x_test); damping pulls to the "
-            "initial parameters.",
-        )
-    return damping if origin is None else weight_decay
+def _read_cross_operator(
+    kernel: NTKOperator, kernel_test: KernelLike | NTKOperator | None
+) -> NTKOperator | None:
+    """The operator of test by training examples, refused where it does not fit."""
+    if kernel_test is None:
+        return None
+    is_operator = isinstance(kernel_test, NTKOperator)
+    if is_operator and kernel_test.shape[1] == kernel.shape[0]:
+        return kernel_test
+    raise errors.InvalidInputError(
+        expected="`kernel_test` as NTKOperator(f, params, x_test, x)",
+        got=f"shape {kernel_test.shape}" if is_operator else type(kernel_test).__name__,
+        do="Rows are test examples, columns the training examples.",
+    )

@@ -1,99 +1,127 @@
-"""Functions of the kernel as a matrix, whose derivatives are right where eigenvalues coincide, too."""
+"""Functions of the kernel as a matrix, whose derivatives are right where eigenvalues coincide, too.
+
+h(Theta) = U diag(h(lambda)) U^T. Differentiating U by JAX divides by gaps lambda_i - lambda_j,
+which is wrong where they vanish. The derivative of the product needs divided differences of h only
+(Daleckii and Krein; Higham, Functions of Matrices, theorem 3.11),
+
+    dh(Theta) = U (H * (U^T dTheta U)) U^T,  H_ij = (h_i - h_j) / (lambda_i - lambda_j),
+
+which are smooth: where the quotient would cancel, they come from h' and h'' (Euler and Maclaurin).
+"""
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
+
+Profile: TypeAlias = Callable[[Any, Any, Any], Any]  # (law, values [k], floor) -> [h k]
 
 
 class Modes(NamedTuple):
     """Eigenmodes of the training kernel.
 
     Attributes:
-        values: `[k]` eigenvalues, not negative.
+        values: `[k]` eigenvalues, ascending and not negative.
         vectors: `[k k]`, one column per mode.
         floor: The noise floor.
     """
 
-    values: jax.Array
-    vectors: jax.Array
-    floor: jax.Array
-
-
-Profile = Callable[[Any, jax.Array, jax.Array], jax.Array]  # (law, values [k], floor) -> [h k]
+    values: Float[Array, " k"]
+    vectors: Float[Array, "k k"]
+    floor: Float[Array, ""]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def apply(profile: Profile, kernel: jax.Array, modes: Modes, law: Any, b: jax.Array) -> jax.Array:
-    """h(Theta) b = U diag(h(lambda)) U^T b for several functions h.
+def apply(
+    profile: Profile,
+    kernel: Float[Array, "k k"],
+    modes: Modes,
+    law: Any,
+    b: Float[Array, "k c"],
+) -> Float[Array, "h k c"]:
+    """h(Theta) b = U diag(h(lambda)) U^T b for the several functions h of a profile.
 
-    Its derivative by the kernel goes through no derivative of eigenvectors, which has none where eigenvalues coincide:
-    dh(Theta) = U (h[lambda_i, lambda_j] * (U^T dTheta U)) U^T with the divided differences of h (Daleckii and Krein;
-    Higham, Functions of Matrices, theorem 3.11). Second derivatives do, and are NaN there.
-    Cost: O(k^2 c) for each h; for a derivative O(k^3), and O(k^2 c) for each.
-
-    Args:
-        profile: Every h, of a law at eigenvalues.
-        kernel: `[k k]`, symmetric.
-        modes: Of the kernel.
-        law: How modes are learned: a pytree of numbers.
-        b: `[k c]`.
-
-    Returns:
-        `[h k c]`.
+    The kernel itself is there for its derivative. The law is a pytree of numbers that the profile
+    reads. Second derivatives go through derivatives of eigenvectors and are NaN where eigenvalues
+    coincide. Cost: O(k^2 c) for each h; for a derivative O(k^3), and O(k^2 c) for each.
     """
-    return _rotate(
-        modes.vectors, profile(law, modes.values, modes.floor)[:, :, None] * (modes.vectors.T @ b)
-    )
+    h = profile(law, modes.values, modes.floor)  # [h k]
+    return _rotate(modes.vectors, h[:, :, None] * (modes.vectors.T @ b))
 
 
 @apply.defjvp
-def _apply_jvp(profile: Profile, primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    (_, modes, law, b), (kernel_dot, modes_dot, law_dot, b_dot) = primals, tangents
+def _apply_jvp(
+    profile: Profile, primals: tuple, tangents: tuple
+) -> tuple[Float[Array, "h k c"], Float[Array, "h k c"]]:
+    _, modes, law, b = primals
+    kernel_dot, modes_dot, law_dot, b_dot = tangents
     values, vectors, floor = modes
-    inner, inner_dot = vectors.T @ b, vectors.T @ b_dot
-    turning = vectors.T @ kernel_dot @ vectors
-    at = lambda law, values: profile(law, values, floor)
-    h, h_dot = jax.jvp(
-        at, (law, values), (law_dot, modes_dot.values)
-    )  # the diagonal of the divided differences, too
-    along = lambda fn: lambda values: jax.jvp(fn, (values,), (jnp.ones_like(values),))[1]
-    slope = along(functools.partial(at, law))
+    # In the eigenbasis: b, db and dTheta.
+    inner = vectors.T @ b
+    inner_dot = vectors.T @ b_dot
+    turning = vectors.T @ kernel_dot @ vectors  # [k k]
 
-    @jax.checkpoint  # a [k k] for each would be kept
-    def turned(one: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def at(law: Any, values: Float[Array, " k"]) -> Float[Array, "h k"]:
+        return profile(law, values, floor)
+
+    def slope(values: Float[Array, " k"]) -> Float[Array, "h k"]:
+        """h', for all eigenvalues at once: each h depends on its own alone."""
+        return jax.jvp(lambda v: at(law, v), (values,), (jnp.ones_like(values),))[1]
+
+    def bend(values: Float[Array, " k"]) -> Float[Array, "h k"]:
+        """h''."""
+        return jax.jvp(slope, (values,), (jnp.ones_like(values),))[1]
+
+    # By the law and by the eigenvalues: the diagonal of the divided differences, too.
+    h, h_dot = jax.jvp(at, (law, values), (law_dot, modes_dot.values))
+
+    @jax.checkpoint  # a [k k] for each h would be kept
+    def turned(one: tuple[Array, Array, Array]) -> Float[Array, "k c"]:
         return (_divided_differences(values, floor, *one) * turning) @ inner
 
     change = h[:, :, None] * inner_dot + h_dot[:, :, None] * inner
-    change += lax.map(turned, (h, slope(values), along(slope)(values)))
+    change += lax.map(turned, (h, slope(values), bend(values)))
     return _rotate(vectors, h[:, :, None] * inner), _rotate(vectors, change)
 
 
-def _rotate(vectors: jax.Array, coefficients: jax.Array) -> jax.Array:
+def _rotate(
+    vectors: Float[Array, "k k"], coefficients: Float[Array, "h k c"]
+) -> Float[Array, "h k c"]:
+    """U times every matrix of coefficients."""
     return jnp.einsum("kj,hjc->hkc", vectors, coefficients)
 
 
 def _divided_differences(
-    values: jax.Array, floor: jax.Array, h: jax.Array, slope: jax.Array, bend: jax.Array
-) -> jax.Array:
-    """(h_i - h_j) / (lambda_i - lambda_j) off the diagonal, 0 on it; from h' and h'' where that cancels.
+    values: Float[Array, " k"],
+    floor: Float[Array, ""],
+    h: Float[Array, " k"],
+    slope: Float[Array, " k"],
+    bend: Float[Array, " k"],
+) -> Float[Array, "k k"]:
+    """(h_i - h_j) / (lambda_i - lambda_j) off the diagonal, 0 on it.
 
-    The mean of h' over the gap is (h'_i + h'_j) / 2 - gap (h''_i - h''_j) / 12 up to its fourth power (Euler and
-    Maclaurin); the square of the last term, relative to the first, tells about how large that is. Between a resolved
-    mode and one that is not h may jump.
+    It is the mean of h' over the gap, which is (h'_i + h'_j) / 2 - gap (h''_i - h''_j) / 12 up to
+    the fourth power of the gap. The square of the last term, relative to the first, tells about how
+    large the rest is: where it is less than what the quotient loses by cancelling, the series is
+    the better one.
     """
-    gap, difference = values[:, None] - values, h[:, None] - h
-    mean = 0.5 * (slope[:, None] + slope)
-    correction = gap * (bend[:, None] - bend) / 12
-    series, size = mean - correction, jnp.abs(h)[:, None] + jnp.abs(h)
     eps = jnp.finfo(values.dtype).eps
-    apart = correction**2 * jnp.abs(gap) > eps * size * jnp.abs(mean)
-    resolved = values > floor
-    apart |= (resolved[:, None] != resolved) & (
-        jnp.abs(difference - gap * series) > jnp.sqrt(eps) * size
-    )
-    found = jnp.where(apart, difference / jnp.where(apart, gap, 1.0), series)
-    return found * (1.0 - jnp.eye(len(values), dtype=values.dtype))
+    gap = values[:, None] - values
+    difference = h[:, None] - h
+    size = jnp.abs(h)[:, None] + jnp.abs(h)
+    mean_slope = 0.5 * (slope[:, None] + slope)
+    correction = gap * (bend[:, None] - bend) / 12
+    series = mean_slope - correction
+    takes_quotient = correction**2 * jnp.abs(gap) > eps * size * jnp.abs(mean_slope)
+    # Between a resolved mode and one that is not, h may jump.
+    is_resolved = values > floor
+    is_across = is_resolved[:, None] != is_resolved
+    jumps = jnp.abs(difference - gap * series) > jnp.sqrt(eps) * size
+    takes_quotient |= is_across & jumps
+    quotient = difference / jnp.where(takes_quotient, gap, 1.0)
+    divided = jnp.where(takes_quotient, quotient, series)
+    return divided * (1.0 - jnp.eye(len(values), dtype=values.dtype))

@@ -1,112 +1,138 @@
-"""Gradient descent with momentum on an eigenmode, by powers of its small transition matrix."""
+"""Gradient descent with momentum on an eigenmode, by powers of its small transition matrix.
+
+With mu = lambda + ridge, three recursions pass through the same momentum:
+
+    psi <- psi + d,  d from the gradient rate (1 - mu psi)    the answer to a constant source
+    chi <- chi + d,  d from the gradient rate (a - mu chi)    the answer to the fading pull
+    a <- a - d,      d from the gradient rate ridge a         what is left of theta_0
+
+Each is linear in the state (psi, its velocity, a, its velocity, 1). So t steps are the t-th power of
+a 5 x 5 matrix, by repeated squaring: no case for zero eigenvalues or double roots is needed.
+"""
+
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
+from ntkdiag.descent import MomentumKind
 from ntkdiag.predict.response import determined, inverse
-from ntkdiag.predict.threshold import MomentumKind
 from ntkdiag.scalars import Number
 
-_BITS = 31
+# The state, by position.
+RESPONSE, RESPONSE_VELOCITY, KEPT, KEPT_VELOCITY, ONE = range(5)
+BITS = 31  # of a number of steps
+Source: TypeAlias = Literal["constant", "fading"]
 
 
 def momentum_response(
-    values: jax.Array,
-    floor: jax.Array,
+    values: Float[Array, " k"],
+    floor: Float[Array, ""],
     rate: Number,
     ridge: Number,
-    steps: jax.Array,
+    steps: Float[Array, " T"],
     momentum: Number,
     kind: MomentumKind,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """psi, chi and a of gradient descent with momentum on lambda, with a ridge; see `closed_form.assemble`.
+) -> tuple[Float[Array, "T k"], Float[Array, "T k"], Float[Array, " T"]]:
+    """psi and chi, in units of 1 / mu, and a, after `steps` of gradient descent with momentum.
 
-    psi <- psi + d with d from the gradient rate (1 - mu psi), mu = lambda + ridge; chi likewise from the gradient
-    rate (a - mu chi); a <- a - d from rate ridge a: all three pass through the same momentum. Each is linear in its
-    state, whose t-th power is taken by repeated squaring, which needs no case for zero eigenvalues or double roots.
-    Unresolved eigenvalues and t = infinity as in `descent_response`.
-    Cost: 31 products of k matrices 5 x 5.
-
-    Args:
-        values: `[k]` eigenvalues lambda, not negative.
-        floor: The noise floor.
-        rate: eta / D.
-        ridge: In units of the eigenvalues.
-        steps: `[T]` integers, as floating point; may be infinite.
-        momentum: beta.
-        kind: "heavy-ball", "nesterov" or "ema"; see `stability_threshold`.
-
-    Returns:
-        psi and chi, `[T k]` in units of 1 / mu, and a, `[T]`.
+    `values` are eigenvalues that are not negative, `rate` is eta / D, and steps may be infinite.
+    Unresolved eigenvalues and t = infinity as in `descent_response`. Cost: 31 products of k
+    matrices 5 x 5.
     """
-    endless = jnp.isinf(steps)
+    is_endless = jnp.isinf(steps)
     mu = values + ridge
-    toward = lambda curvature, source: _transition(curvature, source, rate, ridge, momentum, kind)
+
+    def transitions(curvatures: Float[Array, " k"], source: Source) -> Float[Array, "k 5 5"]:
+        def transition(curvature: Float[Array, ""]) -> Float[Array, "5 5"]:
+            return _transition(curvature, source, rate, ridge, momentum, kind)
+
+        return jax.vmap(transition)(curvatures)
+
+    # With momentum a mode moves at the speed rate / (1 - beta): that long it counts at most.
     speed = rate / (1.0 if kind == "ema" else 1.0 - momentum)
     longest = jnp.minimum(jnp.ceil(inverse(speed * floor)), 2.0**30)
-    counts = lambda resolved: determined(steps, resolved, longest).astype(jnp.int32)
-    plain = _power(jax.vmap(lambda m: toward(m, True))(mu), counts(mu > floor))  # [T k 5]
-    pulled = _power(jax.vmap(lambda m: toward(m, False))(mu), counts(values > floor))
-    # a is the same in every mode; taken from one that does not grow, as 0 x infinity would spoil it.
-    every = determined(steps, jnp.ones(1, bool), longest).astype(jnp.int32)
-    decay = _power(toward(jnp.zeros((), values.dtype), False)[None], every)[:, 0, 2]
-    psi, chi = plain[..., 0], pulled[..., 0]
-    fixed = jnp.where(mu > floor, 1.0 / jnp.where(mu > floor, mu, 1.0), 0.0)
-    fixed = jnp.where(
-        _stable(jax.vmap(lambda m: toward(m, True))(mu)) | (mu <= floor), fixed, jnp.nan
-    )
-    kept = ridge == 0.0  # without a ridge the initial parameters stay, and chi is psi
-    alive = jnp.where(
-        _stable(toward(jnp.asarray(ridge, values.dtype), True)[None])[0], 0.0, jnp.nan
-    )
-    psi = jnp.where(endless[:, None], fixed, psi)
-    chi = jnp.where(endless[:, None], jnp.where(kept, fixed, alive + 0.0 * fixed), chi)
-    return psi, chi, jnp.where(endless, jnp.where(kept, 1.0, alive), decay)
+
+    def counts(is_resolved: Array) -> Int[Array, "T k"]:
+        return determined(steps, is_resolved, longest).astype(jnp.int32)
+
+    # Finite times, by powers.
+    to_constant = transitions(mu, "constant")
+    psi = _power(to_constant, counts(mu > floor))[..., RESPONSE]
+    chi = _power(transitions(mu, "fading"), counts(values > floor))[..., RESPONSE]
+    # a is the same in every mode: taken from one that does not grow, as 0 x infinity spoils it.
+    still = transitions(jnp.zeros(1, values.dtype), "fading")
+    kept = _power(still, counts(jnp.ones(1, bool)))[:, 0, KEPT]
+
+    # Infinity: psi = 1 / mu where that is resolved and stable; a pull has died out by then.
+    is_resolved = mu > floor
+    psi_end = jnp.where(is_resolved, 1.0 / jnp.where(is_resolved, mu, 1.0), 0.0)
+    psi_end = jnp.where(_is_stable(to_constant) | ~is_resolved, psi_end, jnp.nan)
+    ridge_mode = transitions(jnp.asarray(ridge, values.dtype)[None], "constant")
+    kept_end = jnp.where(_is_stable(ridge_mode)[0], 0.0, jnp.nan)
+    # Without a ridge the initial parameters stay, and chi is psi.
+    has_no_ridge = ridge == 0.0
+    chi_end = jnp.where(has_no_ridge, psi_end, kept_end + 0.0 * psi_end)
+    kept_end = jnp.where(has_no_ridge, 1.0, kept_end)
+    psi = jnp.where(is_endless[:, None], psi_end, psi)
+    chi = jnp.where(is_endless[:, None], chi_end, chi)
+    return psi, chi, jnp.where(is_endless, kept_end, kept)
 
 
 def _transition(
-    mu: jax.Array, constant: bool, rate: Number, ridge: Number, momentum: Number, kind: MomentumKind
-) -> jax.Array:
-    """One step on (psi, its velocity, a, its velocity, 1), as a matrix minus I; the source of psi is 1 or a.
+    mu: Float[Array, ""],
+    source: Source,
+    rate: Number,
+    ridge: Number,
+    momentum: Number,
+    kind: MomentumKind,
+) -> Float[Array, "5 5"]:
+    """One step on the state, as a matrix minus I.
 
     Without the identity, what a step changes keeps its precision, however small it is beside 1.
     """
     unit = jnp.eye(5, dtype=mu.dtype)
-    response = unit[4 if constant else 2] - mu * unit[0]
-    shrink = -ridge * unit[2]
-    rows = []
-    for velocity, gradient in ((1, response), (3, shrink)):
+
+    def rows(gradient: Float[Array, " 5"], velocity: int) -> list[Float[Array, " 5"]]:
+        """The changes of a quantity and of its velocity, as linear functions of the state."""
         fresh = (1.0 - momentum) * gradient if kind == "ema" else gradient
         moving = fresh + momentum * unit[velocity]
-        move = gradient + momentum * moving if kind == "nesterov" else moving
-        rows += [rate * move, moving - unit[velocity]]
-    return jnp.stack([*rows, jnp.zeros_like(unit[4])])
+        direction = gradient + momentum * moving if kind == "nesterov" else moving
+        return [rate * direction, moving - unit[velocity]]
+
+    driven_by = ONE if source == "constant" else KEPT
+    response_rows = rows(unit[driven_by] - mu * unit[RESPONSE], RESPONSE_VELOCITY)
+    kept_rows = rows(-ridge * unit[KEPT], KEPT_VELOCITY)
+    return jnp.stack([*response_rows, *kept_rows, jnp.zeros_like(unit[ONE])])
 
 
-def _power(changes: jax.Array, steps: jax.Array) -> jax.Array:
-    """The state after `steps` [T k] steps from (0, 0, 1, 0, 1).
+def _power(changes: Float[Array, "k 5 5"], steps: Int[Array, "T k"]) -> Float[Array, "T k 5"]:
+    """The state after some steps from (0, 0, 1, 0, 1).
 
-    With a step I + d, two of them are I + (2 d + d^2).
+    With a step I + d, two of them are I + (2 d + d^2): the bits of the number of steps say which
+    powers of two are taken.
     """
     start = jnp.array([0.0, 0.0, 1.0, 0.0, 1.0], changes.dtype)
     states = jnp.broadcast_to(start, (*steps.shape, 5))
 
-    def body(bit: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def body(bit: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
         states, change = carry
         moved = states + jnp.einsum("kij,Tkj->Tki", change, states, precision="highest")
-        taken = (steps >> bit) & 1
+        is_taken = ((steps >> bit) & 1) == 1
         twice = 2.0 * change + jnp.matmul(change, change, precision="highest")
-        return jnp.where(taken[..., None] == 1, moved, states), twice
+        return jnp.where(is_taken[..., None], moved, states), twice
 
-    return jax.lax.fori_loop(0, _BITS, body, (states, changes))[0]
+    return jax.lax.fori_loop(0, BITS, body, (states, changes))[0]
 
 
-def _stable(changes: jax.Array) -> jax.Array:
-    """Both roots of the mode inside the unit circle: Jury's conditions on the upper left 2 x 2 block I + d.
+def _is_stable(changes: Float[Array, "k 5 5"]) -> Array:
+    """Both roots of the mode inside the unit circle: Jury's conditions on the block I + d.
 
-    |det| < 1 and |tr| < 1 + det, where tr (I + d) = 2 + tr d and det (I + d) = 1 + tr d + det d.
+    d is the upper left 2 x 2. |det| < 1 and |tr| < 1 + det, where tr (I + d) = 2 + tr d and
+    det (I + d) = 1 + tr d + det d.
     """
     trace = changes[:, 0, 0] + changes[:, 1, 1]
     determinant = changes[:, 0, 0] * changes[:, 1, 1] - changes[:, 0, 1] * changes[:, 1, 0]
-    inside = (trace + determinant < 0.0) & (trace + determinant > -2.0)
-    return inside & (determinant > 0.0) & (4.0 + 2.0 * trace + determinant > 0.0)
+    is_inside = (trace + determinant < 0.0) & (trace + determinant > -2.0)
+    return is_inside & (determinant > 0.0) & (4.0 + 2.0 * trace + determinant > 0.0)

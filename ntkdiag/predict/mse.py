@@ -1,27 +1,41 @@
-"""Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay."""
+"""Squared error in closed form: gradient flow, gradient descent, momentum, ridge, weight decay.
+
+In the eigenbasis of the training kernel every mode is learned by itself. So a prediction is
+
+1. `read_problem`: kernels, targets and initial outputs as matrices;
+2. `modes_of`: the eigendecomposition, once for all times;
+3. a law: how far a mode of each eigenvalue is learned at each time;
+4. `assemble`: from modes back to outputs.
+"""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import KernelLike, is_concrete
+from ntkdiag.descent import Descent, DescentLike
+from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import MSE
+from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict import on_operators
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.laws import Descent, Flow
+from ntkdiag.predict.laws import DescentLaw, FlowLaw
 from ntkdiag.predict.matrix_function import Modes
-from ntkdiag.predict.origin import Origin
+from ntkdiag.predict.origin import Toward, origin_beside_arrays
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem, read_problem
-from ntkdiag.predict.threshold import MomentumKind, stability_threshold, warn_above_critical
-from ntkdiag.scalars import Number, require_at_least_zero, require_positive
+from ntkdiag.predict.update_rule import read_rule, warn_above_critical
+from ntkdiag.scalars import Number, is_concrete, require_at_least_zero, require_number
 
 Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
+SquaredError: TypeAlias = MSE | Literal["mse"]
+
+MOST_STEPS_WITH_MOMENTUM = 2**31  # they are counted in the bits of an int32
 
 
 @errors.public
@@ -34,79 +48,99 @@ def gradient_flow(
     kernel_test: KernelLike | NTKOperator | None = None,
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
-    ridge: Number = 0.0,
-    origin: Origin | None = None,
-    loss_denominator: Number | None = None,
+    ridge: Times = 0.0,
+    toward: Toward = "start",
+    loss: SquaredError = "mse",
 ) -> Prediction:
     """Outputs of the linearized model under gradient flow on (1/D) sum 1/2 (f - y)^2.
 
-    f_t = y + exp(-Theta t / D) (f_0 - y) on the training set, f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0 - y)
-    with psi_t(lambda) = (1 - exp(-lambda t / D)) / lambda. A ridge adds (ridge / 2D) ||theta - theta_0||^2 to the
-    loss; at t = infinity that is kernel ridge regression. With `origin` the penalty is (ridge / 2D) ||theta||^2,
-    ordinary weight decay, which is another predictor.
-    Modes with an unresolved eigenvalue go as it says while t / D is below 1 / floor, then stand still; at infinity they
-    are left out. No division by small eigenvalues takes place.
-    Gradients by the kernel (and so by parameters and inputs), targets, f0, ridge and time are exact, also where
-    eigenvalues coincide; second ones by the kernel are NaN there.
-    Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per time. Source: Lee et al. 2019 (arXiv 1902.06720),
-    eqs. 9 to 11; neural-tangents divides by |lambda| where this takes the limit.
+    On the training set f_t = y + exp(-Theta t / D) (f_0 - y), elsewhere
+    f_t(x) = f_0(x) - Theta(x, X) psi_t(Theta) (f_0 - y) with
+    psi_t(lambda) = (1 - exp(-lambda t / D)) / lambda. A ridge adds
+    (ridge / 2D) ||theta - theta_0||^2 to the loss; at t = infinity that is kernel ridge regression.
+
+    Modes with an unresolved eigenvalue go as it says while t / D is below 1 / floor, then stand
+    still; at infinity they are left out. No division by small eigenvalues takes place.
+
+    Gradients by the kernel (and so by parameters and inputs), targets, f0, ridge and time are
+    exact, also where eigenvalues coincide; second ones by the kernel are NaN there.
+
+    Cost: one eigendecomposition, O((NC)^3), and O((NC)^2) per time.
+
+    Source: Lee et al. 2019 (arXiv 1902.06720), eqs. 9 to 11; neural-tangents divides by |lambda|
+    where this takes the limit.
 
     Args:
-        kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for the full one, an
-            approximation), or a matrix. An `NTKOperator` is not decomposed: its times are reached step by step (by
-            `integrate_flow` and `iterate_descent`), infinity by `least_squares`; a warning says if that stops early.
-        y: `[n]` or `[n o]` targets.
-        time: t = learning rate x steps, a number or `[T]` in any order, infinity allowed. Steps of gradient
-            descent are this only far below the critical learning rate; otherwise use `gradient_descent`.
+        kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for
+            the full one, an approximation), or a matrix. An `NTKOperator`, for kernels that no
+            memory holds, is not decomposed: its times are reached step by step (by
+            `integrate_flow` and `iterate_descent`), infinity by `least_squares`; a warning says if
+            that stops early.
+        y: `[n]` or `[n o]` targets, or class numbers.
+        time: t = learning rate x steps, a number or `[T]` in any order, infinity allowed. Steps of
+            gradient descent are this only far below the critical learning rate; otherwise use
+            `gradient_descent`.
         kernel_test: Test by train, in the same convention, for predictions on test examples.
-        f0: f_0 on the training examples, shaped like y; None for 0 (for an operator: computed).
-        f0_test: f_0 on the test examples; None for 0.
-        ridge: In units of the kernel's eigenvalues; D times the coefficient of weight decay.
-        origin: J theta_0 for decay to zero; None for a ridge to the initial parameters.
-        loss_denominator: D; None for the number of examples.
+        f0: f_0, outputs on the training examples, shaped like y; None for 0 (for an operator:
+            computed).
+        f0_test: f_0, outputs on the test examples; None for 0.
+        ridge: In units of the kernel's eigenvalues; D times the coefficient of weight decay. A
+            vector `[R]` of them is a path: it broadcasts against `time`, so that with one time the
+            outputs are `[R n o]` (not for an `NTKOperator`).
+        toward: What the ridge pulls to. "start" is theta_0. Weight decay pulls to zero, and is
+            another predictor: pass `predict.origin(f, params, x, x_test)`, or "zero" beside an
+            `NTKOperator`.
+        loss: "mse", or `losses.MSE(denominator=D)` where D is not the number of examples.
 
     Returns:
         Outputs on training and test examples, each `[... n o]` with the axes of `time` first.
 
     Raises:
-        InvalidInputError: When arrays do not fit or are not finite, the kernel is not symmetric, has negative
-            eigenvalues or is a trace, or a number is negative.
+        InvalidInputError: When arrays do not fit or are not finite, the kernel is not symmetric,
+            has negative eigenvalues or is a trace, a number is negative, or the loss another.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> K = jnp.eye(2).reshape(2, 1, 2, 1)
+        >>> print(gradient_flow(K, jnp.ones((2, 1)), ridge=jnp.array([0.0, 1.0])).train[:, 0, 0])
+        [1.  0.5]
     """
-    require_at_least_zero(ridge, "ridge")
+    require_at_least_zero(jnp.asarray(ridge, jnp.result_type(float)), "ridge", many=True)
     require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), "time", many=True)
+    squared_error = read_squared_error(loss)
     if isinstance(kernel, NTKOperator):
-        given = on_operators.Given(y, kernel_test, f0, f0_test, ridge, origin, loss_denominator)
-        return on_operators.flow(kernel, given, time)
+        require_number(ridge, "ridge")  # pyright: ignore[reportArgumentType]
+        regression = on_operators.Regression(
+            y, kernel_test, f0, f0_test, ridge, toward, squared_error
+        )
+        return on_operators.flow(kernel, regression, time)
     problem = read_problem(
         kernel,
         y,
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=origin,
-        loss_denominator=loss_denominator,
+        origin=origin_beside_arrays(toward),
+        loss=squared_error,
     )
     return follow_flow(problem, modes_of(problem), time, ridge)
 
 
-def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Number) -> Prediction:
-    """`gradient_flow` of a problem whose kernel was decomposed before.
-
-    Cost: O((NC)^2) per time.
-
-    Args:
-        problem: The problem.
-        modes: Of its kernel.
-        time: As for `gradient_flow`.
-        ridge: As for `gradient_flow`.
-
-    Returns:
-        As `gradient_flow`.
-    """
+def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Times) -> Prediction:
+    """`gradient_flow` of a problem whose kernel was decomposed before, in O((NC)^2) per time."""
     times = jnp.asarray(time, problem.kernel.dtype)
-    return assemble(
-        problem, modes, Flow(times.reshape(-1) / problem.denominator, ridge), times.shape
-    )
+    ridges = jnp.asarray(ridge, problem.kernel.dtype)
+    try:
+        axes = jnp.broadcast_shapes(times.shape, ridges.shape)
+    except ValueError:
+        raise errors.InvalidInputError(
+            expected="`time` and `ridge` whose shapes broadcast",
+            got=f"shapes {times.shape} and {ridges.shape}",
+            do="Pass one time with a vector of ridges, or as many of both.",
+        ) from None
+    times = jnp.broadcast_to(times, axes).reshape(-1)
+    ridges = jnp.broadcast_to(ridges, axes).reshape(-1)
+    return assemble(problem, modes, FlowLaw(times / problem.denominator, ridges), axes)
 
 
 @errors.public
@@ -114,101 +148,126 @@ def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Number) -> P
 def gradient_descent(
     kernel: KernelLike | NTKOperator,
     y: jax.typing.ArrayLike,
+    descent: DescentLike,
     steps: Times,
-    learning_rate: Number,
     *,
     kernel_test: KernelLike | NTKOperator | None = None,
     f0: jax.typing.ArrayLike | None = None,
     f0_test: jax.typing.ArrayLike | None = None,
-    momentum: Number = 0.0,
-    momentum_kind: MomentumKind = "heavy-ball",
     ridge: Number = 0.0,
-    origin: Origin | None = None,
-    loss_denominator: Number | None = None,
+    toward: Toward = "start",
+    loss: SquaredError = "mse",
 ) -> Prediction:
     """Outputs of the linearized model after full-batch gradient descent on (1/D) sum 1/2 (f - y)^2.
 
-    f_t = y + (1 - eta Theta / D)^t (f_0 - y), what iterating gives; with momentum by powers of each mode's
-    transition matrix. Everything else as for `gradient_flow`. Above the critical learning rate the outputs grow
-    without bound, as they do in training, and a warning names the critical value.
-    Cost: as `gradient_flow`. Source: Lee et al. 2019 (arXiv 1902.06720) for the flow; the powers are elementary.
+    f_t = y + (1 - eta Theta / D)^t (f_0 - y), what iterating gives; with momentum by powers of each
+    mode's transition matrix. Everything else as for `gradient_flow`. Above the critical learning
+    rate the outputs grow without bound, as they do in training, and a warning names the critical
+    value.
+
+    Cost: as `gradient_flow`.
+
+    Source: Lee et al. 2019 (arXiv 1902.06720) for the flow; the powers are elementary.
 
     Args:
         kernel: As for `gradient_flow`.
         y: As for `gradient_flow`.
-        steps: Number of steps, an integer or `[T]` integers (to 2^24 exact in float32; with momentum below 2^31);
-            infinity allowed.
-        learning_rate: eta.
+        descent: The learning rate eta, or a `Descent` with momentum. Within 1 % of the critical
+            learning rate a float32 kernel with momentum gives two to three digits less than
+            float64. Decay is not part of it: see `ridge`.
+        steps: Number of steps, an integer or `[T]` integers (to 2^24 exact in float32; with
+            momentum below 2^31); infinity allowed.
         kernel_test: As for `gradient_flow`.
         f0: As for `gradient_flow`.
         f0_test: As for `gradient_flow`.
-        momentum: beta in [0, 1). Within 1 % of the critical learning rate a float32 kernel gives two to three digits
-            less than float64.
-        momentum_kind: "heavy-ball", "nesterov" or "ema"; see `ntkdiag.analysis.stability_threshold`.
-        ridge: As for `gradient_flow`; its gradient passes through the momentum (L2 penalty, not decoupled decay).
-        origin: As for `gradient_flow`.
-        loss_denominator: As for `gradient_flow`.
+        ridge: One number, in units of the kernel's eigenvalues; its gradient passes through the
+            momentum (a penalty of the loss, not decoupled decay).
+        toward: As for `gradient_flow`.
+        loss: As for `gradient_flow`.
 
     Returns:
         As `gradient_flow`; NaN at infinity when the learning rate is above critical.
 
     Raises:
-        InvalidInputError: As `gradient_flow`, or when steps are no integers.
+        InvalidInputError: As `gradient_flow`, or when steps are no integers, or the update rule has
+            no learning rate, a preconditioner or weight decay.
 
     Warns:
-        RuntimeWarning: When the learning rate is above critical, with the critical value; with an `NTKOperator` where
-            steps are infinite, from 30 more products, and a critical value some percent too high.
+        RuntimeWarning: When the learning rate is above critical, with the critical value; with an
+            `NTKOperator` where steps are infinite, from 30 more products, and a critical value some
+            percent too high.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> K = jnp.eye(2).reshape(2, 1, 2, 1)
+        >>> print(gradient_descent(K, jnp.ones((2, 1)), 1.0, [0, 1, 2]).train[:, 0, 0])
+        [0.   0.5  0.75]
     """
-    _check_descent(steps, learning_rate, momentum, momentum_kind, ridge)
+    require_at_least_zero(ridge, "ridge")
+    rule = read_rule(descent)
+    _require_steps(steps, rule)
+    squared_error = read_squared_error(loss)
     if isinstance(kernel, NTKOperator):
-        given = on_operators.Given(y, kernel_test, f0, f0_test, ridge, origin, loss_denominator)
-        return on_operators.descent(kernel, given, steps, learning_rate, momentum, momentum_kind)
+        regression = on_operators.Regression(
+            y, kernel_test, f0, f0_test, ridge, toward, squared_error
+        )
+        return on_operators.descent(kernel, regression, rule, steps)
     problem = read_problem(
         kernel,
         y,
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,
-        origin=origin,
-        loss_denominator=loss_denominator,
+        origin=origin_beside_arrays(toward),
+        loss=squared_error,
     )
     modes = modes_of(problem)
+    warn_above_critical(rule, (modes.values[-1] + ridge) / problem.denominator)
     counts = jnp.asarray(steps, problem.kernel.dtype)
-    beta = None if isinstance(momentum, float | int) and momentum == 0 else momentum
-    threshold, decay = stability_threshold(momentum, momentum_kind), ridge / problem.denominator
-    warn_above_critical(learning_rate, modes.values[-1], problem.denominator, threshold, decay)
-    rate = learning_rate / problem.denominator
-    law = Descent(counts.reshape(-1), rate, ridge, beta, momentum_kind)
-    return assemble(problem, modes, law, counts.shape)
+    return assemble(problem, modes, descent_law(problem, rule, counts, ridge), counts.shape)
 
 
-def _check_descent(
-    steps: Times, learning_rate: Number, momentum: Number, kind: MomentumKind, ridge: Number
-) -> None:
-    require_at_least_zero(ridge, "ridge")
-    require_positive(learning_rate, "learning_rate")
-    if is_concrete(steps):
-        counts = np.asarray(steps, np.float64)
-        if not np.all((counts >= 0) & ((counts == np.floor(counts)) | np.isinf(counts))):
-            raise errors.InvalidInputError(
-                expected="non-negative integer `steps`, or infinity",
-                got=f"{steps}",
-                do="Round them.",
-            )
-        if np.any((counts >= 2**31) & np.isfinite(counts)) and not (
-            is_concrete(momentum) and float(momentum) == 0.0
-        ):
-            do = "Take infinity, or momentum=0 with the learning rate divided by 1 - momentum."
-            raise errors.InvalidInputError(
-                expected="fewer than 2^31 `steps` with momentum, or infinity", got=f"{steps}", do=do
-            )
-    if is_concrete(momentum) and not 0 <= float(momentum) < 1:
+def descent_law(problem: Problem, rule: Descent, counts: jax.Array, ridge: Number) -> DescentLaw:
+    """The law of gradient descent on a problem, at numbers of steps of any shape."""
+    is_plain = isinstance(rule.momentum, float | int) and rule.momentum == 0
+    return DescentLaw(
+        steps=counts.reshape(-1),
+        rate=rule.require_learning_rate() / problem.denominator,
+        ridge=ridge,
+        momentum=None if is_plain else rule.momentum,
+        kind=rule.kind,
+    )
+
+
+def read_squared_error(loss: SquaredError) -> MSE:
+    """The loss, refused where its training has no closed form."""
+    squared_error = as_loss(loss)
+    if isinstance(squared_error, MSE):
+        return squared_error
+    raise errors.InvalidInputError(
+        expected='squared error: `loss` "mse" or losses.MSE(denominator=D)',
+        got=f"loss={loss!r}",
+        do="Other losses have no closed form: see predict.iterate_descent and integrate_flow.",
+    )
+
+
+def _require_steps(steps: Times, rule: Descent) -> None:
+    """Refuse steps that are no non-negative integers, or that momentum cannot count."""
+    if not is_concrete(steps):
+        return
+    counts = np.asarray(steps, np.float64)
+    is_integer = (counts == np.floor(counts)) | np.isinf(counts)
+    if not np.all((counts >= 0) & is_integer):
         raise errors.InvalidInputError(
-            expected="`momentum` in [0, 1)", got=f"{momentum}", do="Pass the optimizer's beta."
+            expected="non-negative integer `steps`, or infinity",
+            got=f"{steps}",
+            do="Round them.",
         )
-    if kind not in ("heavy-ball", "nesterov", "ema"):
+    has_momentum = not is_concrete(rule.momentum) or float(rule.momentum) != 0.0
+    is_too_many = (counts >= MOST_STEPS_WITH_MOMENTUM) & np.isfinite(counts)
+    if has_momentum and np.any(is_too_many):
         raise errors.InvalidInputError(
-            expected='`momentum_kind` "heavy-ball", "nesterov" or "ema"',
-            got=repr(kind),
-            do="optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
+            expected="fewer than 2^31 `steps` with momentum, or infinity",
+            got=f"{steps}",
+            do="Take infinity, or no momentum with the learning rate divided by 1 - momentum.",
         )

@@ -1,59 +1,50 @@
 """Ordinary differential equations, by diffrax."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+if TYPE_CHECKING:
+    from diffrax import AbstractSolver
 
 
 def solve_ode(
-    velocity: Callable[[Any, jax.Array, Any], jax.Array],
-    start: jax.Array,
-    times: jax.Array,
-    args: Any = None,
+    velocity: Callable[[Any, Any, Any], Any],
+    start: Float[Array, "..."],
+    times: Float[Array, " T"],
+    args: PyTree = None,
     *,
     relative: float,
     absolute: float,
     max_steps: int,
-    solver: Any = None,
+    solver: "AbstractSolver | None" = None,
     dt0: float | None = None,
-) -> jax.Array:
+) -> Float[Array, "T ..."]:
     """Solutions of dy/dt = velocity(t, y, args), y(0) = start, at ascending times.
 
-    Cost: six evaluations of `velocity` for each step of the default solver, which is explicit.
-
-    Args:
-        velocity: The right-hand side.
-        start: Initial values.
-        times: `[T]`, ascending and not negative.
-        args: Handed to `velocity`.
-        relative: Error of a step, relative to y.
-        absolute: The same where y is zero.
-        max_steps: In all; the solutions at times not reached are NaN.
-        solver: A diffrax solver; None is `diffrax.Tsit5()`.
-        dt0: A fixed step instead of one chosen by the error.
-
-    Returns:
-        `[T ...]`.
+    `relative` and `absolute` are the error of a step, and `dt0` a fixed step instead; after
+    `max_steps` the rest is NaN. Cost: six evaluations of `velocity` for each step of the default
+    solver `diffrax.Tsit5()`, which is explicit.
     """
-    import diffrax
+    import diffrax  # here, because loading it takes longer than the rest of the package
 
-    steps = (
-        diffrax.ConstantStepSize()
-        if dt0 is not None
-        else diffrax.PIDController(rtol=relative, atol=absolute)
-    )
+    step_sizes = diffrax.PIDController(rtol=relative, atol=absolute)
+    if dt0 is not None:
+        step_sizes = diffrax.ConstantStepSize()
+    # An interval of length zero is refused by diffrax: where only 0 is asked for, it goes on to 1.
+    end = jnp.where(times[-1] > 0, times[-1], 1.0)
     solved = diffrax.diffeqsolve(
         diffrax.ODETerm(velocity),
-        solver or diffrax.Tsit5(),
+        diffrax.Tsit5() if solver is None else solver,
         t0=jnp.zeros((), times.dtype),
-        t1=jnp.where(times[-1] > 0, times[-1], 1.0).astype(times.dtype),
+        t1=end.astype(times.dtype),
         dt0=dt0,
         y0=start,
         args=args,
         saveat=diffrax.SaveAt(ts=times),
-        stepsize_controller=steps,
+        stepsize_controller=step_sizes,
         max_steps=max_steps,
         throw=False,
     )

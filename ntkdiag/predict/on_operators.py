@@ -1,192 +1,170 @@
-"""Squared error with an `NTKOperator` in place of a kernel: the same answers, reached step by step."""
+"""Squared error with an `NTKOperator` in place of a kernel: the same answers, reached step by step.
 
+User story: the kernel of 10,000 examples with 10 outputs takes 40 GB, and its eigendecomposition
+days; what the linearized model will have learned after 1,000 steps takes 1,000 products with it.
+Without eigenmodes there is no closed form, so
+
+- finite times are iterated (`iterate_descent`) or integrated (`integrate_flow`), in ascending order;
+- infinity is a least-squares problem, solved by `least_squares`.
+"""
+
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import is_concrete
+from ntkdiag._jax import Tracer
+from ntkdiag.descent import Descent
+from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
 from ntkdiag.matrix_free.ridge_regression import least_squares
 from ntkdiag.predict.descent import iterate_descent
 from ntkdiag.predict.flow import integrate_flow
 from ntkdiag.predict.linear_model import read_model
-from ntkdiag.predict.origin import Origin
+from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.predict.threshold import MomentumKind, stability_threshold, warn_above_critical
-from ntkdiag.scalars import Number, require_positive
+from ntkdiag.predict.update_rule import warn_above_critical
+from ntkdiag.scalars import Number, is_concrete
 
-_PRODUCTS = 30
+POWER_STEPS = 30
 
 
-class Given(NamedTuple):
+class Regression(NamedTuple):
     """The arguments that `gradient_flow` and `gradient_descent` share; see there."""
 
     y: Any
     kernel_test: Any
     f0: Any
     f0_test: Any
-    ridge: Number
-    origin: Origin | None
-    loss_denominator: Number | None
+    ridge: Any
+    toward: Toward
+    loss: MSE
 
-    def options(self, denominator: Number) -> dict[str, Any]:
-        """Those of the predictions for any loss."""
-        pull = "damping" if self.origin is None else "weight_decay"
-        names = ("f0", "kernel_test", "f0_test", "origin")
-        return {name: getattr(self, name) for name in names} | {pull: self.ridge / denominator}
+    def options(self) -> dict[str, Any]:
+        """Those that the predictions for any loss take by name."""
+        return {name: value for name, value in self._asdict().items() if name != "y"}
 
 
-def flow(kernel: NTKOperator, given: Given, time: Any) -> Prediction:
-    """`gradient_flow` without the kernel.
+def flow(kernel: NTKOperator, regression: Regression, time: Any) -> Prediction:
+    """`gradient_flow` without the kernel, at times in any order."""
+    regression = _read(kernel, regression)
 
-    Cost: as `integrate_flow`, and as `least_squares` for infinity.
-
-    Args:
-        kernel: The operator.
-        given: The other arguments.
-        time: t, in any order.
-
-    Returns:
-        The prediction.
-    """
-    loss, denominator, y = _loss(kernel, given)
-
-    def reach(times: np.ndarray) -> Prediction:
-        found = integrate_flow(kernel, loss, times, **given.options(denominator))
-        if is_concrete(found.train) and np.isnan(np.asarray(found.train)).any():
+    def at_times(times: np.ndarray) -> Prediction:
+        reached = integrate_flow(kernel, regression.y, times, **regression.options())
+        if is_concrete(reached.train) and np.isnan(np.asarray(reached.train)).any():
             errors.warn(
-                f"{errors.current_call()}: the differential equation was not solved up to {times[-1]:g} "
-                "within the steps allowed: NaN. Take integrate_flow with solver=diffrax.Kvaerno5() or more max_steps.",
+                f"{errors.current_call()}: the differential equation was not solved up to "
+                f"{times[-1]:g} within the steps allowed: NaN. Take integrate_flow with "
+                "solver=diffrax.Kvaerno5() or more max_steps.",
                 RuntimeWarning,
             )
-        return found
+        return reached
 
-    return _piece(np.asarray(time, np.float64), reach, lambda: _endless(kernel, given, y))
+    def at_infinity() -> Prediction:
+        return _minimum(kernel, regression)
+
+    return _at_all(np.asarray(time, np.float64), at_times, at_infinity)
 
 
-def descent(
-    kernel: NTKOperator,
-    given: Given,
-    steps: Any,
-    learning_rate: Number,
-    momentum: Number,
-    kind: MomentumKind,
-) -> Prediction:
-    """`gradient_descent` without the kernel. For infinity, the learning rate has to be below critical.
+def descent(kernel: NTKOperator, regression: Regression, rule: Descent, steps: Any) -> Prediction:
+    """`gradient_descent` without the kernel, at numbers of steps in any order.
 
-    Cost: as `iterate_descent`, and as `least_squares` and 30 products for infinity.
-
-    Args:
-        kernel: The operator.
-        given: The other arguments.
-        steps: Numbers of steps, in any order.
-        learning_rate: eta.
-        momentum: beta.
-        kind: See `stability_threshold`.
-
-    Returns:
-        The prediction.
+    Infinity costs 30 products more: where the learning rate is above critical, it is NaN.
     """
-    loss, denominator, y = _loss(kernel, given)
-    options = given.options(denominator) | {"momentum": momentum, "momentum_kind": kind}
-    reach = lambda counts: iterate_descent(
-        kernel, loss, counts.astype(int), learning_rate, **options
-    )
+    regression = _read(kernel, regression)
 
-    def endless() -> Prediction:
-        threshold, decay = stability_threshold(momentum, kind), given.ridge / denominator
-        numbers = learning_rate, _largest(kernel), denominator, threshold, decay
-        end = _endless(kernel, given, y)
-        if warn_above_critical(*numbers):
-            end = jax.tree.map(lambda f: jnp.full_like(f, jnp.nan), end)
+    def at_steps(counts: np.ndarray) -> Prediction:
+        return iterate_descent(
+            kernel, regression.y, rule, counts.astype(int), **regression.options()
+        )
+
+    def at_infinity() -> Prediction:
+        denominator = regression.loss.denominator_for(_shape(kernel))
+        end = _minimum(kernel, regression)
+        curvature = (_largest_eigenvalue(kernel) + regression.ridge) / denominator
+        if warn_above_critical(rule, curvature):
+            end = jax.tree.map(lambda outputs: jnp.full_like(outputs, jnp.nan), end)
         return end
 
-    return _piece(np.asarray(steps, np.float64), reach, endless)
+    return _at_all(np.asarray(steps, np.float64), at_steps, at_infinity)
 
 
-class _Squared:
-    """(1 / D) sum 1/2 (f - y)^2; equal for equal y and D, so that what was compiled for one is used for the other."""
-
-    def __init__(self, y: jax.Array, denominator: Number):
-        self.y, self.denominator = y, denominator
-        known = is_concrete(y) and is_concrete(denominator)
-        self.key = (y.shape, np.asarray(y).tobytes(), float(denominator)) if known else id(self)
-
-    def __call__(self, f: jax.Array) -> jax.Array:
-        return 0.5 * jnp.sum((f - self.y) ** 2) / self.denominator
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Squared) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+def _shape(kernel: NTKOperator) -> tuple[int, ...]:
+    """The shape of the outputs on the training examples."""
+    return kernel.n_examples, *kernel.output_shape
 
 
-def _largest(kernel: NTKOperator) -> jax.Array:
-    """lambda_max by power iteration: from below, within a few percent."""
-    return run(_power_iteration, kernel, jax.random.normal(jax.random.key(0), (kernel.shape[0],)))
-
-
-def _power_iteration(kernel: NTKOperator, v: jax.Array) -> jax.Array:
-    step = lambda _, v: kernel.mv(v / jnp.linalg.norm(v)).astype(v.dtype)
-    return jnp.linalg.norm(jax.lax.fori_loop(0, _PRODUCTS, step, v))
-
-
-def _loss(kernel: NTKOperator, given: Given) -> tuple[Any, Number, jax.Array]:
+def _read(kernel: NTKOperator, regression: Regression) -> Regression:
+    """The same regression with targets that are shaped like the outputs."""
     require_square(kernel)
-    denominator = given.loss_denominator
-    if denominator is None:
-        denominator = float(kernel.n_examples)
-    require_positive(denominator, "loss_denominator")
-    y = require_outputs(kernel, given.y, "y")
-    return _Squared(y, denominator), denominator, y
+    return regression._replace(y=require_outputs(kernel, regression.y, "y"))
 
 
-def _piece(times: np.ndarray, reach: Any, endless: Any) -> Prediction:
-    """Finite times by `reach`, which wants them ascending, and infinity by `endless`."""
-    values, where = np.unique(times.reshape(-1), return_inverse=True)
-    finite = values[np.isfinite(values)]
-    parts = ([reach(finite)] if finite.size else []) + (
-        [endless()] if finite.size < values.size else []
-    )
+def _largest_eigenvalue(kernel: NTKOperator) -> Float[Array, ""]:
+    """lambda_max by power iteration: from below, within a few percent."""
+    start = jax.random.normal(jax.random.key(0), (kernel.shape[0],))
+    return run(_power_iteration, kernel, start)
 
-    def stacked(name: str) -> Any:
-        found = [getattr(part, name) for part in parts]
-        if found[0] is None:
+
+def _power_iteration(kernel: NTKOperator, v: Float[Array, " n_o"]) -> Float[Array, ""]:
+    """||K v|| for the v that 30 products lead to."""
+
+    def step(_: Any, v: Float[Array, " n_o"]) -> Float[Array, " n_o"]:
+        return kernel.mv(v / jnp.linalg.norm(v)).astype(v.dtype)
+
+    return jnp.linalg.norm(jax.lax.fori_loop(0, POWER_STEPS, step, v))
+
+
+def _at_all(
+    times: np.ndarray,
+    at_finite: Callable[[np.ndarray], Prediction],
+    at_infinity: Callable[[], Prediction],
+) -> Prediction:
+    """Times in any order from a function of ascending finite times, and one for infinity."""
+    ascending, positions = np.unique(times.reshape(-1), return_inverse=True)
+    finite = ascending[np.isfinite(ascending)]
+    parts = []
+    if finite.size:
+        parts.append(at_finite(finite))
+    if finite.size < ascending.size:
+        end = at_infinity()
+        parts.append(jax.tree.map(lambda outputs: outputs[None], end))  # one more time
+
+    def in_order(outputs: list[Any]) -> Any:
+        if outputs[0] is None:
             return None
-        rows = [
-            a if part is parts[0] and finite.size else a[None]
-            for a, part in zip(found, parts, strict=True)
-        ]
-        joined = jnp.concatenate(rows)[where]
+        joined = jnp.concatenate(outputs)[positions]
         return joined.reshape(*times.shape, *joined.shape[1:])
 
-    return Prediction(stacked("train"), stacked("test"))
+    train = in_order([part.train for part in parts])
+    return Prediction(train, in_order([part.test for part in parts]))
 
 
-def _endless(kernel: NTKOperator, given: Given, y: jax.Array) -> Prediction:
-    if given.origin is not None and not given.ridge:
-        given = given._replace(origin=None)  # nothing pulls
-    model = read_model(kernel, given.f0, given.kernel_test, given.f0_test, given.origin)
-    kept = jnp.asarray(1.0 if given.origin is None else 0.0, model.start.dtype)
-    start = model.start if model.pull is None else model.start + (kept - 1.0) * model.pull
-    solution = least_squares(kernel, y, ridge=given.ridge, f0=start)
+def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
+    """Outputs where training ends: least squares with the ridge."""
+    ridge: Number = regression.ridge
+    if is_concrete(ridge) and not float(ridge):
+        regression = regression._replace(toward="start")  # nothing pulls
+    y, kernel_test, f0, f0_test, ridge, toward, _ = regression
+    model = read_model(kernel, f0, kernel_test, f0_test, toward)
+    # With a pull to zero theta_0 has gone in the end: the model is f_0 - J theta_0 + K w.
+    start = model.start if model.pull is None else model.start - model.pull
+    solution = least_squares(kernel, y, ridge=ridge, f0=start)
     if not isinstance(solution.converged, Tracer) and not bool(solution.converged):
         errors.warn(
-            f"{errors.current_call()}: at infinity the solver stopped at a residual of {float(solution.residual):.2g} after "
-            f"{int(solution.iterations)} iterations. Take a ridge, or matrix_free.least_squares with a preconditioner.",
+            f"{errors.current_call()}: at infinity the solver stopped at a residual of "
+            f"{float(solution.residual):.2g} after {int(solution.iterations)} iterations. Take a "
+            "ridge, or matrix_free.least_squares with a preconditioner.",
             RuntimeWarning,
         )
-    if model.cross is None or model.start_test is None:
+    if not isinstance(model.cross, NTKOperator) or model.start_test is None:
         return Prediction(solution.outputs)
-    begun = (
-        model.start_test
-        if model.pull_test is None
-        else model.start_test + (kept - 1.0) * model.pull_test
-    )
-    return Prediction(solution.outputs, begun + model.cross.tangent(solution.step))
+    start_test = model.start_test
+    if model.pull_test is not None:
+        start_test = start_test - model.pull_test
+    return Prediction(solution.outputs, start_test + model.cross.tangent(solution.step))

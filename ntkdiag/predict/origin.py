@@ -1,37 +1,54 @@
-"""J theta_0: what weight decay towards zero pulls on, beside the kernel."""
+"""J theta_0: what weight decay towards zero pulls on, beside the kernel.
+
+A ridge adds (ridge / 2D) ||theta - anchor||^2 to the loss. With the anchor theta_0 ("start") a
+kernel is all one needs. Weight decay in training has the anchor zero: then theta_0 itself decays,
+and the outputs change by J theta_0, which no kernel knows. An `NTKOperator` knows its parameters
+and computes it for `toward="zero"`; beside kernels that are arrays the user does, by `origin`.
+"""
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import as_arrays
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.nouns import pytree
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["train", "test"], meta_fields=[])
+@pytree("train", "test")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
     """J theta_0 on the examples, so that a penalty may pull to theta = 0 and not to theta_0.
+
+    User story: the run to be predicted has weight decay, as nearly all runs have. Pulled to the
+    initial parameters instead, the prediction is of another predictor.
 
     Attributes:
         train: `[n o]`, shaped like y.
         test: `[m o]`; None without test examples.
     """
 
-    train: Any
-    test: Any = None
+    train: Float[jax.typing.ArrayLike, "n *o"]
+    test: Float[jax.typing.ArrayLike, "m *o"] | None = None
+
+
+Toward: TypeAlias = Literal["start", "zero"] | Origin
 
 
 @errors.public
-def origin(f: Callable[..., Any], params: Any, x: Any, x_test: Any = None, **kwargs: Any) -> Origin:
+def origin(
+    f: Callable[..., Any], params: PyTree, x: PyTree, x_test: PyTree = None, **kwargs: Any
+) -> Origin:
     """Compute J theta_0, with J the Jacobian of f at `params` and theta_0 = `params`.
 
     For a network without biases that is homogeneous in each of its L layers this is L f (Euler).
+
     Cost: one `jax.jvp` for each of `x` and `x_test`.
 
     Args:
@@ -42,11 +59,41 @@ def origin(f: Callable[..., Any], params: Any, x: Any, x_test: Any = None, **kwa
         **kwargs: Handed to f.
 
     Returns:
-        J theta_0 on both.
+        J theta_0 on both, for `toward=` of the predictions.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(origin(lambda w, x: x @ w, jnp.array([[3.0]]), jnp.array([[2.0]])).train)
+        [[6.]]
     """
     base = as_arrays(params)
 
-    def along(inputs: Any) -> jax.Array:
-        return jnp.asarray(pushforward(lambda q: f(q, inputs, **kwargs), base, base)[1])
+    def along_params(inputs: PyTree) -> Float[Array, "n *o"]:
+        moved = pushforward(lambda q: f(q, inputs, **kwargs), base, base)[1]
+        return jnp.asarray(moved)
 
-    return Origin(along(x), None if x_test is None else along(x_test))
+    return Origin(along_params(x), None if x_test is None else along_params(x_test))
+
+
+def origin_beside_arrays(toward: Toward) -> Origin | None:
+    """What a ridge beside a kernel in memory pulls to: an origin, or None for theta_0."""
+    if isinstance(toward, Origin):
+        return toward
+    if toward == "start":
+        return None
+    raise errors.InvalidInputError(
+        expected='`toward` "start", or predict.origin(f, params, x, x_test) for a pull to zero',
+        got=repr(toward),
+        do="A kernel that is an array does not know the parameters; an NTKOperator does, and takes "
+        '"zero".',
+    )
+
+
+def origin_of_operators(
+    toward: Toward, kernel: NTKOperator, kernel_test: NTKOperator | None
+) -> Origin | None:
+    """What a ridge beside operators pulls to: an origin, or None for theta_0."""
+    if toward != "zero":
+        return origin_beside_arrays(toward)
+    test = None if kernel_test is None else kernel_test.tangent(kernel_test.params)
+    return Origin(kernel.tangent(kernel.params), test)

@@ -1,43 +1,41 @@
-"""Kernels, targets and initial outputs, checked and laid out as matrices."""
+"""Kernels, targets and initial outputs, checked and laid out as matrices.
+
+A full kernel couples all outputs: one column with a row for each example and output (n, o). A
+reduced kernel stands for K kron I_C: a row for each example, and a column for each output.
+"""
 
 import dataclasses
-import functools
-from typing import Any
+import math
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.denominator import denominator_of
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import (
-    KernelLike,
-    Operand,
-    is_concrete,
-    read,
-    read_square,
-    refuse_trace,
-)
+from ntkdiag.kernel.operand import KernelLike, Operand, read, read_square, refuse_trace
+from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.nouns import pytree
 from ntkdiag.predict.origin import Origin
-from ntkdiag.scalars import Number
+from ntkdiag.scalars import Number, is_concrete
+
+Columns: TypeAlias = Float[Array, "k c"]
+TestColumns: TypeAlias = Float[Array, "l c"]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "kernel",
-        "noise_floor",
-        "residual",
-        "start",
-        "cross",
-        "start_test",
-        "pull",
-        "pull_test",
-        "denominator",
-    ],
-    meta_fields=["shape", "shape_test", "full"],
+@pytree(
+    "kernel",
+    "noise_floor",
+    "residual",
+    "start",
+    "cross",
+    "start_test",
+    "pull",
+    "pull_test",
+    "denominator",
 )
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -46,7 +44,8 @@ class Problem:
     Attributes:
         kernel: `[k k]`, symmetrised; k = n o for a full kernel, n for a reduced one.
         noise_floor: Resolution of its eigenvalues, relative to the largest.
-        residual: `[k c]`, f_0 - y; c = 1 for a full kernel, the number of columns for a reduced one.
+        residual: `[k c]`, f_0 - y; c = 1 for a full kernel, the number of columns for a reduced
+            one.
         start: `[k c]`, f_0.
         cross: `[l k]` test by train, or None.
         start_test: `[l c]`, or None.
@@ -58,14 +57,14 @@ class Problem:
         full: Whether outputs are coupled: the kernel is that of all outputs, not reduced.
     """
 
-    kernel: jax.Array
-    noise_floor: float
-    residual: jax.Array
-    start: jax.Array
-    cross: jax.Array | None
-    start_test: jax.Array | None
-    pull: jax.Array | None
-    pull_test: jax.Array | None
+    kernel: Float[Array, "k k"]
+    noise_floor: Number
+    residual: Columns
+    start: Columns
+    cross: Float[Array, "l k"] | None
+    start_test: TestColumns | None
+    pull: Columns | None
+    pull_test: TestColumns | None
     denominator: Number
     shape: tuple[int, ...]
     shape_test: tuple[int, ...]
@@ -80,72 +79,51 @@ def read_problem(
     f0: jax.typing.ArrayLike | None,
     f0_test: jax.typing.ArrayLike | None,
     origin: Origin | None,
-    loss_denominator: Number | None,
+    loss: MSE,
 ) -> Problem:
     """Check the arguments of a prediction and lay them out as matrices.
 
-    Cost: one pass over the kernels.
-
-    Args:
-        kernel: Train by train.
-        y: `[n]` or `[n o]`.
-        kernel_test: Test by train, or None.
-        f0: f_0 on the training examples, shaped like y; None for 0.
-        f0_test: f_0 on the test examples; None for 0.
-        origin: J theta_0, or None.
-        loss_denominator: D, or None for the number of examples.
-
-    Returns:
-        The problem.
-
     Raises:
-        InvalidInputError: When arrays are not finite or do not fit each other, or conventions differ.
+        InvalidInputError: When arrays are not finite or do not fit each other, or conventions
+            differ.
     """
+    # The training set: kernel, targets and initial outputs.
     operand = read_square(kernel)
     refuse_trace(operand)
-    denominator = (
-        denominator_of(operand, loss_denominator) if loss_denominator is not None else None
-    )
     operand, labels = read_labels(y, operand)
-    if denominator is None:
-        denominator = float(labels.shape[0]) if jnp.ndim(y) == 2 else denominator_of(operand, None)
-    rows, dtype = operand.matrix.shape[0], operand.array.dtype
-    shape = labels.shape if jnp.ndim(y) == 2 or labels.shape[1] > 1 else (labels.shape[0],)
+    denominator = _denominator(loss, operand, y, labels.shape[0])
+    rows = operand.matrix.shape[0]
+    dtype = operand.array.dtype
+    is_column = jnp.ndim(y) != 2 and labels.shape[1] == 1
+    shape = (labels.shape[0],) if is_column else labels.shape
+    start = _lay_out(f0, "f0", shape, rows, dtype)
+    pull = None
+    if origin is not None:
+        pull = _lay_out(origin.train, "origin.train", shape, rows, dtype)
+
+    # The test set, if there is one.
     cross, m = _read_cross(kernel_test, operand)
     shape_test = (m, *shape[1:])
-
-    def lay_out(value: Any, name: str, wanted: tuple[int, ...], matrix_rows: int) -> jax.Array:
-        array = (
-            jnp.zeros(wanted, dtype) if value is None else _read_outputs(value, name, wanted, dtype)
-        )
-        return array.reshape(matrix_rows, -1)
-
-    lines = None if cross is None else cross.shape[0]
-    start = lay_out(f0, "f0", shape, rows)
-    if cross is None and (f0_test is not None or (origin is not None and origin.test is not None)):
-        raise errors.InvalidInputError(
-            expected="`kernel_test` beside outputs on test examples",
-            got="None",
-            do="Pass `ntk(f, params, x_test, x)`.",
-        )
-    if cross is not None and (f0 is None) != (f0_test is None):
-        raise errors.InvalidInputError(
-            expected="`f0` and `f0_test`, or neither (both are 0 then)",
-            got=f"only `{'f0' if f0_test is None else 'f0_test'}`",
-            do="Pass f(params, x) and f(params, x_test).",
-        )
-    require_origin(cross is not None, origin)
+    start_test = None
+    pull_test = None
+    if cross is None:
+        _refuse_test_outputs(f0_test, origin)
+    else:
+        _require_both(f0, f0_test)
+        require_origin_of_tests(origin)
+        lines = cross.shape[0]
+        start_test = _lay_out(f0_test, "f0_test", shape_test, lines, dtype)
+        if origin is not None:
+            pull_test = _lay_out(origin.test, "origin.test", shape_test, lines, dtype)
     return Problem(
         kernel=operand.symmetric_matrix,
         noise_floor=operand.noise_floor,
         residual=start - labels.reshape(rows, -1),
         start=start,
         cross=cross,
-        start_test=None if lines is None else lay_out(f0_test, "f0_test", shape_test, lines),
-        pull=None if origin is None else lay_out(origin.train, "origin.train", shape, rows),
-        pull_test=None
-        if origin is None or lines is None
-        else lay_out(origin.test, "origin.test", shape_test, lines),
+        start_test=start_test,
+        pull=pull,
+        pull_test=pull_test,
         denominator=denominator,
         shape=shape,
         shape_test=shape_test,
@@ -153,76 +131,32 @@ def read_problem(
     )
 
 
-def require_origin(tests: bool, origin: Origin | None) -> None:
-    """Refuse an origin without the test examples that are asked for.
-
-    Args:
-        tests: Whether they are.
-        origin: The origin, or None.
-
-    Raises:
-        InvalidInputError: When it holds nothing for them.
-    """
-    if tests and origin is not None and origin.test is None:
+def _denominator(loss: MSE, operand: Operand, y: jax.typing.ArrayLike, n_examples: int) -> Number:
+    """D of the loss; rows of a bare matrix may be examples, or examples times outputs."""
+    if loss.denominator is not None:
+        return loss.denominator
+    is_bare_matrix = operand.convention is None and operand.array.ndim == 2
+    if is_bare_matrix and jnp.ndim(y) != 2:
         raise errors.InvalidInputError(
-            expected="an `origin` with the test examples, beside `kernel_test`",
-            got="one of the training examples only",
-            do="Make it by origin(f, params, x, x_test).",
+            expected="a loss with a denominator beside a bare matrix, which does not say how many "
+            "outputs an example has",
+            got='loss="mse"',
+            do="Pass the Kernel that `ntk` returned, the array [n o n o], y of shape [n o], or "
+            "loss=losses.MSE(denominator=...) with the number of examples.",
         )
+    return float(n_examples)
 
 
-def _read_cross(
-    kernel: KernelLike | NTKOperator | None, train: Operand
-) -> tuple[jax.Array | None, int]:
-    if kernel is None:
-        return None, 0
-    if isinstance(kernel, NTKOperator):
-        raise errors.InvalidInputError(
-            expected="`kernel_test` as an array, like the kernel",
-            got="an NTKOperator",
-            do="Pass `ntk(f, params, x_test, x)`, or NTKOperator(f, params, x) as the kernel too.",
-        )
-    cross = read(kernel, "kernel_test")
-    n, o = train.n_examples, train.n_outputs
-    array = cross.array
-    if (
-        array.ndim == 2
-        and train.array.ndim == 4
-        and array.shape[1] == n * o
-        and array.shape[0] % o == 0
-    ):
-        array = array.reshape(-1, o, n, o)
-    if array.ndim != train.array.ndim or array.shape[1:] != (train.array.shape[1:]):
-        raise errors.InvalidInputError(
-            expected=f"`kernel_test` of shape {('m', *train.array.shape[1:])}".replace("'", ""),
-            got=f"shape {cross.array.shape}",
-            do="Rows are test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
-        )
-    a, b = train.convention, cross.convention
-    if a is not None and b is not None and (a.reduction, a.n_outputs) != (b.reduction, b.n_outputs):
-        raise errors.InvalidInputError(
-            expected="both kernels in the same convention",
-            got=f"reduction={a.reduction!r} (C={a.n_outputs}) and reduction={b.reduction!r} (C={b.n_outputs})",
-            do="Compute both with the same `reduction`.",
-        )
-    matrix = array.reshape(-1, n * o)
-    turned = a is not None and b is not None and a.probe == b.probe and a.probe is not None
-    if turned and is_concrete(cross.array) and matrix.shape[0] == matrix.shape[1]:
-        values = np.asarray(cross.array).reshape(matrix.shape)
-        if np.max(np.abs(values - values.T)) > 1e-3 * np.max(np.abs(values)):
-            raise errors.InvalidInputError(
-                expected="`kernel_test` with the test examples as rows",
-                got="one with the training examples as rows",
-                do="Compute it as `ntk(f, params, x_test, x)`.",
-            )
-    return matrix, array.shape[0]
-
-
-def _read_outputs(value: Any, name: str, wanted: tuple[int, ...], dtype: Any) -> jax.Array:
+def _lay_out(
+    value: jax.typing.ArrayLike | None, name: str, shape: tuple[int, ...], rows: int, dtype: Any
+) -> Float[Array, "rows c"]:
+    """Outputs of a shape as a matrix, 0 for None; refused where they do not fit."""
+    if value is None:
+        return jnp.zeros(shape, dtype).reshape(rows, -1)
     array = jnp.asarray(value, dtype)
-    if array.shape[:1] != wanted[:1] or array.size != np.prod(wanted):
+    if array.shape[:1] != shape[:1] or array.size != math.prod(shape):
         raise errors.InvalidInputError(
-            expected=f"`{name}` of shape {wanted}, like y",
+            expected=f"`{name}` of shape {shape}, like y",
             got=f"shape {array.shape}",
             do="Pass the model's outputs on the same examples.",
         )
@@ -232,4 +166,109 @@ def _read_outputs(value: Any, name: str, wanted: tuple[int, ...], dtype: Any) ->
             got="NaN or Inf",
             do="Look for overflow in the model's outputs.",
         )
+    return array.reshape(rows, -1)
+
+
+def _refuse_test_outputs(f0_test: jax.typing.ArrayLike | None, origin: Origin | None) -> None:
+    """Refuse outputs on test examples without their kernel."""
+    if f0_test is not None or (origin is not None and origin.test is not None):
+        raise errors.InvalidInputError(
+            expected="`kernel_test` beside outputs on test examples",
+            got="None",
+            do="Pass `ntk(f, params, x_test, x)`.",
+        )
+
+
+def _require_both(f0: jax.typing.ArrayLike | None, f0_test: jax.typing.ArrayLike | None) -> None:
+    """Refuse initial outputs of one of the two sets."""
+    if (f0 is None) != (f0_test is None):
+        raise errors.InvalidInputError(
+            expected="`f0` and `f0_test`, or neither (both are 0 then)",
+            got=f"only `{'f0' if f0_test is None else 'f0_test'}`",
+            do="Pass f(params, x) and f(params, x_test).",
+        )
+
+
+def require_origin_of_tests(origin: Origin | None) -> None:
+    """Refuse an origin without the test examples that are asked for."""
+    if origin is not None and origin.test is None:
+        raise errors.InvalidInputError(
+            expected="an origin with the test examples, beside `kernel_test`",
+            got="one of the training examples only",
+            do="Make it by predict.origin(f, params, x, x_test).",
+        )
+
+
+def _read_cross(
+    kernel: KernelLike | NTKOperator | None, train: Operand
+) -> tuple[Float[Array, "l k"] | None, int]:
+    """The kernel of test by training examples as a matrix, and the number of test examples."""
+    if kernel is None:
+        return None, 0
+    if isinstance(kernel, NTKOperator):
+        raise errors.InvalidInputError(
+            expected="`kernel_test` as an array, like the kernel",
+            got="an NTKOperator",
+            do="Pass `ntk(f, params, x_test, x)`, or NTKOperator(f, params, x) as the kernel too.",
+        )
+    cross = read(kernel, "kernel_test")
+    array = _with_output_axes(cross.array, train)
+    columns = train.array.shape[1:]
+    if array.ndim != train.array.ndim or array.shape[1:] != columns:
+        raise errors.InvalidInputError(
+            expected=f"`kernel_test` of shape (m, {', '.join(map(str, columns))})",
+            got=f"shape {cross.array.shape}",
+            do="Rows are test examples, columns the training examples: "
+            "`ntk(f, params, x_test, x)`.",
+        )
+    _require_same_convention(train, cross)
+    matrix = array.reshape(-1, train.matrix.shape[0])  # [m p n o] -> [(m p) (n o)]
+    _refuse_transposed(train, cross, matrix)
+    return matrix, array.shape[0]
+
+
+def _with_output_axes(array: Array, train: Operand) -> Array:
+    """A matrix `[(m p) (n o)]` beside a full training kernel, as `[m p n o]`."""
+    n = train.n_examples
+    o = train.n_outputs
+    is_flat = array.ndim == 2 and train.array.ndim == 4
+    if is_flat and array.shape[1] == n * o and array.shape[0] % o == 0:
+        return array.reshape(-1, o, n, o)
     return array
+
+
+def _require_same_convention(train: Operand, test: Operand) -> None:
+    """Refuse kernels that were reduced in different ways."""
+    a = train.convention
+    b = test.convention
+    if a is None or b is None:
+        return
+    if (a.reduction, a.n_outputs) != (b.reduction, b.n_outputs):
+        raise errors.InvalidInputError(
+            expected="both kernels in the same convention",
+            got=f"reduction={a.reduction!r} (C={a.n_outputs}) and "
+            f"reduction={b.reduction!r} (C={b.n_outputs})",
+            do="Compute both with the same `reduction`.",
+        )
+
+
+def _refuse_transposed(train: Operand, test: Operand, matrix: Float[Array, "l k"]) -> None:
+    """Refuse a kernel of training by test examples, where there are as many of both.
+
+    The digest of a kernel is that of its row examples: that of the training examples stands beside
+    a symmetric kernel, or beside the transpose.
+    """
+    if train.convention is None or test.convention is None:
+        return
+    has_training_rows = test.convention.probe == train.convention.probe
+    if not has_training_rows or train.convention.probe is None:
+        return
+    if not is_concrete(matrix) or matrix.shape[0] != matrix.shape[1]:
+        return
+    values = np.asarray(matrix)
+    if np.max(np.abs(values - values.T)) > 1e-3 * np.max(np.abs(values)):
+        raise errors.InvalidInputError(
+            expected="`kernel_test` with the test examples as rows",
+            got="one with the training examples as rows",
+            do="Compute it as `ntk(f, params, x_test, x)`.",
+        )

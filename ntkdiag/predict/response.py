@@ -1,163 +1,172 @@
-"""How far an eigenmode of the kernel has been learned at a given time, without dividing by a small eigenvalue."""
+"""How far an eigenmode of the kernel has been learned, without dividing by a small eigenvalue.
 
-import jax
+The answer of a mode of eigenvalue mu to a constant source, at s = t / D of flow and after t steps
+of descent at rate = eta / D, is
+
+    psi(mu, s) = (1 - exp(-mu s)) / mu,    psi(mu, t) = (1 - (1 - rate mu)^t) / mu,
+
+with the limits s and rate t for mu -> 0. Both are computed from functions that are smooth there:
+(1 - exp(-x)) / x and (1 - (1 - x)^t) / x, by their series where x or x t is small.
+
+A mode whose eigenvalue is not resolved goes as the eigenvalue says until s floor = 1, and stands
+still from then on: what it would do is not determined by the kernel. At infinity it is left out, as
+by the pseudo-inverse.
+"""
+
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from ntkdiag.scalars import Number
 
-_TERMS = 9  # of the series, as many as float64 needs below 1/10
+TERMS = 9  # of the series, as many as float64 needs below 1/10
 
 
-def flow_response(values: jax.Array, floor: jax.Array, time: jax.Array) -> jax.Array:
-    """psi(mu, s) = (1 - exp(-mu s)) / mu, with the limit s for mu -> 0.
+def flow_response(
+    values: Float[Array, "*T k"], floor: Float[Array, ""], time: Float[Array, " T"]
+) -> Float[Array, "T k"]:
+    """psi(mu, s) of gradient flow, in units of 1 / mu, at times s = t / D that may be infinite.
 
-    A mode with an unresolved eigenvalue goes as the eigenvalue says until s floor = 1, and stands still from then on:
-    what it would do is not determined by the kernel. At s = infinity it is left out, as by the pseudo-inverse.
-    Cost: one pass. Source: Lee et al. 2019 (arXiv 1902.06720), eq. 10, written with expm1.
-
-    Args:
-        values: `[k]` eigenvalues mu, not negative.
-        floor: The noise floor.
-        time: `[T]` s = t / D; may be infinite.
-
-    Returns:
-        `[T k]`, in units of 1 / mu.
+    The eigenvalues mu are not negative: `[k]`, or `[T k]` where there is one ridge for each time.
+    Source: Lee et al. 2019 (arXiv 1902.06720), eq. 10, written with expm1.
     """
-    endless = jnp.isinf(time)[:, None]
-    s = determined(time, values > floor, inverse(floor))
-    safe = jnp.where(values > 0.0, values, 1.0)
-    fixed = jnp.where(values > floor, 1.0 / safe, 0.0)
-    return jnp.where(endless, fixed, s * _decayed(values * s))  # and so for the derivatives
+    is_endless = jnp.isinf(time)[:, None]
+    is_resolved = values > floor
+    s = determined(time, is_resolved, inverse(floor))
+    moving = s * _decayed(values * s)
+    # Chosen at the end, so that derivatives are those of the chosen one.
+    return jnp.where(is_endless, _pseudo_inverse(values, is_resolved), moving)
 
 
 def descent_response(
-    values: jax.Array, floor: jax.Array, rate: Number, steps: jax.Array
-) -> jax.Array:
-    """psi(mu, t) = (1 - (1 - rate mu)^t) / mu, with the limit rate t for mu -> 0.
+    values: Float[Array, " k"], floor: Float[Array, ""], rate: Number, steps: Float[Array, " T"]
+) -> Float[Array, "T k"]:
+    """psi(mu, t) of gradient descent, in units of 1 / mu, after t steps, which may be infinite.
 
-    Unresolved eigenvalues as in `flow_response`. At t = infinity modes with rate mu >= 2 are NaN: they diverge.
-    Cost: one pass.
-
-    Args:
-        values: `[k]` eigenvalues mu, not negative.
-        floor: The noise floor.
-        rate: eta / D.
-        steps: `[T]` integers, as floating point; may be infinite.
-
-    Returns:
-        `[T k]`, in units of 1 / mu.
+    At t = infinity modes with rate mu >= 2 are NaN: they diverge.
     """
-    endless = jnp.isinf(steps)[:, None]
-    t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
-    safe = jnp.where(values > 0.0, values, 1.0)
-    fixed = jnp.where(values > floor, 1.0 / safe, 0.0)
-    found = jnp.where(endless, fixed, rate * _geometric(rate * values, t))
-    return jnp.where(endless & (values > floor) & (rate * values >= 2.0), jnp.nan, found)
+    is_endless = jnp.isinf(steps)[:, None]
+    is_resolved = values > floor
+    t = determined(steps, is_resolved, jnp.ceil(inverse(rate * floor)))
+    moving = rate * _geometric(rate * values, t)
+    response = jnp.where(is_endless, _pseudo_inverse(values, is_resolved), moving)
+    diverges = is_resolved & (rate * values >= 2.0)
+    return jnp.where(is_endless & diverges, jnp.nan, response)
 
 
 def pulled_response(
-    values: jax.Array, floor: jax.Array, rate: Number, ridge: Number, steps: jax.Array
-) -> jax.Array:
-    """chi(lambda, t) = (a^t - b^t) / lambda, a = 1 - rate ridge, b = a - rate lambda: the answer to a source a^t.
+    values: Float[Array, " k"],
+    floor: Float[Array, ""],
+    rate: Number,
+    ridge: Number,
+    steps: Float[Array, " T"],
+) -> Float[Array, "T k"]:
+    """chi(lambda, t) = (a^t - b^t) / lambda: the answer to a source that fades as a^t.
 
-    The limit for lambda -> 0 is rate t a^(t - 1). Unresolved eigenvalues and t = infinity as in `descent_response`.
-    Cost: one pass.
-
-    Args:
-        values: `[k]` eigenvalues lambda of the kernel, without the ridge.
-        floor: The noise floor.
-        rate: eta / D.
-        ridge: The ridge, in units of the eigenvalues.
-        steps: `[T]` integers, as floating point; may be infinite.
-
-    Returns:
-        `[T k]`, in units of 1 / lambda.
+    a = 1 - rate ridge, b = a - rate lambda, where lambda are the eigenvalues without the ridge. The
+    limit for lambda -> 0 is rate t a^(t - 1).
     """
-    endless = jnp.isinf(steps)[:, None]
-    t = determined(steps, values > floor, jnp.ceil(inverse(rate * floor)))
+    is_endless = jnp.isinf(steps)[:, None]
+    is_resolved = values > floor
+    t = determined(steps, is_resolved, jnp.ceil(inverse(rate * floor)))
     a = jnp.asarray(1.0 - rate * ridge, values.dtype)
-    # b / a = 1 - x keeps small eigenvalues accurate; where b and a have different signs the difference does not cancel.
-    smooth = rate * values < a
-    divisor, safe = jnp.where(a > 0.0, a, 1.0), jnp.where(values > 0.0, values, 1.0)
-    ratio = jnp.where(smooth, rate * values / divisor, 0.0)
 
-    kept = 1.0 - one_minus_power(1.0 - a, t)  # a^t
-    apart = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
-    limit = rate * t * kept / jnp.where(a == 0.0, 1.0, a)
-    apart = jnp.where(values > 0.0, apart / safe, limit)
-    finite = jnp.where(smooth, kept * rate / divisor * _geometric(ratio, t), apart)
-    fixed = jnp.where(
-        (values > floor) & (a == 1.0), 1.0 / safe, 0.0
-    )  # a ridge lets every pull die out
-    diverges = (values > floor) & (rate * values + (1.0 - a) >= 2.0)
-    return jnp.where(endless & diverges, jnp.nan, jnp.where(endless, fixed, finite))
+    # b / a = 1 - x keeps small eigenvalues accurate: chi = a^t (rate / a) (1 - (1 - x)^t) / x.
+    is_smooth = rate * values < a
+    divisor = jnp.where(a > 0.0, a, 1.0)
+    x = jnp.where(is_smooth, rate * values / divisor, 0.0)
+    faded = 1.0 - one_minus_power(1.0 - a, t)  # a^t
+    smooth = faded * rate / divisor * _geometric(x, t)
+
+    # Where b and a have different signs the difference of the powers does not cancel.
+    difference = one_minus_power(rate * values + (1.0 - a), t) - one_minus_power(1.0 - a, t)
+    limit = rate * t * faded / jnp.where(a == 0.0, 1.0, a)
+    is_positive = values > 0.0
+    apart = jnp.where(is_positive, difference / jnp.where(is_positive, values, 1.0), limit)
+    moving = jnp.where(is_smooth, smooth, apart)
+
+    # A ridge lets every pull die out.
+    end = jnp.where(a == 1.0, _pseudo_inverse(values, is_resolved), 0.0)
+    diverges = is_resolved & (rate * values + (1.0 - a) >= 2.0)
+    end = jnp.where(diverges, jnp.nan, end)
+    return jnp.where(is_endless, end, moving)
 
 
-def one_minus_power(x: jax.Array, t: jax.Array | float) -> jax.Array:
+def one_minus_power(x: Float[Array, "..."], t: Float[Array, "..."]) -> Float[Array, "..."]:
     """1 - (1 - x)^t for x >= 0 and integer t, accurate for small x.
 
-    Cost: one pass.
-
-    Args:
-        x: Learning rate times curvature.
-        t: Integers as floating point; at infinity the result is 0 for x = 0, 1 for 0 < x < 2, NaN from 2 on.
-
-    Returns:
-        The broadcast of both.
+    At t = infinity it is 0 for x = 0, 1 for 0 < x < 2, and NaN from 2 on.
     """
-    endless = jnp.isinf(t)
-    t = jnp.where(endless, 1.0, t)
+    is_endless = jnp.isinf(t)
+    t = jnp.where(is_endless, 1.0, t)
     end = jnp.where(x == 0.0, 0.0, jnp.where(x < 2.0, 1.0, jnp.nan))
-    below = x < 1.0
-    logs = jnp.log1p(-jnp.where(below, x, 0.0))
-    direct = -jnp.expm1(t * logs)
-    size = jnp.abs(jnp.where(below, 0.5, 1.0 - x))
-    at_one = size == 0.0
-    power = (1.0 - 2.0 * (t % 2)) * jnp.exp(t * jnp.log(jnp.where(at_one, 1.0, size)))
-    first = jnp.where(
-        t == 1.0, 1.0 - x, jnp.where(t == 2.0, (1.0 - x) ** 2, 0.0)
-    )  # 0^t, with its derivatives
-    power = jnp.where(at_one, jnp.where(t == 0.0, 1.0, first), power)
-    return jnp.where(endless, end, jnp.where(below, direct, 1.0 - power))
+
+    # Below 1: by logarithms, which keep small x.
+    is_below = x < 1.0
+    below = -jnp.expm1(t * jnp.log1p(-jnp.where(is_below, x, 0.0)))
+
+    # From 1 on: (-1)^t |1 - x|^t.
+    size = jnp.abs(jnp.where(is_below, 0.5, 1.0 - x))
+    is_at_one = size == 0.0
+    sign = 1.0 - 2.0 * (t % 2)
+    power = sign * jnp.exp(t * jnp.log(jnp.where(is_at_one, 1.0, size)))
+    # 0^t, written so that its first two derivatives are right.
+    power_at_one = jnp.where(t == 2.0, (1.0 - x) ** 2, 0.0)
+    power_at_one = jnp.where(t == 1.0, 1.0 - x, power_at_one)
+    power_at_one = jnp.where(t == 0.0, 1.0, power_at_one)
+    power = jnp.where(is_at_one, power_at_one, power)
+
+    return jnp.where(is_endless, end, jnp.where(is_below, below, 1.0 - power))
 
 
-def _geometric(x: jax.Array, t: jax.Array) -> jax.Array:
-    """(1 - (1 - x)^t) / x, which is t at 0, for x >= 0 and finite integers t; its derivatives do not cancel either."""
-    near = (x * t < 0.1) & (t > 0.0)
-    small, large = jnp.where(near, x, 0.0), jnp.where(near | (x == 0.0), 0.5, x)
+def _pseudo_inverse(
+    values: Float[Array, "*T k"], is_resolved: Bool[Array, "*T k"]
+) -> Float[Array, "*T k"]:
+    """1 / mu of resolved modes, 0 of others."""
+    safe = jnp.where(values > 0.0, values, 1.0)
+    return jnp.where(is_resolved, 1.0 / safe, 0.0)
+
+
+def _geometric(x: Float[Array, " k"], t: Float[Array, "T k"]) -> Float[Array, "T k"]:
+    """(1 - (1 - x)^t) / x, which is t at 0, for x >= 0 and finite integers t.
+
+    Its derivatives do not cancel either: near 0 it is t sum_m binomial(t, m + 1) / t (-x)^m.
+    """
+    is_near = (x * t < 0.1) & (t > 0.0)
+    takes_series = is_near | (x == 0.0)
+    small = jnp.where(is_near, x, 0.0)
+    large = jnp.where(takes_series, 0.5, x)
     series = jnp.ones_like(small * t)
-    for m in range(_TERMS, 0, -1):  # sum over m of binomial(t, m + 1) (-x)^m
+    for m in range(TERMS, 0, -1):
         series = 1.0 - small * (t - m) / (m + 1) * series
-    return jnp.where(near | (x == 0.0), t * series, one_minus_power(large, t) / large)
+    return jnp.where(takes_series, t * series, one_minus_power(large, t) / large)
 
 
-def _decayed(x: jax.Array) -> jax.Array:
-    """(1 - exp(-x)) / x, which is 1 at 0, for x >= 0; its derivatives do not cancel either."""
-    near = x < 0.1
-    small, large = jnp.where(near, x, 0.0), jnp.where(near, 1.0, x)
+def _decayed(x: Float[Array, "T k"]) -> Float[Array, "T k"]:
+    """(1 - exp(-x)) / x, which is 1 at 0, for x >= 0.
+
+    Its derivatives do not cancel either: near 0 it is sum_m (-x)^m / (m + 1)!.
+    """
+    is_near = x < 0.1
+    small = jnp.where(is_near, x, 0.0)
+    large = jnp.where(is_near, 1.0, x)
     series = jnp.ones_like(small)
-    for m in range(_TERMS, 0, -1):  # sum over m of (-x)^m / (m + 1)!
+    for m in range(TERMS, 0, -1):
         series = 1.0 - small / (m + 1) * series
-    return jnp.where(near, series, -jnp.expm1(-large) / large)
+    return jnp.where(is_near, series, -jnp.expm1(-large) / large)
 
 
-def determined(time: jax.Array, resolved: jax.Array, longest: jax.Array) -> jax.Array:
-    """The time that counts for each mode: all of it where the eigenvalue is resolved, elsewhere no more than a longest.
+def determined(
+    time: Float[Array, " T"], is_resolved: Bool[Array, "*T k"], longest: Float[Array, ""]
+) -> Float[Array, "T k"]:
+    """The time that counts for each mode: all of it where the eigenvalue is resolved.
 
-    Cost: one pass.
-
-    Args:
-        time: `[T]`; infinite times come back as 0.
-        resolved: `[k]`.
-        longest: About 1 / floor, in the same units.
-
-    Returns:
-        `[T k]`.
+    Elsewhere it is no more than `longest`, about 1 / floor. Infinite times come back as 0.
     """
     finite = jnp.where(jnp.isinf(time), 0.0, time)[:, None]
-    return jnp.where(resolved, finite, jnp.minimum(finite, longest))
+    return jnp.where(is_resolved, finite, jnp.minimum(finite, longest))
 
 
-def inverse(floor: jax.Array) -> jax.Array:
+def inverse(floor: Float[Array, ""]) -> Float[Array, ""]:
     """1 / floor, infinite for 0."""
-    return jnp.where(floor > 0.0, 1.0 / jnp.where(floor > 0.0, floor, 1.0), jnp.inf)
+    is_positive = floor > 0.0
+    return jnp.where(is_positive, 1.0 / jnp.where(is_positive, floor, 1.0), jnp.inf)

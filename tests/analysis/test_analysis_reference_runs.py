@@ -8,6 +8,7 @@ import pytest
 from ntkdiag import predict
 from ntkdiag.analysis import alignment, drift
 from ntkdiag.kernel.decomposition import spectrum
+from ntkdiag.losses import MSE
 
 
 def _descend(loss, params, eta, steps):
@@ -35,7 +36,11 @@ def test_rich_and_lazy_training_of_a_two_layer_network():
     def regression_error(p):
         k = kernel(p, x, x)
         found = predict.gradient_flow(
-            k, y, kernel_test=kernel(p, x_test, x), ridge=1e-3 * np.trace(k) / n, loss_denominator=n
+            k,
+            y,
+            kernel_test=kernel(p, x_test, x),
+            ridge=1e-3 * np.trace(k) / n,
+            loss=MSE(denominator=n),
         )
         return float(np.mean((found.test - y_test) ** 2))
 
@@ -95,7 +100,7 @@ def test_silent_alignment_in_a_deep_linear_network():
     assert half_aligned < 0.3 * half_learned
     assert norms[-1] / norms[0] > 5e3
     found = predict.gradient_flow(
-        kernel(params, x), y, kernel_test=kernel(params, x_test), loss_denominator=n
+        kernel(params, x), y, kernel_test=kernel(params, x_test), loss=MSE(denominator=n)
     )
     np.testing.assert_allclose(found.test, x_test @ params[0].T @ params[1], atol=1e-6)
     _, (_, alignments, _) = run(1.0)

@@ -65,10 +65,10 @@ for context in (False, True):
         matrix = want.reshape(v.size, v.size)
         operator = ntkdiag.NTKOperator(f, copied, spread)
         assert_close(operator @ v, matrix @ v, np.float32)
-        squares = lambda outputs: 0.5 * jnp.mean(outputs**2)
+        squares = lambda outputs, y: 0.5 * jnp.mean(outputs**2)
         for model in (operator, matrix.astype(np.float32)):  # the second is laid out nowhere
-            descended = predict.iterate_descent(model, squares, [5], 0.1, f0=f(params, x))
-            flowed = predict.integrate_flow(model, squares, [0.5], f0=f(params, x))
+            descended = predict.iterate_descent(model, None, 0.1, [5], loss=squares, f0=f(params, x))
+            flowed = predict.integrate_flow(model, None, [0.5], loss=squares, f0=f(params, x))
             trained = [np.asarray(path.train) for path in (descended, flowed)]
             by_products = trained if model is operator else by_products
         assert_close(np.stack(trained), np.stack(by_products), np.float32)

@@ -78,8 +78,8 @@ def test_wide_networks_are_linear():
         closed = predict.gradient_descent(
             kernel,
             y,
-            np.arange(20, steps + 1, 20),
             eta,
+            np.arange(20, steps + 1, 20),
             kernel_test=cross,
             f0=net(params, x),
             f0_test=net(params, x_test),
@@ -112,7 +112,7 @@ def test_large_output_scales_are_lazy():
     eta = 0.5 * float(critical_learning_rate(kernel, loss=MSE(denominator=N)))
     start, start_test = net(params, x), net(params, x_test)
     closed = predict.gradient_descent(
-        kernel, y, np.arange(20, 2001, 20), eta, kernel_test=cross, loss_denominator=N
+        kernel, y, eta, np.arange(20, 2001, 20), kernel_test=cross, loss=MSE(denominator=N)
     )
     for alpha in scales:
         loss = lambda p, alpha=alpha: (

@@ -12,7 +12,7 @@ import reference
 from flax import linen as nn
 from flax import nnx
 
-from ntkdiag import predict
+from ntkdiag import Descent, predict
 from ntkdiag.errors import InvalidInputError, UnsupportedModelError
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
@@ -55,7 +55,8 @@ def _closed_form(functional):
     )
     with jax.enable_x64(True):
         start = np.asarray(functional(functional.params, X), np.float64)
-    return predict.gradient_descent(kernel, Y, STEPS, ETA, f0=start, momentum=0.9).train
+    descent = Descent(ETA, momentum=0.9)
+    return predict.gradient_descent(kernel, Y, descent, STEPS, f0=start).train
 
 
 def _optimizer():

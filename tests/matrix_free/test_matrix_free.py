@@ -421,7 +421,7 @@ def test_flat_cotangents():
 @pytest.mark.parametrize("ratio", [0.5, 1.5])
 def test_descent_without_end_needs_a_stable_learning_rate(ratio):
     eta = ratio * 2 * N / np.linalg.eigvalsh(J @ J.T)[-1]
-    run = lambda: predict.gradient_descent(shared_operator(), Y, [3, np.inf], eta, ridge=0.1).train
+    run = lambda: predict.gradient_descent(shared_operator(), Y, eta, [3, np.inf], ridge=0.1).train
     if ratio < 1:
         assert np.isfinite(run()).all()
         return

@@ -29,10 +29,11 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import predict
+from ntkdiag import Descent, predict
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
 
 
@@ -51,11 +52,11 @@ def test_descent_is_iterated_descent(ratio):
     eta, steps = ratio * 2 * N / LARGEST, [1, 2, 7, 500]
     train, test = train_linear(steps, eta)
     with warned(above=ratio > 1):
-        found = predict.gradient_descent(K, Y, np.array(steps), eta, **OUTPUTS)
+        found = predict.gradient_descent(K, Y, eta, np.array(steps), **OUTPUTS)
     np.testing.assert_allclose(found.train, train, rtol=1e-12, atol=1e-12 * np.abs(train).max())
     np.testing.assert_allclose(found.test, test, rtol=1e-12, atol=1e-12 * np.abs(test).max())
     with warned(above=ratio > 1):
-        single = predict.gradient_descent(K, Y, 7, eta, **OUTPUTS)
+        single = predict.gradient_descent(K, Y, eta, 7, **OUTPUTS)
     assert single.train.shape == (N, C)
     assert single.test.shape == (M, C)
     np.testing.assert_allclose(single.train, found.train[2], rtol=1e-13)
@@ -65,7 +66,7 @@ def test_descent_is_iterated_descent(ratio):
 def test_descent_over_two_thousand_steps():
     eta = 0.5 * 2 * N / LARGEST
     train, test = train_linear([2000], eta)
-    found = predict.gradient_descent(K, Y, [2000], eta, **OUTPUTS)
+    found = predict.gradient_descent(K, Y, eta, [2000], **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-12)
     np.testing.assert_allclose(found.test, test, atol=1e-12)
 
@@ -75,9 +76,8 @@ def test_descent_over_two_thousand_steps():
 def test_momentum_is_iterated_momentum(kind, beta):
     eta, steps = 0.5 * 2 * N / LARGEST, [1, 2, 9, 300]
     train, test = train_linear(steps, eta, beta=beta, kind=kind)
-    found = predict.gradient_descent(
-        K, Y, np.array(steps), eta, momentum=beta, momentum_kind=kind, **OUTPUTS
-    )
+    descent = Descent(eta, momentum=beta, kind=kind)
+    found = predict.gradient_descent(K, Y, descent, np.array(steps), **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
@@ -89,32 +89,32 @@ def test_penalties_are_iterated_penalties(center, beta, decay):
     # decay 5.0 makes 1 - eta decay negative: the parameters overshoot zero at every step
     eta, steps = 0.8 * 2 / (LARGEST / N + decay), [1, 2, 5, 200]
     train, test = train_linear(steps, eta, decay=decay, center=center, beta=beta)
-    options = {"ridge": N * decay, "origin": None if center else ORIGIN, "momentum": beta}
-    found = predict.gradient_descent(K, Y, np.array(steps), eta, **options, **OUTPUTS)
+    options = {"ridge": N * decay, "toward": "start" if center else ORIGIN}
+    descent = Descent(eta, momentum=beta)
+    found = predict.gradient_descent(K, Y, descent, np.array(steps), **options, **OUTPUTS)
     np.testing.assert_allclose(found.train, train, atol=1e-11)
     np.testing.assert_allclose(found.test, test, atol=1e-11)
 
 
 def test_infinite_time_is_ridge_regression():
     k, cross = K.matrix, K_TEST.matrix
+    eta = 0.1 * N / LARGEST
     for ridge in (0.0, 0.7):
         alpha = np.linalg.solve(k + ridge * np.eye(N * C), (Y - F0).ravel())
         expected = F0_TEST + (cross @ alpha).reshape(M, C)
         for found in (
             predict.gradient_flow(K, Y, ridge=ridge, **OUTPUTS),
-            predict.gradient_descent(K, Y, np.inf, 0.1 * N / LARGEST, ridge=ridge, **OUTPUTS),
+            predict.gradient_descent(K, Y, eta, np.inf, ridge=ridge, **OUTPUTS),
             predict.gradient_descent(
-                K, Y, np.inf, 0.1 * N / LARGEST, ridge=ridge, momentum=0.9, **OUTPUTS
+                K, Y, Descent(eta, momentum=0.9), np.inf, ridge=ridge, **OUTPUTS
             ),
         ):
             np.testing.assert_allclose(found.test, expected, atol=1e-10)
     alpha = np.linalg.solve(k + 0.7 * np.eye(N * C), (Y - F0 + ORIGIN.train).ravel())
     expected = F0_TEST - ORIGIN.test + (cross @ alpha).reshape(M, C)
     for found in (
-        predict.gradient_flow(K, Y, ridge=0.7, origin=ORIGIN, **OUTPUTS),
-        predict.gradient_descent(
-            K, Y, np.inf, 0.1 * N / LARGEST, ridge=0.7, origin=ORIGIN, **OUTPUTS
-        ),
+        predict.gradient_flow(K, Y, ridge=0.7, toward=ORIGIN, **OUTPUTS),
+        predict.gradient_descent(K, Y, eta, np.inf, ridge=0.7, toward=ORIGIN, **OUTPUTS),
     ):
         np.testing.assert_allclose(found.test, expected, atol=1e-10)
         np.testing.assert_allclose(
@@ -133,27 +133,27 @@ def test_flow_is_the_matrix_exponential():
     np.testing.assert_allclose(found.test[0], F0_TEST, atol=1e-14)
 
 
-@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}, {"ridge": 0.5, "origin": ORIGIN}])
+@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}, {"ridge": 0.5, "toward": ORIGIN}])
 def test_descent_with_small_steps_is_flow(options):
     eta = 1e-5 * N / LARGEST
     flow = predict.gradient_flow(K, Y, 2e5 * eta, **options, **OUTPUTS)
-    descent = predict.gradient_descent(K, Y, 200000, eta, **options, **OUTPUTS)
+    descent = predict.gradient_descent(K, Y, eta, 200000, **options, **OUTPUTS)
     np.testing.assert_allclose(descent.train, flow.train, atol=1e-4)
     np.testing.assert_allclose(descent.test, flow.test, atol=1e-4)
 
 
 def test_an_origin_without_ridge_changes_nothing():
-    plain = predict.gradient_descent(K, Y, [3, 50], 0.05, **OUTPUTS)
-    pulled = predict.gradient_descent(K, Y, [3, 50], 0.05, origin=ORIGIN, **OUTPUTS)
+    plain = predict.gradient_descent(K, Y, 0.05, [3, 50], **OUTPUTS)
+    pulled = predict.gradient_descent(K, Y, 0.05, [3, 50], toward=ORIGIN, **OUTPUTS)
     np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
     plain, pulled = (
-        predict.gradient_flow(K, Y, [3.0, np.inf], origin=o, **OUTPUTS) for o in (None, ORIGIN)
+        predict.gradient_flow(K, Y, [3.0, np.inf], toward=o, **OUTPUTS) for o in ("start", ORIGIN)
     )
     np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
 
 
 def test_loss_denominator_rescales_time():
-    a = predict.gradient_flow(K, Y, 2.0, loss_denominator=N * C, **OUTPUTS)
+    a = predict.gradient_flow(K, Y, 2.0, loss=MSE(denominator=N * C), **OUTPUTS)
     b = predict.gradient_flow(K, Y, 1.0, **OUTPUTS)
     np.testing.assert_allclose(a.train, b.train, rtol=1e-12)
 
@@ -167,9 +167,9 @@ def test_duplicated_examples_are_a_zero_mode_without_division(dtype):
     y = np.array([1.0, 2.0, 3.0, 5.0])
     for found in (
         predict.gradient_flow(kernel, y, [0.1, 1e3, 1e30, np.inf], kernel_test=test),
-        predict.gradient_descent(kernel, y, [1, 1000, 10**9, np.inf], 0.05, kernel_test=test),
+        predict.gradient_descent(kernel, y, 0.05, [1, 1000, 10**9, np.inf], kernel_test=test),
         predict.gradient_descent(
-            kernel, y, [1, 1000, 10**9, np.inf], 0.05, kernel_test=test, momentum=0.5
+            kernel, y, Descent(0.05, momentum=0.5), [1, 1000, 10**9, np.inf], kernel_test=test
         ),
     ):
         assert found.unresolved == 1
@@ -195,15 +195,13 @@ def test_zero_kernel_learns_nothing():
 def test_above_critical_diverges_and_infinity_is_nan():
     eta = 1.1 * 2 * N / LARGEST
     with warned():
-        grown = predict.gradient_descent(K, Y, 2000, eta, f0=F0)
-        assert np.isnan(predict.gradient_descent(K, Y, np.inf, eta, f0=F0).train).any()
-        assert np.isnan(
-            predict.gradient_descent(K, Y, np.inf, 4 * eta, f0=F0, momentum=0.9).train
-        ).any()
+        grown = predict.gradient_descent(K, Y, eta, 2000, f0=F0)
+        assert np.isnan(predict.gradient_descent(K, Y, eta, np.inf, f0=F0).train).any()
+        heavy = Descent(4 * eta, momentum=0.9)
+        assert np.isnan(predict.gradient_descent(K, Y, heavy, np.inf, f0=F0).train).any()
     assert np.abs(grown.train).max() > 1e6
-    assert np.isfinite(
-        predict.gradient_descent(K, Y, np.inf, 1.5 * eta, f0=F0, momentum=0.9).train
-    ).all()
+    heavy = Descent(1.5 * eta, momentum=0.9)
+    assert np.isfinite(predict.gradient_descent(K, Y, heavy, np.inf, f0=F0).train).all()
 
 
 def test_special_rates():
@@ -211,13 +209,13 @@ def test_special_rates():
         np.diag([1.0, 2.0, 4.0]), Convention()
     )  # at eta / D = 1/2: 1 - x = 1/2, 0 and -1
     y = np.ones(3)
-    found = predict.gradient_descent(kernel, y, [0, 1, 2, 3], 1.5)
+    found = predict.gradient_descent(kernel, y, 1.5, [0, 1, 2, 3])
     np.testing.assert_allclose(
         found.train, [[0, 0, 0], [0.5, 1, 2], [0.75, 1, 0], [0.875, 1, 2]], atol=1e-14
     )
-    assert np.isnan(predict.gradient_descent(kernel, y, np.inf, 1.5).train).all()
+    assert np.isnan(predict.gradient_descent(kernel, y, 1.5, np.inf).train).all()
     np.testing.assert_allclose(
-        predict.gradient_descent(kernel, y, np.inf, 1.4).train, y, atol=1e-14
+        predict.gradient_descent(kernel, y, 1.4, np.inf).train, y, atol=1e-14
     )
 
 
@@ -227,11 +225,11 @@ def test_reduced_kernels_of_separable_models_are_exact():
     full = Kernel(reference.ntk(linear, params, X), FULL)
     mean = Kernel(X @ X.T, Convention("mean", C))
     a = predict.gradient_descent(
-        full, Y, 20, 0.1, kernel_test=reference.ntk(linear, params, X_TEST, X)
+        full, Y, 0.1, 20, kernel_test=reference.ntk(linear, params, X_TEST, X)
     )
-    b = predict.gradient_descent(mean, Y, 20, 0.1, kernel_test=X_TEST @ X.T)
+    b = predict.gradient_descent(mean, Y, 0.1, 20, kernel_test=X_TEST @ X.T)
     c = predict.gradient_descent(
-        full.matrix, Y, 20, 0.1, kernel_test=np.kron(X_TEST @ X.T, np.eye(C))
+        full.matrix, Y, 0.1, 20, kernel_test=np.kron(X_TEST @ X.T, np.eye(C))
     )
     for other in (b, c):
         np.testing.assert_allclose(other.train, a.train, atol=1e-12)
@@ -241,22 +239,27 @@ def test_reduced_kernels_of_separable_models_are_exact():
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap():
     rates = jnp.array([0.01, 0.05])
-    many = jax.jit(jax.vmap(lambda eta: predict.gradient_descent(K, Y, 10, eta, **OUTPUTS).test))(
+    many = jax.jit(jax.vmap(lambda eta: predict.gradient_descent(K, Y, eta, 10, **OUTPUTS).test))(
         rates
     )
     for index, rate in enumerate(rates):
         np.testing.assert_allclose(
-            many[index], predict.gradient_descent(K, Y, 10, float(rate), **OUTPUTS).test, rtol=1e-10
+            many[index], predict.gradient_descent(K, Y, float(rate), 10, **OUTPUTS).test, rtol=1e-10
         )
     flow = jax.jit(lambda k, t: predict.gradient_flow(k, Y, t, **OUTPUTS).train)(
         jnp.asarray(K.array), 3.0
     )
     np.testing.assert_allclose(flow, predict.gradient_flow(K, Y, 3.0, **OUTPUTS).train, rtol=1e-10)
-    beta = jax.jit(lambda b: predict.gradient_descent(K, Y, 10, 0.05, momentum=b).train)(0.0)
-    np.testing.assert_allclose(beta, predict.gradient_descent(K, Y, 10, 0.05).train, rtol=1e-10)
+    beta = jax.jit(lambda b: predict.gradient_descent(K, Y, Descent(0.05, momentum=b), 10).train)(
+        0.0
+    )
+    np.testing.assert_allclose(beta, predict.gradient_descent(K, Y, 0.05, 10).train, rtol=1e-10)
     assert np.isnan(
         jax.jit(lambda k: predict.gradient_flow(k, Y, 1.0).train)(-jnp.asarray(K.array))
     ).all()
+
+
+LABELS = np.arange(N) % C
 
 
 def _cross_entropy(f):
@@ -269,7 +272,7 @@ def test_cross_entropy_in_function_space_is_parameter_space():
     for beta in (0.0, 0.9):
         train, test = train_linear([1, 50, 400], 0.3, beta=beta, loss=_cross_entropy)
         found = predict.iterate_descent(
-            K, _cross_entropy, [1, 50, 400], 0.3, momentum=beta, **OUTPUTS
+            K, LABELS, Descent(0.3, momentum=beta), [1, 50, 400], loss="cross_entropy", **OUTPUTS
         )
         np.testing.assert_allclose(found.train, train, atol=1e-12)
         np.testing.assert_allclose(found.test, test, atol=1e-12)
@@ -278,13 +281,13 @@ def test_cross_entropy_in_function_space_is_parameter_space():
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_cross_entropy_flow():
-    options = {"outputs": F0, "kernel_test": K_TEST, "outputs_test": F0_TEST}
+    options = {"loss": "cross_entropy", **OUTPUTS}
     coarse, fine = (
-        predict.integrate_flow(K, _cross_entropy, [5.0, 60.0], h, **options) for h in (0.2, 0.1)
+        predict.integrate_flow(K, LABELS, [5.0, 60.0], dt0=h, **options) for h in (0.2, 0.1)
     )
     np.testing.assert_allclose(coarse.test, fine.test, atol=1e-6)
     eta = 0.002
-    descent = predict.iterate_descent(K, _cross_entropy, [2500, 30000], eta, **options)
+    descent = predict.iterate_descent(K, LABELS, eta, [2500, 30000], **options)
     np.testing.assert_allclose(fine.train, descent.train, atol=2e-3)
     np.testing.assert_allclose(fine.test, descent.test, atol=2e-3)
 
@@ -292,14 +295,14 @@ def test_cross_entropy_flow():
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_iterating_and_integrating_squared_error_give_the_closed_forms():
-    closed = predict.gradient_descent(K, Y, [0, 5, 80], 0.05, **OUTPUTS)
-    iterated = predict.iterate_descent(K, squared, [0, 5, 80], 0.05, **OUTPUTS)
+    closed = predict.gradient_descent(K, Y, 0.05, [0, 5, 80], **OUTPUTS)
+    iterated = predict.iterate_descent(K, Y, 0.05, [0, 5, 80], loss=squared, **OUTPUTS)
     np.testing.assert_allclose(iterated.test, closed.test, atol=1e-13)
     flow = predict.gradient_flow(K, Y, 4.0, **OUTPUTS)
-    integrated = predict.integrate_flow(K, squared, 4.0, 0.01, **OUTPUTS)
+    integrated = predict.integrate_flow(K, Y, 4.0, loss="mse", dt0=0.01, **OUTPUTS)
     np.testing.assert_allclose(integrated.test, flow.test, atol=1e-8)
     assert integrated.train.shape == (N, C)
-    assert predict.integrate_flow(K, squared, 4.0, 0.5, f0=F0).test is None
+    assert predict.integrate_flow(K, Y, 4.0, loss="mse", dt0=0.5, f0=F0).test is None
 
 
 def test_origin_is_the_jacobian_times_the_parameters():
@@ -327,83 +330,101 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         ),
         (
             lambda: predict.gradient_flow(K, Y, ridge=-1.0),
-            "gradient_flow(kernel, y, time): expected a non-negative `ridge`; got -1.0.",
+            "gradient_flow(kernel, y): expected a non-negative `ridge`; got -1.0.",
         ),
         (
             lambda: predict.gradient_flow(TRACE, Y),
-            "gradient_flow(kernel, y, time): expected the full kernel, or a reduction on the scale of one output such "
+            "gradient_flow(kernel, y): expected the full kernel, or a reduction on the scale of one output such "
             'as reduction="mean"; got reduction="trace", which sums 2 outputs. Use reduction="mean", which is the '
             "trace divided by C.",
         ),
         (
             lambda: predict.gradient_flow(np.eye(N), Y[:, 0]),
-            "gradient_flow(kernel, y, time): expected `loss_denominator` beside a bare matrix, which does not say how "
-            "many outputs an example has; got None.",
+            "gradient_flow(kernel, y): expected a loss with a denominator beside a bare matrix, which does not "
+            'say how many outputs an example has; got loss="mse". Pass the Kernel that `ntk` returned, the array '
+            "[n o n o], y of shape [n o], or loss=losses.MSE(denominator=...) with the number of examples.",
         ),
         (
             lambda: predict.gradient_flow(K, Y, kernel_test=K_TEST.array[..., 0, :]),
-            "gradient_flow(kernel, y, time): expected `kernel_test` of shape [n m] or [n o m p], not empty; got shape "
+            "gradient_flow(kernel, y): expected `kernel_test` of shape [n m] or [n o m p], not empty; got shape "
             "(4, 2, 2). Pass one kernel at a time.",
         ),
         (
             lambda: predict.gradient_flow(K, Y, kernel_test=np.ones((M, N))),
-            "gradient_flow(kernel, y, time): expected `kernel_test` of shape (m, 2, 6, 2); got shape (4, 6). Rows are "
+            "gradient_flow(kernel, y): expected `kernel_test` of shape (m, 2, 6, 2); got shape (4, 6). Rows are "
             "test examples, columns the training examples: `ntk(f, params, x_test, x)`.",
         ),
         (
             lambda: predict.gradient_flow(
                 Kernel(np.eye(N), Convention("sum-of-logits", C)), Y, kernel_test=MEAN_TEST
             ),
-            "gradient_flow(kernel, y, time): expected both kernels in the same convention; got "
-            "reduction='sum-of-logits' (C=2) and reduction='mean' (C=2). Compute both with the same `outputs`.",
+            "gradient_flow(kernel, y): expected both kernels in the same convention; got "
+            "reduction='sum-of-logits' (C=2) and reduction='mean' (C=2). Compute both with the same `reduction`.",
         ),
         (
             lambda: predict.gradient_flow(K, Y, f0=np.ones((N, 3))),
-            "gradient_flow(kernel, y, time): expected `outputs` of shape (6, 2), like y; got shape (6, 3). Pass the "
+            "gradient_flow(kernel, y): expected `f0` of shape (6, 2), like y; got shape (6, 3). Pass the "
             "model's outputs on the same examples.",
         ),
         (
             lambda: predict.gradient_flow(K, Y, f0=np.full((N, C), np.nan)),
-            "gradient_flow(kernel, y, time): expected finite `outputs`; got NaN or Inf. Look for overflow in the "
+            "gradient_flow(kernel, y): expected finite `f0`; got NaN or Inf. Look for overflow in the "
             "model's outputs.",
         ),
         (
             lambda: predict.gradient_flow(K, Y, f0_test=F0_TEST),
-            "gradient_flow(kernel, y, time): expected `kernel_test` beside outputs on test examples; got None. Pass "
+            "gradient_flow(kernel, y): expected `kernel_test` beside outputs on test examples; got None. Pass "
             "`ntk(f, params, x_test, x)`.",
         ),
         (
             lambda: predict.gradient_flow(-np.eye(N), Y),
-            "gradient_flow(kernel, y, time): expected a kernel J J^T, which has no negative eigenvalues; got 6 "
+            "gradient_flow(kernel, y): expected a kernel J J^T, which has no negative eigenvalues; got 6 "
             "eigenvalues below the noise floor -1.8e-15.",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, 1.5, 0.1),
-            "gradient_descent(kernel, y, steps, learning_rate): expected non-negative integer `steps`, or infinity; "
+            lambda: predict.gradient_descent(K, Y, 0.1, 1.5),
+            "gradient_descent(kernel, y, descent, steps): expected non-negative integer `steps`, or infinity; "
             "got 1.5. Round them.",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, 1, 0.0),
-            "gradient_descent(kernel, y, steps, learning_rate): expected a positive `learning_rate`; got 0.0.",
+            lambda: predict.gradient_descent(K, Y, 0.0, 1),
+            "gradient_descent(kernel, y, descent, steps): expected a positive `learning_rate`; got 0.0.",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=1.0),
-            "gradient_descent(kernel, y, steps, learning_rate): expected `momentum` in [0, 1); got 1.0. Pass the "
-            "optimizer's beta.",
+            lambda: predict.gradient_descent(K, Y, Descent(0.1, preconditioner=2.0), 1),
+            "gradient_descent(kernel, y, descent, steps): expected `descent` without a preconditioner, which belongs "
+            "to the kernel here; got a float. Pass the kernel ntk(f, params, x, preconditioner=P), and leave P out of",
         ),
         (
-            lambda: predict.gradient_descent(K, Y, 1, 0.1, momentum=0.5, momentum_kind="adam"),
-            'gradient_descent(kernel, y, steps, learning_rate): expected `momentum_kind` "heavy-ball", "nesterov" or '
-            "\"ema\"; got 'adam'. optax.sgd(momentum=...) is heavy-ball, with nesterov=True nesterov.",
+            lambda: predict.gradient_descent(K, Y, Descent(0.1, weight_decay=0.5), 1),
+            "gradient_descent(kernel, y, descent, steps): expected `descent` without weight decay; got "
+            "weight_decay=0.5. Pass ridge=D * weight_decay and toward=predict.origin(f, params, x, x_test); with",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, ridge=0.1, toward="zero"),
+            'gradient_flow(kernel, y): expected `toward` "start", or predict.origin(f, params, x, x_test) for a pull '
+            "to zero; got 'zero'. A kernel that is an array does not know the parameters; an NTKOperator does, and",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, loss="cross_entropy"),
+            'gradient_flow(kernel, y): expected squared error: `loss` "mse" or losses.MSE(denominator=D); got '
+            "loss='cross_entropy'. Other losses have no closed form: see predict.iterate_descent and integrate_flow.",
+        ),
+        (
+            lambda: predict.gradient_flow(K, Y, [1.0, 2.0, 3.0], ridge=np.ones(2)),
+            "gradient_flow(kernel, y, time): expected `time` and `ridge` whose shapes broadcast; got shapes (3,) and "
+            "(2,). Pass one time with a vector of ridges, or as many of both.",
         ),
         (
             lambda: predict.gradient_flow(np.ones((N, N + 1)), Y[:, 0]),
-            "gradient_flow(kernel, y, time): expected `kernel` of a set of examples with itself; got shape (6, 7). "
+            "gradient_flow(kernel, y): expected `kernel` of a set of examples with itself; got shape (6, 7). "
             "Compute it as `ntk(f, params, x)`, without `x2`.",
         ),
         (
-            lambda: predict.gradient_flow(np.triu(np.ones((N, N))), Y[:, 0], loss_denominator=1),
-            "gradient_flow(kernel, y, time): expected a symmetric `kernel`; got entries that differ from the transpose "
+            lambda: predict.gradient_flow(
+                np.triu(np.ones((N, N))), Y[:, 0], loss=MSE(denominator=1)
+            ),
+            "gradient_flow(kernel, y): expected a symmetric `kernel`; got entries that differ from the transpose "
             "by 1 of the largest. Rows and columns must be the same examples in the same order, under the same "
             "parameters.",
         ),
@@ -413,42 +434,43 @@ MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
         ),
         (
             lambda: predict.gradient_flow(K, Y[:, :1]),
-            "gradient_flow(kernel, y, time): expected `y` of shape (6, 2); got shape (6, 1). Labels go row by row",
+            "gradient_flow(kernel, y): expected `y` of shape (6, 2), or integer class numbers (6,); got "
+            "shape (6, 1). Labels go row by row",
         ),
         (
-            lambda: predict.iterate_descent(K, squared, [2], 0.1),
-            "iterate_descent(kernel, loss, steps, learning_rate): expected `outputs` beside a kernel that is an array",
+            lambda: predict.iterate_descent(K, Y, 0.1, [2], loss="mse"),
+            "iterate_descent(kernel, y, descent, steps, loss=...): expected `f0` beside a kernel that is an array",
         ),
         (
-            lambda: predict.iterate_descent(K, squared, -1, 0.1, f0=F0),
+            lambda: predict.iterate_descent(K, Y, 0.1, -1, loss="mse", f0=F0),
             "expected ascending non-negative integer `steps`, at least one; got -1. Sort and round them.",
         ),
         (
-            lambda: predict.iterate_descent(K, squared, [5, 2], 0.1, f0=F0),
-            "iterate_descent(kernel, loss, steps, learning_rate): expected ascending non-negative integer `steps`, at "
+            lambda: predict.iterate_descent(K, Y, 0.1, [5, 2], loss="mse", f0=F0),
+            "iterate_descent(kernel, y, descent, steps, loss=...): expected ascending non-negative integer `steps`, at "
             "least one; got [5, 2]. Sort and round them.",
         ),
         (
-            lambda: predict.iterate_descent(K, lambda f: f, 3, 0.1, f0=F0),
-            "iterate_descent(kernel, loss, steps, learning_rate): expected a `loss` that returns one number; got "
+            lambda: predict.iterate_descent(K, Y, 0.1, 3, loss=lambda f, y: f, f0=F0),
+            "iterate_descent(kernel, y, descent, steps, loss=...): expected a `loss` that returns one number; got "
             "ShapeDtypeStruct(shape=(6, 2), dtype=float64). Sum or average over examples.",
         ),
         (
-            lambda: predict.iterate_descent(K, squared, np.zeros(0, int), 0.1, f0=F0),
+            lambda: predict.iterate_descent(K, Y, 0.1, np.zeros(0, int), loss="mse", f0=F0),
             "at least one; got []. Sort",
         ),
         (
-            lambda: predict.integrate_flow(K, squared, [], 0.1, f0=F0),
+            lambda: predict.integrate_flow(K, Y, [], loss="mse", f0=F0),
             "at least one; got []. Sort the times.",
         ),
         (
-            lambda: predict.integrate_flow(K, squared, [2.0, 1.0], 0.1, f0=F0),
-            "integrate_flow(kernel, loss, time, step): expected ascending, finite, non-negative `time`, at least one; "
+            lambda: predict.integrate_flow(K, Y, [2.0, 1.0], loss="mse", f0=F0),
+            "integrate_flow(kernel, y, time, loss=...): expected ascending, finite, non-negative `time`, at least one; "
             "got [2.0, 1.0]. Sort the times.",
         ),
         (
-            lambda: predict.integrate_flow(K, squared, 1.0, 0.0, f0=F0),
-            "integrate_flow(kernel, loss, time, step): expected a positive `step`; got 0.0.",
+            lambda: predict.integrate_flow(K, Y, 1.0, loss="mse", dt0=0.0, f0=F0),
+            "integrate_flow(kernel, y, time, loss=...): expected a positive `dt0`; got 0.0.",
         ),
     ],
 )
@@ -460,8 +482,8 @@ def test_messages(call, message):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"outputs_test": None}, "`outputs` and `outputs_test`, or neither"),
-        ({"origin": predict.Origin(ORIGIN.train), "ridge": 0.1}, r"origin\(f, params, x, x_test\)"),
+        ({"f0_test": None}, "`f0` and `f0_test`, or neither"),
+        ({"toward": predict.Origin(ORIGIN.train), "ridge": 0.1}, r"origin\(f, params, x, x_test\)"),
     ],
 )
 def test_test_examples_with_half_of_what_they_need(change, match):
@@ -491,11 +513,9 @@ def test_momentum_in_float32_over_a_million_steps(kind):
         return predict.gradient_descent(
             kernel,
             np.ones(6, dtype),
+            Descent(eta, momentum=0.9, kind=kind),
             steps,
-            eta,
-            momentum=0.9,
-            momentum_kind=kind,
-            loss_denominator=1,
+            loss=MSE(denominator=1),
         ).train
 
     with jax.enable_x64(True):
@@ -516,7 +536,9 @@ def test_derivative_by_the_ridge(time):
 
 def test_inside_a_jit_that_closes_over_the_kernel():
     kernel = jnp.asarray(K.array)
-    f = lambda ridge: predict.gradient_flow(kernel, Y, 1.0, ridge=ridge, loss_denominator=N).train
+    f = lambda ridge: (
+        predict.gradient_flow(kernel, Y, 1.0, ridge=ridge, loss=MSE(denominator=N)).train
+    )
     np.testing.assert_allclose(jax.jit(f)(0.1), f(0.1), rtol=1e-5)
 
 
@@ -532,9 +554,8 @@ def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
     want = np.einsum("ij,tj,kj,ko->tio", basis, psi, basis, y)
     for momentum in (0.0, 0.5):
         rate = 256 * (1 - momentum)  # with momentum, nearly as many steps of the effective rate
-        found = predict.gradient_descent(
-            kernel, y.astype(np.float32), steps, rate, momentum=momentum
-        )
+        descent = Descent(rate, momentum=momentum)
+        found = predict.gradient_descent(kernel, y.astype(np.float32), descent, steps)
         np.testing.assert_allclose(found.train, want, atol=0.05)
         assert found.unresolved < 256
 
@@ -544,18 +565,11 @@ def test_squared_error_on_operators_compiles_once(caplog):
         lambda p, x: jnp.tanh(x @ p), np.ones((3, 2), np.float32), np.eye(3, dtype=np.float32)
     )
     y = np.ones((3, 2), np.float32)
-    first = predict.gradient_descent(operator, y, [2, 5], 0.1).train
+    first = predict.gradient_descent(operator, y, 0.1, [2, 5]).train
     with jax.log_compiles():
-        again = predict.gradient_descent(operator, y.copy(), [2, 5], 0.1).train
+        again = predict.gradient_descent(operator, y.copy(), 0.1, [2, 5]).train
     assert not [record for record in caplog.records if "_advance" in record.getMessage()]
     np.testing.assert_array_equal(first, again)
-
-
-def test_small_numbers_of_a_path_are_kept_outside_x64():
-    found = predict.best_on_path(
-        predict.Prediction(None, np.array([[0.0], [1.0]])), np.ones(1), [1e-50, 1e-60]
-    )
-    assert found.value == 1e-60
 
 
 def test_times_are_numbers_however_large():
@@ -564,11 +578,3 @@ def test_times_are_numbers_however_large():
         for time in (10**10, 1e10)
     ]
     np.testing.assert_array_equal(*at)
-
-
-def test_nothing_is_best_where_everything_diverged():
-    lost = predict.best_on_path(
-        predict.Prediction(None, np.full((2, 3), np.nan)), np.ones(3), [1.0, 2.0]
-    )
-    assert np.isnan(lost.value)
-    assert np.isnan(lost.error)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ntkdiag import predict
+from ntkdiag import Descent, predict
 from ntkdiag.errors import InvalidInputError
+from ntkdiag.losses import MSE
 
 ROWS, WEIGHTS, CHANGE = (
     np.random.default_rng(4).normal(size=shape) for shape in ((12, 4), (4, 5), (4, 5))
@@ -30,25 +31,25 @@ LAWS = {
     "flow": lambda k, y, **o: predict.gradient_flow(k, y, [0.0, 0.3, 30.0], **o),
     "flow to its end": lambda k, y, **o: predict.gradient_flow(k, y, **o),
     "ridge": lambda k, y, **o: predict.gradient_flow(k, y, [2.0, np.inf], ridge=0.1, **o),
-    "ridges": lambda k, y, **o: predict.ridge_path(k, y, [0.1, 1.0], **o),
-    "descent": lambda k, y, **o: predict.gradient_descent(k, y, [0, 1, 40], 0.5, **o),
-    "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, np.inf, 0.5, **o),
+    "ridges": lambda k, y, **o: predict.gradient_flow(k, y, ridge=[0.1, 1.0], **o),
+    "descent": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, [0, 1, 40], **o),
+    "descent to its end": lambda k, y, **o: predict.gradient_descent(k, y, 0.5, np.inf, **o),
     "weight decay": lambda k, y, **o: predict.gradient_descent(
         k,
         y,
-        [3, 40],
         0.5,
+        [3, 40],
         ridge=0.2,
-        origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
+        toward=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
         **o,
     ),
     "weight decay, one step": lambda k, y, **o: predict.gradient_descent(
         k,
         y,
-        1,
         0.5,
+        1,
         ridge=0.2,
-        origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
+        toward=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
         **o,
     ),
     "weight decay, hardly any": lambda k, y, **o: predict.gradient_flow(
@@ -56,11 +57,11 @@ LAWS = {
         y,
         10.0,
         ridge=1e-9,
-        origin=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
+        toward=predict.Origin(jnp.cos(y), jnp.ones((len(o["kernel_test"]), 1))),
         **o,
     ),
     "momentum": lambda k, y, **o: predict.gradient_descent(
-        k, y, [3, 40], 0.2, momentum=0.9, ridge=0.1, **o
+        k, y, Descent(0.2, momentum=0.9), [3, 40], ridge=0.1, **o
     ),
     "ensemble": lambda k, y, **o: predict.over_initializations(
         k, y, 3.0, prior=predict.Prior(k, o["kernel_test"], jnp.eye(len(o["kernel_test"]))), **o
@@ -134,10 +135,10 @@ def test_derivatives_where_a_step_goes_all_the_way_and_beyond(steps, origin):
     )
 
     def closed(rate, ridge, scale):
-        at = predict.Origin(pull, None) if origin else None
+        toward = predict.Origin(pull, None) if origin else "start"
         kernel = scale * jnp.diag(jnp.array([2.0, 2.0, 1.0]))
         found = predict.gradient_descent(
-            kernel, y, steps, rate, f0=start, ridge=ridge, origin=at, loss_denominator=1.0
+            kernel, y, rate, steps, f0=start, ridge=ridge, toward=toward, loss=MSE(denominator=1.0)
         )
         return found.train.sum()
 
@@ -159,4 +160,4 @@ def test_steps_with_momentum_are_counted_in_31_bits():
         InvalidInputError,
         match=r"fewer than 2\^31 `steps` with momentum, or infinity; got 2147483648",
     ):
-        predict.gradient_descent(np.eye(2), np.ones((2, 1)), 2**31, 0.1, momentum=0.5)
+        predict.gradient_descent(np.eye(2), np.ones((2, 1)), Descent(0.1, momentum=0.5), 2**31)

@@ -5,7 +5,6 @@ import warnings
 
 import diffrax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from predict_problem import (
@@ -28,7 +27,7 @@ from predict_problem import (
     train_linear,
 )
 
-from ntkdiag import predict
+from ntkdiag import Descent, predict
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
@@ -37,11 +36,7 @@ from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.predict import on_operators
 
-Y_TEST = np.random.default_rng(5).normal(size=(M, C))
-
-
-def cross_entropy(f):
-    return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(N), jnp.arange(N) % C])
+LABELS = np.arange(N) % C
 
 
 @pytest.mark.slow
@@ -53,21 +48,15 @@ def test_decay_with_momentum_is_iterated(kind, center):
     """Closed form, recursion in function space, and training of f_lin in parameter space are one."""
     eta, beta, decay, steps = 0.3 * 2 * N / LARGEST, 0.8, 0.05, [0, 1, 5, 400]
     train, test = train_linear(steps, eta, beta=beta, kind=kind, decay=decay, center=center)
-    options = {
-        "momentum": beta,
-        "momentum_kind": kind,
-        "origin": None if center else ORIGIN,
-        **OUTPUTS,
-    }
-    closed = predict.gradient_descent(K, Y, steps, eta, ridge=N * decay, **options)
-    iterated = predict.iterate_descent(
-        K, squared, steps, eta, **{"damping" if center else "weight_decay": decay}, **options
-    )
+    descent = Descent(eta, momentum=beta, kind=kind)
+    options = {"ridge": N * decay, "toward": "start" if center else ORIGIN, **OUTPUTS}
+    closed = predict.gradient_descent(K, Y, descent, steps, **options)
+    iterated = predict.iterate_descent(K, Y, descent, steps, loss="mse", **options)
     for found in (closed, iterated):
         np.testing.assert_allclose(found.train, train, atol=1e-11)
         np.testing.assert_allclose(found.test, test, atol=1e-11)
-    endless = predict.gradient_descent(K, Y, [10**6, np.inf], eta, ridge=N * decay, **options)
-    flow = predict.gradient_flow(K, Y, ridge=N * decay, origin=options["origin"], **OUTPUTS)
+    endless = predict.gradient_descent(K, Y, descent, [10**6, np.inf], **options)
+    flow = predict.gradient_flow(K, Y, **options)
     np.testing.assert_allclose(endless.test[0], endless.test[1], atol=1e-9)
     np.testing.assert_allclose(endless.test[1], flow.test, atol=1e-9)
 
@@ -75,14 +64,10 @@ def test_decay_with_momentum_is_iterated(kind, center):
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_flow_with_decay_is_integrated_flow():
-    for origin in (None, ORIGIN):
-        closed = predict.gradient_flow(
-            K, Y, [0.0, 0.5, 4.0], ridge=N * 0.3, origin=origin, **OUTPUTS
-        )
-        decay = {"damping" if origin is None else "weight_decay": 0.3}
-        integrated = predict.integrate_flow(
-            K, squared, [0.0, 0.5, 4.0], **decay, origin=origin, **OUTPUTS
-        )
+    for toward in ("start", ORIGIN):
+        options = {"ridge": N * 0.3, "toward": toward, **OUTPUTS}
+        closed = predict.gradient_flow(K, Y, [0.0, 0.5, 4.0], **options)
+        integrated = predict.integrate_flow(K, Y, [0.0, 0.5, 4.0], loss=squared, **options)
         np.testing.assert_allclose(integrated.train, closed.train, atol=1e-6)
         np.testing.assert_allclose(integrated.test, closed.test, atol=1e-6)
 
@@ -90,15 +75,14 @@ def test_flow_with_decay_is_integrated_flow():
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_solvers_and_tolerances_of_diffrax():
-    reference = predict.integrate_flow(
-        K, cross_entropy, [1.0, 1.0, 20.0], tolerance=1e-11, **OUTPUTS
-    )
+    options = {"loss": "cross_entropy", **OUTPUTS}
+    reference = predict.integrate_flow(K, LABELS, [1.0, 1.0, 20.0], tolerance=1e-11, **options)
     np.testing.assert_array_equal(reference.train[0], reference.train[1])
-    default = predict.integrate_flow(K, cross_entropy, 20.0, **OUTPUTS)
+    default = predict.integrate_flow(K, LABELS, 20.0, **options)
     np.testing.assert_allclose(default.test, reference.test[2], atol=1e-6)
-    stiff = predict.integrate_flow(K, cross_entropy, 20.0, solver=diffrax.Kvaerno5(), **OUTPUTS)
+    stiff = predict.integrate_flow(K, LABELS, 20.0, solver=diffrax.Kvaerno5(), **options)
     np.testing.assert_allclose(stiff.test, reference.test[2], atol=1e-5)
-    cut = predict.integrate_flow(K, cross_entropy, [0.0, 1e6], max_steps=5, **OUTPUTS)
+    cut = predict.integrate_flow(K, LABELS, [0.0, 1e6], max_steps=5, **options)
     np.testing.assert_allclose(cut.train[0], F0)
     assert np.isnan(cut.train[1]).all()
 
@@ -112,25 +96,24 @@ def test_times_come_back_in_the_order_they_were_given():
         )
 
 
-@pytest.mark.parametrize("origin", [None, ORIGIN])
-def test_ridge_path(origin):
+@pytest.mark.parametrize("toward", ["start", ORIGIN])
+def test_a_vector_of_ridges_is_a_path(toward):
     ridges = [3.0, 0.0, 0.1]
-    path = predict.ridge_path(K, Y, ridges, origin=origin, **OUTPUTS)
+    path = predict.gradient_flow(K, Y, ridge=np.array(ridges), toward=toward, **OUTPUTS)
     assert path.test.shape == (3, M, C)
     for index, ridge in enumerate(ridges):
-        one = predict.gradient_flow(K, Y, ridge=ridge, origin=origin, **OUTPUTS)
+        one = predict.gradient_flow(K, Y, ridge=ridge, toward=toward, **OUTPUTS)
         np.testing.assert_allclose(path.train[index], one.train, atol=1e-10)
         np.testing.assert_allclose(path.test[index], one.test, atol=1e-10)
 
 
-def test_best_on_path():
-    times = np.array([0.0, 1.0, 10.0, np.inf])
-    path = predict.gradient_flow(K, Y, times, **OUTPUTS)
-    errors = np.sum((path.test - Y_TEST) ** 2, axis=(1, 2)) / M
-    best = predict.best_on_path(path, Y_TEST, times)
-    np.testing.assert_allclose(best.errors, errors, rtol=1e-5)
-    assert best.value == times[errors.argmin()]
-    assert best.error == pytest.approx(errors.min(), rel=1e-5)
+def test_ridges_and_times_broadcast():
+    times = np.array([[0.5], [np.inf]])
+    ridges = np.array([0.1, 1.0, 2.0])
+    path = predict.gradient_flow(K, Y, times, ridge=ridges, **OUTPUTS)
+    assert path.test.shape == (2, 3, M, C)
+    one = predict.gradient_flow(K, Y, 0.5, ridge=2.0, **OUTPUTS)
+    np.testing.assert_allclose(path.test[0, 2], one.test, atol=1e-12)
 
 
 @pytest.mark.parametrize("learning_rate", [None, 0.02])
@@ -154,7 +137,7 @@ def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
     else:
         options = {"kernel_test": cross}
         train = lambda a, b: predict.gradient_descent(
-            kernel, y, times, learning_rate, f0=a, f0_test=b, **options
+            kernel, y, learning_rate, times, f0=a, f0_test=b, **options
         )
     trained = [train(a, b) for a, b in zip(f0, f0_test, strict=True)]
     found = predict.over_initializations(
@@ -165,7 +148,7 @@ def test_mean_and_covariance_over_initialisations(learning_rate, reduced):
         kernel_test=cross,
         f0=f0.mean(0),
         f0_test=f0_test.mean(0),
-        learning_rate=learning_rate,
+        descent=learning_rate,
     )
     for name, mean, covariance in (
         ("train", "train", "covariance"),
@@ -211,13 +194,15 @@ class TestOperators:
 
     @pytest.mark.slow
     def test_descent_and_infinity(self):
-        options = {"ridge": 0.4, "momentum": 0.5, "momentum_kind": "nesterov"}
-        steps, origin = [np.inf, 20, 3], self.float32(ORIGIN)
-        expected = predict.gradient_descent(K, Y, steps, 0.05, origin=ORIGIN, **options, **OUTPUTS)
-        options |= {"origin": origin, "kernel_test": self.test}
-        self.check(
-            predict.gradient_descent(self.operator, self.y, steps, 0.05, **options), expected
+        descent = Descent(0.05, momentum=0.5, kind="nesterov")
+        steps = [np.inf, 20, 3]
+        expected = predict.gradient_descent(
+            K, Y, descent, steps, ridge=0.4, toward=ORIGIN, **OUTPUTS
         )
+        for toward in ("zero", self.float32(ORIGIN)):
+            options = {"ridge": 0.4, "toward": toward, "kernel_test": self.test}
+            found = predict.gradient_descent(self.operator, self.y, descent, steps, **options)
+            self.check(found, expected)
 
     @pytest.mark.slow
     def test_infinity_with_labels_out_of_reach(self):
@@ -246,17 +231,18 @@ class TestOperators:
             "least_squares",
             lambda *a, **k: least_squares(*a, solver=CG(max_steps=2), **k),
         )
-        message = "gradient_flow(kernel, y, time): at infinity the solver stopped at a residual of"
+        message = "gradient_flow(kernel, y): at infinity the solver stopped at a residual of"
         with pytest.warns(RuntimeWarning, match=re.escape(message)):
             predict.gradient_flow(self.operator, self.y, ridge=1e-3)
 
     def test_any_loss(self):
-        expected = predict.iterate_descent(K, cross_entropy, [5, 60], 0.3, **OUTPUTS)
+        options = {"loss": "cross_entropy"}
+        expected = predict.iterate_descent(K, LABELS, 0.3, [5, 60], **options, **OUTPUTS)
         found = predict.iterate_descent(
-            self.operator, cross_entropy, [5, 60], 0.3, kernel_test=self.test
+            self.operator, LABELS, 0.3, [5, 60], kernel_test=self.test, **options
         )
         self.check(found, expected)
-        assert predict.iterate_descent(self.operator, cross_entropy, 5, 0.3).test is None
+        assert predict.iterate_descent(self.operator, LABELS, 0.3, 5, **options).test is None
 
     @pytest.mark.parametrize(
         ("call", "message"),
@@ -273,15 +259,15 @@ class TestOperators:
             ),
             (
                 lambda self: predict.gradient_flow(self.test, self.y),
-                "gradient_flow(kernel, y, time): expected `operator` as NTKOperator(f, params, x) of the training",
+                "gradient_flow(kernel, y): expected `operator` as NTKOperator(f, params, x) of the training",
             ),
             (
-                lambda self: predict.gradient_descent(self.operator, np.arange(N), 3, 0.1),
+                lambda self: predict.gradient_descent(self.operator, np.arange(N), 0.1, 3),
                 "expected `y` of shape (6, 2) in floating point, like the outputs of f; got int32[6]. Class numbers",
             ),
             (
                 lambda self: predict.iterate_descent(
-                    K, squared, 3, 0.1, f0=F0, kernel_test=self.test
+                    K, Y, 0.1, 3, loss="mse", f0=F0, kernel_test=self.test
                 ),
                 "expected `kernel_test` as an array, like the kernel; got an NTKOperator. Pass `ntk(f, params, x_test,",
             ),
@@ -299,39 +285,30 @@ class TestOperators:
 def test_the_warning_names_the_critical_value():
     critical = 2 * N / LARGEST
     message = (
-        f"gradient_descent(kernel, y, steps, learning_rate): learning_rate {1.5 * critical:.6g} is above the critical "
+        f"gradient_descent(kernel, y, descent, steps): learning_rate {1.5 * critical:.6g} is above the critical "
         f"{critical:.6g}: the outputs grow without bound, as they would in training."
     )
     with pytest.warns(RuntimeWarning, match=re.escape(message)) as caught:
-        predict.gradient_descent(K, Y, 3, 1.5 * critical)
+        predict.gradient_descent(K, Y, 1.5 * critical, 3)
     assert caught[0].filename == __file__
     heavy = critical * 1.9
     with pytest.warns(RuntimeWarning, match=re.escape(f"above the critical {heavy:.6g}: ")):
-        predict.gradient_descent(K, Y, 3, 1.01 * heavy, momentum=0.9)
-    predict.gradient_descent(K, Y, 3, 0.99 * heavy, momentum=0.9)
+        predict.gradient_descent(K, Y, Descent(1.01 * heavy, momentum=0.9), 3)
+    predict.gradient_descent(K, Y, Descent(0.99 * heavy, momentum=0.9), 3)
     with pytest.warns(RuntimeWarning, match="over_initializations"):
-        predict.over_initializations(K, Y, 3, prior=predict.Prior(K), learning_rate=1.5 * critical)
+        predict.over_initializations(K, Y, 3, prior=predict.Prior(K), descent=1.5 * critical)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
-            lambda: predict.ridge_path(K, Y, 0.1),
-            "ridge_path(kernel, y, ridges): expected a vector of `ridges`; got shape (). Use np.geomspace(...).",
-        ),
-        (
-            lambda: predict.ridge_path(K, Y, [0.1, -1.0]),
-            "expected a non-negative `ridges`; got [ 0.1 -1. ].",
-        ),
-        (
-            lambda: predict.best_on_path(predict.ridge_path(K, Y, [0.1]), Y_TEST, [0.1]),
-            "best_on_path(prediction, y_test, path): expected test outputs of shape (T, *y_test.shape) for a path of "
-            "shape (T,); got test outputs None, y_test (4, 2), path (1,). Predict with `kernel_test=`",
+            lambda: predict.gradient_flow(K, Y, ridge=[0.1, -1.0]),
+            "expected a non-negative `ridge`; got [ 0.1 -1. ].",
         ),
         (
             lambda: predict.over_initializations(K, Y, prior=predict.Prior(np.eye(3))),
-            "over_initializations(kernel, y, time): expected `prior.train` of shape (6, 2, 6, 2) or (12, 12), "
+            "over_initializations(kernel, y, prior=...): expected `prior.train` of shape (6, 2, 6, 2) or (12, 12), "
             "finite; got shape (3, 3). Compute it for the same examples and outputs;",
         ),
         (
@@ -342,13 +319,9 @@ def test_the_warning_names_the_critical_value():
         ),
         (
             lambda: predict.over_initializations(
-                K, Y, 1.5, prior=predict.Prior(K.array), learning_rate=0.1
+                K, Y, 1.5, prior=predict.Prior(K.array), descent=0.1
             ),
-            "expected integer steps beside `learning_rate`; got [1.5]. Round them.",
-        ),
-        (
-            lambda: predict.iterate_descent(K, squared, 3, 0.1, f0=F0, momentum_kind="adam"),
-            'expected `momentum_kind` "heavy-ball", "nesterov" or "ema"; got \'adam\'.',
+            "expected integer steps beside `descent`; got 1.5. Round them.",
         ),
     ],
 )
@@ -365,23 +338,4 @@ def test_covariances_of_fewer_than_two_networks():
 @pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"tolerance": -1.0}, {"max_steps": 0}])
 def test_steps_of_an_integrator(options):
     with pytest.raises(InvalidInputError, match=f"`{next(iter(options))}`"):
-        predict.integrate_flow(K, lambda f: (f**2).sum(), 1.0, f0=np.zeros((6, 2)), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "got"),
-    [
-        ({"weight_decay": 0.1}, "`weight_decay` without"),
-        ({"damping": 0.1, "origin": ORIGIN}, "`damping` with"),
-    ],
-)
-def test_each_pull_says_what_it_needs(options, got):
-    for call in (
-        lambda: predict.iterate_descent(K, squared, 3, 0.1, **OUTPUTS, **options),
-        lambda: predict.integrate_flow(K, squared, 3.0, **OUTPUTS, **options),
-    ):
-        with pytest.raises(
-            InvalidInputError,
-            match=f"`weight_decay` with `origin`, or `damping` without; got {got}",
-        ):
-            call()
+        predict.integrate_flow(K, Y, 1.0, loss="mse", f0=np.zeros((6, 2)), **options)

@@ -41,7 +41,7 @@ def test_discrete_and_continuous_time_near_the_critical_learning_rate():
     for ratio, steps in ((0.02, 300), (0.04, 150), (0.25, 24), (0.98, 6)):  # the same time
         eta = ratio * 2 * 20 / values[-1]
         trained = f_lin(_descend(lambda p: f_lin(p, x), params, loss, eta, steps), x)
-        discrete = predict.gradient_descent(kernel, y, steps, eta, f0=f0).train
+        discrete = predict.gradient_descent(kernel, y, eta, steps, f0=f0).train
         flow = predict.gradient_flow(kernel, y, steps * eta, f0=f0).train
         np.testing.assert_allclose(discrete, trained, atol=1e-12)
         errors.append(float(np.abs(flow - trained).max()))
@@ -60,13 +60,15 @@ def test_cross_entropy_of_the_linear_model_is_exact_in_function_space():
     loss = lambda f: -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(24), labels])
     f_lin, steps = linearize(_tanh_net, params), 1000
     trained = f_lin(_descend(lambda p: f_lin(p, x), params, loss, 0.2, steps), x)
-    found = predict.iterate_descent(kernel, loss, steps, 0.2, f0=f0).train
+    found = predict.iterate_descent(kernel, labels, 0.2, steps, loss="cross_entropy", f0=f0).train
     np.testing.assert_allclose(found, trained, atol=1e-12)
-    flow = predict.integrate_flow(kernel, loss, 0.2 * steps, f0=f0).train
-    apart = [
-        np.abs(predict.iterate_descent(kernel, loss, steps * k, 0.2 / k, f0=f0).train - flow).max()
-        for k in (1, 2)
-    ]
+    flow = predict.integrate_flow(kernel, labels, 0.2 * steps, loss="cross_entropy", f0=f0).train
+    apart = []
+    for k in (1, 2):
+        descended = predict.iterate_descent(
+            kernel, labels, 0.2 / k, steps * k, loss="cross_entropy", f0=f0
+        )
+        apart.append(np.abs(descended.train - flow).max())
     assert apart[0] < 0.05
     assert apart[0] / apart[1] == pytest.approx(2.0, abs=0.1)
     network = _tanh_net(_descend(lambda p: _tanh_net(p, x), params, loss, 0.2, steps), x)
@@ -92,8 +94,8 @@ def _rich_or_lazy(alpha):
 
     def regression(p, kernel):
         ridge = 1e-3 * float(jnp.mean(jnp.diag(kernel.array)))
-        path = predict.ridge_path(kernel, y, [ridge], kernel_test=ntk(h, p, x_test, x))
-        return float(np.mean((path.test[0] - y_test) ** 2))
+        found = predict.gradient_flow(kernel, y, ridge=ridge, kernel_test=ntk(h, p, x_test, x))
+        return float(np.mean((found.test - y_test) ** 2))
 
     return {
         "S_c": float(moved.distance_centred),

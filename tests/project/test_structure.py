@@ -24,8 +24,6 @@ CLASSES_LEFT = {
     "Products",
     "Prediction",
     "Side",
-    "Descent",
-    "Flow",
     "Cut",
 }
 

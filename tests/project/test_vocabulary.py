@@ -167,7 +167,7 @@ MEANINGS = {
 
 # Not yet true: parameters that are to be renamed or to go. This set only becomes smaller.
 LEFT = {
-    "damping", "loss_denominator", "momentum_kind", "origin", "ridges", "spill", "test", "test_train", "train",
+    "spill", "test", "test_train", "train",
 }  # fmt: skip
 
 # Word of a former version -> what it is called now. In signatures, pages, examples and messages.

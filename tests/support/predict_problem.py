@@ -33,11 +33,11 @@ F0 = two_layers.outputs(*WEIGHTS, X)
 F0_TEST = two_layers.outputs(*WEIGHTS, X_TEST)
 START = np.concatenate([PARAMS["v"].ravel(), PARAMS["w"].ravel()])
 ORIGIN = predict.Origin(J @ START, J_TEST @ START)
-OUTPUTS = {"kernel_test": K_TEST, "outputs": F0, "outputs_test": F0_TEST}
+OUTPUTS = {"kernel_test": K_TEST, "f0": F0, "f0_test": F0_TEST}
 
 
-def squared(f):
-    return 0.5 * jnp.sum((f - Y) ** 2) / N
+def squared(f, y=Y):
+    return 0.5 * jnp.sum((f - y) ** 2) / N
 
 
 def train_linear(steps, eta, *, beta=0.0, kind="heavy-ball", decay=0.0, center=True, loss=squared):

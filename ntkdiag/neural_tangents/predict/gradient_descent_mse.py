@@ -9,6 +9,7 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.kernel.operand import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import MSE
 from ntkdiag.neural_tangents.axes import AxesLike
 from ntkdiag.neural_tangents.predict.kernel_layout import Layout, array, as_precise
 from ntkdiag.predict.closed_form import Modes, modes_of
@@ -120,7 +121,7 @@ def _follow(
         f0=start,
         f0_test=test,
         origin=None,
-        loss_denominator=size,
+        loss=MSE(denominator=size),
     )
     modes = modes_of(problem) if modes is None else modes
     return follow_flow(problem, modes, time, 0.0), modes
