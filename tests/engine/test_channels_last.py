@@ -139,13 +139,13 @@ def scanned(params, x):
 def trained(params, x):
     y = jnp.zeros((3, 2))
     data = Data(
-        x,
-        y,
-        x,
-        y,
-        lambda outputs, y: ((outputs - y) ** 2).sum(),
-        "squares",
-        classes=False,
+        x=x,
+        labels=y,
+        y=y,
+        x_test=x,
+        y_test=y,
+        classes_test=None,
+        loss=ntkdiag.losses.MSE(),
         shape=y.shape,
     )
     return list(trainer.train(scanned, params, optax.sgd(0.1), data, np.arange(3)[None], [1]))[-1]
