@@ -14,7 +14,6 @@ might never end; one that calls back is not given NaN, which its guards refuse.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from ntkdiag.engine.calls.keywords import hashable
 from ntkdiag.engine.jacobian.roundoff import eps_of, unit_roundoff
 
 Outputs = Float[np.ndarray, "n C"]
+Leaf = jax.Array | np.ndarray | np.generic
 
 # Examples that are compared where one has to choose some.
 _FEW = 4
@@ -34,6 +34,8 @@ _FEW = 4
 _ROOM = 8
 # By how much of their size parameters and inputs are moved to be others.
 _MOVE = 0.1
+# The scale of outputs that are zero, or nearly so.
+_LEAST_SCALE = 1e-30
 
 _JOINTLY = ', or examples="joint" to differentiate the batch as a whole'
 
@@ -51,8 +53,12 @@ def check_few(
     few = _first(x)
     if jax.tree.leaves(few)[0].shape[0] < 2:
         return
-    can_be_kept = hashable(f) is f
-    run = jax.jit(f if can_be_kept else lambda params, x: f(params, x))
+    # jit keeps what it compiled by the function, which has to be hashable; of one that is not, the
+    # lambda here is another one in every call, and nothing is kept.
+    if hashable(f) is f:
+        run = jax.jit(f)
+    else:
+        run = jax.jit(lambda params, x: f(params, x))
     judges = _jax.judges_numbers(jax.make_jaxpr(f)(params, few))
     roundoff = roundoff_of(f, params, few)
     alone = _each_alone(run, params, few)
@@ -81,12 +87,16 @@ def check_independent(
     """
     loops, calls_back = judges
     comparison = _Comparison(f, roundoff, otherwise)
+    # NaN is put in on purpose below: JAX is not to raise at it.
     with jax.debug_nans(False):
+        # 1. The batch and each example alone.
         together = comparison.require_equal(params, x, np.asarray(alone, np.float64))
         if loops:
             return
+        # 2. NaN in all examples but the first.
         if not calls_back and _is_shown_by_nan(f, params, x, together):
             return
+        # 3. A few examples at other parameters and inputs.
         params, few = _moved((params, _first(x)))
         try:
             elsewhere = _each_alone(f, params, few)
@@ -108,7 +118,11 @@ class _Comparison:
         together = _matrix(self.f(params, x))
         scale = largest_entry(alone)
         worst = largest_difference(together, alone)
-        if is_rounding(worst, scale, lambda params: self.f(params, x), params, self.roundoff):
+
+        def outputs(params: PyTree) -> PyTree:
+            return self.f(params, x)
+
+        if is_rounding(worst, scale, outputs, params, self.roundoff):
             return together
         raise errors.ExamplesInteractError(
             expected="outputs of one example that do not depend on the other examples of the batch",
@@ -128,22 +142,25 @@ def _is_shown_by_nan(
         # No NaN can be put in. Only a layer or a gate that is zero could hide an interaction.
         return not any(all_zero(leaf) for leaf in jax.tree.leaves(params) if _is_weight(leaf))
 
-    def poisoned(leaf: Any) -> Any:
+    def poisoned(leaf: Leaf) -> Leaf:
         if not _is_floating(leaf):
             return leaf
         host = np.array(leaf)
         host[1:] = np.nan
         return _placed_like(host, leaf)
 
-    first = _matrix(f(params, jax.tree.map(poisoned, x)))[0]
-    return bool(np.isnan(together[0]).any() or not np.isnan(first).any())
+    outputs = _matrix(f(params, jax.tree.map(poisoned, x)))
+    # Where the first example was NaN before, there is nothing to be seen, and no more is asked.
+    was_nan = np.isnan(together[0]).any()
+    became_nan = np.isnan(outputs[0]).any()
+    return bool(was_nan or not became_nan)
 
 
 def _moved(tree: PyTree) -> PyTree:
     """Other numbers of the same size; where all are zero, of size 0.1."""
     rng = np.random.default_rng(0)
 
-    def moved(leaf: Any) -> Any:
+    def moved(leaf: Leaf) -> Leaf:
         if not _is_floating(leaf):
             return leaf
         host = np.asarray(leaf, np.float64)
@@ -154,9 +171,9 @@ def _moved(tree: PyTree) -> PyTree:
     return jax.tree.map(moved, tree)
 
 
-def _placed_like(host: np.ndarray | np.generic, leaf: Any) -> jax.Array:
+def _placed_like(host: np.ndarray | np.generic, leaf: Leaf) -> jax.Array:
     """Numbers on the devices of a leaf, if somebody chose them."""
-    if _jax.committed(leaf):
+    if isinstance(leaf, jax.Array) and _jax.committed(leaf):
         return jax.device_put(host, leaf.sharding)
     return jnp.asarray(host)
 
@@ -165,8 +182,8 @@ def _each_alone(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree
     """Outputs of each example evaluated by itself."""
     outputs = []
     for i in range(jax.tree.leaves(x)[0].shape[0]):
-        one = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], x)
-        outputs.append(_matrix(f(params, one)))
+        example = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], x)  # [n ...] -> [1 ...]
+        outputs.append(_matrix(f(params, example)))
     return np.concatenate(outputs)
 
 
@@ -175,11 +192,12 @@ def _first(x: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[:_FEW]), x)
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: Leaf) -> bool:
+    """Whether a leaf holds floating-point numbers; random keys and whole numbers do not."""
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _is_weight(leaf: Any) -> bool:
+def _is_weight(leaf: Leaf) -> bool:
     """Whether a parameter is a weight or a gate; biases are vectors, and may well begin as zero."""
     return _is_floating(leaf) and jnp.ndim(leaf) != 1
 
@@ -191,14 +209,16 @@ def largest_difference(a: PyTree, b: PyTree) -> float:
     with np.errstate(invalid="ignore"):
         gaps = np.abs(a - b)
     # NaN in both is no difference: what is not defined cannot change.
-    only_b = np.isnan(gaps).any() and np.isfinite(a).all()
-    return float(np.nan_to_num(gaps, nan=np.inf if only_b else 0.0).max(initial=0.0))
+    only_in_b = np.isnan(gaps).any() and np.isfinite(a).all()
+    gap_of_nan = np.inf if only_in_b else 0.0
+    return float(np.nan_to_num(gaps, nan=gap_of_nan).max(initial=0.0))
 
 
 def largest_entry(outputs: PyTree) -> float:
     """The largest finite |entry| of outputs [n ...]: the scale differences are held against."""
     entries = _matrix(outputs)
-    return float(np.abs(entries[np.isfinite(entries)]).max(initial=0.0))
+    finite = entries[np.isfinite(entries)]
+    return float(np.abs(finite).max(initial=0.0))
 
 
 def is_rounding(
@@ -213,7 +233,8 @@ def is_rounding(
     sqrt(eps) of the scale is allowed; in outputs that are small differences themselves, as much as
     `rounding` says, which is only computed where it is needed.
     """
-    if difference <= roundoff**0.5 * max(scale, 1e-30):
+    # A least scale, or outputs that are all zero would allow no difference at all.
+    if difference <= roundoff**0.5 * max(scale, _LEAST_SCALE):
         return True
     return difference <= rounding(outputs, params, roundoff)
 
@@ -228,15 +249,18 @@ def rounding(outputs: Callable[[PyTree], PyTree], params: PyTree, roundoff: floa
     fraction = roundoff**0.5
     rng = np.random.default_rng(0)
 
-    def moved(leaf: Any) -> Any:
+    def moved(leaf: Leaf) -> Leaf:
         if not _is_floating(leaf):
             return leaf
         signs = rng.choice([-1.0, 1.0], leaf.shape)
         return (leaf * (1 + fraction * signs)).astype(leaf.dtype)
 
+    before = _matrix(outputs(params))
+    after = _matrix(outputs(jax.tree.map(moved, params)))
     with np.errstate(invalid="ignore"):
-        moves = np.abs(_matrix(outputs(jax.tree.map(moved, params))) - _matrix(outputs(params)))
-    return _ROOM * fraction * float(moves[np.isfinite(moves)].max(initial=0.0))
+        moves = np.abs(after - before)
+    largest = moves[np.isfinite(moves)].max(initial=0.0)
+    return _ROOM * fraction * float(largest)
 
 
 def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
@@ -250,8 +274,9 @@ def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
 
 
 def _matrix(outputs: PyTree) -> Outputs:
-    """Outputs [n C] in float64."""
+    """Outputs of any tree as a matrix [n C] in float64."""
     rows = []
     for leaf in jax.tree.leaves(outputs):
-        rows.append(np.asarray(leaf, np.float64).reshape(leaf.shape[0], -1))
+        host = np.asarray(leaf, np.float64)
+        rows.append(host.reshape(leaf.shape[0], -1))  # [n ...] -> [n C_leaf]
     return np.concatenate(rows, axis=1)

@@ -53,6 +53,7 @@ class Gram:
             groups_of_factors = ((0,),) * len(rows)
         for number, groups in enumerate(groups_of_factors):
             row = rows[number]
+            column = columns[number]
             weight = None if weights is None else weights[number]
             if weight is not None and jnp.ndim(weight) == 1:
                 # One number for every parameter: its columns of J, on one side of the product.
@@ -60,9 +61,10 @@ class Gram:
                 weight = None
             # One product per layer where layers belong to different groups, else one for all.
             rows_by_layer = _layers(row, len(groups))
-            columns_by_layer = _layers(columns[number], len(groups))
-            for group, r, c in zip(groups, rows_by_layer, columns_by_layer, strict=True):
-                product = r.gram(c, self.contraction, self.dot)
+            columns_by_layer = _layers(column, len(groups))
+            for layer, group in enumerate(groups):
+                row_of_layer = rows_by_layer[layer]
+                product = row_of_layer.gram(columns_by_layer[layer], self.contraction, self.dot)
                 if weight is not None:
                     product = product * weight
                 total = totals[group]
@@ -99,7 +101,8 @@ class Gram:
 def _weighted(factor: Factor, weight: Weight) -> Dense:
     """J[n o P] with its columns multiplied by 1/P."""
     assert isinstance(factor, Dense)
-    return Dense(factor.j * jnp.expand_dims(weight, range(factor.j.ndim - 1)))
+    leading_axes = range(factor.j.ndim - 1)
+    return Dense(factor.j * jnp.expand_dims(weight, leading_axes))  # [P] -> [1 1 P]
 
 
 def _layers(factor: Factor, n: int) -> list[Factor]:

@@ -9,6 +9,11 @@ single one of some blocks or columns of the weight. Where all are paired (full) 
 columns for all directions.
 
 The pieces of a part may be shared out: share s of S adds up the pieces s, s + S, s + 2 S, ...
+
+1. `Cut.of` chooses how the array is cut, and `Stream.of` joins the blocks of examples;
+2. `nothing` makes zeros for the kernel: its tile, or the strips of its triangle;
+3. `with_share` forms the pieces of one share and adds up their products;
+4. `sum_of_shares` adds up the shares and puts the triangle together.
 """
 
 import dataclasses
@@ -79,24 +84,24 @@ class Cut:
     def of(factor: Unformed, n_examples: int, contraction: Contraction, largest: int) -> "Cut":
         """Pieces of at most `largest` bytes for so many examples, if that can be had."""
         array = getattr(factor, factor.streamed_array)
+        n_blocks = 1
+        if factor.block_axes:
+            n_blocks = array.shape[factor.block_axes[factor.streamed_array]]
         n_directions = array.shape[factor.output_axis]
-        n_blocks = array.shape[factor.block_axes[factor.streamed_array]] if factor.block_axes else 1
+        lengths = {"directions": n_directions, "blocks": n_blocks, "columns": array.shape[-1]}
         size = n_examples * array.dtype.itemsize * math.prod(factor.jacobian_shape)
         pieces_needed = size / largest
         # Cut along directions first, then blocks, then columns, until pieces are small enough.
-        cuts = []
-        for axis, length in (
-            ("directions", n_directions),
-            ("blocks", n_blocks),
-            ("columns", array.shape[-1]),
-        ):
+        cuts = {}
+        for axis, length in lengths.items():
             width = length
-            pairs_all_directions = axis == "directions" and contraction == "full"
-            if not pairs_all_directions and pieces_needed > 1:
+            # Where all directions are paired, a piece needs all of them.
+            can_be_cut = axis != "directions" or contraction != "full"
+            if can_be_cut and pieces_needed > 1:
                 width = _divisor(length, length / pieces_needed)
             pieces_needed /= max(1, length) / max(1, width)
-            cuts.append(AxisCut(length, width))
-        return Cut(*cuts)
+            cuts[axis] = AxisCut(length, width)
+        return Cut(**cuts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,21 +127,22 @@ class Stream:
         # What is not cut is small: it is joined at once; what is cut is joined piece by piece.
         heads = []
         for block, array in zip(blocks, arrays, strict=True):
-            heads.append(dataclasses.replace(block, **{block.streamed_array: array[..., :0]}))
+            nothing_of_it = {block.streamed_array: array[..., :0]}
+            heads.append(dataclasses.replace(block, **nothing_of_it))
         return Stream(concatenate_examples(heads, n), arrays, n, cut)
 
     def piece(self, index: Index) -> Dense:
         """The Jacobian of piece number `index`: [n o' P']."""
         direction, block, column = self.cut.start(index)
         head = self.head
-        # Of what is not cut (the inputs a), the blocks of this piece.
+        # 1. Of what is not cut (the inputs a), the blocks of this piece.
         block_axes = dict(head.block_axes)
         cut_block_axis = block_axes.pop(head.streamed_array, None)
         blocks_of_head = {}
         for name, axis in block_axes.items():
             blocks_of_head[name] = self._blocks(getattr(head, name), block, axis)
 
-        # Of what is cut, the directions, blocks and columns of this piece, for all examples.
+        # 2. Of what is cut, the directions, blocks and columns of this piece, for all examples.
         pieces = []
         for array in self.arrays:
             if self.cut.directions.n_pieces > 1:
@@ -147,6 +153,8 @@ class Stream:
                 array = self._blocks(array, block, cut_block_axis)
             width = self.cut.columns.width
             pieces.append(lax.dynamic_slice_in_dim(array, column, width, array.ndim - 1))
+
+        # 3. All examples together, and the Jacobian of them formed.
         joined = pieces[0]
         has_examples = joined.ndim == head.batched_ndims[head.streamed_array]
         if len(pieces) > 1 and has_examples:  # the last block may repeat its last example
@@ -162,7 +170,9 @@ class Stream:
 def nothing(tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool) -> list[Float[Array, "..."]]:
     """What pieces are added to at first: zeros for each strip of the triangle, or for the tile."""
     totals = []
-    for first, last in strips.pairs_of(strips.edges_of_pieces(tile, symmetric)):
+    edges = strips.edges_of_pieces(tile, symmetric)
+    for first, last in strips.pairs_of(edges):
+        # Rows first to last, by the columns from `first` on.
         shape = list(tile.shape)
         shape[0] = last - first
         shape[tile.column_axis] -= first
@@ -181,7 +191,8 @@ def with_share(
 ) -> list[Float[Array, "..."]]:
     """The totals with one share of the pieces added; without `column` they are strips."""
     symmetric = column is None
-    pairs = strips.pairs_of(strips.edges_of_pieces(tile, symmetric))
+    edges = strips.edges_of_pieces(tile, symmetric)
+    pairs = strips.pairs_of(edges)
 
     def add_piece(step: Index, totals: list[Array]) -> list[Array]:
         index = share + step * n_shares
@@ -190,12 +201,15 @@ def with_share(
         added = []
         for total, (first, last) in zip(totals, pairs, strict=True):
             # Of a triangle, a strip needs the columns from its first row on.
-            rest = columns.take(slice(first, tile.n)) if symmetric else columns
-            product = rows.take(slice(first, last)).gram(rest, tile.contraction, dot)
+            rows_of_strip = rows.take(slice(first, last))
+            columns_of_strip = columns
+            if symmetric:
+                columns_of_strip = columns.take(slice(first, tile.n))
+            product = rows_of_strip.gram(columns_of_strip, tile.contraction, dot)
             added.append(_with_product(total, product, row.cut, index, tile.contraction))
         return added
 
-    # Pieces share, share + n_shares, ... below their number.
+    # How many of share, share + n_shares, ... are below the number of pieces.
     n_steps = (row.cut.n_pieces - share + n_shares - 1) // n_shares
     return lax.fori_loop(0, n_steps, add_piece, list(totals))
 
@@ -204,7 +218,8 @@ def sum_of_shares(
     shares: Sequence[Sequence[Float[Array, "..."]]], tile: Tile, symmetric: bool
 ) -> Float[Array, "..."]:
     """The kernel from the totals of all shares."""
-    totals = [functools.reduce(jnp.add, of_strip) for of_strip in zip(*shares, strict=True)]
+    by_strip = zip(*shares, strict=True)
+    totals = [functools.reduce(jnp.add, of_strip) for of_strip in by_strip]
     if not symmetric:
         return totals[0]
     return strips.assembled(totals, strips.edges_of_pieces(tile, symmetric), tile)
@@ -217,9 +232,9 @@ def _with_product(
     product = product.astype(total.dtype)
     if contraction != "diagonal":
         return total + product
-    first = cut.start(index)[0]
+    first, _, _ = cut.start(index)
     width = cut.directions.width
-    product = jnp.broadcast_to(product, (*total.shape[:2], width))
+    product = jnp.broadcast_to(product, (*total.shape[:2], width))  # [n m k'], k' of the k
     before = lax.dynamic_slice_in_dim(total, first, width, 2)
     return lax.dynamic_update_slice_in_dim(total, before + product, first, 2)
 

@@ -64,7 +64,7 @@ def assembled(
     strips: Sequence[Float[Array | np.ndarray, "..."]], edges: list[int], tile: Tile
 ) -> Float[Array, "..."]:
     """The whole symmetric kernel from its strips, which may be broadcast along examples."""
-    # Cut every strip into the blocks of the columns it covers.
+    # 1. Cut every strip into the blocks of the columns it covers.
     axis = tile.column_axis
     blocks: dict[tuple[int, int], Array] = {}
     for r, strip in enumerate(strips):
@@ -75,10 +75,10 @@ def assembled(
         along_row = jnp.split(jnp.broadcast_to(strip, shape), cuts, axis=axis)
         for c, block in enumerate(along_row, start=r):
             blocks[r, c] = block
-    # On the diagonal products may differ from their mirror images by rounding.
+    # 2. On the diagonal products may differ from their mirror images by rounding.
     for r in range(len(strips)):
         blocks[r, r] = (blocks[r, r] + tile.mirrored(blocks[r, r])) / 2
-    # A row of the kernel: mirror images left of the diagonal, its strip from there on.
+    # 3. A row of the kernel: mirror images left of the diagonal, its strip from there on.
     rows = []
     for r in range(len(strips)):
         below = [tile.mirrored(blocks[c, r]) for c in range(r)]

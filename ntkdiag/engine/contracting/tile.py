@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from ntkdiag.kernel.reduction import Reduction
 from ntkdiag.kernel.tied_outputs import Contraction
 
+# The order of axes that exchanges rows and columns.
 _MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
 
 
@@ -59,7 +60,7 @@ class Tile:
         return self.n * self.k if self.contraction == "full" else self.n
 
     def at(self, rows: slice, columns: slice) -> tuple[slice, ...]:
-        """Where the entries of some rows and columns stand."""
+        """Where the entries of some rows and columns stand, as an index into the array."""
         if self.contraction == "full":
             return rows, slice(None), columns
         return rows, columns

@@ -90,16 +90,22 @@ def choose(
     With `prefer` that kind of way is taken wherever a part can be contracted so, whatever it costs.
     """
     # Pairs of output directions whose products are taken for each pair of examples.
-    pairs = k * k if contraction == "full" else k
+    pairs = k
+    if contraction == "full":
+        pairs = k * k
     chosen = []
     for part in parts:
         ways = ways_of(part, k, pairs)
         if prefer is not None:
             preferred = [way for way in ways if way.is_dense == (prefer == "dense")]
             ways = preferred or ways
-        # Of equal prices the one that keeps less.
-        chosen.append(min(ways, key=lambda way: (way.price(n, m), way.size)))
+        chosen.append(_cheapest(ways, n, m))
     return tuple(chosen)
+
+
+def _cheapest(ways: list[Way], n: int, m: int) -> Way:
+    """The way of the lowest price for n by m examples; of equal prices the one that keeps less."""
+    return min(ways, key=lambda way: (way.price(n, m), way.size))
 
 
 def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
@@ -107,16 +113,17 @@ def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:
 
     For a kernel that is one tile: with several, every tile would have to form them again.
     """
-    late = []
+    formed_late = []
     for way in ways:
         if way.is_dense and 0 < way.unformed < way.size:
             way = dataclasses.replace(way, name="streamed", size=way.unformed)
-        late.append(way)
-    return tuple(late)
+        formed_late.append(way)
+    return tuple(formed_late)
 
 
 def ways_of(part: Part, k: int, pairs: int) -> list[Way]:
     """All ways of contracting a part, the dense one first."""
+    # Without structure there is one way: the VJP gave the Jacobian, or it is put together.
     if not part.sites or part.kind == "assembled":
         form = sum(k * math.prod(site.sizes()) for site in part.sites)
         return [Way(part, "dense", form, pairs * part.size, k * part.size)]
@@ -132,11 +139,16 @@ def _ways_of_outer(part: Part, k: int, pairs: int) -> list[Way]:
     b, t, i, d = _sizes(part)
     # a[b t i] and c[o b t d] of one example.
     unformed = b * t * (i + k * d)
+    # [b t i] [o b t d] -> [o b d i]
     form = k * b * t * i * d
     dense = Way(part, "dense", form, pairs * part.size, k * part.size, unformed, b * t * i)
     # With several positions the Grams are [t s] blocks: small products that run far below the
     # rate of a large one.
-    slowness = 1 if t == 1 else _SLOWNESS_OF_POSITIONS
+    slowness = 1
+    if t > 1:
+        slowness = _SLOWNESS_OF_POSITIONS
+    # a a^T [t s] takes I multiply-adds per entry, c c^T [t s] D per pair of directions, and so does
+    # their elementwise product one.
     gram = b * t * t * (i + pairs * d + pairs)
     return [dense, Way(part, "outer", 0, gram, unformed, slowness=slowness)]
 
@@ -164,11 +176,13 @@ def _ways_of_tied(part: Part, k: int, pairs: int) -> list[Way]:
     dense_outer, outer = ways_of(half_of_outer, k, pairs)
     t, s = _positions(half_of_rows), _positions(half_of_outer)
     _, _, d, _ = half_of_outer.sites[0].sizes()
-    # Each half's cotangents meet the other's rows, both ways round.
+    # Cross terms: <c[o, t], a[s]> for every two positions, k D each, times what is looked up in the
+    # cotangents of the products, one for each pair; both ways round.
     across = 2 * t * s * (k * d + pairs)
     gram = rows.gram + outer.gram + across
+    # The slowness that gives the sum the price of its terms, rounded up.
     weighed = rows.slowness * rows.gram + outer.slowness * outer.gram + across
-    slowness = -(-weighed // gram)  # rounded up
+    slowness = -(-weighed // gram)
     return [
         Way(part, "dense", dense_rows.form + dense_outer.form, pairs * part.size, k * part.size),
         Way(part, "tied", 0, gram, rows.size + outer.size, slowness=slowness),
@@ -177,11 +191,11 @@ def _ways_of_tied(part: Part, k: int, pairs: int) -> list[Way]:
 
 def _sizes(part: Part) -> tuple[int, int, int, int]:
     """(B, T, I, D) of a part: positions of all its sites, inputs of all weights added to it."""
-    b, _, i, d = part.sites[0].sizes()
+    b, _, n_inputs, d = part.sites[0].sizes()
     for site in part.added_sites:
-        _, _, inputs, _ = site.sizes()
-        i += inputs
-    return b, _positions(part), i, d
+        _, _, added, _ = site.sizes()
+        n_inputs += added
+    return b, _positions(part), n_inputs, d
 
 
 def _positions(part: Part) -> int:

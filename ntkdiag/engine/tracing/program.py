@@ -39,6 +39,7 @@ from ntkdiag.engine.tracing.output_vector import OutputVector
 
 Made = TypeVar("Made")
 Form = Literal["fused", "by leaf", "leaf order"]
+ArrayOrShape = Array | np.ndarray | jax.ShapeDtypeStruct
 Directions = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
 
 _PROGRAMS = Cache()
@@ -68,7 +69,8 @@ class Program:
         self._params = jax.tree.leaves(_shapes(params))
         self._kwargs = _shapes(keywords.arrays(kwargs))
         self._example = _shapes(x) if joint else _shapes(x, without_examples=True)
-        # What is worked out for these shapes, here and later: parts, traces, plans, compilations.
+        # What is worked out for these shapes, here and later, by key: parts, traces, plans,
+        # compilations. Any: each key has a type of its own, which `keep` takes from its maker.
         self._kept: dict[Hashable, Any] = {}
 
         # Trace f once, and find how every parameter is used.
@@ -88,14 +90,15 @@ class Program:
     @staticmethod
     def of(batch: Batch, params: PyTree, *, joint: bool) -> "Program":
         """The program of a batch: the one kept for arguments of these shapes, or a new one."""
-        one = batch.x if joint else _shapes(batch.x, n_examples=1)
+        # How many examples there are matters to a joint batch only.
+        x = batch.x if joint else _shapes(batch.x, n_examples=1)
         if is_traced(params, batch.x, batch.kwargs):
             # Inside someone's trace f may close over tracers of it: nothing is kept.
-            return Program(batch.f, params, one, batch.kwargs, joint=joint)
-        key = _key(params, one, batch.kwargs, joint)
+            return Program(batch.f, params, x, batch.kwargs, joint=joint)
+        key = _key(params, x, batch.kwargs, joint)
         program = _PROGRAMS.get(batch.f, key)
         if program is None:
-            program = Program(batch.f, params, one, batch.kwargs, joint=joint)
+            program = Program(batch.f, params, x, batch.kwargs, joint=joint)
             if not program.closes_over_tracers:  # values of a trace end with it
                 _PROGRAMS.put(batch.f, key, program)
         return program
@@ -113,7 +116,7 @@ class Program:
         return first
 
     def parts(self, form: Form) -> list[Part]:
-        """What the kernel is a sum over; see `jacobian.parts.group`."""
+        """What the kernel is a sum over; see `jacobian.sites_to_parts`."""
         return self.keep(("parts", form), lambda: self.jacobian.parts(form))
 
     def trace(
@@ -138,8 +141,8 @@ class Program:
         What no example goes into, be it a factor or f itself, is kept once, without an axis n.
         """
         fixed = (jax.tree.leaves(params), directions, keywords.arrays(kwargs))
-        if self.joint:  # the batch is one example
-            x = jax.tree.map(lambda v: v[None], x)
+        if self.joint:  # the batch is one example: [n ...] -> [1 n ...]
+            x = jax.tree.map(lambda leaf: leaf[None], x)
         return self.trace(ways, directions, merged)(fixed, x)
 
     def compiled_factors(self, ways: tuple[Way, ...], merged: bool = False) -> Compiled:
@@ -192,13 +195,13 @@ class Program:
         def of_one(fixed: tuple, x: PyTree) -> tuple[list[Factor], Array]:
             params, directions, kwargs = fixed
             factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
-            # Jacobians that are contracted as they are can stand side by side: one large product.
-            formed = []
+            as_contracted = []
             for factor, way in zip(factors, ways, strict=True):
-                formed += _formed(factor, way, bias_apart=merged)
+                as_contracted += _as_contracted(factor, way, bias_apart=merged)
+            # Jacobians that are contracted as they are can stand side by side: one large product.
             if merged:
-                formed = merge_dense(formed, _COLUMNS)
-            return formed, outputs
+                as_contracted = merge_dense(as_contracted, _COLUMNS)
+            return as_contracted, outputs
 
         try:
             with _garbage_collected_later():
@@ -223,17 +226,19 @@ def trace(call: Call) -> tuple[Program, Program | None]:
     return rows, columns
 
 
-def _formed(factor: Factor, way: Way, bias_apart: bool) -> list[Factor]:
+def _as_contracted(factor: Factor, way: Way, bias_apart: bool) -> list[Factor]:
     """The factor of one example in the form its way contracts.
 
     A bias rides along with its weight as one more input. Where the Jacobian is formed and joined
     with others it is kept apart: products of odd widths are slower.
     """
-    bias = []
+    biases = []
     if bias_apart and way.forms_jacobian and isinstance(factor, Outer) and factor.has_bias:
-        factor, apart = factor.split_bias()
-        bias = [apart]
-    return [factor.dense() if way.is_dense else factor, *bias]
+        factor, bias = factor.split_bias()
+        biases.append(bias)
+    if way.is_dense:
+        factor = factor.dense()
+    return [factor, *biases]
 
 
 def _keys(ways: tuple[Way, ...]) -> tuple:
@@ -261,7 +266,7 @@ def _shapes(
 ) -> PyTree[jax.ShapeDtypeStruct]:
     """Shapes of a tree of arrays; without the example axis, or with another number of examples."""
 
-    def of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+    def of_leaf(leaf: ArrayOrShape) -> jax.ShapeDtypeStruct:
         shape = tuple(leaf.shape)
         if without_examples:
             shape = shape[1:]
