@@ -45,7 +45,7 @@ def methods(
     )
     targets = "one-hot labels" if data.classes_test is not None else "targets"
     return (
-        f"A {functional.library} model {functional.name} with {size:,} parameters ({functional.mode} mode) was trained "
+        f"The {functional.library} model {functional.name} with {size:,} parameters ({functional.mode} mode) was trained "
         f"on N = {data.n} examples for {steps} steps of {order} on the loss {data.loss.describe(data.shape)}, "
         "beside its first-order Taylor model f(θ₀) + J(θ₀)(θ − θ₀) at initialisation and, from its parameters and "
         f"optimizer state at step {checkpoint}, beside that at step {checkpoint}: same optimizer, same examples. "

@@ -47,7 +47,7 @@ def convention_record(
         "mode": str(getattr(probe.f, "mode", "unspecified")),
         "labels": probe.y is not None,
         "loss": None if probe.loss is None else probe.loss.name,
-        "loss_denominator": _denominator(probe.loss, layout),
+        "denominator": _denominator(probe.loss, layout),
         **_descent(probe.descent or Descent(), injected),
         "notes": _notes(probe, layout, injected),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
@@ -80,7 +80,7 @@ def _descent(descent: Descent, injected: bool) -> dict[str, float | str | None]:
     return {
         "learning_rate": "opt_state" if injected else _number(descent.learning_rate),
         "momentum": _number(descent.momentum),
-        "momentum_kind": descent.kind,
+        "kind": descent.kind,
         "weight_decay": _number(descent.weight_decay),
     }
 

@@ -160,7 +160,7 @@ def test_table_and_methods(baseline):
     ]
     sentences = " ".join(text.split())
     assert (
-        "A linen model Sequential with 131 parameters (eval mode) was trained on N = 24 examples for 40"
+        "The linen model Sequential with 131 parameters (eval mode) was trained on N = 24 examples for 40"
         in sentences
     )
     assert "All were judged on M = 20 test examples" in sentences
@@ -177,7 +177,7 @@ def test_other_libraries_and_minibatches(library):
     found = linear_baseline(
         model, CLASSES, optax.sgd(0.1), loss="cross_entropy", steps=6, batch_size=8
     )
-    assert f"A {library} model" in found.methods
+    assert f"The {library} model" in found.methods
     assert "for 6 steps of batches of 8 in the same order (seed 0)" in found.methods
     assert found["network"].train_loss < float(np.log(3)) + 0.5
 

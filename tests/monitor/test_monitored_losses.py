@@ -65,7 +65,7 @@ def test_losses_of_outputs_with_positions(trained, decay, denominator, loss):
     tx.update(params, tx.init(params), params)
     want = 0.1 * (curvature(lambda o: loss(o, y), params, x, f) + decay) / 2
     np.testing.assert_allclose(memory.rows[0]["ntk_margin"], want, rtol=1e-5)
-    assert memory.record["loss_denominator"] == denominator
+    assert memory.record["denominator"] == denominator
 
 
 def test_a_loss_of_the_user_needs_labels_and_few_rows():

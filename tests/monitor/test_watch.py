@@ -315,12 +315,12 @@ def test_record():
         "library": "callable",
         "mode": "unspecified",
         "loss": "mse",
-        "loss_denominator": "examples",
+        "denominator": "examples",
         "weight_decay": 0.0,
         "labels": True,
         "learning_rate": 0.1,
         "momentum": 0.5,
-        "momentum_kind": "heavy-ball",
+        "kind": "heavy-ball",
         "notes": [
             "Stability numbers use 5 probe examples; with few examples the largest eigenvalue per example is estimated "
             "too high, which errs on the safe side.",
@@ -341,7 +341,7 @@ def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     assert np.isnan(memory.rows[0]["ntk_critical_learning_rate"])
     assert np.isnan(memory.rows[0]["ntk_margin"])
     assert np.isfinite(memory.rows[0]["ntk_alignment"])
-    assert memory.record["loss"] is memory.record["loss_denominator"] is None
+    assert memory.record["loss"] is memory.record["denominator"] is None
     assert memory.record["notes"] == [
         "No loss was named: no stability numbers; pass loss=...",
         "Eigenvalues below the noise floor of the kernel are NaN.",

@@ -152,7 +152,7 @@ def test_an_origin_without_ridge_changes_nothing():
     np.testing.assert_allclose(pulled.test, plain.test, atol=1e-12)
 
 
-def test_loss_denominator_rescales_time():
+def test_the_denominator_of_the_loss_rescales_time():
     a = predict.gradient_flow(K, Y, 2.0, loss=MSE(denominator=N * C), **OUTPUTS)
     b = predict.gradient_flow(K, Y, 1.0, **OUTPUTS)
     np.testing.assert_allclose(a.train, b.train, rtol=1e-12)

@@ -45,7 +45,6 @@ MEANINGS = {
     "f": "a function f(params, x, **kwargs) of a batch",
     "f2": "the function of the columns, where it is another",
     "params": "the parameters of f, a pytree",
-    "prediction": "what a closed form predicts",
     "kwargs": "keyword arguments of f",
     "call_kwargs": "keyword arguments of f, where they cannot stand by themselves",
     "options": "keyword arguments of functionalize",
@@ -68,7 +67,6 @@ MEANINGS = {
     "x2": "inputs of the columns; None for those of the rows",
     "x_test": "inputs that were not trained on",
     "y": "labels: class numbers or targets, one for each example",
-    "y_test": "labels of test examples",
     "f0": "outputs at the start of training",
     "outputs": "values f(params, x) on a batch",
     "shape": "of the outputs on a batch",
@@ -99,12 +97,12 @@ MEANINGS = {
     "k": "how many of them",
     "seed": "the seed of random numbers",
     "vectors": "whether eigenvectors are kept",
-    "eigenvalues": "eigenvalues instead of a kernel",
     "trace_probes": "random vectors that the trace is estimated from",
     "gamma": "the scale of the effective dimension",
     "centred": "whether constants are projected out",
     # How much at a time
     "memory": "bytes that a computation may hold at once",
+    "spill": "a folder where factors wait that do not fit into the memory",
     "time_share": "the share of the time of training that measuring may take",
     "batch_size": "examples at a time",
     "progress": "whether a progress bar is shown",
@@ -143,13 +141,15 @@ MEANINGS = {
     "operator": "an NTKOperator",
     "prior": "kernels of random initial outputs",
     "v": "a vector of the size of the outputs",
+    "train": "values at the training examples",
+    "test": "values at the test examples",
+    "test_train": "a kernel between test and training examples",
     # Linearization
     "degree": "the degree of a Taylor expansion",
     "coordinates": "whether the linear model has parameters or displacements",
     "at": "where a model is linearized, or which tree of a checkpoint is read",
     "start": "where training begins",
     "second_order": "whether second derivatives are computed too",
-    "max_rank": "the largest rank",
     # Monitoring
     "every": "when a monitor measures: a schedule, or each so many steps",
     "top_k": "how many eigenvalues are recorded",
@@ -164,11 +164,6 @@ MEANINGS = {
     "history": "the measurements of a run",
     "ax": "axes of matplotlib",
 }
-
-# Not yet true: parameters that are to be renamed or to go. This set only becomes smaller.
-LEFT = {
-    "spill", "test", "test_train", "train",
-}  # fmt: skip
 
 # Word of a former version -> what it is called now. In signatures, pages, examples and messages.
 OLD_PARAMETERS = {
@@ -200,18 +195,9 @@ OLD_WORDS = {
     r"`nesterov=`": 'Descent(kind="nesterov")',
     r"\bmicrobatch(_size)?=": "batch_size=",
     r"\bbudget=": "memory= or time_share=",
-    r"\bkernel[01]\b": "a, b",
-    r"\bparams_[ab]\b": "a, b",
+    r"\bkernel[01]=|`kernel[01]`": "a, b",
+    r"\bparams_[ab]=|`params_[ab]`": "a, b",
 }
-# Those that are still found in some files. Of this set too nothing is added.
-WORDS_LEFT = {
-    r"\bmomentum_kind\b",
-    r"\bloss_denominator\b",
-    r"`nesterov=`",
-    r"\bkernel[01]\b",
-    r"\bparams_[ab]\b",
-}
-
 # Names that could be read in two ways: what the description of each of them has to speak of.
 UNITS = {
     "batch_size": "example",
@@ -253,11 +239,7 @@ def parameters():
 
 
 def test_every_parameter_has_its_one_meaning():
-    unknown = {
-        name: functions
-        for name, functions in parameters().items()
-        if name not in MEANINGS and name not in LEFT
-    }
+    unknown = {name: functions for name, functions in parameters().items() if name not in MEANINGS}
     assert not unknown, (
         f"Parameters without a meaning: {unknown}. If the idea has a name in MEANINGS of {__file__}, "
         "use that; if it is a new idea, give its name and its one meaning there."
@@ -268,7 +250,7 @@ def test_no_parameter_has_an_old_name():
     old = {
         name: (functions, f"is called {OLD_PARAMETERS[name]}")
         for name, functions in parameters().items()
-        if name in OLD_PARAMETERS and name not in LEFT
+        if name in OLD_PARAMETERS
     }
     assert not old
 
@@ -323,7 +305,7 @@ def texts():
                 yield path, number, line
 
 
-@pytest.mark.parametrize("old", [old for old in OLD_WORDS if old not in WORDS_LEFT])
+@pytest.mark.parametrize("old", OLD_WORDS)
 def test_pages_and_messages_do_not_speak_of_former_versions(old):
     word = re.compile(old)
     places = []
