@@ -126,7 +126,8 @@ def ntk(
     )
     call = Call.of(f, params, x, x2, f2, preconditioner, kwargs, options)
     # Constants inside someone's jit: their kernel is computed now, not compiled into the program.
-    return constants.evaluated(_kernel, (call,), call.outputs)
+    with constants.evaluated(call, call.outputs) as call:
+        return _kernel(call)
 
 
 @errors.public

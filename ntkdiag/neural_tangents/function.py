@@ -49,7 +49,8 @@ class KernelFunction:
         """The kernel, with the constants of f evaluated once."""
         f = self.request.f
         arguments = x1, x2, params, kwargs
-        return constants.evaluated(self._of, arguments, lambda: f(params, x1, **kwargs))
+        with constants.evaluated(arguments, lambda: f(params, x1, **kwargs)) as arguments:
+            return self._of(*arguments)
 
     def _of(self, x1: Any, x2: Any, params: Any, kwargs: dict) -> Any:
         x1, x2, params = as_arrays((x1, x2, params))

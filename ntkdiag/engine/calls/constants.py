@@ -6,7 +6,8 @@ the constant. Where f closes over values of that trace there is no way around: i
 it.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
@@ -16,23 +17,27 @@ from jaxtyping import PyTree
 from ntkdiag import _jax
 from ntkdiag.engine.calls.arguments import is_traced
 
-Result = TypeVar("Result")
+Arguments = TypeVar("Arguments")
 
 
-def evaluated(
-    run: Callable[..., Result], arrays: tuple[PyTree, ...], outputs: Callable[[], PyTree]
-) -> Result:
-    """`run(*arrays)`, computed now if nothing of it is traced; `outputs()` calls its functions."""
+@contextlib.contextmanager
+def evaluated(arguments: Arguments, outputs: Callable[[], PyTree]) -> Iterator[Arguments]:
+    """Where a kernel of these arguments is computed now if nothing of it is traced.
+
+    What is yielded stands for the arguments there; `outputs()` calls the functions of the kernel.
+    """
     # The usual cases: traced arguments are the caller's business, and outside of a trace
     # everything is computed as it comes.
-    if is_traced(arrays) or not _jax.staging():
-        return run(*arrays)
+    if is_traced(arguments) or not _jax.staging():
+        yield arguments
+        return
     # From here on: constants inside someone's jit.
     if _closes_over_tracers(outputs):
         # Constants would be folded: they are made values that the compiler does not look through.
-        return run(*jax.tree.map(_staged, arrays))
+        yield jax.tree.map(_staged, arguments)
+        return
     with jax.ensure_compile_time_eval():
-        return run(*arrays)
+        yield arguments
 
 
 def _closes_over_tracers(outputs: Callable[[], PyTree]) -> bool:
