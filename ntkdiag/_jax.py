@@ -21,6 +21,7 @@ import jax.core
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 from jaxtyping import Array, Float, PyTree
 
 # 1. Jaxprs.
@@ -127,6 +128,14 @@ def judges_numbers(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[bool, bool]:
     loops = contains(jaxpr, "while")
     calls_back = _occurs(jaxpr, lambda eqn: "callback" in eqn.primitive.name)
     return loops, calls_back
+
+
+def needs_inputs(f: Callable[[PyTree], PyTree], inputs: PyTree) -> bool:
+    """Whether the outputs of f need any of these inputs; f is traced, not run."""
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(f)(inputs))
+    # Dead code goes out of nested jaxprs too: what is computed and not used counts as nothing.
+    _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return any(is_used)
 
 
 def _occurs(jaxpr: Jaxpr | ClosedJaxpr, holds: Callable[[Equation], bool]) -> bool:

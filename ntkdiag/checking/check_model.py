@@ -6,6 +6,7 @@ examples interact against the user's word the kernel is not defined. Whatever th
 the way becomes an answer, too.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -87,7 +88,11 @@ def selfcheck(
         for finding in _answers(functional, x, dict(call_kwargs or {}), examples == "joint"):
             findings.append(finding)
     except Exception as error:  # whatever the model raises is what the check is for
-        findings.append(_of_exception(error, findings))
+        finding = _of_exception(error, findings)
+        if finding.question == "runs":
+            # A model that does not run in its mode is not said to be in it.
+            findings = [dataclasses.replace(findings[0], status="not checked")]
+        findings.append(finding)
     return SelfCheck(
         model=f"{functional.library} {functional.name}".strip(),
         mode=functional.mode,

@@ -8,7 +8,7 @@ mode, one for each.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeAlias
 
 import equinox as eqx
@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
-from ntkdiag.models import equinox_norm, parameters, paths
+from ntkdiag import _jax, errors
+from ntkdiag.models import equinox_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import one_by_one
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
-from ntkdiag.models.selectors import as_pytree
+from ntkdiag.models.selectors import as_pytree, select
 
 
 def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
@@ -59,8 +59,14 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         model = eqx.nn.inference_mode(part.merge(params), value=not request.mode.trains)
         if request.mode.shares_mask:
             model = equinox_norm.with_running_statistics(model)
-        fresh_state = jax.tree.unflatten(state_structure, state_leaves)
-        return evaluation.outputs(model, fresh_state, x, kwargs)
+
+        def outputs_with(model: eqx.Module, kwargs: Mapping[str, PyTree]) -> PyTree:
+            fresh_state = jax.tree.unflatten(state_structure, state_leaves)
+            return evaluation.outputs(model, fresh_state, x, kwargs)
+
+        if not request.mode.trains:
+            _require_no_key_in_outputs(outputs_with, model, request, x, kwargs)
+        return outputs_with(model, kwargs)
 
     fixed_state = {f"state/{index}": leaf for index, leaf in enumerate(state_leaves)}
     return Functional(
@@ -73,6 +79,69 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         fixed=part.fixed | fixed_state,
         extract=part.extract,
     )
+
+
+def _require_no_key_in_outputs(
+    outputs_with: Callable[[eqx.Module, Mapping[str, PyTree]], PyTree],
+    model: eqx.Module,
+    request: ModelRequest,
+    x: PyTree,
+    kwargs: Mapping[str, PyTree],
+) -> None:
+    """Refuse a module that draws what it returns in eval mode; one with a key is traced once more.
+
+    `outputs_with` is `(model, kwargs) -> outputs`.
+    """
+    arguments = {**request.options, **request.call_kwargs, **kwargs}
+    key = as_key(arguments.get("key"))
+
+    def outputs_of(model: eqx.Module, key: PyTree) -> PyTree:
+        outputs = outputs_with(model, {**kwargs, "key": key})
+        return select(request.output_selector, outputs, x)
+
+    def drawing() -> list[str]:
+        # A module that splits its key does so in any mode. So ask of every dropout by itself
+        # whether the key reaches the outputs through it alone.
+        layers = []
+        for path, model_with_one in _with_one_dropout_each(model):
+            if _jax.needs_inputs(functools.partial(outputs_of, model_with_one), key):
+                layers.append(path)
+        return layers
+
+    randomness.require_no_key_in_outputs(
+        functools.partial(outputs_of, model),
+        key,
+        drawing,
+        held_switches=_held_switches(model, request),
+        flags=request.undecided_flags(request.method_of(model)),
+    )
+
+
+def _with_one_dropout_each(model: eqx.Module) -> Iterator[tuple[str, eqx.Module]]:
+    """For every dropout of a model its path, and the model in which all others drop nothing."""
+
+    def is_dropout(node: PyTree) -> bool:
+        return isinstance(node, eqx.nn.Dropout)
+
+    keyed_nodes, structure = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_dropout)
+    for key_path, the_one in keyed_nodes:
+        if not is_dropout(the_one):
+            continue
+        nodes = []
+        for _, node in keyed_nodes:
+            if is_dropout(node) and node is not the_one:
+                node = eqx.nn.Dropout(0.0)
+            nodes.append(node)
+        yield paths.path_string(key_path), jax.tree.unflatten(structure, nodes)
+
+
+def _held_switches(model: eqx.Module, request: ModelRequest) -> dict[str, bool]:
+    """Switches in the configs of a module and its parts that are not as the mode has them."""
+    attributes = vars(model)
+    held_switches = randomness.contradicting(attributes, request.mode.switches)
+    for part in equinox_norm.nodes_of_type(attributes, eqx.Module):
+        held_switches |= _held_switches(part, request)
+    return held_switches
 
 
 # A module on what it takes, an example or a batch: (x, key) -> (outputs, new state).
@@ -148,13 +217,31 @@ class _BatchEvaluation:
             positional, keywords = self.request.call_arguments(method, x, kwargs)
             if key is not None:
                 keywords["key"] = key
-            if state is None:
-                return as_pytree(method(*positional, **keywords)), None
             # Stateful layers take the state last, and return the new one beside the outputs.
-            outputs, new_state = method(*positional, state, **keywords)
+            if state is not None:
+                positional = (*positional, state)
+            try:
+                returned = method(*positional, **keywords)
+            except RuntimeError as error:
+                # What equinox.nn.Dropout raises without a key.
+                if "key" in str(error):
+                    error.add_note(f"ntkdiag: {self._remedy_without_key(model)}")
+                raise
+            if state is None:
+                return as_pytree(returned), None
+            outputs, new_state = returned
             return as_pytree(outputs), new_state
 
         return call, key
+
+    def _remedy_without_key(self, model: eqx.Module) -> str:
+        """What to do about a random layer that has no key."""
+        if self.request.mode.trains:
+            return 'for a random layer, use mode="eval" or pass key= to functionalize.'
+        held_switches = _held_switches(model, self.request)
+        flags = self.request.undecided_flags(self.request.method_of(model))
+        how = randomness.how_to_switch_off(held_switches, flags)
+        return f"a random layer is on in eval mode. {how}"
 
     def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
         """Hand a batch as it is to a module that takes one."""
@@ -187,13 +274,6 @@ class _BatchEvaluation:
                 "a module that takes one example, x[i]",
                 f"examples of shape {_written(shapes)}, which it refused with: {reason}",
             ) from error
-        except RuntimeError as error:
-            # What equinox.nn.Dropout raises without a key.
-            if "key" in str(error):
-                error.add_note(
-                    'ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.'
-                )
-            raise
 
 
 def _count_examples(x: PyTree) -> int:

@@ -16,23 +16,28 @@ from flax import linen as nn
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import linen_norm, parameters, paths
+from ntkdiag.models import linen_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import one_by_one
 from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.selectors import as_pytree, select
 
-# Errors of Flax by name, and what to do about them here.
+# Errors of Flax by name, and what to do about them here; in eval mode that is sometimes another
+# thing, because nobody is told to choose a mode that is chosen already.
 _REMEDIES = {
     "InvalidRngError": 'A random layer is active: use mode="eval", or pass rngs={"dropout": key} '
     "to functionalize.",
     "ModifyScopeVariableError": 'The module updates a collection: use mode="eval" if it is meant '
-    "to be evaluated (its switch may have an unusual name: pass it in call_kwargs), or "
-    'mutable=["its name"] to throw the updates away.',
+    'to be evaluated, or mutable=["its name"] to throw the updates away.',
     "ScopeCollectionNotFound": "Pass the whole dictionary that module.init returned, not the "
     "params alone.",
 }
+_REMEDY_OF_UPDATES_IN_EVAL = (
+    "The module updates a collection in eval mode: its switch may have an unusual name (pass it in "
+    'call_kwargs), or pass mutable=["its name"] to throw the updates away.'
+)
 # Fields of a TrainState that are no collections of the module.
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
 
@@ -71,6 +76,8 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         collections = {**trained.as_collections(part.merge(params)), **fixed_in_calls}
+        if not request.mode.trains:
+            _require_no_key_in_outputs(module, run, request, collections, x, kwargs)
 
         def call(x: PyTree) -> PyTree:
             outputs, _ = run(collections, x, kwargs)
@@ -226,7 +233,7 @@ def _module_call(
         try:
             outputs = module.apply(variables, *positional, **keywords)
         except flax_errors.FlaxError as error:
-            remedy = _REMEDIES.get(type(error).__name__)
+            remedy = _remedy(error, module, request)
             if remedy is not None:
                 error.add_note(f"ntkdiag: {remedy}")
             raise
@@ -240,6 +247,68 @@ def _module_call(
         return outputs, written
 
     return run
+
+
+def _remedy(error: flax_errors.FlaxError, module: nn.Module, request: ModelRequest) -> str | None:
+    """What to do about an error of Flax, where we know."""
+    kind = type(error).__name__
+    if not request.mode.trains and kind == "InvalidRngError":
+        flags = request.undecided_flags(request.method_of(module))
+        how = randomness.how_to_switch_off(_held_switches(module, request), flags)
+        return f"a random layer is on in eval mode. {how}"
+    if not request.mode.trains and kind == "ModifyScopeVariableError":
+        return _REMEDY_OF_UPDATES_IN_EVAL
+    return _REMEDIES.get(kind)
+
+
+def _require_no_key_in_outputs(
+    module: nn.Module,
+    run: Callable[..., tuple[PyTree, dict[str, PyTree]]],
+    request: ModelRequest,
+    collections: dict[str, PyTree],
+    x: PyTree,
+    kwargs: Mapping[str, PyTree],
+) -> None:
+    """Refuse a module that draws what it returns in eval mode; it is traced once more if it can."""
+    drawing: set[str] = set()
+
+    def note(
+        next_call: Callable[..., PyTree],
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
+        context: nn.module.InterceptorContext,
+    ) -> PyTree:
+        outputs = next_call(*args, **kwargs)
+        # Flax counts what a module drew from each stream by itself, not through its parts.
+        scope = context.module.scope
+        if scope is not None and any(_counts(scope.rng_counters)):
+            drawing.add("/".join(context.module.path) or type(module).__name__)
+        return outputs
+
+    def outputs_of(rngs: PyTree) -> PyTree:
+        with nn.intercept_methods(note):
+            outputs, _ = run(collections, x, {**kwargs, "rngs": rngs})
+        return as_pytree(select(request.output_selector, outputs, x))
+
+    arguments = {**request.options, **request.call_kwargs, **kwargs}
+    randomness.require_no_key_in_outputs(
+        outputs_of,
+        _as_keys(arguments.get("rngs")),
+        layers=lambda: drawing,
+        held_switches=_held_switches(module, request),
+        flags=request.undecided_flags(request.method_of(module)),
+    )
+
+
+def _counts(rng_counters: Mapping[str, object]) -> list[int]:
+    """How often each stream was drawn from; lifted transformations have counts of their own."""
+    return [count for count in rng_counters.values() if isinstance(count, int)]
+
+
+def _held_switches(module: nn.Module, request: ModelRequest) -> dict[str, bool]:
+    """Switches in the configs of a module that are not as the mode has them."""
+    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    return randomness.contradicting(fields, request.mode.switches)
 
 
 def _writable_collections(request: ModelRequest, fixed_collections: list[str]) -> list[str]:

@@ -16,13 +16,14 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.models import nnx_norm, parameters, paths
+from ntkdiag.models import nnx_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import one_by_one
 from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.selectors import as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
 # What `nnx.split` and `nnx.state` take to choose variables: a type of these, or a function.
@@ -69,7 +70,10 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         def call(x: PyTree) -> PyTree:
             # Without copy=True the merged model shares the variables of the rest, and a call would
             # write to them.
-            return _call(nnx.merge(graph, state, rest, copy=True), request, x, kwargs)
+            copy = nnx.merge(graph, state, rest, copy=True)
+            if request.mode.trains:
+                return _call(copy, request, x, kwargs)
+            return _call_without_randomness(copy, request, x, kwargs)
 
         return one_by_one(call, x) if request.mode.shares_mask else call(x)
 
@@ -162,6 +166,48 @@ def _call(
     for key_path, values in nnx.traversals.flatten_mapping(nnx.to_pure_dict(captured)).items():
         calls.append((paths.path_string(key_path), values))
     return capture(calls, request.output)
+
+
+def _call_without_randomness(
+    copy: nnx.Module, request: ModelRequest, x: PyTree, kwargs: Mapping[str, PyTree]
+) -> PyTree:
+    """Call a copy in eval mode, and refuse it if what it drew from its streams is in the outputs."""
+    untouched = nnx.clone(copy)
+    counts_before = _draw_counts(copy)
+    outputs = _call(copy, request, x, kwargs)
+    # A stream that was drawn from has another count; in a trace, it is another array.
+    counts_after = _draw_counts(copy)
+    drawing = []
+    for path, count in counts_before.items():
+        if counts_after.get(path) is not count:
+            drawing.append(path.removesuffix("/count").removesuffix("/rngs"))
+    if not drawing:
+        return outputs
+
+    def outputs_of(keys: PyTree) -> PyTree:
+        redrawn = nnx.clone(untouched)
+        nnx.update(redrawn, keys)
+        outputs = _call(redrawn, request, x, kwargs)
+        return as_pytree(select(request.output_selector, outputs, x))
+
+    held_switches: dict[str, bool] = {}
+    for _, module in nnx.iter_modules(untouched):
+        held_switches |= randomness.contradicting(vars(module), request.mode.switches)
+    randomness.require_no_key_in_outputs(
+        outputs_of,
+        nnx.state(untouched, nnx.RngKey),
+        layers=lambda: drawing,
+        held_switches=held_switches,
+        flags=request.undecided_flags(
+            _method_with_signature(untouched, request.method_of(untouched))
+        ),
+    )
+    return outputs
+
+
+def _draw_counts(copy: nnx.Module) -> dict[str, PyTree]:
+    """How often each random stream of a model was drawn from, by its path."""
+    return paths.leaves_by_path(nnx.to_pure_dict(nnx.state(copy, nnx.RngCount)))
 
 
 def _switch(copy: nnx.Module, request: ModelRequest) -> None:

@@ -6,13 +6,13 @@ leaf was which, and the structure of the full tree.
 """
 
 import dataclasses
-from collections.abc import Hashable
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag._jax import TreeStructure
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.trainable import Trainable, trainable_mask
 
@@ -35,7 +35,7 @@ class Partition:
     held: list[PyTree]
     leaf_paths: list[str]
     mask: list[bool]
-    structure: Hashable
+    structure: TreeStructure
 
     @property
     def fixed(self) -> dict[str, PyTree]:

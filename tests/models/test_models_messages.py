@@ -276,10 +276,8 @@ def test_errors_of_flax_come_with_the_remedy():
             flax_errors.ModifyScopeVariableError,
             functionalize(Noisy(), variables),
             {"update": True},
-            'ntkdiag: The module updates a collection: use mode="eval" if it is meant to be '
-            "evaluated (its switch may "
-            'have an unusual name: pass it in call_kwargs), or mutable=["its name"] to throw the '
-            "updates away.",
+            "ntkdiag: The module updates a collection in eval mode: its switch may have an unusual "
+            'name (pass it in call_kwargs), or pass mutable=["its name"] to throw the updates away.',
         ),
     )
     for kind, fn, kwargs, note in cases:

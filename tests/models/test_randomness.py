@@ -1,0 +1,219 @@
+"""Dropout that stays on in eval mode, because its switch is where nobody looks, is refused by name."""
+
+import dataclasses
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import errors as flax_errors
+from flax import nnx
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.models import functionalize
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Where many models keep their switch."""
+
+    deterministic: bool = False
+    shares_mask: bool = False
+
+    @property
+    def broadcast_dims(self):
+        return (0,) if self.shares_mask else ()
+
+
+class LinenBlock(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        dropout = nn.Dropout(
+            0.5,
+            broadcast_dims=self.config.broadcast_dims,
+            deterministic=self.config.deterministic,
+        )
+        return dropout(jnp.tanh(nn.Dense(4)(x)))
+
+
+class LinenNet(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(LinenBlock(self.config, name="block")(x))
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, config):
+        rngs = nnx.Rngs(0, dropout=1)
+        self.config = config
+        self.body = nnx.Linear(3, 4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, broadcast_dims=config.broadcast_dims, rngs=rngs)
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        h = jnp.tanh(self.body(x))
+        return self.head(self.dropout(h, deterministic=self.config.deterministic))
+
+
+class EquinoxNet(eqx.Module):
+    """Its first dropout is switched by the config, its last one as Equinox has it."""
+
+    body: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    last: eqx.nn.Dropout
+    config: Config = eqx.field(static=True)
+
+    def __init__(self, config):
+        self.body = eqx.nn.Linear(3, 2, key=jax.random.key(0))
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.last = eqx.nn.Dropout(0.5)
+        self.config = config
+
+    def __call__(self, x, *, key=None):
+        first, last = (None, None) if key is None else jax.random.split(key)
+        h = self.dropout(self.body(x), key=first, inference=self.config.deterministic)
+        return self.last(h, key=last)
+
+
+LAYERS = {"linen": "block/Dropout_0", "nnx": "dropout", "equinox": "dropout"}
+
+
+def x_of(count):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(count, 3)), jnp.float32)
+
+
+def arguments(library, config):
+    """What `functionalize` and `selfcheck` get of a model that is handed keys, and its options."""
+    if library == "linen":
+        module = LinenNet(config)
+        variables = LinenNet(Config(True)).init(jax.random.key(0), x_of(1))
+        return (module, variables), {"rngs": {"dropout": jax.random.key(1)}}
+    if library == "nnx":
+        return (NNXNet(config),), {}
+    return (EquinoxNet(config),), {"key": jax.random.key(1)}
+
+
+def message(layer):
+    return (
+        'functionalize(model, mode="eval"): expected outputs without random numbers in eval mode; '
+        f"got a random key that reaches them, drawn in {layer}, where the model holds "
+        "config.deterministic=False. Make the model with config.deterministic=True, or pass "
+        'call_kwargs={"deterministic": True} if it is an argument of the call. For a kernel with '
+        'dropout on, choose mode="dropout".'
+    )
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("library", LAYERS)
+def test_dropout_that_a_config_keeps_on_is_an_error_in_eval_mode(library, count):
+    model, options = arguments(library, Config())
+    fn = functionalize(*model, **options)
+    x = x_of(count)
+    calls = {
+        "as it is": lambda: fn(fn.params, x),
+        "compiled": lambda: jax.jit(fn.apply)(fn.params, x),
+        "mapped": lambda: jax.vmap(fn.apply, (None, 0))(fn.params, x[None]),
+        "ntk": lambda: ntkdiag.ntk(*fn, x),
+    }
+    for name, call in calls.items():
+        with pytest.raises(InvalidInputError) as caught:
+            call()
+        assert str(caught.value) == message(LAYERS[library]), name
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_one_mask_for_the_whole_batch_is_no_better(library):
+    model, options = arguments(library, Config(shares_mask=True))
+    fn = functionalize(*model, **options)
+    with pytest.raises(InvalidInputError, match="a random key that reaches them"):
+        fn(fn.params, x_of(4))
+
+
+@pytest.mark.parametrize("library", LAYERS)
+def test_selfcheck_does_not_say_that_dropout_is_off(library):
+    model, options = arguments(library, Config())
+    check = ntkdiag.selfcheck(*model, x_of(4), **options)
+    assert not check.ok
+    assert check["mode"].status == "not checked"
+    assert message(LAYERS[library]) in check["runs"].text
+
+
+@pytest.mark.parametrize("library", LAYERS)
+def test_a_key_that_reaches_no_output_harms_nobody(library):
+    model, options = arguments(library, Config(deterministic=True))
+    fn = functionalize(*model, **options)
+    x = x_of(4)
+    np.testing.assert_array_equal(fn(fn.params, x), jax.jit(fn.apply)(fn.params, x))
+    assert ntkdiag.ntk(*fn, x).convention.mode == "eval"
+
+
+@pytest.mark.parametrize("library", LAYERS)
+def test_dropout_may_be_on_where_it_is_asked_for(library):
+    model, options = arguments(library, Config())
+    fn = functionalize(*model, mode="dropout", **options)
+    assert np.isfinite(fn(fn.params, x_of(4))).all()
+
+
+class TwoOutputs(nn.Module):
+    """One output has noise in it, drawn by the model itself; the other has none."""
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.Dense(2)(x)
+        return {"clean": y, "noisy": y + jax.random.normal(self.make_rng("noise"), y.shape)}
+
+
+def test_only_the_outputs_that_are_differentiated_count():
+    x, rngs = x_of(4), {"noise": jax.random.key(1)}
+    variables = TwoOutputs().init({"params": jax.random.key(0), **rngs}, x)
+    clean = functionalize(TwoOutputs(), variables, output="clean", rngs=rngs)
+    assert clean(clean.params, x).shape == (4, 2)
+    noisy = functionalize(TwoOutputs(), variables, output="noisy", rngs=rngs)
+    with pytest.raises(InvalidInputError) as caught:
+        noisy(noisy.params, x)
+    assert str(caught.value) == (
+        'functionalize(model, mode="eval"): expected outputs without random numbers in eval mode; '
+        "got a random key that reaches them, drawn in TwoOutputs. Its switch is none of those that "
+        "ntkdiag sets: make the model with it off, or pass "
+        'call_kwargs={"deterministic": True} if it is an argument of the call. For a kernel with '
+        'dropout on, choose mode="dropout".'
+    )
+
+
+class AnotherName(nn.Module):
+    @nn.compact
+    def __call__(self, x, enable_dropout=True):
+        return nn.Dropout(0.5, deterministic=not enable_dropout)(nn.Dense(2)(x))
+
+
+def test_a_switch_of_another_name_goes_in_call_kwargs():
+    x, rngs = x_of(4), {"dropout": jax.random.key(1)}
+    variables = AnotherName().init(jax.random.key(0), x, enable_dropout=False)
+    text = 'drawn in Dropout_0. .* or pass call_kwargs={"enable_dropout": False} if it is an arg'
+    with pytest.raises(InvalidInputError, match=text):
+        ntkdiag.ntk(*functionalize(AnotherName(), variables, rngs=rngs), x)
+    off = {"enable_dropout": False}
+    fn = functionalize(AnotherName(), variables, rngs=rngs, call_kwargs=off)
+    np.testing.assert_allclose(fn(fn.params, x), AnotherName().apply(variables, x, **off))
+
+
+def test_without_a_key_nobody_is_told_to_choose_eval_mode():
+    model, _ = arguments("linen", Config())
+    fn = functionalize(*model)
+    with pytest.raises(flax_errors.InvalidRngError) as caught:
+        fn(fn.params, x_of(4))
+    do = message("").partition("config.deterministic=False. ")[2]
+    note = f"ntkdiag: a random layer is on in eval mode. {do}"
+    assert note in caught.value.__notes__
+    model, _ = arguments("equinox", Config())
+    fn = functionalize(*model)
+    with pytest.raises(RuntimeError, match="requires a key") as caught:
+        fn(fn.params, x_of(4))
+    assert note in caught.value.__notes__
