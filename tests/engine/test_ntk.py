@@ -304,6 +304,7 @@ def test_layers_that_begin_as_zero_and_sums_over_the_batch_with_weight_zero_are_
     assert_close(got, reference.ntk(lambda p, x: x @ p["w"], params, X), np.float32)
 
 
+@pytest.mark.slow
 def test_adjoint_of_a_differential_equation():
     """Its rule indexes constants, and closes over some."""
 

@@ -143,7 +143,7 @@ NORMALISED = ("linen-resnet", "linen-transformer")
     "name",
     [
         pytest.param(
-            name, marks=() if name.startswith(NORMALISED) or k % 3 == 0 else pytest.mark.slow
+            name, marks=() if name.startswith(NORMALISED) or k % 5 == 0 else pytest.mark.slow
         )
         for k, name in enumerate(models.CASES)
     ],
