@@ -232,6 +232,14 @@ def _kernel_of_read(call: Call) -> Kernel:
     return _wrapped(task, arrays)
 
 
+def kernel_array(call: Call) -> KernelArray:
+    """The numbers of a kernel alone, for `neural_tangents`, whose calls are checked by itself."""
+    rows, columns = trace(call)
+    task = Task.of(call, rows, columns)
+    [array] = run(task, _planned(task))
+    return task.finish(array)[0]
+
+
 def _planned(task: Task) -> Plan | None:
     """The plan of a task; None inside a trace and for a joint batch, which are one block anyway."""
     if task.traced or task.call.joint:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from ntkdiag import errors
-from ntkdiag.neural_tangents.function import KernelFunction
-from ntkdiag.neural_tangents.kernel_function import EmpiricalKernelFunction
+from ntkdiag.neural_tangents.empirical import EmpiricalKernelFunction
+from ntkdiag.neural_tangents.kernel_function import KernelFunction
 
 Batchable = KernelFunction | EmpiricalKernelFunction
 

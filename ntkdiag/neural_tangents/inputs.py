@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import _jax, errors
+from ntkdiag import errors
 from ntkdiag.engine.calls.arguments import check_params
 
 
@@ -35,16 +35,6 @@ def is_half(array: Any) -> bool:
 def widen(tree: Any) -> Any:
     """Half-precision arrays as float32, which is exact; float32 and float64 stay."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if is_half(leaf) else leaf, tree)
-
-
-def computes_in_half(jaxpr: Any) -> bool:
-    """Whether a value of half precision occurs anywhere in a jaxpr."""
-    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        if any(is_half(var.aval) for var in eqn.outvars) or any(
-            map(computes_in_half, _jax.sub_jaxprs(eqn))
-        ):
-            return True
-    return False
 
 
 def check_parameters(params: Any, *, check: bool) -> None:

@@ -1,17 +1,26 @@
-"""Keyword arguments of f for x1 and for x2: the same, one each, or `rng`."""
+"""Keyword arguments of f for x1 and for x2: the same, one each, or the key `rng`.
+
+neural-tangents split every tuple of two, also `window=(3, 3)`. Here f is traced with both readings:
+if it accepts one of them, that is meant; if it accepts both, `PerInput` or `Shared` must say.
+"""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, PyTree
 
 from ntkdiag import errors
-from ntkdiag.neural_tangents.cut import is_array
-from ntkdiag.neural_tangents.rng import split_key
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["first", "second"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class PerInput:
     """A keyword argument with one value for x1 and another for x2.
@@ -25,6 +34,7 @@ class PerInput:
     second: Any
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """A keyword argument that is the same for x1 and x2, also where it is a pair.
@@ -36,94 +46,157 @@ class Shared:
     value: Any
 
 
-def is_open(value: Any) -> bool:
-    """Whether a keyword argument is a bare pair, which may mean one value each or one value that is a pair."""
-    return isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "_fields")
+def split_kwargs(
+    kwargs: dict[str, Any], per_input: frozenset[str], x1: PyTree, x2: PyTree
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword arguments for x1 and for x2, the same dict twice where x2 is None.
 
-
-def split_kwargs(kwargs: dict, per_input: frozenset[str], x1: Any, x2: Any) -> tuple[dict, dict]:
-    """Keyword arguments for x1 and for x2.
-
-    Args:
-        kwargs: As the user gave them.
-        per_input: Names of bare pairs that mean one value each; other pairs are shared.
-        x1: Row inputs.
-        x2: Column inputs or None.
-
-    Returns:
-        Two dicts; the same values twice where x2 is None.
+    `per_input` names the bare pairs that mean one value each; other pairs are shared.
     """
     first, second = {}, {}
     for name, value in kwargs.items():
         if name == "rng":
             first[name], second[name] = split_key(value, x1, x2)
         elif isinstance(value, PerInput):
-            first[name], second[name] = value.first, value.second
+            first[name] = value.first
+            second[name] = value.second
         elif name in per_input:
             first[name], second[name] = value
         else:
-            first[name] = second[name] = value.value if isinstance(value, Shared) else value
+            first[name] = value.value if isinstance(value, Shared) else value
+            second[name] = first[name]
     return first, first if x2 is None else second
 
 
 def read_pairs(
-    kwargs: dict, accepts: Callable[[dict], Any], mapped: frozenset[str]
+    kwargs: dict[str, Any], accepts: Callable[[dict[str, Any]], object], mapped: frozenset[str]
 ) -> frozenset[str]:
-    """Which bare pairs among the keyword arguments are one value each, by what f accepts.
+    """Names of the bare pairs that are one value each, by what f accepts.
 
-    neural-tangents split every tuple of two, also `window=(3, 3)`. Here f is traced with both readings; if it accepts
-    one of them, that is meant. If it accepts both, the call is refused.
+    `accepts` traces f on x1 with keyword arguments, and raises where f does; pairs of the names in
+    `mapped`, those under `kwargs_axes`, are always one value each.
+
     Cost: two traces of f for each pair.
-
-    Args:
-        kwargs: As the user gave them.
-        accepts: Traces f on x1 with keyword arguments, and raises where f does.
-        mapped: Names under `kwargs_axes`: their pairs are always one value each.
-
-    Returns:
-        Names of the pairs that are one value each.
 
     Raises:
         InvalidInputError: f accepts more than one reading.
     """
-    undecided = [
-        name
-        for name, value in kwargs.items()
-        if is_open(value) and name != "rng" and name not in mapped
-    ]
-    split = frozenset(name for name, value in kwargs.items() if is_open(value) and name in mapped)
+    pairs = [name for name, value in kwargs.items() if name != "rng" and _is_bare_pair(value)]
+    settled = frozenset(pairs) & mapped
+    undecided = [name for name in pairs if name not in mapped]
     if not undecided:
-        return split
-    accepted, failure = [], None
+        return settled
+    accepted, refusals = [], []
     for choice in itertools.product((True, False), repeat=len(undecided)):
-        reading = split | {name for name, each in zip(undecided, choice, strict=True) if each}
+        reading = settled | frozenset(itertools.compress(undecided, choice))
         try:
             accepts(split_kwargs(kwargs, reading, None, None)[0])
             accepted.append(reading)
-        except (
-            Exception
-        ) as error:  # whatever f says about a reading, it says that it is not this one
-            failure = failure or error
-    if not accepted and failure is not None:
-        raise failure
+        except Exception as error:  # whatever f says to a reading, it is not this one
+            refusals.append(error)
+    if not accepted:
+        raise refusals[0]
     if len(accepted) > 1:
-        doubtful = next(
-            name for name in undecided if len({name in reading for reading in accepted}) > 1
-        )
+        # A name that is in one of the first two readings and not in the other.
+        name = min(accepted[0] ^ accepted[1], key=undecided.index)
         raise errors.InvalidInputError(
-            expected=f"to know whether {doubtful}={_shown(kwargs[doubtful])} is one value for x1 and one for x2",
+            expected=f"to know whether {name}={_shown(kwargs[name])} is one value for x1 and one "
+            "for x2",
             got="a function that accepts the pair and its first entry",
-            do=f"Write {doubtful}=PerInput(a, b) for one value each, {doubtful}=Shared((a, b)) for the pair.",
+            do=f"Write {name}=PerInput(a, b) for one value each, {name}=Shared((a, b)) for the "
+            "pair.",
         )
     return accepted[0]
 
 
-def _shown(value: Any) -> str:
-    entries = [
-        f"{leaf.dtype}{list(leaf.shape)}" if is_array(leaf) else repr(leaf) for leaf in value
-    ]
+def _is_bare_pair(value: Any) -> bool:
+    """Whether a value may mean one each, or one that is a pair; a namedtuple is one value."""
+    return isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "_fields")
+
+
+def _shown(pair: tuple) -> str:
+    """A pair for messages, its arrays by dtype and shape."""
+    entries = []
+    for entry in pair:
+        is_array = hasattr(entry, "dtype")
+        entries.append(f"{entry.dtype}{list(entry.shape)}" if is_array else repr(entry))
     return f"({', '.join(entries)})"
 
 
-jax.tree_util.register_dataclass(PerInput, data_fields=["first", "second"], meta_fields=[])
-jax.tree_util.register_dataclass(Shared, data_fields=["value"], meta_fields=[])
+def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array, Array] | tuple[None, None]:
+    """Keys for x1 and x2, from a key, a batch of keys (one per example), or a pair of either.
+
+    A pair is taken as it is. Without x2, or where it equals x1 up to sqrt(eps) of the largest
+    entry, both have the same key; otherwise that of x2 is `jax.random.fold_in(rng, 1)`.
+
+    Raises:
+        InvalidInputError: It is no key.
+    """
+    if rng is None:
+        return None, None
+    if isinstance(rng, tuple | list) and len(rng) == 2 and all(_is_key(key) for key in rng):
+        return jnp.asarray(rng[0]), jnp.asarray(rng[0] if x2 is None else rng[1])
+    if not _is_key(rng):
+        dtype = getattr(rng, "dtype", None)
+        of_dtype = "" if dtype is None else f" of dtype {dtype}"
+        raise errors.InvalidInputError(
+            expected="`rng` as a key of jax.random, or a pair of them",
+            got=type(rng).__name__ + of_dtype,
+            do="Pass jax.random.key(seed).",
+        )
+    key = jnp.asarray(rng)
+    if x2 is None or x1 is x2:
+        return key, key
+    if not _alike(x1, x2):
+        return key, _folded(key)
+    return key, _key_of_columns(key, x1, x2)
+
+
+def _is_key(value: Any) -> bool:
+    """Whether a value is a key, of the new or the old kind, or a batch of them."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return False
+    of_old_kind = dtype == np.uint32 and np.ndim(value) in (1, 2)
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key) or of_old_kind
+
+
+def _alike(x1: PyTree, x2: PyTree) -> bool:
+    """Whether two trees have the same structure, shapes and dtypes."""
+    kinds = []
+    for tree in (x1, x2):
+        leaves, structure = jax.tree.flatten(tree)
+        kinds.append((structure, [(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]))
+    return kinds[0] == kinds[1]
+
+
+@jax.jit
+def _key_of_columns(key: Array, x1: PyTree, x2: PyTree) -> Array:
+    """The same key for the same inputs, another one for others."""
+    same = jnp.array(True)
+    for a, b in zip(jax.tree.leaves(x1), jax.tree.leaves(x2), strict=True):
+        same &= _equal(a, b)
+    return jnp.where(same, key, _folded(key))
+
+
+def _equal(a: Array, b: Array) -> Bool[Array, ""]:
+    """Whether two arrays are equal up to rounding."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return jnp.all(a == b)
+    largest = jnp.max(jnp.abs(a), initial=0.0)
+    tolerance = jnp.sqrt(jnp.finfo(a.dtype).eps).astype(a.dtype) * largest
+    return jnp.all(jnp.abs(a - b) <= tolerance)
+
+
+def _folded(key: Array) -> Array:
+    """Another key; of a batch of keys, another one each."""
+    return each_key(lambda key: jax.random.fold_in(key, 1), key)
+
+
+def each_key(function: Callable[[Array], Array], keys: Array) -> Array:
+    """A function of one key, applied to a key or to every key of an array of them."""
+    is_new = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    n_axes = keys.ndim if is_new else keys.ndim - 1  # one of the old kind is two numbers
+    for _ in range(n_axes):
+        function = jax.vmap(function)
+    return function(keys)

@@ -1,23 +1,47 @@
-"""Per example or as a whole batch: which of the two is right for this function and these arguments."""
+"""Example by example or as a whole batch: which of the two is right for a function and a batch.
+
+With `vmap_axes` it is said where the examples stand; that f takes one of them alone, and that they
+do not interact, is verified. Without it, the leading axes are tried, with every keyword argument
+shared and then with one entry each where the lengths allow it; if no guess holds, the batch is
+differentiated as a whole. Whether examples interact is asked of `engine.independence`.
+"""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import errors
+from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.neural_tangents.cut import Cut, cut_examples, cut_whole, is_array
-from ntkdiag.neural_tangents.example_differences import difference, interact_error
-from ntkdiag.neural_tangents.signature import signature
-from ntkdiag.neural_tangents.vmap_axes import VmapAxes, axes_of_leaves
+from ntkdiag.engine.calls.keywords import hashable
+from ntkdiag.engine.independence import check_independent, roundoff_of
+from ntkdiag.neural_tangents.examples import (
+    Cut,
+    VmapAxes,
+    axes_of_leaves,
+    cut_examples,
+    cut_whole,
+    is_array,
+)
+from ntkdiag.neural_tangents.per_input import each_key
+from ntkdiag.neural_tangents.stand_ins import known, without_tracers
 
-# Functions already looked at, so that the kernels of one function share the answer.
+# Functions already looked at: the kernels of one function share the answer.
 _FOUND = Cache()
 # Examples of a batch that are looked at where `vmap_axes` says that they do not interact.
 _SAMPLE = 16
+# How many more keys are tried where f takes one: a small mask may be the same for two examples.
+_MORE_KEYS = 7
+_ADVICE = (
+    "; put keyword arguments that hold one entry per example under kwargs_axes, as in "
+    "vmap_axes=(0, 0, {'rng': 0}) for one key each; or pass vmap_axes=None, which differentiates "
+    "the batch as a whole. check=False leaves this check out"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,41 +56,43 @@ class OneSide:
     """
 
     name: str
-    x: Any
-    kwargs: dict
-    outputs: Any
+    x: PyTree
+    kwargs: dict[str, Any]
+    outputs: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How a kernel is computed.
+    """How the arguments are cut into examples.
 
     Attributes:
-        cuts: For rows and columns.
+        rows: x1 and its keyword arguments.
+        columns: x2 and its keyword arguments; those of x1 where it stands for both.
         axes: Example axis of every output leaf; None for whole batches.
     """
 
-    cuts: tuple[Cut, Cut]
+    rows: Cut
+    columns: Cut
     axes: list[int] | None
+
+    @staticmethod
+    def of(cuts: list[Cut], axes: list[int] | None) -> "Route":
+        """From the cuts of one side or of two."""
+        return Route(cuts[0], cuts[-1], axes)
 
 
 def find_route(
-    f: Callable, params: Any, sides: list[OneSide], axes: VmapAxes | None, *, check: bool
+    f: Callable[..., PyTree],
+    params: PyTree,
+    sides: list[OneSide],
+    axes: VmapAxes | None,
+    *,
+    check: bool,
 ) -> Route:
     """Choose the route and make sure of it, once for every function and shapes.
 
-    Cost: without `vmap_axes`, or with `check`, a few evaluations of f; see `independence.difference`.
-
-    Args:
-        f: The function.
-        params: Parameters.
-        sides: Rows, and columns where they are not the rows.
-        axes: `vmap_axes`, None where nothing was said.
-        check: Whether f is evaluated to see if examples interact. Without, and without `vmap_axes`, the batch counts as
-            a whole.
-
-    Returns:
-        The route.
+    Without `check` f is not evaluated: `vmap_axes` are believed, and where there are none the batch
+    counts as a whole.
 
     Raises:
         InvalidInputError: `vmap_axes` do not fit.
@@ -83,75 +109,107 @@ def find_route(
     return route
 
 
-def _find(
-    f: Callable, params: Any, sides: list[OneSide], axes: VmapAxes | None, *, check: bool
-) -> Route:
-    if axes is not None:
-        return _as_told(f, params, sides, axes, check=check)
-    for guess in _guesses(sides) if check else []:
-        route = _if_independent(f, params, sides, guess)
-        if route is not None:
-            return route
-    return whole_route(sides)
+def signature(arguments: PyTree) -> tuple:
+    """What calls must share to share a program: structure, shapes and dtypes, values of the rest."""
+    leaves, structure = jax.tree.flatten(arguments)
+    kinds = []
+    for leaf in leaves:
+        if is_array(leaf):
+            kinds.append((leaf.shape, leaf.dtype))
+        else:
+            kinds.append((type(leaf), hashable(leaf)))
+    return structure, tuple(kinds), _jax.trace_settings()
 
 
 def whole_route(sides: list[OneSide]) -> Route:
     """Whole batches, without a look at f."""
-    return _route([cut_whole(side.x, side.kwargs) for side in sides], None)
+    return Route.of([cut_whole(side.x, side.kwargs) for side in sides], None)
 
 
-def _route(cuts: list[Cut], axes: list[int] | None) -> Route:
-    return Route((cuts[0], cuts[-1]), axes)
+def _find(
+    f: Callable[..., PyTree],
+    params: PyTree,
+    sides: list[OneSide],
+    axes: VmapAxes | None,
+    *,
+    check: bool,
+) -> Route:
+    if axes is not None:
+        return _as_told(f, params, sides, axes, check=check)
+    for guess in _guesses(sides) if check else []:
+        try:
+            cuts, out_axes = _along(f, params, sides, guess)
+            looked_at = sides[:1] if _are_alike(sides) else sides
+            for side, cut in zip(looked_at, cuts, strict=False):
+                _require_independent(f, params, side, cut, out_axes, None)
+            return Route.of(cuts, out_axes)
+        except Exception:  # f does not accept what the guess hands to it: the guess is wrong
+            continue
+    return whole_route(sides)
 
 
 def _as_told(
-    f: Callable, params: Any, sides: list[OneSide], axes: VmapAxes, *, check: bool
+    f: Callable[..., PyTree],
+    params: PyTree,
+    sides: list[OneSide],
+    axes: VmapAxes,
+    *,
+    check: bool,
 ) -> Route:
+    """The route along `vmap_axes`; a few examples of one side are looked at."""
+    cuts, out_axes = _along(f, params, sides, axes)
+    if check:
+        side, cut = sides[0], cuts[0]
+        if cut.n < 2:  # a single example cannot interact
+            side, cut = sides[-1], cuts[-1]
+        _require_independent(f, params, side, cut, out_axes, _SAMPLE)
+    return Route.of(cuts, out_axes)
+
+
+def _along(
+    f: Callable[..., PyTree], params: PyTree, sides: list[OneSide], axes: VmapAxes
+) -> tuple[list[Cut], list[int]]:
+    """Cuts and output axes that fit the arguments, the outputs, and f of one example."""
     cuts = [cut_examples(side.x, side.kwargs, axes, side.name) for side in sides]
-    out_axes = _output_axes(axes, sides[0].outputs)
+    out_axes = []
+    for number, axis in enumerate(axes_of_leaves(axes.outputs, sides[0].outputs, "the outputs")):
+        if axis is None:
+            raise errors.InvalidInputError(
+                expected="`vmap_axes` that name the example axis of every output",
+                got=f"None for output {number}",
+                do="An output without examples has no kernel between examples: pass "
+                "vmap_axes=None.",
+            )
+        out_axes.append(axis)
     for side, cut in zip(sides, cuts, strict=True):
         _check_one_example(f, params, side, cut, out_axes)
-    side, cut = max(zip(sides, cuts, strict=True), key=lambda both: min(both[1].n, 2))
-    found = (
-        difference(f, params, side.x, side.kwargs, cut, out_axes, at_most=_SAMPLE)
-        if check
-        else None
-    )
-    if found:
-        raise interact_error(found)
-    return _route(cuts, out_axes)
+    return cuts, out_axes
 
 
-def _output_axes(axes: VmapAxes, outputs: Any) -> list[int]:
-    found = axes_of_leaves(axes.outputs, outputs, "the outputs")
-    if None in found:
-        raise errors.InvalidInputError(
-            expected="`vmap_axes` that name the example axis of every output",
-            got=f"None for output {found.index(None)}",
-            do="An output without examples has no kernel between examples: pass vmap_axes=None.",
-        )
-    return [axis for axis in found if axis is not None]
-
-
-def _check_one_example(f: Callable, params: Any, side: OneSide, cut: Cut, axes: list[int]) -> None:
+def _check_one_example(
+    f: Callable[..., PyTree], params: PyTree, side: OneSide, cut: Cut, axes: list[int]
+) -> None:
     """f of one example has the outputs of the batch with a batch axis of length 1."""
-    expected = [
-        (*leaf.shape[:axis], cut.n, *leaf.shape[axis + 1 :])
-        for leaf, axis in zip(jax.tree.leaves(side.outputs), axes, strict=True)
-    ]
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(side.outputs)]
-    what = f"outputs of {side.name} with {cut.n} examples along `vmap_axes`"
-    if expected != shapes:
+    if shapes != _with_length(cut.n, shapes, axes):
         raise errors.InvalidInputError(
-            expected=what,
+            expected=f"outputs of {side.name} with {cut.n} examples along `vmap_axes`",
             got=f"shapes {shapes}, axes {axes}",
             do="Do not reduce over examples inside f.",
         )
+    mapped, shared = cut.split(side.x, side.kwargs)
+    first = [jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in mapped]
     try:
-        alone = _alone(f, params, side, cut)
+        outputs = jax.eval_shape(cut.applied(f), params, first, shared)
     except Exception as error:
-        raise _cannot_be_alone(side, error) from error
-    one = [(*shape[:axis], 1, *shape[axis + 1 :]) for shape, axis in zip(shapes, axes, strict=True)]
+        lines = str(error).strip().splitlines() or ["without a word"]
+        raise errors.InvalidInputError(
+            expected=f"f to accept one example of {side.name}, as `vmap_axes` says",
+            got=f"{type(error).__name__}: {lines[0]}",
+            do="Keyword arguments with one entry per example go under kwargs_axes.",
+        ) from error
+    alone = [tuple(leaf.shape) for leaf in jax.tree.leaves(outputs)]
+    one = _with_length(1, shapes, axes)
     if alone != one:
         raise errors.InvalidInputError(
             expected=f"outputs of shapes {one} for one example of {side.name}",
@@ -160,79 +218,116 @@ def _check_one_example(f: Callable, params: Any, side: OneSide, cut: Cut, axes: 
         )
 
 
-def _alone(f: Callable, params: Any, side: OneSide, cut: Cut) -> list[tuple[int, ...]]:
-    """Output shapes of f of one example."""
-    mapped, shared = jax.eval_shape(cut.examples, cut.arrays(side.x, side.kwargs))
-    first = [jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in mapped]
-
-    def one(params, mapped, shared):
-        x, kwargs = cut.arguments(mapped, shared)
-        return f(params, x, **kwargs)
-
-    return [
-        tuple(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(one, params, first, shared))
-    ]
-
-
-def _cannot_be_alone(side: OneSide, error: Exception) -> errors.InvalidInputError:
-    text = str(error).strip().splitlines()
-    return errors.InvalidInputError(
-        expected=f"f to accept one example of {side.name}, as `vmap_axes` says",
-        got=f"{type(error).__name__}: {text[0] if text else 'without a word'}",
-        do="Keyword arguments with one entry per example go under kwargs_axes.",
-    )
+def _with_length(n: int, shapes: list[tuple[int, ...]], axes: list[int]) -> list[tuple[int, ...]]:
+    """Shapes with n examples along their axes."""
+    changed = []
+    for shape, axis in zip(shapes, axes, strict=True):
+        changed.append((*shape[:axis], n, *shape[axis + 1 :]))
+    return changed
 
 
 def _guesses(sides: list[OneSide]) -> list[VmapAxes]:
-    """What `vmap_axes` may be where nothing was said: leading axes, keyword arguments shared or with one entry each."""
-    names = []
+    """What `vmap_axes` may be where nothing was said: leading axes."""
+    per_example: set[str] | None = None
     for side in sides:
-        arrays = [leaf for leaf in jax.tree.leaves(side.x) if is_array(leaf)]
-        lengths = {leaf.shape[:1] for leaf in [*arrays, *jax.tree.leaves(side.outputs)]}
-        if not arrays or len(lengths) != 1 or lengths == {()}:
+        lengths = {leaf.shape[:1] for leaf in _arrays(side.x) + jax.tree.leaves(side.outputs)}
+        if not _arrays(side.x) or len(lengths) != 1 or lengths == {()}:
             return []
         (length,) = lengths
-        batched = lambda leaf, length=length: is_array(leaf) and leaf.shape[:1] == length
-        names.append(
-            {
-                k
-                for k, v in side.kwargs.items()
-                if jax.tree.leaves(v) and all(map(batched, jax.tree.leaves(v)))
-            }
-        )
-    per_example = set.intersection(*names)
+        # Keyword arguments that may hold one entry for each example.
+        names = set()
+        for name, value in side.kwargs.items():
+            leaves = jax.tree.leaves(value)
+            if leaves and all(is_array(leaf) and leaf.shape[:1] == length for leaf in leaves):
+                names.add(name)
+        per_example = names if per_example is None else per_example & names
     guesses = [VmapAxes(0, 0, {})]
-    return (
-        [*guesses, VmapAxes(0, 0, dict.fromkeys(sorted(per_example), 0))]
-        if per_example
-        else guesses
-    )
+    if per_example:
+        guesses.append(VmapAxes(0, 0, dict.fromkeys(sorted(per_example), 0)))
+    return guesses
 
 
-def _alike(side: OneSide, other: OneSide) -> bool:
-    """The same shapes of inputs and the very same keyword arguments: what holds for one holds for the other."""
-    (mine, tree), (others, other_tree) = (
-        jax.tree.flatten(side.kwargs),
-        jax.tree.flatten(other.kwargs),
-    )
-    same = tree == other_tree and all(a is b for a, b in zip(mine, others, strict=True))
-    return same and signature(side.x) == signature(other.x)
+def _arrays(tree: PyTree) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if is_array(leaf)]
 
 
-def _if_independent(
-    f: Callable, params: Any, sides: list[OneSide], guess: VmapAxes
-) -> Route | None:
-    """The route of a guess, where it holds."""
-    try:
-        cuts = [cut_examples(side.x, side.kwargs, guess, side.name) for side in sides]
-        axes = _output_axes(guess, sides[0].outputs)
-        for side, cut in zip(sides, cuts, strict=True):
-            _check_one_example(f, params, side, cut, axes)
-        for side, cut in zip(sides, cuts, strict=True):
-            if side is not sides[0] and _alike(side, sides[0]):
-                continue
-            if difference(f, params, side.x, side.kwargs, cut, axes, poison=True):
-                return None
-    except Exception:  # f does not accept what the guess hands to it: the guess is wrong
-        return None
-    return _route(cuts, axes)
+def _are_alike(sides: list[OneSide]) -> bool:
+    """Whether both sides have inputs of the same shapes, and the very same keyword arguments."""
+    rows, columns = sides[0], sides[-1]
+    of_rows, of_columns = jax.tree.leaves(rows.kwargs), jax.tree.leaves(columns.kwargs)
+    same = len(of_rows) == len(of_columns) and all(map(_is, of_rows, of_columns))
+    return same and signature(rows.x) == signature(columns.x)
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _require_independent(
+    f: Callable[..., PyTree],
+    params: PyTree,
+    side: OneSide,
+    cut: Cut,
+    axes: list[int],
+    at_most: int | None,
+) -> None:
+    """Compare f of the batch, or of its first examples, with f of each example alone.
+
+    Tracers among the arguments, and those f closes over, are replaced by numbers of their shapes.
+
+    Raises:
+        ExamplesInteractError: They differ by more than rounding.
+    """
+    if cut.n < 2:
+        return
+    apply = cut.applied(f)
+
+    def together(arguments: PyTree, mapped: list[Array]) -> list[Array]:
+        """Outputs [n ...] of a batch; what all examples share counts as parameters."""
+        outputs = jax.tree.leaves(apply(arguments[0], mapped, arguments[1]))
+        return [jnp.moveaxis(y, axis, 0) for y, axis in zip(outputs, axes, strict=True)]
+
+    def each_alone(arguments: PyTree, mapped: list[Array]) -> Float[Array, "n C"]:
+        """Outputs of every example, evaluated by itself."""
+
+        def of_one(example: list[Array]) -> Float[Array, " C"]:
+            outputs = evaluated(arguments, [leaf[None] for leaf in example])
+            return jnp.concatenate([y.reshape(-1) for y in outputs])
+
+        return jax.vmap(of_one)(mapped)
+
+    with jax.ensure_compile_time_eval(), jax.default_matmul_precision("highest"):
+        mapped, shared = known(cut.split(side.x, side.kwargs))
+        mapped = [leaf[:at_most] for leaf in mapped]
+        evaluated = without_tracers(together)
+        arguments = known(params), shared
+        jaxpr = jax.make_jaxpr(evaluated)(arguments, mapped)
+        judges = _jax.judges_numbers(jaxpr)
+        roundoff = roundoff_of(evaluated, arguments, mapped)
+        options = _jax.compiler_options(reduces=_jax.contains(jaxpr, "reduce_sum"))
+        run = jax.jit(evaluated, compiler_options=options)
+        run_alone = jax.jit(each_alone, compiler_options=options)
+        for keys in _with_other_keys(shared):
+            arguments = arguments[0], keys
+            alone = np.asarray(run_alone(arguments, mapped), np.float64)
+            check_independent(run, arguments, mapped, alone, roundoff, judges, _ADVICE)
+
+
+def _with_other_keys(shared: list[Array]) -> Iterator[list[Array]]:
+    """The arrays, and if there are random keys among them, a few times with others."""
+    yield shared
+    if not any(map(_is_key, shared)):
+        return
+    for number in range(_MORE_KEYS):
+        data = 1000 + number
+        others = []
+        for leaf in shared:
+            if _is_key(leaf):
+                leaf = each_key(lambda key, data=data: jax.random.fold_in(key, data), leaf)
+            others.append(leaf)
+        yield others
+
+
+def _is_key(leaf: Array) -> bool:
+    of_old_kind = leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or of_old_kind

@@ -1,6 +1,5 @@
 """NTK-vector products: J1 (J2^T v), without the kernel and without a Jacobian."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +8,8 @@ import jax.numpy as jnp
 
 from ntkdiag import errors
 from ntkdiag.linearization.pushforward import linearization
-from ntkdiag.neural_tangents.axes import KernelAxes
 from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters, is_none
 from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
-
-# Gradients pushed through the rows at a time while a kernel is built from products, in numbers.
-_PUSHED = 2**22
 
 
 @errors.public
@@ -67,57 +62,6 @@ def empirical_ntk_vp_fn(
             return push(*pull(cotangents))
 
     return product
-
-
-def kernel_by_products(
-    first: Callable,
-    gradient: Callable,
-    params: Any,
-    axes: KernelAxes,
-    without: tuple[int, int] | None = None,
-) -> tuple[jax.Array, list[int]]:
-    """A kernel column by column: J1 (J2^T e) for every output e of the columns.
-
-    Of each product only the entries that `axes` asks for are kept, so a traced or diagonal kernel does not need the
-    memory of the full one.
-
-    Args:
-        first: Parameters -> output of the rows.
-        gradient: Index of an output of the columns -> its gradient, J2^T e.
-        params: Parameters.
-        axes: Axes of the kernel.
-        without: Axes of rows and columns that both outputs lack; None where they have all.
-
-    Returns:
-        The products, and the labels of their axes.
-    """
-    dropped = (None, None) if without is None else without
-    rows = [label for axis, label in enumerate(axes.labels1) if axis != dropped[0]]
-    columns = [label for axis, label in enumerate(axes.labels2) if axis != dropped[1]]
-    shape = tuple(axes.sizes[label] for label in columns)
-    free = [label for label in rows if label not in columns]
-    _, push, _ = linearization(first, params)
-
-    def column(number):
-        index = jnp.unravel_index(number, shape) if shape else ()
-        own = dict(zip(columns, index, strict=True))
-        return push(gradient(index))[tuple(own.get(label, slice(None)) for label in rows)]
-
-    numbers = jnp.arange(math.prod(shape))
-    most = max(
-        1, min(numbers.size, _PUSHED // max(1, sum(leaf.size for leaf in jax.tree.leaves(params))))
-    )
-    divisors = (
-        k for k in range(most, most // 2, -1) if numbers.size % k == 0
-    )  # a remainder is compiled once more
-    result = jax.lax.map(column, numbers, batch_size=next(divisors, most))
-    return result.reshape(*shape, *result.shape[1:]), columns + free
-
-
-def gradients_of(f: Callable, params: Any) -> Callable[[tuple], Any]:
-    """The function index of an output of f(params) -> its gradient."""
-    output, pull = jax.vjp(f, params)
-    return lambda index: pull(jnp.zeros(output.shape, output.dtype).at[index].set(1))[0]
 
 
 def _check_cotangents(cotangents: Any, outputs: Any) -> None:

@@ -18,8 +18,7 @@ from thin import thin
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag import neural_tangents as nt
-from ntkdiag.neural_tangents import vector_product
-from ntkdiag.neural_tangents.implementation import NtkImplementation
+from ntkdiag.neural_tangents import NtkImplementation
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 
@@ -102,21 +101,6 @@ def test_vector_product(name, both, x64):
             oracle.assert_equal(leaf, (j @ pulled).reshape(y.shape))
 
 
-@pytest.mark.parametrize("vmap_axes", [None, 0])
-@pytest.mark.parametrize("axes", thin([((-1,), ()), ((), ()), ((), (1,))], keep=3))
-def test_products_with_little_room(vmap_axes, axes, x64, monkeypatch):
-    """All columns at once, and five at a time with some left over."""
-    x1, x2, p = normal(2, 3), normal(3, 3), parameters()
-    mixed = lambda params, x: image(params, x) + (0 if vmap_axes == 0 else image(params, x).mean(0))
-    kernel = lambda way: nt.empirical_ntk_fn(
-        lambda params, x: mixed(params, x), *axes, vmap_axes=vmap_axes, implementation=way
-    )(x1, x2, p)
-    wanted = kernel(0)
-    np.testing.assert_allclose(kernel(2), wanted, rtol=1e-10, atol=1e-12)
-    monkeypatch.setattr(vector_product, "_PUSHED", 5 * sum(v.size for v in p.values()))
-    np.testing.assert_allclose(kernel(2), wanted, rtol=1e-10, atol=1e-12)
-
-
 def test_names_and_numbers():
     assert [(way.name, int(way)) for way in NtkImplementation] == [
         ("AUTO", 0),
@@ -124,8 +108,7 @@ def test_names_and_numbers():
         ("NTK_VECTOR_PRODUCTS", 2),
         ("STRUCTURED_DERIVATIVES", 3),
     ]
-    assert nt.empirical_ntk_fn(mlp).request.implementation is NtkImplementation.AUTO
-    assert nt.empirical_ntk_fn(mlp, implementation=np.int64(3)).request.implementation == 3
+    nt.empirical_ntk_fn(mlp, implementation=np.int64(3))
     assert ntkdiag.neural_tangents.NtkImplementation is NtkImplementation
 
 
@@ -403,7 +386,7 @@ def test_interaction_is_seen_through_tracers_that_f_closes_over():
         )(x, None, params)
 
     with pytest.raises(
-        ntkdiag.errors.ExamplesInteractError, match="examples that do not depend on each other"
+        ntkdiag.errors.ExamplesInteractError, match="do not depend on the other examples"
     ):
         jax.jit(lambda scale: kernel(scale, None))(1.5)
     running = jnp.ones(5)

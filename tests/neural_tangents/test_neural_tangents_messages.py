@@ -8,7 +8,7 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag import neural_tangents as nt
 from ntkdiag.neural_tangents import predict
-from ntkdiag.neural_tangents.implementation import _warn_about_switches
+from ntkdiag.neural_tangents.empirical import _warn_about_switches
 
 X = np.ones((3, 4), np.float32)
 Z = np.ones((2, 4), np.float32)
@@ -252,8 +252,9 @@ def test_the_nngp_says_so_in_its_own_name():
 
 
 INTERACT = (
-    " when an example is evaluated by itself. Use eval mode (BatchNorm running statistics); put keyword arguments that "
-    "hold one entry per example under kwargs_axes, as in vmap_axes=(0, 0, {'rng': 0}) for one key each; or pass "
+    " when an example is evaluated by itself. Use eval mode (running statistics) or "
+    'mode="dropout" (one mask for all examples); put keyword arguments that hold one entry per '
+    "example under kwargs_axes, as in vmap_axes=(0, 0, {'rng': 0}) for one key each; or pass "
     "vmap_axes=None, which differentiates the batch as a whole. check=False leaves this check out."
 )
 
@@ -262,23 +263,21 @@ def test_examples_that_interact():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     message = said(errors.ExamplesInteractError, lambda: ntk(batch_norm, x1=x, vmap_axes=0))
     expected = (
-        CALL
-        + "examples that do not depend on each other along `vmap_axes`; got outputs that change by 1.2 (scale 0)"
+        CALL + "outputs of one example that do not depend on the other examples of the batch; "
+        "got outputs that change by 1.2 (scale 0)"
     )
     assert message == expected + INTERACT
 
 
-def test_an_interaction_that_only_gradients_show():
+def test_an_interaction_that_values_do_not_show():
+    """A gate that is zero hides it, until the parameters are moved."""
     gated = lambda p, x: x @ p["w"] + p["gate"] * x.mean(0) @ p["w"]
     params = {"w": W, "gate": np.zeros((), np.float32)}
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     message = said(
         errors.ExamplesInteractError, lambda: ntk(gated, x1=x, params=params, vmap_axes=0)
     )
-    assert message.startswith(
-        CALL
-        + "examples that do not depend on each other along `vmap_axes`; got gradients that change by"
-    )
+    assert message.startswith(CALL + "outputs of one example that do not depend on the other")
     assert message.endswith(INTERACT)
 
 

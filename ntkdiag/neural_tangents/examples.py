@@ -1,0 +1,247 @@
+"""Where the examples stand: the arguments of f cut into examples, what they share, and constants.
+
+    x, kwargs  --split-->  mapped [n ...], shared  --joined-->  x, kwargs
+
+The engine differentiates one example at a time, with its axis in front: arrays with an example axis
+are moved so and become `mapped`, other arrays are `shared`, and what is no array (a flag, a name)
+stays with the `Cut`. Where examples interact, or there are none, the whole batch is one example.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree, Shaped
+
+from ntkdiag import errors
+
+# Arrays with the example axis in front, and those that all examples share.
+Examples: TypeAlias = tuple[list[Shaped[Array, "n ..."]], list[Shaped[Array, "..."]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class VmapAxes:
+    """`vmap_axes` as a triple.
+
+    Attributes:
+        inputs: An integer, or a tree prefix of x with integers and None (shared by all examples).
+        outputs: An integer, or a tree prefix of the outputs with integers.
+        kwargs: A dict of the same for keyword arguments, or one integer for all of them.
+    """
+
+    inputs: Any
+    outputs: Any
+    kwargs: Any
+
+    @staticmethod
+    def read(vmap_axes: Any) -> "VmapAxes | None":
+        """A tuple of three is the triple, anything else is for inputs and outputs; None is None."""
+        if vmap_axes is None:
+            return None
+        if not (isinstance(vmap_axes, tuple) and len(vmap_axes) == 3):
+            return VmapAxes(vmap_axes, vmap_axes, {})
+        inputs, outputs, kwargs = vmap_axes
+        kwargs = {} if kwargs is None else kwargs
+        names_an_axis = isinstance(kwargs, dict) and any(v is not None for v in kwargs.values())
+        if inputs is None and outputs is None and not names_an_axis:
+            return None
+        return VmapAxes(inputs, outputs, kwargs)
+
+    @property
+    def mapped_names(self) -> frozenset[str]:
+        """Keyword arguments that are one array each for x1 and x2."""
+        if not isinstance(self.kwargs, Mapping):
+            return frozenset()
+        return frozenset(name for name, axis in self.kwargs.items() if isinstance(axis, int))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How x and the keyword arguments of one side are cut into examples.
+
+    Attributes:
+        structure: Of (x, kwargs).
+        axes: For every array the axis of its examples, None where they share it.
+        constants: Number -> leaf, of the leaves that are no arrays.
+        is_whole: Whether the whole batch counts as one example.
+        n: Number of examples.
+    """
+
+    structure: Any
+    axes: tuple[int | None, ...]
+    constants: tuple[tuple[int, Any], ...]
+    is_whole: bool
+    n: int = dataclasses.field(compare=False)
+
+    def split(self, x: PyTree, kwargs: dict[str, Any]) -> Examples:
+        """Arguments -> arrays of the examples, and those that are shared."""
+        mapped, shared = [], []
+        arrays = [leaf for leaf in self.structure.flatten_up_to((x, kwargs)) if is_array(leaf)]
+        for axis, leaf in zip(self.axes, arrays, strict=True):
+            if axis is None:
+                shared.append(leaf)
+            elif self.is_whole:
+                mapped.append(leaf[None])
+            else:
+                mapped.append(jnp.moveaxis(leaf, axis, 0))
+        # An f without inputs has one example all the same.
+        return mapped or [jnp.zeros(1)], shared
+
+    def joined(self, mapped: list[Array], shared: list[Array]) -> tuple[PyTree, dict[str, Any]]:
+        """The inverse of `split`: the arguments of f for a batch of examples."""
+        of_examples, of_all = iter(mapped), iter(shared)
+        leaves = []
+        for axis in self.axes:
+            if axis is None:
+                leaves.append(next(of_all))
+            elif self.is_whole:
+                leaves.append(next(of_examples)[0])
+            else:
+                leaves.append(jnp.moveaxis(next(of_examples), 0, axis))
+        for number, constant in self.constants:  # in ascending order
+            leaves.insert(number, constant)
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def applied(self, f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """f as a function of parameters, examples and what they share."""
+
+        def of_examples(params: PyTree, mapped: list[Array], shared: list[Array]) -> PyTree:
+            x, kwargs = self.joined(mapped, shared)
+            return f(params, x, **kwargs)
+
+        return of_examples
+
+    def output(self, f: Callable[..., PyTree], leaf: int, axis: int | None) -> Callable[..., Array]:
+        """One output of f likewise, its example axis in front; a whole batch is one row."""
+        apply = self.applied(f)
+
+        def of_examples(params: PyTree, mapped: list[Array], shared: list[Array]) -> Array:
+            y = jax.tree.leaves(apply(params, mapped, shared))[leaf]
+            return y.reshape(1, -1) if axis is None else jnp.moveaxis(y, axis, 0)
+
+        return of_examples
+
+
+def cut_whole(x: PyTree, kwargs: dict[str, Any]) -> Cut:
+    """The whole batch as one example: the arrays of x are its inputs, those of kwargs are shared."""
+    of_x = [0] * len(jax.tree.leaves(x))
+    of_kwargs = [None] * len(jax.tree.leaves(kwargs))
+    return _cut(x, kwargs, [*of_x, *of_kwargs], is_whole=True, n=1)
+
+
+def cut_examples(x: PyTree, kwargs: dict[str, Any], axes: VmapAxes, name: str) -> Cut:
+    """Cut along `vmap_axes`; `name` is x1 or x2, for messages.
+
+    Raises:
+        InvalidInputError: Axes do not fit the arguments, name a keyword argument that was not
+            passed, or have different lengths.
+    """
+    of_leaves = axes_of_leaves(axes.inputs, x, name) + _axes_of_kwargs(kwargs, axes.kwargs)
+    lengths, shown = set(), []
+    for axis, leaf in zip(of_leaves, jax.tree.leaves((x, kwargs)), strict=True):
+        if axis is not None:
+            lengths.add(leaf.shape[axis])
+            shown.append(f"axis {axis} of shape {tuple(leaf.shape)}")
+    if len(lengths) != 1:
+        raise errors.InvalidInputError(
+            expected=f"`vmap_axes` of the same length in {name} and the keyword arguments under "
+            "`kwargs_axes`",
+            got=", ".join(shown[:5]) or "no axis at all",
+            do="Keyword arguments per example for x1 and x2 go in as a pair, such as "
+            "pattern=(pattern1, pattern2).",
+        )
+    return _cut(x, kwargs, of_leaves, is_whole=False, n=lengths.pop())
+
+
+def _cut(
+    x: PyTree, kwargs: dict[str, Any], axes: list[int | None], *, is_whole: bool, n: int
+) -> Cut:
+    """A cut from the axes of all leaves, those included that are no arrays."""
+    leaves, structure = jax.tree.flatten((x, kwargs))
+    of_arrays, constants = [], []
+    for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+        if is_array(leaf):
+            of_arrays.append(axis)
+        else:
+            constants.append((number, leaf))
+    return Cut(structure, tuple(of_arrays), tuple(constants), is_whole, n)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, a tracer or the shape of one."""
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
+def _axes_of_kwargs(kwargs: dict[str, Any], axes: Any) -> list[int | None]:
+    """The example axis of every leaf of the keyword arguments, in the order of `jax.tree`."""
+    if not isinstance(axes, dict):
+        axes = dict.fromkeys(kwargs, axes)
+    unknown = sorted(set(axes) - set(kwargs))
+    if unknown:
+        raise errors.InvalidInputError(
+            expected="`kwargs_axes` for keyword arguments that are passed",
+            got=f"an axis for {', '.join(map(repr, unknown))}",
+            do=f"Passed: {', '.join(map(repr, kwargs)) or 'none'}.",
+        )
+    of_leaves = []
+    for name in sorted(kwargs):
+        of_leaves += axes_of_leaves(axes.get(name), kwargs[name], f"the keyword argument {name!r}")
+    return of_leaves
+
+
+def axes_of_leaves(axes: Any, tree: PyTree, what: str) -> list[int | None]:
+    """The non-negative axis of every leaf of a tree from a tree prefix; None where there is none.
+
+    `what` is "x1", "the outputs" and the like, for messages.
+
+    Raises:
+        InvalidInputError: The prefix does not fit the tree, holds something else than integers and
+            None, or an axis is out of range.
+    """
+    listed: list[Any] = []
+
+    def spread(axis: Any, part: PyTree) -> None:
+        """An axis stands for all leaves of its part of the tree."""
+        listed.extend([axis] * len(jax.tree.leaves(part)))
+
+    try:
+        jax.tree.map(spread, axes, tree, is_leaf=_is_axis)
+    except (ValueError, TypeError) as error:
+        raise errors.InvalidInputError(
+            expected=f"`vmap_axes` with axes for {what} as an integer or a tree like it, "
+            f"{jax.tree.structure(tree)}",
+            got=repr(axes),
+            do="A triple is (axes of x, axes of outputs, axes of keyword arguments); a pair is a "
+            "tree of two axes.",
+        ) from error
+    of_leaves = []
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    for axis, (path, leaf) in zip(listed, leaves, strict=True):
+        of_leaves.append(_axis(axis, what, jax.tree_util.keystr(path), np.shape(leaf)))
+    return of_leaves
+
+
+def _is_axis(node: Any) -> bool:
+    return node is None or not isinstance(node, tuple | list | dict)
+
+
+def _axis(axis: Any, what: str, path: str, shape: tuple[int, ...]) -> int | None:
+    """One axis, not negative."""
+    if axis is None:
+        return None
+    if not isinstance(axis, int | np.integer) or isinstance(axis, bool):
+        raise errors.InvalidInputError(
+            expected=f"integers or None as `vmap_axes` of {what}",
+            got=repr(axis),
+            do="Name axes by number.",
+        )
+    if not -len(shape) <= axis < len(shape):
+        raise errors.InvalidInputError(
+            expected=f"`vmap_axes` among the axes of {what}",
+            got=f"axis {axis} for {what}{path} of shape {shape}",
+            do="Pass None for a leaf that all examples share.",
+        )
+    return int(axis) % len(shape)

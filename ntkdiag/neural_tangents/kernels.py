@@ -1,0 +1,226 @@
+"""The NTK and the NNGP of all outputs, from examples to the layout of neural-tangents.
+
+The NTK between an output of f on x1 and one on x2 is a kernel of the engine, its axes moved:
+
+1. Tied axes, without those of the examples, are the engine's `TiedOutputs`.
+2. The engine computes K[n, *free of x1, m, *free of x2, *diagonal]: what is tied is never formed.
+3. The axes are ordered, and what was summed becomes a mean: `KernelAxes.laid_out`.
+
+Where the examples themselves are tied, only the kernel of each with its partner is wanted: step 2
+is mapped over these pairs, as many at a time as fit into memory. A whole batch is one example whose
+outputs are all outputs of the batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ntkdiag import _jax
+from ntkdiag.engine.calls.call import Batch, Call, Memory, Options
+from ntkdiag.engine.calls.preconditioner import Preconditioner
+from ntkdiag.engine.ntk import kernel_array
+from ntkdiag.engine.planning import memory as budgets
+from ntkdiag.engine.planning.plan import make_plan
+from ntkdiag.engine.planning.task import Task
+from ntkdiag.engine.tracing.program import trace
+from ntkdiag.kernel.tied_outputs import TiedOutputs
+from ntkdiag.neural_tangents.axes import KernelArray, KernelAxes
+from ntkdiag.neural_tangents.examples import Examples
+from ntkdiag.neural_tangents.route import Route
+
+# Which output of the rows, which of the columns.
+Outputs: TypeAlias = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NTK:
+    """The NTK between one output on x1 and one on x2.
+
+    Attributes:
+        axes: Its axes.
+        rows: The output on x1: `(params, mapped, shared) -> [n ...]`.
+        columns: The output on x2.
+        examples: Labels of the example axes of rows and columns; empty for whole batches.
+        symmetric: Whether the columns are the rows where x2 is x1.
+        memory: Budget as the user gave it.
+        tile: Most examples of a tile; None for as many as fit.
+    """
+
+    axes: KernelAxes
+    rows: Callable[..., Array]
+    columns: Callable[..., Array]
+    examples: tuple[int, ...]
+    symmetric: bool
+    memory: Memory | None
+    tile: int | None
+
+    @staticmethod
+    def of(
+        f: Callable[..., PyTree],
+        axes: KernelAxes,
+        outputs: Outputs,
+        route: Route,
+        memory: Memory | None,
+        tile: int | None,
+    ) -> "NTK":
+        """The kernel between two outputs of f, by their numbers."""
+        i, j = outputs
+        axis_i, axis_j = (None, None) if route.axes is None else (route.axes[i], route.axes[j])
+        rows = route.rows.output(f, i, axis_i)
+        columns = rows
+        if i != j or route.rows != route.columns:
+            columns = route.columns.output(f, j, axis_j)
+        examples = ()
+        if axis_i is not None and axis_j is not None:
+            examples = axes.labels1[axis_i], axes.labels2[axis_j]
+        return NTK(axes, rows, columns, examples, i == j, memory, tile)
+
+    def __call__(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
+        """The kernel, on the host where it takes several tiles; `columns` are None for x1."""
+        if columns is None and not self.symmetric:
+            columns = rows
+        if self.is_of_partners:
+            kernel = self._of_partners(params, rows, columns)
+        else:
+            kernel = kernel_array(self._call(params, rows, columns))
+        # On the host it stays there.
+        return self._lay_out(kernel) if isinstance(kernel, np.ndarray) else self._laid_out(kernel)
+
+    @property
+    def is_of_partners(self) -> bool:
+        """Whether the examples of rows and columns are tied to each other."""
+        return len(self.examples) == 2 and self.examples[0] == self.examples[1]
+
+    @functools.cached_property
+    def ties(self) -> TiedOutputs:
+        """The tied axes of the outputs of one example."""
+        labels1, labels2 = self._output_labels
+        traced, diagonal = [], []
+        for axis, label in enumerate(labels1):
+            if label in labels2:
+                tied = traced if label in self.axes.traced_labels else diagonal
+                tied.append((axis, labels2.index(label)))
+        sizes = self.axes.sizes
+        return TiedOutputs(
+            rows=tuple(sizes[label] for label in labels1),
+            columns=tuple(sizes[label] for label in labels2),
+            traced=tuple(traced),
+            diagonal=tuple(diagonal),
+        )
+
+    @functools.cached_property
+    def _output_labels(self) -> tuple[list[int], list[int]]:
+        """Labels of the outputs of one example, of the rows and of the columns."""
+        labels1, labels2 = list(self.axes.labels1), list(self.axes.labels2)
+        if self.examples:
+            labels1.remove(self.examples[0])
+            labels2.remove(self.examples[1])
+        return labels1, labels2
+
+    def _call(self, params: PyTree, rows: Examples, columns: Examples | None) -> Call:
+        """The call of the engine."""
+        options = Options(
+            reduction=self.ties,
+            examples="independent",
+            memory=self.memory,
+            check=False,
+            most_examples=self.tile,
+        )
+        of_columns = None
+        if columns is not None:
+            of_columns = Batch(self.columns, columns[0], {"shared": columns[1]})
+        of_rows = Batch(self.rows, rows[0], {"shared": rows[1]})
+        return Call(params, of_rows, of_columns, Preconditioner("none", None), options)
+
+    def _of_partners(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
+        """The kernel of every example with its partner: [n *free of x1 *free of x2 *diagonal]."""
+        first = self._call(params, _first(rows), None if columns is None else _first(columns))
+        task = Task.of(first, *trace(first))
+        n = rows[0][0].shape[0]
+        if task.traced:  # a part of the caller's program
+            return self._pair_by_pair(params, rows, columns, n)
+        budget = budgets.budget(self.memory)
+        fitting = budget // max(1, make_plan(task, budget).peak_bytes)
+        at_a_time = max(1, min(n, fitting, self.tile or n))
+        return self._compiled_pair_by_pair(params, rows, columns, at_a_time)
+
+    @functools.cached_property
+    def _compiled_pair_by_pair(self) -> Callable[..., KernelArray]:
+        # The options for programs with reductions are right for any.
+        options = _jax.compiler_options(reduces=True)
+        return jax.jit(self._pair_by_pair, static_argnums=3, compiler_options=options)
+
+    def _pair_by_pair(
+        self, params: PyTree, rows: Examples, columns: Examples | None, at_a_time: int
+    ) -> KernelArray:
+        def of_pair(pair: list[list[Array]]) -> KernelArray:
+            row, *column = jax.tree.map(lambda leaf: leaf[None], pair)
+            of_columns = (column[0], columns[1]) if columns is not None else None
+            return kernel_array(self._call(params, (row, rows[1]), of_columns))
+
+        pairs = [rows[0]] if columns is None else [rows[0], columns[0]]
+        return jax.lax.map(of_pair, pairs, batch_size=at_a_time)
+
+    @functools.cached_property
+    def _laid_out(self) -> Callable[[Array], Array]:
+        return jax.jit(self._lay_out)
+
+    def _lay_out(self, kernel: KernelArray) -> KernelArray:
+        """The layout of the engine -> that of neural-tangents."""
+        labels1, labels2 = self._output_labels
+        free1 = [labels1[axis] for axis in self.ties.free_rows]
+        free2 = [labels2[axis] for axis in self.ties.free_columns]
+        diagonal = [labels1[axis] for axis, _ in self.ties.diagonal]
+        rows, columns = list(self.examples[:1]), list(self.examples[1:])
+        if self.is_of_partners:
+            columns = []
+        return self.axes.laid_out(kernel, [*rows, *free1, *columns, *free2, *diagonal])
+
+
+def _first(examples: Examples) -> Examples:
+    """The first example, and what all share."""
+    return [leaf[:1] for leaf in examples[0]], examples[1]
+
+
+def ntks(
+    f: Callable[..., PyTree],
+    axes: dict[Outputs, KernelAxes],
+    route: Route,
+    memory: Memory | None,
+    tile: int | None,
+) -> Callable[..., list[KernelArray]]:
+    """The function of parameters, row and column examples that computes the NTK of every pair."""
+    kernels = [NTK.of(f, own, outputs, route, memory, tile) for outputs, own in axes.items()]
+
+    def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[KernelArray]:
+        return [kernel(params, rows, columns) for kernel in kernels]
+
+    return compute
+
+
+def nngps(
+    f: Callable[..., PyTree], axes: dict[Outputs, KernelAxes], route: Route
+) -> Callable[..., list[Array]]:
+    """The same for the NNGP, f(x1) f(x2)^T; f is evaluated once for each."""
+    of_rows, of_columns = route.rows.applied(f), route.columns.applied(f)
+
+    @functools.partial(jax.jit, compiler_options=_jax.compiler_options(reduces=False))
+    def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[Array]:
+        with jax.default_matmul_precision("highest"):
+            outputs1 = jax.tree.leaves(of_rows(params, *rows))
+            outputs2 = outputs1
+            if columns is not None:
+                outputs2 = jax.tree.leaves(of_columns(params, *columns))
+            products = []
+            for (i, j), own in axes.items():
+                operands = outputs1[i], own.labels1, outputs2[j], own.labels2, own.labels
+                products.append(jnp.einsum(*operands) / own.denominator)
+        return products
+
+    return compute
