@@ -1,8 +1,8 @@
 """Frozen dataclasses that are pytrees and check themselves: losses and update rules.
 
-`jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs
-its checks on whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here
-an instance is checked when somebody makes it, and only then.
+`jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs its checks on
+whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here an instance is checked when
+somebody makes it, and only then.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def pytree(*data_fields: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a frozen dataclass: these fields are leaves or subtrees, all others structure."""
+    """Decorate a frozen dataclass: these fields are leaves or subtrees, all others belong to the structure."""
 
     def register(cls: type[T]) -> type[T]:
         names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]

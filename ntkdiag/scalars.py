@@ -1,4 +1,4 @@
-"""Arguments that are one number: checked when their value is known, let through when traced."""
+"""Arguments that are one number: checked when their value is known, let through when they are traced."""
 
 from typing import TypeAlias
 

@@ -13,14 +13,13 @@ class Contender:
 
     Attributes:
         name: What it is.
-        train_loss: On the training examples; None for kernel ridge regression under another loss
-            than its own.
+        train_loss: On the training examples; None for kernel ridge regression under another loss than its own.
         test_loss: On the test examples; None likewise.
         accuracy: On the test examples; None where labels are no classes.
-        agreement: Share of test examples on which it decides like the trained network; None for
-            outputs that are no classes.
-        distance: Root mean square difference of its test outputs from those of the trained network;
-            None where the outputs are on another scale.
+        agreement: Share of test examples on which it decides like the trained network; None for outputs that are no
+            classes.
+        distance: Root mean square difference of its test outputs from those of the trained network; None where the
+            outputs are on another scale.
         outputs: Its outputs on the test examples.
     """
 
@@ -35,16 +34,15 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearBaseline:
-    """A network beside its linearizations and the regressions with its kernels, on one test set.
+    """A network beside its linearizations and the regressions with its kernels, all judged on the same test examples.
 
     Printing shows the table and the methods.
 
     Attributes:
-        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0
-            and on K_T: the lines of the table. Each has `name`, `train_loss`, `test_loss`,
-            `accuracy`, `agreement` and `distance` (to the trained network on the test examples) and
-            `outputs` there, with None for what it has not; `baseline["network"]` is the one whose
-            name begins so.
+        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0 and on
+            K_T: the lines of the table. Each has `name`, `train_loss`, `test_loss`, `accuracy`,
+            `agreement` and `distance` (to the trained network on the test examples) and `outputs` there,
+            with None for what it has not; `baseline["network"]` is the one whose name begins so.
         gap: Network against its linearization at init.
         gap_later: Network against its linearization at the checkpoint, steps counted from there.
         checkpoint: Step at which the network was linearized again.

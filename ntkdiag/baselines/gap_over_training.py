@@ -20,7 +20,7 @@ from ntkdiag.losses.loss_argument import LossLike
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GapHistory:
-    """Network and linearization along training, on the test examples: one entry for each step.
+    """Network and linearization along training, on the test examples; every array has one entry for each step.
 
     Attributes:
         steps: `[T]` numbers of steps since the linearization point.
@@ -57,11 +57,10 @@ class GapHistory:
 
     @errors.public
     def first_beyond(self, tolerance: float, name: str = "e1") -> int | None:
-        """The first recorded step where a gap exceeds a tolerance: so long a linearization holds.
+        """The first recorded step at which a gap is above a tolerance: how long a linearization holds from here.
 
-        With ``name="e1"`` and 0.1 this is the local linearization time scale of the checkpoint, in
-        steps. It is not finer than the recorded steps. A run that left the finite numbers is beyond
-        any tolerance.
+        With ``name="e1"`` and 0.1 this is the local linearization time scale of the checkpoint, in steps. It is not
+        finer than the recorded steps. A run that left the finite numbers is beyond any tolerance.
 
         Cost: none.
 
@@ -88,8 +87,7 @@ class GapHistory:
 
     def __repr__(self) -> str:
         return (
-            f"GapHistory({len(self.steps)} records to step {self.steps[-1]}: max rms "
-            f"{np.max(self.rms):.3g}, "
+            f"GapHistory({len(self.steps)} records to step {self.steps[-1]}: max rms {np.max(self.rms):.3g}, "
             f"e1 {self.e1[-1]:.3g} at the end, beyond 0.1 from step {self.first_beyond(0.1)})"
         )
 
@@ -112,12 +110,11 @@ def gap_over_training(
     second_order: bool = True,
     seed: int = 0,
 ) -> GapHistory:
-    """Train a network and its linearization by one optimizer on the same batches; record the gap.
+    """Train a network and its linearization at `params` by the same optimizer on the same batches; record the gap.
 
-    `params` may be any checkpoint: `first_beyond` then says for how many steps from there a linear
-    model explains training.
-    Cost: training twice, about 8/3 of training the network, and a few forward passes over the test
-    set per mark.
+    `params` may be any checkpoint: `first_beyond` then says for how many steps from there a linear model explains
+    training.
+    Cost: training twice, about 8/3 of training the network, and a few forward passes over the test set per mark.
     Source: Lee et al. 2019 (arXiv 1902.06720); Fort et al. 2020 (2010.15110) for linearizing later.
 
     Args:
@@ -130,8 +127,7 @@ def gap_over_training(
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         marks: Ascending steps to record; None for about a dozen, logarithmically spaced from 0.
-        opt_state: State of the optimizer at the checkpoint, which both models go on from; None for
-            a fresh one.
+        opt_state: State of the optimizer at the checkpoint, which both models go on from; None for a fresh one.
         second_order: Whether to record e2.
         seed: Of the order of examples.
 

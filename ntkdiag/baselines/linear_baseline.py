@@ -45,15 +45,13 @@ def linear_baseline(
 ) -> LinearBaseline:
     """Compare a network with what it would be if its kernel stood still.
 
-    Trains the network, its linearization at initialisation, and its linearization at a later
-    checkpoint, by the same Optax optimizer on the same batches; and regresses the labels on its
-    kernel at initialisation and after training. Close to its linearization at init: lazy. Close to
-    the regression on K_T only: it learned a kernel. Better than both: the kernel picture does not
-    suffice.
+    Trains the network, its linearization at initialisation, and its linearization at a later checkpoint, by the same
+    Optax optimizer on the same batches; and regresses the labels on its kernel at initialisation and after training.
+    Close to its linearization at init: lazy. Close to the regression on K_T only: it learned a kernel. Better than
+    both: the kernel picture does not suffice.
     Cost: about 13/3 of training the network, two kernels of `kernel_examples` examples and their
     eigendecompositions.
-    Source: Lee et al. 2019 (arXiv 1902.06720); Fort et al. 2020 (2010.15110); Ortiz-Jimenez et al.
-    2021 (2106.06770).
+    Source: Lee et al. 2019 (arXiv 1902.06720); Fort et al. 2020 (2010.15110); Ortiz-Jimenez et al. 2021 (2106.06770).
 
     Args:
         model: As for `functionalize`, with one array of outputs.
@@ -64,11 +62,10 @@ def linear_baseline(
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         checkpoint: Step at which the network is linearized again; None for a tenth of the steps.
-        relative_ridge: Ridge of the regressions, in units of the mean diagonal entry of the kernel,
-            which is its mean eigenvalue.
+        relative_ridge: Ridge of the regressions, in units of the mean diagonal entry of the kernel, which
+            is its mean eigenvalue.
         kernel_examples: The regressions use at most so many training examples, the first ones.
-        reduction: Reduction of their kernel over outputs: "mean" (stands for K kron I_C), or
-            "full".
+        reduction: Reduction of their kernel over outputs: "mean" (stands for K kron I_C), or "full".
         seed: Of the order of examples.
         **options: Handed to `functionalize`.
 
@@ -77,8 +74,7 @@ def linear_baseline(
 
     Raises:
         InvalidInputError: When data, loss or a number are not as described, or as `functionalize`.
-        ExamplesInteractError: When outputs of one example depend on the others, as with batch norm
-            in train mode.
+        ExamplesInteractError: When outputs of one example depend on the others, as with batch norm in train mode.
     """
     checkpoint = max(1, steps // 10) if checkpoint is None else checkpoint
     if (
@@ -88,13 +84,12 @@ def linear_baseline(
         or kernel_examples < 1
     ):
         raise errors.InvalidInputError(
-            expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, "
-            'and `reduction` "mean" or "full"',
-            got=f"checkpoint={checkpoint}, steps={steps}, relative_ridge={relative_ridge}, "
-            f"kernel_examples={kernel_examples}, "
+            expected="0 < `checkpoint` < `steps`, positive `relative_ridge` and `kernel_examples`, and "
+            '`reduction` "mean" or "full"',
+            got=f"checkpoint={checkpoint}, steps={steps}, relative_ridge={relative_ridge}, kernel_examples={kernel_examples}, "
             f"reduction={reduction!r}",
-            do="The checkpoint is a number of steps; the ridge is in units of the mean diagonal "
-            "entry of the kernel.",
+            do="The checkpoint is a number of steps; the ridge is in units of the mean diagonal entry of "
+            "the kernel.",
         )
     functional = functionalize(model, variables, **options)
     f, params = functional
@@ -133,7 +128,7 @@ def linear_baseline(
 
 
 class _Runs:
-    """The network and its two linearizations, trained side by side, step by step."""
+    """The network and its two linearizations, trained side by side: only the parameters of one step are held."""
 
     def __init__(
         self,

@@ -45,14 +45,12 @@ def methods(
     )
     targets = "one-hot labels" if data.classes_test is not None else "targets"
     return (
-        f"The {functional.library} model {functional.name} with {size:,} parameters "
-        f"({functional.mode} mode) was trained on N = {data.n} examples for {steps} steps of "
-        f"{order} on the loss {data.loss.describe(data.shape)}, beside its first-order Taylor "
-        "model f(θ₀) + J(θ₀)(θ − θ₀) at initialisation and, from its parameters and optimizer state at "
-        f"step {checkpoint}, beside that at step {checkpoint}: same optimizer, same examples. "
-        "Kernel ridge regression used the empirical neural tangent kernel Θ = J Jᵀ of the network "
-        f"at initialisation (K_0) and after training (K_T) on {rows} training examples, {kernel}, "
-        f"with {targets} centred on the training set and the ridge {relative_ridge:g} of the mean "
-        f"diagonal entry. All were judged on M = {data.m} test examples; agreement and distance "
-        "compare their outputs there with those of the trained network."
+        f"The {functional.library} model {functional.name} with {size:,} parameters ({functional.mode} mode) was trained "
+        f"on N = {data.n} examples for {steps} steps of {order} on the loss {data.loss.describe(data.shape)}, "
+        "beside its first-order Taylor model f(θ₀) + J(θ₀)(θ − θ₀) at initialisation and, from its parameters and "
+        f"optimizer state at step {checkpoint}, beside that at step {checkpoint}: same optimizer, same examples. "
+        f"Kernel ridge regression used the empirical neural tangent kernel Θ = J Jᵀ of the network at initialisation "
+        f"(K_0) and after training (K_T) on {rows} training examples, {kernel}, with {targets} centred on the training "
+        f"set and the ridge {relative_ridge:g} of the mean diagonal entry. All were judged on M = {data.m} test examples; "
+        "agreement and distance compare their outputs there with those of the trained network."
     )

@@ -133,7 +133,7 @@ def accuracy(
 
 
 def batches(n: int, size: int | None, steps: int, seed: int) -> np.ndarray:
-    """Examples of every step, `[steps size]`: epochs in random order, or `[1 n]` for all of them.
+    """Indices of the examples of every step, `[steps size]`: epochs in random order, or `[1 n]` for all of them.
 
     Raises:
         InvalidInputError: When a batch would be empty.

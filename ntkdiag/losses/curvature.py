@@ -1,8 +1,7 @@
 """The curvature of a loss in the outputs, as a factor L of Sigma = L L^T.
 
-Sigma is block diagonal: one block for every example, or position. The stability of training depends
-on the largest eigenvalue of Sigma^1/2 Theta Sigma^1/2. Any factor of Sigma gives the same nonzero
-eigenvalues, L^T Theta L, so no
+Sigma is block diagonal: one block for every example, or position. The stability of training depends on the largest
+eigenvalue of Sigma^1/2 Theta Sigma^1/2. Any factor of Sigma gives the same nonzero eigenvalues, L^T Theta L, so no
 square root of a matrix is taken:
 
     squared error            Sigma = I                  L = I

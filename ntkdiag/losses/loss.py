@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Loss(abc.ABC):
-    """A loss L(f) = (1/D) sum_i l(f_i, y_i): its value, its labels, its curvature in the outputs.
+    """A loss L(f) = (1/D) sum_i l(f_i, y_i): its value, its labels, and its curvature in the outputs.
 
     Attributes:
         name: How `loss=` names it.
@@ -31,8 +31,7 @@ class Loss(abc.ABC):
             shape: Of the outputs, `[n ...]`.
 
         Returns:
-            Targets, shaped like the outputs, or class numbers, shaped like the outputs without
-            their last axis.
+            Targets, shaped like the outputs, or class numbers, shaped like the outputs without their last axis.
 
         Raises:
             InvalidInputError: When the labels do not fit.
@@ -48,8 +47,7 @@ class Loss(abc.ABC):
 
         Args:
             outputs: `[n ...]`, the values f(params, x).
-            y: Labels as `read` returned them, where the curvature depends on them; see
-                `CustomLoss`.
+            y: Labels as `read` returned them, where the curvature depends on them; see `CustomLoss`.
 
         Returns:
             The factor; `outputs.size` is its number of rows.

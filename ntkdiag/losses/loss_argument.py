@@ -33,7 +33,7 @@ def as_loss(loss: LossLike | None) -> Loss | None:
 
 
 def require_loss(loss: LossLike | None, what: str) -> Loss:
-    """The loss; refused where none was named, since `what` would be for a loss that nobody means.
+    """The loss; refused where none was named, since `what` would be a number for a loss that nobody means.
 
     Raises:
         InvalidInputError: Without a loss, or as `as_loss`.

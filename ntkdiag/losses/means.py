@@ -35,8 +35,7 @@ class MeanLoss(Loss):
     """L = (1/D) sum_i l(f_i, y_i).
 
     Attributes:
-        denominator: D; None for the number of examples (and positions, where each has a loss of its
-            own).
+        denominator: D; None for the number of examples (and positions, where each has a loss of its own).
 
     Raises:
         InvalidInputError: When the denominator is not a positive number.
@@ -78,12 +77,11 @@ class MeanLoss(Loss):
 @pytree("denominator")
 @dataclasses.dataclass(frozen=True)
 class MSE(MeanLoss):
-    """Half the squared error, l = 1/2 ||f - y||^2, summed over outputs; curvature: the identity.
+    """Half the squared error, l = 1/2 ||f - y||^2, summed over outputs; its curvature is the identity.
 
     Attributes:
-        denominator: D; None for the number of examples. N C for a mean over outputs too (as
-            `optax.l2_loss(...).mean()` and neural-tangents), N / 2 for a squared error without the
-            half.
+        denominator: D; None for the number of examples. N C for a mean over outputs too (as `optax.l2_loss(...).mean()`
+            and neural-tangents), N / 2 for a squared error without the half.
 
     Example:
         >>> import jax.numpy as jnp
@@ -112,7 +110,7 @@ class MSE(MeanLoss):
 @pytree("denominator")
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(MeanLoss):
-    """Softmax cross-entropy over the last axis, l = -log softmax(f)[y], at every position.
+    """Softmax cross-entropy over the last axis of the outputs, l = -log softmax(f)[y], at every position.
 
     Attributes:
         denominator: D; None for the number of examples and positions.
