@@ -22,8 +22,9 @@ def rates(size: int = 2048, rounds: int = 9) -> list[float]:
 
 def main() -> None:
     for size in (512, 1024, 2048, 4096):
-        found = rates(size, rounds=5 if size > 2048 else 15)
-        median, best = statistics.median(found), max(found)
+        measured = rates(size, rounds=5 if size > 2048 else 15)
+        median = statistics.median(measured)
+        best = max(measured)
         print(f"{size:5d}: {median / 1e9:6.1f} GF/s median, {best / 1e9:6.1f} GF/s best")
 
 

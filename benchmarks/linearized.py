@@ -86,16 +86,16 @@ def main(argv=None):
     table.add_column("network")
     for column in ("parameters", "linear", "quadratic"):
         table.add_column(column, justify="right")
-    found = {}
+    ratios_of: dict = {}
     for name, make in NETWORKS.items():
         module, x = make(arguments.tiny)
-        found[name] = ratios(measure(module, x, arguments.rounds))
+        ratios_of[name] = ratios(measure(module, x, arguments.rounds))
         shapes = jax.eval_shape(module.init, jax.random.key(0), x)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-        linear, quadratic = (f"{found[name][degree]:.2f}" for degree in (1, 2))
+        linear, quadratic = (f"{ratios_of[name][degree]:.2f}" for degree in (1, 2))
         table.add_row(name, f"{size:,}", linear, quadratic)
     Console().print(table)
-    return found
+    return ratios_of
 
 
 if __name__ == "__main__":

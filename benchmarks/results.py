@@ -66,11 +66,12 @@ class Result:
 def load(path: str) -> list[Result]:
     """The results in a JSON file of an earlier run."""
     names = {field.name for field in dataclasses.fields(Result)}
-    found = json.loads(pathlib.Path(path).read_text())["results"]
-    return [
-        Result(**{name: value for name, value in result.items() if name in names})
-        for result in found
-    ]
+    results = []
+    for stored in json.loads(pathlib.Path(path).read_text())["results"]:
+        # An older file may have fields that are gone.
+        fields = {name: value for name, value in stored.items() if name in names}
+        results.append(Result(**fields))
+    return results
 
 
 def best(results: list[Result], ours: str = "ntkdiag") -> Result | None:

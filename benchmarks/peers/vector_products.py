@@ -23,7 +23,8 @@ def build(workload: Workload, reduction: str) -> Job:
             block = jax.vmap(column, out_axes=-1)(jnp.eye(y.size, dtype=y.dtype))  # [n o p]
             return block if reduction == "full" else jnp.trace(block, axis1=1, axis2=2)
 
-        found = jax.lax.map(columns, x)
-        return jnp.moveaxis(found, 0, 2 if reduction == "full" else 1)
+        # [m n o p] -> [n o m p], or [m n] -> [n m]
+        of_columns = jax.lax.map(columns, x)
+        return jnp.moveaxis(of_columns, 0, 2 if reduction == "full" else 1)
 
     return Job(lambda: jax.block_until_ready(kernel(params, x)), scale=workload.pairs)
