@@ -1,7 +1,7 @@
 """Everything that depends on the version of JAX or XLA stands in this file.
 
-1. Jaxprs: `jax.extend` carries no compatibility guarantee, so that the names, classes and parameters
-   that differ between versions are read here, and nowhere else.
+1. Jaxprs: `jax.extend` carries no compatibility guarantee, so that the names, classes and
+   parameters that differ between versions are read here, and nowhere else.
 2. Questions to a jaxpr: what occurs anywhere in it, loops and branches included.
 3. The trace under way: its settings, and whether there is one.
 4. XLA on CPU: which compiler options compute float32 derivatives of normalisation layers rightly.
@@ -26,9 +26,9 @@ from jaxtyping import Array, Float, PyTree
 
 # 1. Jaxprs.
 
-# What a jaxpr is made of: variables and literals ("atoms"), and equations between them. JAX declares
-# less than these have (an aval without a shape, for one), so a type checker takes them as they come;
-# the structure of a tree it declares as a variable, which is no type.
+# What a jaxpr is made of: variables and literals ("atoms"), and equations between them. JAX
+# declares less than these have (an aval without a shape, for one), so a type checker takes them as
+# they come; the structure of a tree it declares as a variable, which is no type.
 if TYPE_CHECKING:
     Jaxpr: TypeAlias = Any
     ClosedJaxpr: TypeAlias = Any
@@ -351,7 +351,8 @@ def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str]:
 def warn_if_untrusted_jit(*, reduces: bool = True) -> None:
     """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU.
 
-    ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it cannot.
+    ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it
+    cannot.
     """
     if not reduces or jax.default_backend() != "cpu":
         return

@@ -27,7 +27,7 @@ def channels_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     For what runs inside a loop, on a CPU; on other devices it is f.
     """
 
-    def run(*args):
+    def run(*args: PyTree) -> PyTree:
         if jax.default_backend() != "cpu":
             return f(*args)
         closed, out = jax.make_jaxpr(f, return_shape=True)(*args)
@@ -42,7 +42,8 @@ def evaluate(jaxpr: Jaxpr, consts: list, *values: Any) -> list:
     """Evaluate a jaxpr, on a CPU with all its convolutions channels-last."""
     if jax.default_backend() != "cpu" or not _has_convolution(jaxpr):
         return _jax.eval_jaxpr(jaxpr, consts, *values)
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    known = dict(zip(inputs, [*consts, *values], strict=True))
 
     def read(atom: Atom) -> Any:
         return atom.val if isinstance(atom, _jax.Literal) else known[atom]
@@ -82,21 +83,27 @@ def _convolution(
     **params: Any,
 ) -> Shaped[Array, "..."]:
     """A convolution [n space... c] * [space... c d] -> [n space... d] between transpositions."""
-    # Images and outputs [n space... c], the kernel [space... c d].
-    channels = lhs.ndim - 1
-    layout = (0, channels, *range(1, channels))
-    kernel = (channels, channels - 1, *range(channels - 1))
-    out_order = _channels_to_the_end(dimension_numbers.out_spec)
-    rhs_spec = dimension_numbers.rhs_spec
+    # JAX gives the axes of images as (n, c, space...), those of kernels as (d, c, space...).
+    images = lhs.transpose(_channels_to_the_end(dimension_numbers.lhs_spec))  # -> [n space... c]
+    d, c, *space = dimension_numbers.rhs_spec
+    kernel = rhs.transpose((*space, c, d))  # -> [space... c d]
+
+    # Where these axes are now: the last of images [n space... c], the last two of kernels.
+    last = lhs.ndim - 1
+    image_spec = (0, last, *range(1, last))
+    kernel_spec = (last, last - 1, *range(last - 1))
     out = lax.conv_general_dilated_p.bind(
-        lhs.transpose(_channels_to_the_end(dimension_numbers.lhs_spec)),
-        rhs.transpose((*rhs_spec[2:], rhs_spec[1], rhs_spec[0])),
-        dimension_numbers=lax.ConvDimensionNumbers(layout, kernel, layout),
+        images,
+        kernel,
+        dimension_numbers=lax.ConvDimensionNumbers(image_spec, kernel_spec, image_spec),
         **params,
     )
+    # [n space... c] -> the order that was asked for
+    out_order = _channels_to_the_end(dimension_numbers.out_spec)
     return out.transpose([out_order.index(axis) for axis in range(out.ndim)])
 
 
 def _channels_to_the_end(spec: Sequence[int]) -> tuple[int, ...]:
     """The axes of an array, given as (batch, channels, space...), in the order [n space... c]."""
-    return (spec[0], *spec[2:], spec[1])
+    n, c, *space = spec
+    return (n, *space, c)

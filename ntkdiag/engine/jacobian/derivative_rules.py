@@ -42,7 +42,8 @@ def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path:
     if not views or not all(map(is_floating, eqn.outvars)):
         return _jax.bind(eqn, [recorder.differentiable(value) for value in values])
 
-    # 1. Where does the cotangent of each parameter come from?
+    # 1. Where does the cotangent of each parameter come from? A function that hands its cotangent
+    # straight through has one output, which is a view; nothing else is to be done for it.
     rule = OpenedRule.of_equation(eqn, constants)
     products: dict[int, RuleProduct] = {}
     for k, view in views.items():
@@ -57,14 +58,14 @@ def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path:
     # 2. Parameters of products, and those that are biases of them, become constants.
     uses = {k: rule.weight_use(product) for k, product in products.items()}
     # The tap of a scaled view has a scaled cotangent, which is not that of a bias.
-    unscaled = {}
+    uses_by_c = {}
     for k, product in products.items():
         if views[k].scale is None:
             use, _ = uses[k]
-            unscaled[product.c] = use, (*path, k)
+            uses_by_c[product.c] = use, (*path, k)
     biases = {}
     for k, view in views.items():
-        bias = rule.bias_use(k, view.layout, unscaled)
+        bias = rule.bias_use(k, view.layout, uses_by_c)
         if bias is not None:
             biases[k] = bias
     inputs = []
@@ -83,9 +84,10 @@ def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path:
         recorder.record(key, key, view, primitive, use, [inputs[read] for read in reads])
         c = products[k].c.aval
         taps[k] = recorder.add_tap(key, jnp.zeros(c.shape, c.dtype), views[k].scale)
+    # A bias reads the cotangent of the tap of its product; its own operand is a = 1.
     for k, (use, tap_key) in biases.items():
-        one = np.ones((), views[k].dtype)
-        recorder.record((*path, k), tap_key, views[k], primitive, use, one)
+        a = np.ones((), views[k].dtype)
+        recorder.record((*path, k), tap_key, views[k], primitive, use, a)
     layouts = {k: views[k].layout for k in products}
     return _function_with_taps(eqn, constants, layouts)(inputs, taps)
 
@@ -94,14 +96,16 @@ def _straight_through(
     eqn: Equation, values: list, argument: int, layout: LeafLayout, recorder: Recorder
 ) -> View:
     """The output of a function that hands its cotangent through to one argument: a view of it."""
-    inputs = [
-        None if k == argument else recorder.differentiable(value) for k, value in enumerate(values)
-    ]
+    inputs = list(values)
+    for k, value in enumerate(values):
+        if k != argument:
+            inputs[k] = recorder.differentiable(value)
 
     def function(numbers):
         with_numbers = list(inputs)
         with_numbers[argument] = numbers
-        return _jax.bind(eqn, with_numbers)[0]
+        [output] = _jax.bind(eqn, with_numbers)
+        return output
 
     return values[argument].with_numbers(function, layout)
 
@@ -114,6 +118,7 @@ def _function_with_taps(
     `layouts` are those of the parameters with a tap, by number of the argument.
     """
 
+    # The taps are zero and change no number: the function is that of the equation.
     @jax.custom_vjp
     def tapped(inputs, taps):
         return _jax.bind(eqn, inputs)
@@ -122,6 +127,7 @@ def _function_with_taps(
         return outputs_and_pullback(eqn, constants, inputs)
 
     def backward(pullback, cotangents):
+        # The pullback is a pytree: what the forward pass kept, and how it is used.
         residuals, tree = jax.tree.flatten(pullback)
         # The rule again, now from the residuals of the forward pass instead of from the inputs.
         rule = OpenedRule.of(eqn, constants, tree.unflatten, residuals, cotangents)
@@ -130,6 +136,8 @@ def _function_with_taps(
             product = rule.source(k, layout)
             assert isinstance(product, RuleProduct)
             operands_c.append(product.c)
+        # One evaluation gives the cotangents of all arguments, and the operand c of each product.
+        # The cotangent of an argument with a tap, which is a constant, is not used: it is dropped.
         known = dict(zip(rule.jaxpr.invars, [*residuals, *cotangents], strict=True))
         atoms = [*rule.jaxpr.outvars, *operands_c]
         evaluated = evaluate_atoms(rule.jaxpr, rule.consts, known, atoms)

@@ -7,16 +7,13 @@ parameter is a use of its own, whose cotangent is its window of the cotangent of
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Shaped
 
 from ntkdiag import _jax
 from ntkdiag._jax import Equation
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
-from ntkdiag.engine.jacobian.views import View
+from ntkdiag.engine.jacobian.views import Numbers, View
 from ntkdiag.engine.jacobian.weight_use import WeightUse, Window
 
 # What changes neither the shape nor the order of a joined weight.
@@ -36,8 +33,8 @@ class JoinedViews:
 
     views: tuple[View, ...]
     axis: int
-    value: Shaped[Array | np.ndarray, "..."]
-    dense: Shaped[Array | np.ndarray, "..."] | None
+    value: Numbers
+    dense: Numbers | None
 
     @staticmethod
     def of(eqn: Equation, values: list) -> "JoinedViews | None":
@@ -102,7 +99,9 @@ class JoinedViews:
             view.layout.block_shape == block_shape and view.scans == first.scans
             for view in self.views
         )
-        return together if alike else None, uses
+        if not alike:
+            return None, uses
+        return together, uses
 
 
 def _axis_in_output(together: WeightUse, length: int, stride: int) -> int | None:
@@ -120,15 +119,17 @@ def _axis_in_output(together: WeightUse, length: int, stride: int) -> int | None
 
 
 def _with_layout(view: View, layout: LeafLayout) -> View:
+    """A view without numbers whose elements are in another order."""
     return dataclasses.replace(view, layout=layout)
 
 
-def _apply_to_numbers(eqn: Equation, values: list) -> tuple[Any, Any]:
+def _apply_to_numbers(eqn: Equation, values: list) -> tuple[Numbers, Numbers | None]:
     """An equation applied to the numbers of views, and to their differentiable copies, if any."""
-    [value] = _jax.bind(eqn, [v.value for v in values])
-    if all(v.dense is v.value for v in values):
+    [value] = _jax.bind(eqn, [view.value for view in values])
+    # On the first walk the copies are the parameters themselves.
+    if all(view.dense is view.value for view in values):
         return value, value
-    if any(v.dense is None for v in values):
+    if any(view.dense is None for view in values):
         return value, None
-    [dense] = _jax.bind(eqn, [v.dense for v in values])
+    [dense] = _jax.bind(eqn, [view.dense for view in values])
     return value, dense

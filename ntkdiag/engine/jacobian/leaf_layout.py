@@ -13,6 +13,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 # How long numpy may try to tell whether two layouts overlap.
+# Any, because numpy declares 0 and -1 only.
 _MOST_WORK: Any = 100_000
 
 
@@ -103,10 +104,10 @@ class LeafLayout:
         """The layout inside a scan over the leading axis, which becomes a block axis."""
         return dataclasses.replace(self, n_block=self.n_block + 1)
 
-    def overlaps(self, other: "LeafLayout") -> bool:
+    def overlaps(self, layout: "LeafLayout") -> bool:
         """Whether two layouts share an element of the leaf; True where that is too hard to tell."""
         try:
-            return np.shares_memory(self.array, other.array, max_work=_MOST_WORK)
+            return np.shares_memory(self.array, layout.array, max_work=_MOST_WORK)
         except np.exceptions.TooHardError:
             return True
 
@@ -115,9 +116,8 @@ class LeafLayout:
         # The index at position (k_1, k_2, ...) is offset + sum_j k_j stride_j.
         rank = self.array.ndim
         index = np.full((1,) * rank, self.offset)
-        for axis, (size, stride) in enumerate(
-            zip(self.array.shape, self.array.strides, strict=True)
-        ):
+        axes = zip(self.array.shape, self.array.strides, strict=True)
+        for axis, (size, stride) in enumerate(axes):
             along_axis = [1] * rank
             along_axis[axis] = size
             index = index + (np.arange(size) * stride).reshape(along_axis)
@@ -125,11 +125,14 @@ class LeafLayout:
 
     @property
     def _all_blocks(self) -> tuple[slice, ...]:
+        """The part of an index that leaves the block axes as they are."""
         return (slice(None),) * self.n_block
 
     def _seen_as(self, array: np.ndarray) -> "LeafLayout":
+        """The layout of the same leaf in which the stand-in is seen as another view of it."""
         return dataclasses.replace(self, array=array)
 
 
 def _address(array: np.ndarray) -> int:
+    """Where the first element of an array lies in memory, in bytes: one byte is one element."""
     return array.__array_interface__["data"][0]

@@ -44,6 +44,7 @@ def liveness(jaxpr: Jaxpr, outputs: Iterable[Atom] | None = None) -> Liveness:
     with_derivative: set[Variable] = set()
 
     def read(atoms: Iterable[Atom], differentiated: bool) -> None:
+        """Note that variables are read, and whether the reader is differentiated."""
         for var in _variables(atoms):
             uses[var] = uses.get(var, 0) + 1
             # Whole numbers have no derivative, so it ends where only they are read.
@@ -54,6 +55,7 @@ def liveness(jaxpr: Jaxpr, outputs: Iterable[Atom] | None = None) -> Liveness:
     n_equations = len(jaxpr.eqns)
     needed = [False] * n_equations
     differentiated = [False] * n_equations
+    # From the last equation to the first: all readers of a result have been seen before it.
     for k in reversed(range(n_equations)):
         eqn = jaxpr.eqns[k]
         # An equation with effects (a callback, a write) runs also if nobody reads its results.
@@ -69,7 +71,8 @@ def liveness(jaxpr: Jaxpr, outputs: Iterable[Atom] | None = None) -> Liveness:
 def without_dead(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr without equations that its outputs do not need; nested jaxprs stay as they are."""
     needed = liveness(jaxpr).needed
-    return jaxpr.replace(eqns=[eqn for k, eqn in enumerate(jaxpr.eqns) if needed[k]])
+    kept = [eqn for k, eqn in enumerate(jaxpr.eqns) if needed[k]]
+    return jaxpr.replace(eqns=kept)
 
 
 def downstream(jaxpr: Jaxpr, sources: Iterable[Variable]) -> set[Variable]:
@@ -89,8 +92,10 @@ def depends_on(jaxpr: Jaxpr, n_fixed: int) -> list[bool]:
 
 def _results(eqn: Equation) -> list[Variable]:
     """The outputs of an equation, and the mutable arrays it may write to."""
-    return [*eqn.outvars, *(var for var in _variables(eqn.invars) if _jax.is_ref(var))]
+    written = [var for var in _variables(eqn.invars) if _jax.is_ref(var)]
+    return [*eqn.outvars, *written]
 
 
 def _variables(atoms: Iterable[Atom]) -> list[Variable]:
+    """The variables among variables and literals."""
     return [atom for atom in atoms if not isinstance(atom, _jax.Literal)]

@@ -94,7 +94,7 @@ class RuleProduct:
 
     @property
     def summed_axes(self) -> list[int]:
-        """The axes of the product that are summed up later: those along which the layout repeats."""
+        """The axes of the product that are summed up later, along which the layout repeats."""
         axes = zip(self.layout.strides, self.layout.shape, strict=True)
         return [axis for axis, (stride, size) in enumerate(axes) if stride == 0 and size > 1]
 
@@ -120,8 +120,8 @@ class RuleProduct:
         c_bound = (*contracted[c_side], *batch[c_side])
         a_free = [axis for axis in range(len(a_shape)) if axis not in a_bound]
 
-        # 1. c [b t d]: what is contracted, or summed up later, are positions t; other batch axes are
-        # blocks b; what is free are outputs d.
+        # 1. c [b t d]: what is contracted, or summed up later, are positions t; other batch axes
+        # are blocks b; what is free are outputs d.
         c_roles = ["d"] * len(c_shape)
         for axis in contracted[c_side]:
             c_roles[axis] = "t"
@@ -130,7 +130,7 @@ class RuleProduct:
         c_blocks = [axis for axis, role in enumerate(c_roles) if role == "b"]
         c_positions = [axis for axis, role in enumerate(c_roles) if role == "t"]
 
-        # 2. a [b t i]: each block and position of c has its partner in a; what is free are inputs i.
+        # 2. a [b t i]: each block and position of c has its partner in a; free are inputs i.
         partner = dict(zip(c_bound, a_bound, strict=True))
         a_blocks = [partner[axis] for axis in c_blocks]
         a_positions = [partner[axis] for axis in c_positions]

@@ -22,6 +22,9 @@ from ntkdiag.engine.jacobian.weight_use import WeightUse
 # Sites, taps and operands are known by the path of their equation, with one more number where an
 # equation has several.
 Path: TypeAlias = tuple[int, ...]
+# What a site hands out: the operand of a product, the numbers of rows of a look-up, or the inputs
+# of a derivative rule from which the operand is computed later.
+Operand: TypeAlias = Shaped[ArrayLike, "..."] | list
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +73,7 @@ class Recorder:
         tap_avals: Shape and dtype of each tap.
         dense_leaves: Leaves whose differentiable copy is used somewhere.
         stacked_leaves: Leaves that a scan runs over, and its length.
-        operands: The operands handed out, by key.
+        operands: The operands handed out, by key; of a derivative rule a list of its inputs.
         scans: The enclosing scans: their path and length.
     """
 
@@ -81,7 +84,7 @@ class Recorder:
         self.tap_avals: dict[Path, jax.ShapeDtypeStruct] = {}
         self.dense_leaves: set[int] = set()
         self.stacked_leaves: dict[int, int] = {}
-        self.operands: dict[Path, Any] = {}
+        self.operands: dict[Path, Operand] = {}
         self.scans: tuple[tuple[Path, int], ...] = ()
 
     def inside(
@@ -92,26 +95,32 @@ class Recorder:
         Its operands are its own: they belong to the trace of the body and have to leave it as
         outputs.
         """
+        # Shared, not copied: what the body finds is found for all.
         inner = Recorder(taps, self.untapped)
         inner.sites = self.sites
         inner.tap_avals = self.tap_avals
         inner.dense_leaves = self.dense_leaves
         inner.stacked_leaves = self.stacked_leaves
-        inner.scans = self.scans if scan is None else (*self.scans, scan)
+        inner.scans = self.scans
+        if scan is not None:
+            inner.scans = (*self.scans, scan)
         return inner
 
     def taps_inside(self, path: Path) -> dict[Path, Array] | None:
         """The taps of the sites inside the equation at a path."""
         if self.taps is None:
             return None
+        # Their keys are longer paths that begin with this one.
         return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
 
-    def differentiable(self, value: Any) -> Any:
+    def differentiable(self, value: object) -> Any:
         """The differentiable copy of a view; any other value as it is."""
         if not isinstance(value, View | JoinedViews):
             return value
-        views = value.views if isinstance(value, JoinedViews) else (value,)
-        leaves = [view.leaf for view in views]
+        if isinstance(value, JoinedViews):
+            leaves = [view.leaf for view in value.views]
+        else:
+            leaves = [value.leaf]
         self.dense_leaves.update(leaves)
         if value.dense is None:
             raise RuntimeError(
@@ -126,7 +135,7 @@ class Recorder:
         if self.taps is None:
             # Inside scans the tap has one entry for each step.
             lengths = tuple(length for _, length in self.scans)
-            self.tap_avals[key] = jax.ShapeDtypeStruct(lengths + y.shape, y.dtype)
+            self.tap_avals[key] = jax.ShapeDtypeStruct((*lengths, *y.shape), y.dtype)
             return y
         if key in self.untapped:
             return y
@@ -142,27 +151,54 @@ class Recorder:
                 self.sites[key] = dataclasses.replace(site, tap_key=instead)
 
     def record(
-        self, key: Path, tap_key: Path, view: View, primitive: str, use: WeightUse, operand: Any
+        self, key: Path, tap_key: Path, view: View, primitive: str, use: WeightUse, operand: Operand
     ) -> None:
         """Record a site and hand out its operand, times the scalar factor of the view."""
-        scans, scaled = self.roles(view), view.scale is not None
-        self.sites[key] = Site(view.leaf, primitive, use, key, tap_key, key, scans, scaled)
+        self.sites[key] = Site(
+            leaf=view.leaf,
+            primitive=primitive,
+            use=use,
+            key=key,
+            tap_key=tap_key,
+            operand_key=key,
+            scans=self.roles(view),
+            scaled=view.scale is not None,
+        )
         # A list of operands goes to a derivative rule as it is, and row numbers stay whole numbers.
         is_multiplied = use.kind != "rows" and not isinstance(operand, list)
         if is_multiplied and not jnp.issubdtype(jnp.result_type(operand), jnp.inexact):
             operand = jnp.asarray(operand, view.dtype)
         if view.scale is not None:
+            # y = (scale w) . h = w . (scale h). Callers keep the factor from lists and row numbers.
+            assert not isinstance(operand, list)
             operand = operand * jnp.asarray(view.scale, jnp.result_type(operand))
         self.operands[key] = operand
 
     def record_joined(
-        self, path: Path, joined: JoinedViews, primitive: str, uses: tuple, operand: Any
+        self,
+        path: Path,
+        joined: JoinedViews,
+        primitive: str,
+        uses: tuple[WeightUse | None, list[WeightUse]],
+        operand: Operand,
     ) -> None:
-        """Record a site for each of several weights side by side, and hand out their operand."""
+        """Record a site for each of several weights side by side, and hand out their operand.
+
+        `uses` are those of `JoinedViews.uses`: of all as one weight, and of each.
+        """
         together, use_of_each = uses
         for k, (view, use) in enumerate(zip(joined.views, use_of_each, strict=True)):
+            # They share the tap and the operand of the equation; the first has its key as well.
             key = (*path, k) if k else path
-            site = Site(view.leaf, primitive, use, key, path, path, self.roles(view))
+            site = Site(
+                leaf=view.leaf,
+                primitive=primitive,
+                use=use,
+                key=key,
+                tap_key=path,
+                operand_key=path,
+                scans=self.roles(view),
+            )
             if together is not None:
                 site = dataclasses.replace(site, joined=(len(use_of_each), together))
             self.sites[key] = site
@@ -170,4 +206,8 @@ class Recorder:
 
     def roles(self, view: View) -> tuple[tuple[int, str], ...]:
         """The length of each enclosing scan, with "b" if it runs over the leaf, else "t"."""
-        return tuple((length, "b" if path in view.scans else "t") for path, length in self.scans)
+        roles = []
+        for path, length in self.scans:
+            runs_over_leaf = path in view.scans
+            roles.append((length, "b" if runs_over_leaf else "t"))
+        return tuple(roles)

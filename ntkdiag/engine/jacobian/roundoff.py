@@ -5,8 +5,7 @@ unit roundoff of a function is the largest one of all values on the way from its
 outputs.
 """
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 
 from ntkdiag import _jax
@@ -21,6 +20,7 @@ def unit_roundoff(jaxpr: Jaxpr | ClosedJaxpr) -> float:
     dependent = downstream(jaxpr, jaxpr.invars)
     roundoffs = [0.0]
     for k, eqn in enumerate(jaxpr.eqns):
+        # What no input goes into is a constant, and what has no derivative rounds on purpose.
         on_the_way = differentiated[k] and not dependent.isdisjoint(eqn.outvars)
         if on_the_way:
             roundoffs += [eps_of(var.aval.dtype) for var in eqn.outvars]
@@ -28,7 +28,7 @@ def unit_roundoff(jaxpr: Jaxpr | ClosedJaxpr) -> float:
     return max(roundoffs)
 
 
-def eps_of(dtype: Any) -> float:
+def eps_of(dtype: jax.typing.DTypeLike) -> float:
     """The unit roundoff of a dtype, also of one that numpy does not know; 0 if not floating."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return 0.0

@@ -13,7 +13,6 @@ Three observations, all measured on a CPU:
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +22,12 @@ from jaxtyping import Array, Shaped
 
 
 def arrange(
-    x: Shaped[Any, "..."], order: tuple[int, ...], shape: tuple[int, ...]
+    x: Shaped[Array, "..."], order: tuple[int, ...], shape: tuple[int, ...]
 ) -> Shaped[Array, "..."]:
     """Transpose to an order of axes and reshape, without a transpose that moves nothing."""
-    moved = [axis for axis in order if x.shape[axis] != 1]
-    if moved == sorted(moved):
+    # Axes of length 1 may go anywhere: only the order of the others decides whether numbers move.
+    longer_axes = [axis for axis in order if x.shape[axis] != 1]
+    if longer_axes == sorted(longer_axes):
         return x.reshape(shape)
     return jnp.transpose(x, order).reshape(shape)
 

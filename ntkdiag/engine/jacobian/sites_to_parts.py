@@ -219,7 +219,7 @@ def _merge_biases(parts: list[Part]) -> list[Part]:
 
 
 def _is_single_product(part: Part) -> bool:
-    """Whether a part is one use of a weight in a product, or of a bias: its cotangent can be shared."""
+    """Whether a part is one use, of a weight in a product or of a bias, that others may join."""
     return part.kind == "outer" and len(part.sites) == 1
 
 

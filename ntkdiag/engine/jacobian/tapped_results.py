@@ -59,15 +59,21 @@ class TappedResults:
 
     def get(self, atom: Atom) -> TappedResult | None:
         """The tapped result in a variable, if there is one."""
-        return None if isinstance(atom, _jax.Literal) else self._results.get(atom)
+        if isinstance(atom, _jax.Literal):  # no variable, and not hashable
+            return None
+        return self._results.get(atom)
 
     def note_site(self, eqn: Equation, site: Site) -> None:
         """Note that an equation gave the result of a site."""
         result = TappedResult(site)
         if site.use.kind == "ones":
-            # With a bias added it is still the result of the contraction.
-            before = [self.get(atom) for atom in eqn.invars]
-            result = next((tapped for tapped in before if tapped is not None), result)
+            # With a bias added it is still the result of the contraction, to which another bias or
+            # product may be added.
+            for atom in eqn.invars:
+                contraction = self.get(atom)
+                if contraction is not None:
+                    result = contraction
+                    break
         self._note(eqn, result)
 
     def note_rearrangement(self, eqn: Equation) -> None:
@@ -79,16 +85,18 @@ class TappedResults:
 
     def share_tap_of_sum(self, eqn: Equation) -> None:
         """If an equation adds two results of contractions, let them share the tap of the first."""
-        first, second = (self.get(atom) for atom in eqn.invars)
-        if first is None or second is None or first.rearrangements or second.rearrangements:
+        left, right = (self.get(atom) for atom in eqn.invars)
+        if left is None or right is None or left.rearrangements or right.rearrangements:
             return
         # Both are added as they are: nothing is repeated or cast on the way.
         avals = {(atom.aval.shape, atom.aval.dtype) for atom in (*eqn.invars, *eqn.outvars)}
-        if len(avals) == 1 and first.site.use.kind == second.site.use.kind == "outer":
-            self._recorder.share_tap(second.site.tap_key, instead=first.site.tap_key)
-            self._note(eqn, first)
+        both_are_products = left.site.use.kind == right.site.use.kind == "outer"
+        if len(avals) == 1 and both_are_products:
+            self._recorder.share_tap(right.site.tap_key, instead=left.site.tap_key)
+            self._note(eqn, left)
 
     def _note(self, eqn: Equation, result: TappedResult) -> None:
+        """Note the tapped result in the output of an equation, if only one equation reads it."""
         # If it is read twice, its cotangent is the sum of two, and not that of what is added.
         if self._uses[eqn.outvars[0]] == 1:
             self._results[eqn.outvars[0]] = result

@@ -13,9 +13,10 @@ which group. It is made from shapes alone, and applied to arrays when the factor
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
@@ -53,7 +54,7 @@ class WeightUse:
 
     weight: LeafLayout
     n_axes: tuple[int, int, int]
-    arrange_operand: Callable[[Any], Array]
+    arrange_operand: Callable[..., Shaped[Array, "..."]]
     out_shape: tuple[int, ...]
     out_roles: tuple[str, ...]
     kind: str = "outer"
@@ -69,13 +70,16 @@ class WeightUse:
 
     def out_axes(self, role: str) -> tuple[int, ...]:
         """The axes of `out_shape` with a role."""
-        return tuple(axis for axis, known in enumerate(self.out_roles) if known == role)
+        return tuple(axis for axis, has in enumerate(self.out_roles) if has == role)
 
     def arrange_cotangent(self, c: Shaped[Array, "..."]) -> Shaped[Array, "b t d"]:
         """The cotangent of the output as `c[b t d]`."""
         if self.window is not None:
+            # The part of the output of all weights side by side that is that of this one.
             shape, axis, start = self.window
-            c = lax.slice_in_dim(c.reshape(shape), start, start + self.out_shape[axis], axis=axis)
+            stop = start + self.out_shape[axis]
+            c = lax.slice_in_dim(c.reshape(shape), start, stop, axis=axis)
+        # [out_shape, in any order of roles] -> [b... t... d...] -> [b t d]
         order = self.out_axes("b") + self.out_axes("t") + self.out_axes("d")
         b, t, _, d = self.sizes()
         return arrange(c.reshape(self.out_shape), order, (b, t, d))
@@ -92,6 +96,8 @@ def bias_use(of: WeightUse, layout: LeafLayout) -> WeightUse | None:
     view = layout.reshape(of.out_shape)
     if view is None:
         return None
+    # A bias that was repeated along d, or not along t, would not have the cotangent [b t d] summed
+    # over t as its derivative.
     for size, stride, role in zip(of.out_shape, view.strides, of.out_roles, strict=True):
         repeated = stride == 0
         if size > 1 and repeated != (role == "t"):
@@ -99,12 +105,21 @@ def bias_use(of: WeightUse, layout: LeafLayout) -> WeightUse | None:
     # The positions are axes of length 1 of the parameter; they count as its inputs i, of which
     # there is one: a = 1.
     first_position = tuple(slice(0, 1) if role == "t" else slice(None) for role in of.out_roles)
-    axes = [of.out_axes(role) for role in ("b", "t", "d")]
-    weight = view.select(first_position).transpose((*axes[0], *axes[1], *axes[2]))
-    n_axes = (len(axes[0]), len(axes[1]), len(axes[2]))
+    blocks = of.out_axes("b")
+    positions = of.out_axes("t")
+    outputs = of.out_axes("d")
+    weight = view.select(first_position).transpose((*blocks, *positions, *outputs))
+    n_axes = (len(blocks), len(positions), len(outputs))
     b, t, _, _ = of.sizes()
 
-    def repeat_over_positions(scale: Shaped[Any, ""]) -> Shaped[Array, "b t 1"]:
+    def repeat_over_positions(scale: Shaped[Array | np.ndarray, ""]) -> Shaped[Array, "b t 1"]:
         return jnp.broadcast_to(scale, (b, t, 1))
 
-    return WeightUse(weight, n_axes, repeat_over_positions, of.out_shape, of.out_roles, "ones")
+    return WeightUse(
+        weight=weight,
+        n_axes=n_axes,
+        arrange_operand=repeat_over_positions,
+        out_shape=of.out_shape,
+        out_roles=of.out_roles,
+        kind="ones",
+    )

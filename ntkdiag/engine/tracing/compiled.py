@@ -2,8 +2,7 @@
 
 import concurrent.futures
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,8 @@ class Compiled:
         self, function: Callable[..., PyTree], options: dict[str, str], donate: int | None = None
     ):
         self._run = jax.jit(function, compiler_options=options, donate_argnums=donate)
-        self._begun: dict[Any, concurrent.futures.Future] = {}
+        # Compilations under way on other threads, by the kind of arguments.
+        self._begun: dict[Hashable, concurrent.futures.Future] = {}
 
     def __call__(self, *args: PyTree) -> PyTree:
         """The function, compiled for arguments of this kind if it has not been."""
@@ -38,6 +38,7 @@ class Compiled:
         kinds = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         key = structure, kinds
         if key not in self._begun:
+            # Tracing holds Python's lock, compiling does not.
             traced = self._run.lower(*args)
             self._begun[key] = _THREADS.submit(traced.compile)
 

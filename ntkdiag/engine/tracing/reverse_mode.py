@@ -5,20 +5,21 @@ fails too, f has no reverse derivative, and JAX's own words say why.
 """
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag._jax import ClosedJaxpr
 
 # What JAX raises where a derivative does not exist.
 REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 
 def explain(
-    closed: Any, params: Sequence[jax.ShapeDtypeStruct], inputs: PyTree, error: Exception
+    closed: ClosedJaxpr, params: Sequence[jax.ShapeDtypeStruct], inputs: PyTree, error: Exception
 ) -> NoReturn:
     """Say that f, a closed jaxpr, has no reverse derivative, or raise `error` if it has one."""
     jaxpr, consts = _jax.open_jaxpr(closed)

@@ -80,6 +80,7 @@ def conv_general_dilated(
 
 
 def _reorder(x: Shaped[Array, "..."], order: tuple[int, ...]) -> Shaped[Array, "..."]:
+    """Transpose to an order of axes."""
     return arrange(x, order, tuple(x.shape[axis] for axis in order))
 
 
@@ -99,6 +100,7 @@ def _position_sizes(
 
 
 def _dilated(size: int, dilation: int) -> int:
+    """The size of an axis with `dilation - 1` gaps between neighbours."""
     return (size - 1) * dilation + 1 if size else 0
 
 
@@ -116,15 +118,19 @@ def _patches(
     not `lax.conv_general_dilated_patches`, which is a convolution with an identity kernel and on a
     CPU costs 10 to 40 times as much.
     """
+    # Pad in space and spread the entries out (lhs_dilation): (low, high, zeros in between).
     padding = [(0, 0, 0)]
     for (low, high), dilation in zip(params["padding"], params["lhs_dilation"], strict=True):
         padding.append((low, high, dilation - 1))
     padding.append((0, 0, 0))
     h = lax.pad(h, jnp.zeros((), h.dtype), padding)
     channels = h.shape[-1]
+    # From the last axis in space to the first, each offset of the window becomes the outermost part
+    # of the last axis, so that in the end it is (window... c).
     for k in reversed(range(len(window))):
         axis = 1 + k
-        dilation, stride = params["rhs_dilation"][k], params["window_strides"][k]
+        dilation = params["rhs_dilation"][k]
+        stride = params["window_strides"][k]
         last = _last_start(h.shape[axis], window[k], dilation)
         axes_before = (slice(None),) * axis
         slices = []

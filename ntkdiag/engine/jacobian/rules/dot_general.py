@@ -23,7 +23,9 @@ def dot_general(
     h_i, h_b = contracted[1 - side], batch[1 - side]
     w_d = tuple(axis for axis in range(len(layout.shape)) if axis not in w_i + w_b)
     h_t = tuple(axis for axis in range(len(operand_shape)) if axis not in h_i + h_b)
-    b, t, i = (math.prod(operand_shape[axis] for axis in axes) for axes in (h_b, h_t, h_i))
+    b = math.prod(operand_shape[axis] for axis in h_b)
+    t = math.prod(operand_shape[axis] for axis in h_t)
+    i = math.prod(operand_shape[axis] for axis in h_i)
 
     def arrange_operand(h: Shaped[Array, "..."]) -> Shaped[Array, "b t i"]:
         return arrange(h, h_b + h_t + h_i, (b, t, i))
@@ -32,7 +34,10 @@ def dot_general(
     blocks = [("b", operand_shape[axis]) for axis in h_b]
     positions = [("t", operand_shape[axis]) for axis in h_t]
     outputs = [("d", layout.shape[axis]) for axis in w_d]
-    out = blocks + (positions + outputs if side == 1 else outputs + positions)
+    if side == 1:
+        out = blocks + positions + outputs
+    else:
+        out = blocks + outputs + positions
     return WeightUse(
         weight=layout.transpose(w_b + w_i + w_d),
         n_axes=(len(w_b), len(w_i), len(w_d)),

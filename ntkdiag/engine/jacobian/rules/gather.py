@@ -43,22 +43,29 @@ def gather(
     is_table = side == 0 and math.prod(shape) > 0
     if not is_lookup or not is_table or numbers.operand_batching_dims:
         return None
+    # Out of range: filled with NaN or zero, or clipped to the last entry.
     fills = params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
     n_rows = math.prod(shape[:first_kept])
 
     def row_numbers(index: Integer[Array, "..."]) -> Integer[Array, " t"]:
+        # The number of a row is that of its entry in [v0 ... vk], counted in C order: axis by axis,
+        # row <- row * size + place.
         index = _as_int32(index.reshape(-1, len(columns)), max(shape))  # [t j]
         row = jnp.zeros(index.shape[:1], jnp.int32)
         inside = jnp.ones(index.shape[:1], bool)
         for axis, size in enumerate(shape):
-            place = index[:, columns.index(axis)] if axis in columns else jnp.zeros_like(row)
+            place = jnp.zeros_like(row)
+            if axis in columns:
+                place = index[:, columns.index(axis)]
             # An axis that is kept whole can only be taken from its beginning.
             last = size - 1 if axis < first_kept else 0
             inside &= (place >= 0) & (place <= last)
             if axis < first_kept:
                 row = row * size + jnp.clip(place, 0, last)
+        if not fills:
+            return row
         # The number after the last row stands for no row.
-        return jnp.where(inside, row, n_rows) if fills else row
+        return jnp.where(inside, row, n_rows)
 
     # Each axis of the output is a position of the lookup or an axis of the table.
     positions = iter(operand_shape[:-1])
