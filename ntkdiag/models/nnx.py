@@ -8,6 +8,7 @@ the model as it was handed in.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ from ntkdiag.models.mode import one_by_one
 from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
-from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.request import ModelRequest, as_key, parameters_of
 from ntkdiag.models.selectors import as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
@@ -33,7 +34,8 @@ NNXFilter: TypeAlias = type[nnx.Variable] | Callable[..., bool]
 def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     """Turn an NNX model into a Functional, which restores a new model; this one is never touched.
 
-    The option `rngs`, a key or stream name -> key or seed, reseeds the random streams.
+    The option `rngs`, a key or stream name -> key or seed, reseeds the random streams, and is what
+    a model gets that takes `rngs` as an argument of its calls (in eval mode that gets None).
     """
     request.require_options(("rngs",))
     request.require_no_variables()
@@ -153,7 +155,10 @@ def _call(
 ) -> PyTree:
     """Call a copy of the model, or capture what one of its layers computes."""
     method = request.method_of(copy)
-    positional, keywords = request.call_arguments(_method_with_signature(copy, method), x, kwargs)
+    signature_method = _method_with_signature(copy, method)
+    positional, keywords = request.call_arguments(signature_method, x, kwargs)
+    if _takes_rngs(signature_method):
+        keywords["rngs"] = _rngs_argument(signature_method, request, keywords)
     if not isinstance(request.output, Activations):
         return method(*positional, **keywords)
     capturing = nnx.capture(
@@ -225,11 +230,44 @@ def _switch(copy: nnx.Module, request: ModelRequest) -> None:
             if isinstance(attributes[name], bool):
                 setattr(module, name, switches[name])
     if request.options.get("rngs") is not None:
-        _reseed(copy, request.options["rngs"])
+        method = _method_with_signature(copy, request.method_of(copy))
+        _reseed(copy, request.options["rngs"], takes_rngs=_takes_rngs(method))
 
 
-def _reseed(copy: nnx.Module, rngs: PyTree) -> None:
-    """Reseed the random streams of a copy by name, or all of them from one key."""
+def _takes_rngs(method: Callable[..., PyTree]) -> bool:
+    """Whether a model is handed its random streams in every call, beside those it holds."""
+    return "rngs" in parameters_of(method)
+
+
+def _rngs_argument(
+    method: Callable[..., PyTree], request: ModelRequest, keywords: Mapping[str, PyTree]
+) -> nnx.Rngs | None:
+    """The random streams that such a call gets: none in eval mode, else fresh ones in every call.
+
+    Fresh streams begin at the same key, so that f is a function of its arguments.
+    """
+    rngs = keywords.get("rngs", request.options.get("rngs"))
+    if rngs is None or isinstance(rngs, nnx.Rngs):
+        is_required = parameters_of(method)["rngs"].default is inspect.Parameter.empty
+        if rngs is None and is_required and request.mode.trains:
+            raise errors.InvalidInputError(
+                expected="`rngs`, because the model takes it as an argument and draws from it",
+                got=f'mode="{request.mode.name}" and no rngs',
+                do="Pass rngs=jax.random.key(0), or a key for each of its streams by name.",
+            )
+        return rngs
+    if not request.mode.trains and "rngs" not in keywords:
+        return None
+    if isinstance(rngs, Mapping):
+        return nnx.Rngs(**{name: as_key(key) for name, key in rngs.items()})
+    return nnx.Rngs(as_key(rngs))
+
+
+def _reseed(copy: nnx.Module, rngs: PyTree, *, takes_rngs: bool) -> None:
+    """Reseed the random streams of a copy by name, or all of them from one key.
+
+    Where the model `takes_rngs` as an argument, other names are those of streams in there.
+    """
     streams = [node for _, node in nnx.iter_graph(copy) if isinstance(node, nnx.RngStream)]
     names = sorted({stream.tag for stream in streams})
     if not isinstance(rngs, Mapping):
@@ -237,7 +275,9 @@ def _reseed(copy: nnx.Module, rngs: PyTree) -> None:
         rngs = {name: jax.random.fold_in(key, index) for index, name in enumerate(names)}
     # NNX passes over a name that no stream has, and the masks would silently be the old ones.
     unknown = sorted(set(rngs) - set(names))
-    if unknown:
+    if takes_rngs:
+        rngs = {name: key for name, key in rngs.items() if name in names}
+    elif unknown:
         raise errors.InvalidInputError(
             expected="`rngs` for the random streams of this model: "
             f"{', '.join(names) or 'it has none'}",

@@ -164,7 +164,7 @@ class ModelRequest:
         """
         positional, named = self._spread(x)
         # 1. A method gets only those switches that its signature has; others would be refused.
-        parameters = _parameters_of(method)
+        parameters = parameters_of(method)
         switches = self.mode.switches
         keywords = {name: value for name, value in switches.items() if name in parameters}
         # 2. What the user said wins, the more so the closer it was said to this call.
@@ -175,7 +175,7 @@ class ModelRequest:
     def undecided_flags(self, method: Callable[..., PyTree]) -> dict[str, bool]:
         """Boolean arguments of a method, with their defaults, that neither mode nor user has set."""
         flags = {}
-        for name, parameter in _parameters_of(method).items():
+        for name, parameter in parameters_of(method).items():
             is_decided = name in self.mode.switches or name in self.call_kwargs
             if isinstance(parameter.default, bool) and not is_decided:
                 flags[name] = parameter.default
@@ -235,7 +235,7 @@ def _is_selector(value: object) -> bool:
     return value is None or isinstance(value, str) or callable(value)
 
 
-def _parameters_of(function: Callable[..., PyTree]) -> Mapping[str, inspect.Parameter]:
+def parameters_of(function: Callable[..., PyTree]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a function by name."""
     try:
         return inspect.signature(function).parameters
