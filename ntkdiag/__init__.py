@@ -1,4 +1,4 @@
-"""ntkdiag: training diagnostics for Flax and Equinox models, built on the empirical neural tangent kernel."""
+"""Training diagnostics for Flax and Equinox models, on the empirical neural tangent kernel."""
 
 from ntkdiag import analysis as analysis
 from ntkdiag import baselines as baselines

@@ -17,8 +17,8 @@ class SelfCheck:
     Attributes:
         model: Library and name of the model.
         mode: The mode it is evaluated in, as kernels write it into their convention.
-        trainable: The arrays that are differentiated, each with `path`, `shape`, `dtype`, `size` (how
-            many numbers) and `bytes`.
+        trainable: The arrays that are differentiated, each with `path`, `shape`, `dtype`, `size`
+            (how many numbers) and `bytes`.
         fixed: Those that are held fixed, likewise.
         findings: One answer per question, each with `question`, `status` ("ok", "note", "wrong" or
             "not checked") and `text`; `check["engine"]` is the one of that name.

@@ -176,7 +176,7 @@ def _call(
 def _call_without_randomness(
     copy: nnx.Module, request: ModelRequest, x: PyTree, kwargs: Mapping[str, PyTree]
 ) -> PyTree:
-    """Call a copy in eval mode, and refuse it if what it drew from its streams is in the outputs."""
+    """Call a copy in eval mode, and refuse it if what it drew at random is in the outputs."""
     untouched = nnx.clone(copy)
     counts_before = _draw_counts(copy)
     outputs = _call(copy, request, x, kwargs)

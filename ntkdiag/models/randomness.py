@@ -74,7 +74,7 @@ def how_to_switch_off(held_switches: Mapping[str, bool], flags: Mapping[str, boo
 
 
 def _written(switches: Mapping[str, bool]) -> str:
-    """Switches as one would write them: ``config.train=True, config.dropout.deterministic=False``."""
+    """Switches as one would write them: ``config.train=True, dropout.deterministic=False``."""
     return ", ".join(f"{path}={value}" for path, value in switches.items())
 
 

@@ -173,7 +173,7 @@ class ModelRequest:
         return positional, keywords
 
     def undecided_flags(self, method: Callable[..., PyTree]) -> dict[str, bool]:
-        """Boolean arguments of a method, with their defaults, that neither mode nor user has set."""
+        """Boolean arguments of a method, with defaults, that neither mode nor user has set."""
         flags = {}
         for name, parameter in parameters_of(method).items():
             is_decided = name in self.mode.switches or name in self.call_kwargs

@@ -19,8 +19,8 @@ from ntkdiag import errors
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.optax_labels import Labelled
 
-# None | glob | globs | predicate | tree of booleans | labels of Optax. Filters of NNX, which look at
-# variables and not at paths, are read by its adapter.
+# None | glob | globs | predicate | tree of booleans | labels of Optax. Filters of NNX, which look
+# at variables and not at paths, are read by its adapter.
 Trainable: TypeAlias = PyTree
 
 _SHORTEST_WAY = 'Globs are the shortest way: trainable="**/kernel".'

@@ -1,4 +1,4 @@
-"""`trace_axes` and `diagonal_axes`: which pairs of output axes are tied, and how a kernel is laid out.
+"""`trace_axes` and `diagonal_axes`: which output axes are tied, and how a kernel is laid out.
 
 Every axis of a kernel has a label. Those of f(x1) are labelled 0, 1, ...; an axis of f(x2) that is
 tied shares the label of its partner, any other is numbered on. With f(x1) [n a b], f(x2) [m c b']
@@ -65,7 +65,7 @@ class KernelAxes:
 
     @property
     def labels(self) -> list[int]:
-        """Labels of the kernel: rows and columns in turn, a diagonal axis once, traced ones gone."""
+        """Labels of the kernel: rows and columns in turn, diagonal axes once, no traced ones."""
         n1 = len(self.shape1)
         order = []
         for axis in range(max(n1, len(self.shape2))):

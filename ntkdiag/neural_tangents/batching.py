@@ -19,17 +19,18 @@ def batch(
 ) -> Callable:
     """The same kernel function, computed in tiles of examples.
 
-    It computes what `kernel_fn` computes, whatever the axes and keyword arguments: tiles are cut out of the kernel, not
-    out of the arguments. With x2=None one triangle is computed, each example is differentiated once as long as memory
-    allows, and sizes need not divide each other. Where examples interact the batch is computed at once.
+    It computes what `kernel_fn` computes, whatever the axes and keyword arguments: tiles are cut
+    out of the kernel, not out of the arguments. With x2=None one triangle is computed, each example
+    is differentiated once as long as memory allows, and sizes need not divide each other. Where
+    examples interact the batch is computed at once.
     Cost: as `kernel_fn`. Without `batch`, `memory=` of `empirical_ntk_fn` chooses tiles by itself.
 
     Args:
-        kernel_fn: Made by `empirical_ntk_fn`, `empirical_nngp_fn` or `empirical_kernel_fn`, possibly under `jax.jit` or
-            `functools.partial`.
+        kernel_fn: Made by `empirical_ntk_fn`, `empirical_nngp_fn` or `empirical_kernel_fn`,
+            possibly under `jax.jit` or `functools.partial`.
         batch_size: Largest number of examples of a tile; 0 for as many as fit into memory.
-        device_count: Devices of this host that share the rows; -1 for all, 0 for the default one. They do for kernels
-            that fit into memory as one tile.
+        device_count: Devices of this host that share the rows; -1 for all, 0 for the default one.
+            They do for kernels that fit into memory as one tile.
         store_on_device: False for results in host memory, as numpy arrays.
 
     Returns:
@@ -42,7 +43,8 @@ def batch(
     Example:
         >>> import jax.numpy as jnp
         >>> from ntkdiag.neural_tangents import empirical_ntk_fn
-        >>> batch(empirical_ntk_fn(lambda w, x: x @ w), batch_size=2)(jnp.ones((5, 3)), None, jnp.ones((3, 4))).shape
+        >>> ntk_fn = batch(empirical_ntk_fn(lambda w, x: x @ w), batch_size=2)
+        >>> ntk_fn(jnp.ones((5, 3)), None, jnp.ones((3, 4))).shape
         (5, 5)
     """
     if isinstance(kernel_fn, functools.partial):
@@ -52,9 +54,11 @@ def batch(
     function = kernel_fn.__wrapped__ if compiled else kernel_fn  # type: ignore[attr-defined]
     if not isinstance(function, Batchable):
         raise errors.UnsupportedModelError(
-            expected="a kernel function made by empirical_ntk_fn, empirical_nngp_fn or empirical_kernel_fn",
+            expected="a kernel function made by empirical_ntk_fn, empirical_nngp_fn or "
+            "empirical_kernel_fn",
             got=f"{type(kernel_fn).__name__}",
-            do="Of another function nobody knows whether its tiles make up the whole: wrap f, not the kernel.",
+            do="Of another function nobody knows whether its tiles make up the whole: wrap f, not "
+            "the kernel.",
         )
     available = jax.local_device_count()
     _require_integer("batch_size", batch_size, 0, None)

@@ -176,7 +176,8 @@ class EmpiricalKernelFunction:
         Args:
             x1: Row inputs.
             x2: Column inputs; None stands for x1.
-            get: "nngp", "ntk", a tuple of them, or None for ("nngp", "ntk"). Static under `jax.jit`.
+            get: "nngp", "ntk", a tuple of them, or None for ("nngp", "ntk"). Static under
+                `jax.jit`.
             params: Parameters.
             **apply_fn_kwargs: Handed to f; see `empirical_ntk_fn`.
 

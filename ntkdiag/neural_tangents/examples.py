@@ -126,7 +126,7 @@ class Cut:
 
 
 def cut_whole(x: PyTree, kwargs: dict[str, Any]) -> Cut:
-    """The whole batch as one example: the arrays of x are its inputs, those of kwargs are shared."""
+    """The batch as one example: the arrays of x are its inputs, those of kwargs are shared."""
     of_x = [0] * len(jax.tree.leaves(x))
     of_kwargs = [None] * len(jax.tree.leaves(kwargs))
     return _cut(x, kwargs, [*of_x, *of_kwargs], is_whole=True, n=1)

@@ -19,8 +19,8 @@ def linearize(f: Callable, params: Any) -> Callable:
         params: Where to expand.
 
     Returns:
-        `f_lin(p, *inputs, **kwargs)`. Each call raises `StructureError` when p differs from `params` in a path, a shape
-        or a dtype; nothing is broadcast.
+        `f_lin(p, *inputs, **kwargs)`. Each call raises `StructureError` when p differs from
+        `params` in a path, a shape or a dtype; nothing is broadcast.
 
     Example:
         >>> import jax.numpy as jnp
@@ -33,14 +33,15 @@ def linearize(f: Callable, params: Any) -> Callable:
 
 @errors.public
 def taylor_expand(f: Callable, params: Any, degree: int) -> Callable:
-    """The Taylor polynomial of f in its parameters: `ntkdiag.taylor_expand` for a function of any inputs.
+    """The Taylor polynomial of f in its parameters: `ntkdiag.taylor_expand` for any inputs.
 
     Cost: as `ntkdiag.taylor_expand`.
 
     Args:
         f: `f(params, *inputs, **kwargs)`.
         params: Where to expand.
-        degree: Highest order kept, an integer of 0 or more; anything else raises `InvalidInputError`.
+        degree: Highest order kept, an integer of 0 or more; anything else raises
+            `InvalidInputError`.
 
     Returns:
         `f_k(p, *inputs, **kwargs)`.

@@ -53,7 +53,8 @@ def check_parameters(params: Any, *, check: bool) -> None:
         raise errors.InvalidInputError(
             expected="trainable parameters",
             got=f"a mapping with 'params' and {others}, which would be differentiated too",
-            do="Pass variables['params'] and close over the rest in f, or use ntkdiag.functionalize(model, variables); "
+            do="Pass variables['params'] and close over the rest in f, or use "
+            "ntkdiag.functionalize(model, variables); "
             "check=False differentiates everything.",
         )
 

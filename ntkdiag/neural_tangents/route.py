@@ -110,7 +110,7 @@ def find_route(
 
 
 def signature(arguments: PyTree) -> tuple:
-    """What calls must share to share a program: structure, shapes and dtypes, values of the rest."""
+    """What calls must share to share a program: structure, shapes, dtypes, values of the rest."""
     leaves, structure = jax.tree.flatten(arguments)
     kinds = []
     for leaf in leaves:

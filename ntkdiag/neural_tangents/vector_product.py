@@ -18,9 +18,11 @@ def empirical_ntk_vp_fn(
 ) -> Callable[[Any], Any]:
     """The function v -> J(x1) J(x2)^T v: the NTK times a vector, without the NTK.
 
-    f is linearized once, here; a product is then one backward pass over x2 and one forward pass over x1.
+    f is linearized once, here; a product is then one backward pass over x2 and one forward pass
+    over x1.
     Cost of a product: about two evaluations of f on x1 and x2; memory: their intermediate values.
-    Source: Novak et al. 2022, arXiv:2206.08720, appendix L; neural-tangents linearizes again in every product.
+    Source: Novak et al. 2022, arXiv:2206.08720, appendix L; neural-tangents linearizes again in
+    every product.
 
     Args:
         f: `f(params, x, **kwargs)`, any pytree of real outputs. Examples may interact.
@@ -30,11 +32,12 @@ def empirical_ntk_vp_fn(
         **apply_fn_kwargs: Handed to f; see `empirical_ntk_fn`.
 
     Returns:
-        A function of cotangents like f(params, x2) that returns a tree like f(params, x1). It can be compiled.
+        A function of cotangents like f(params, x2) that returns a tree like f(params, x1). It can
+        be compiled.
 
     Raises:
-        InvalidInputError: Parameters or outputs cannot be differentiated. The product raises it for cotangents that
-            are not like f(params, x2).
+        InvalidInputError: Parameters or outputs cannot be differentiated. The product raises it for
+            cotangents that are not like f(params, x2).
 
     Example:
         >>> import jax.numpy as jnp

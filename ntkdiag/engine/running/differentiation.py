@@ -153,7 +153,8 @@ class Differentiation:
         def all_at_once(params: PyTree, x: PyTree) -> PyTree:
             return compiled(params, x, kwargs)
 
-        # Whether f decides by its numbers (a comparison, an argmax): rounding may then show in full.
+        # Whether f decides by its numbers (a comparison, an argmax): rounding may then show in
+        # full.
         judges = _jax.judges_numbers(program.jacobian.jaxpr)
         roundoff = program.jacobian.roundoff
         # f is compiled for this once, and let go of: programs do not hold their function.

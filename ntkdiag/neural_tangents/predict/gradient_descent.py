@@ -34,17 +34,19 @@ def gradient_descent(
     tolerance: float | None = None,
     max_steps: int = 100_000,
 ) -> Callable:
-    """Outputs of the linearized network under gradient flow on any loss of the outputs, with or without momentum.
+    """Outputs of the linearized network under gradient flow on any loss, also with momentum.
 
-    df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a differential equation,
-    df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s = sqrt(learning_rate) t.
+    df/ds = -K grad_f loss(f, y) at s = learning_rate t. With momentum m, heavy-ball as a
+    differential equation, df/ds = q, dq/ds = (m - 1) / sqrt(learning_rate) q - K grad_f loss at s =
+    sqrt(learning_rate) t.
     Cost: one product with the kernel for each evaluation; see `ntkdiag.predict.ode`.
-    Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of gradient descent; for
-    the steps themselves see `ntkdiag.predict.iterate_descent`.
+    Source: Lee et al. 2019, arXiv:1902.06720, section 2.2. This is a continuous approximation of
+    gradient descent; for the steps themselves see `ntkdiag.predict.iterate_descent`.
 
     Args:
         loss: `loss(f(x_train), y_train)`, one number.
-        k_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without `trace_axes`.
+        k_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without
+            `trace_axes`.
         y_train: Targets.
         learning_rate: Step size.
         momentum: m in [0, 1), or None.
@@ -53,17 +55,20 @@ def gradient_descent(
         max_steps: Most steps; the outputs at times not reached are NaN.
 
     Returns:
-        `predict_fn(t, fx_train_or_state_0=0., fx_test_0=None, k_test_train=None)`: outputs on the training set, on the
-        test set if the first is None, or both, with the axes of t first; an `ODEState` for an `ODEState`, which can be
-        handed in again to go on. Times are strictly increasing and finite. It can be compiled, also with kernels as
-        arguments; t that is traced and not increasing gives NaN.
+        `predict_fn(t, fx_train_or_state_0=0., fx_test_0=None, k_test_train=None)`: outputs on the
+        training set, on the test set if the first is None, or both, with the axes of t first; an
+        `ODEState` for an `ODEState`, which can be handed in again to go on. Times are strictly
+        increasing and finite. It can be compiled, also with kernels as arguments; t that is traced
+        and not increasing gives NaN.
 
     Raises:
-        InvalidInputError: Kernel, targets and loss do not fit, or a number is out of range; from the result: as well.
+        InvalidInputError: Kernel, targets and loss do not fit, or a number is out of range; from
+            the result: as well.
 
     Example:
         >>> import numpy as np
-        >>> predict_fn = gradient_descent(lambda f, y: ((f - y) ** 2).sum() / 2, np.eye(2), np.ones((2, 1)))
+        >>> loss = lambda f, y: ((f - y) ** 2).sum() / 2
+        >>> predict_fn = gradient_descent(loss, np.eye(2), np.ones((2, 1)))
         >>> round(float(predict_fn(1.0)[0, 0]), 3)
         0.632
     """

@@ -28,31 +28,35 @@ def gradient_descent_mse(
     diag_reg_absolute_scale: bool = False,
     trace_axes: AxesLike = (-1,),
 ) -> Callable:
-    """Outputs of the linearized network under gradient flow on 1/(2 |y|) ||f - y||^2, |y| the number of targets.
+    """Outputs of the linearized network under gradient flow on ||f - y||^2 / (2 |y|).
 
-    f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the regularised training
-    kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved follow the limit t / |y| and are left
-    out at infinity; nothing is divided by them. This is `ntkdiag.predict.gradient_flow` in another layout,
-    with the loss denominator |y|.
+    |y| is the number of targets.
+
+    f_t = f_0 + K' (1 - exp(-K t / |y|)) / K (y - f_0) with t in units of `learning_rate`, K the
+    regularised training kernel and K' it or the test kernel. Modes whose eigenvalue is not resolved
+    follow the limit t / |y| and are left out at infinity; nothing is divided by them. This is
+    `ntkdiag.predict.gradient_flow` in another layout, with the loss denominator |y|.
     Cost: one eigendecomposition, on the first call of the result; O((NC)^2) per time.
     Source: Lee et al. 2019, arXiv:1902.06720.
 
     Args:
-        k_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without `trace_axes`.
+        k_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without
+            `trace_axes`.
         y_train: Targets.
         learning_rate: Unit of time.
         diag_reg: Added to the diagonal of the training kernel.
-        diag_reg_absolute_scale: Whether `diag_reg` is absolute; otherwise it counts in mean diagonal entries.
+        diag_reg_absolute_scale: Whether `diag_reg` is absolute; otherwise it counts in mean
+            diagonal entries.
         trace_axes: Axes of the targets that the kernel lacks: it stands for K kron I along them.
 
     Returns:
-        `predict_fn(t=None, fx_train_0=0., fx_test_0=None, k_test_train=None)`: outputs on the training set, on the test
-        set if `fx_train_0` is None, or both, with the axes of t first. t=None is infinity. It can be compiled, with
-        kernels as arguments too.
+        `predict_fn(t=None, fx_train_0=0., fx_test_0=None, k_test_train=None)`: outputs on the
+        training set, on the test set if `fx_train_0` is None, or both, with the axes of t first.
+        t=None is infinity. It can be compiled, with kernels as arguments too.
 
     Raises:
-        InvalidInputError: Kernel and targets do not fit, or a number is out of range; from the result: as well, or the
-            kernel has negative eigenvalues.
+        InvalidInputError: Kernel and targets do not fit, or a number is out of range; from the
+            result: as well, or the kernel has negative eigenvalues.
 
     Example:
         >>> import numpy as np
@@ -130,7 +134,7 @@ def _follow(
 def read_test(
     layout: Layout, fx_test_0: Any, k_test_train: Any
 ) -> tuple[Any, Any, tuple[int, ...]]:
-    """The test kernel as a matrix, initial test outputs as columns, and their shape; None, None, () without a test set.
+    """Test kernel as a matrix, initial test outputs as columns, their shape; empty without.
 
     Args:
         layout: The layout.

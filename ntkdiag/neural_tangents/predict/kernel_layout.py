@@ -1,4 +1,4 @@
-"""Kernels laid out as `zip(y.shape, y.shape)` without traced axes, as matrices; outputs as columns that fit them."""
+"""Kernels laid out as `zip(y.shape, y.shape)` without traced axes, as matrices, and outputs."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from ntkdiag.neural_tangents.axes import AxesLike, read_axes
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How outputs `[n ...]` become a matrix `[r c]`: r runs over the axes of the kernel, c over the traced ones.
+    """How outputs `[n ...]` become `[r c]`: r runs over the axes of the kernel, c over traced ones.
 
     Attributes:
         shape: Shape of the training outputs.
@@ -127,7 +127,7 @@ def array(value: Any) -> Any:
 
 
 def as_precise(values: Any, kernel: Any) -> Any:
-    """Numpy targets no more precise than the kernel, in the 32-bit mode: one-hot rows of `np.eye` are float64."""
+    """Targets no more precise than the kernel, in the 32-bit mode: rows of `np.eye` are float64."""
     wide = (
         isinstance(values, np.ndarray) and values.dtype == np.float64 and kernel.dtype != np.float64
     )

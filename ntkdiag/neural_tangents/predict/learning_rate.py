@@ -17,16 +17,18 @@ def max_learning_rate(
     momentum: Number = 0.0,
     eps: float = 1e-12,
 ) -> Any:
-    """2 (1 + momentum) |y| / lambda_max: above it the linearized network diverges on 1/(2 |y|) ||f - y||^2.
+    """2 (1 + momentum) |y| / lambda_max: above it training on ||f - y||^2 / (2 |y|) diverges.
 
     It is `ntkdiag.critical_learning_rate` under `MSE(denominator=|y|)`.
     Cost: the eigenvalues of the kernel.
-    Source: Goh 2017, "Why Momentum Really Works", Distill. neural-tangents' documentation says product for quotient.
+    Source: Goh 2017, "Why Momentum Really Works", Distill. neural-tangents' documentation says
+    product for quotient.
 
     Args:
-        ntk_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without traced axes.
-        y_train_size: |y|, `y_train.size`. Needed for a kernel [N N], which does not say how many outputs were traced.
-            Otherwise taken from the kernel, which then has no traced axes.
+        ntk_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without traced
+            axes.
+        y_train_size: |y|, `y_train.size`. Needed for a kernel [N N], which does not say how many
+            outputs were traced. Otherwise taken from the kernel, which then has no traced axes.
         momentum: beta of heavy-ball momentum.
         eps: Added to lambda_max.
 
@@ -55,7 +57,8 @@ def max_learning_rate(
         raise errors.InvalidInputError(
             expected="`y_train_size` beside a kernel [N N]",
             got="None",
-            do="Pass y_train.size: N times the number of outputs that were traced, or N for a single output.",
+            do="Pass y_train.size: N times the number of outputs that were traced, or N for a "
+            "single output.",
         )
     size = rows if y_train_size is None else y_train_size
     order = (*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2))
