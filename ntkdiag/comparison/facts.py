@@ -1,5 +1,6 @@
 """What the numbers of a comparison mean, and what to know before trusting them."""
 
+import dataclasses
 import math
 import sys
 from typing import TypeAlias
@@ -50,6 +51,7 @@ def facts(
         "learning_rate": learning_rate,
         "momentum": descent.momentum,
         "descent": descent.describe(),
+        "update_rule": dataclasses.replace(descent, learning_rate=None).describe(),
         "backend": jax.default_backend(),
         "versions": ", ".join(installed_versions(_packages())),
     }

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from ntkdiag import errors
 
@@ -20,12 +21,12 @@ class Digits:
         y_test: Their classes.
     """
 
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
+    x_train: Float[np.ndarray, "train 8 8 1"]
+    y_train: Int[np.ndarray, " train"]
+    x_test: Float[np.ndarray, "test 8 8 1"]
+    y_test: Int[np.ndarray, " test"]
 
-    def probe(self, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    def probe(self, per_class: int) -> tuple[Float[np.ndarray, "n 8 8 1"], Int[np.ndarray, " n"]]:
         """The first images of each class among the test images, sorted by class.
 
         Args:
@@ -34,9 +35,10 @@ class Digits:
         Returns:
             Images `[10 per_class 8 8 1]` and classes.
         """
-        chosen = np.concatenate(
-            [np.flatnonzero(self.y_test == digit)[:per_class] for digit in range(10)]
-        )
+        of_each_class = []
+        for digit in range(10):
+            of_each_class.append(np.flatnonzero(self.y_test == digit)[:per_class])
+        chosen = np.concatenate(of_each_class)
         return self.x_test[chosen], self.y_test[chosen]
 
 
@@ -62,7 +64,9 @@ def load_digits(seed: int) -> Digits:
             do='Run: pip install "ntkdiag[demo]"',
         ) from error
     images, classes = datasets.load_digits(return_X_y=True)
-    x = ((images - images.mean()) / images.std()).reshape(-1, 8, 8, 1).astype(np.float32)
+    standardised = (images - images.mean()) / images.std()
+    x = standardised.reshape(-1, 8, 8, 1).astype(np.float32)  # [n 64] -> [n 8 8 1]
     order = np.random.default_rng(seed).permutation(len(x))
-    x, y = x[order], classes[order].astype(np.int32)
+    x = x[order]
+    y = classes[order].astype(np.int32)
     return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])

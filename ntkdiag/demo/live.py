@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+# A measurement as writers get it: numbers by name, a list of them for the eigenvalues.
+Values: TypeAlias = Mapping[str, Any]
 
 _SHOWN = {
     "ntk_trace": "trace",
@@ -38,7 +41,7 @@ class LiveView:
         )
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("training", total=steps, loss="")
-        self._table: Any = "compiling"
+        self._table: Table | str = "compiling"
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8)
 
     def __enter__(self) -> "LiveView":
@@ -52,11 +55,10 @@ class LiveView:
 
     def advance(self, step: int, loss: float | None) -> None:
         """Show the step reached and the loss of the last batch."""
-        self._progress.update(
-            self._task, completed=step, loss="" if loss is None else f"loss {loss:.4f}"
-        )
+        text = "" if loss is None else f"loss {loss:.4f}"
+        self._progress.update(self._task, completed=step, loss=text)
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, values: Values) -> None:
         """Show one measurement."""
         if self.console.is_terminal:
             self._table = _table(step, values)
@@ -67,7 +69,8 @@ class LiveView:
         return Group(self._progress, self._table)
 
 
-def _table(step: int, values: Mapping[str, Any]) -> Table:
+def _table(step: int, values: Values) -> Table:
+    """The latest measurement, one number a line."""
     table = Table(
         title=f"kernel at step {step}",
         title_justify="left",
@@ -77,23 +80,21 @@ def _table(step: int, values: Mapping[str, Any]) -> Table:
     )
     table.add_column(style="dim")
     table.add_column(justify="right")
-    table.add_row(
-        "top eigenvalues", "  ".join(_number(value) for value in values["ntk_eigenvalues"])
-    )
+    eigenvalues = "  ".join(_number(value) for value in values["ntk_eigenvalues"])
+    table.add_row("top eigenvalues", eigenvalues)
     for name, title in _SHOWN.items():
         table.add_row(title, _number(values[name]))
     return table
 
 
-def _line(step: int, values: Mapping[str, Any]) -> str:
-    numbers = {
-        "lambda": values["ntk_eigenvalues"][0],
-        **{name.removeprefix("ntk_"): values[name] for name in _SHOWN},
-    }
-    return f"step {step:5d}  " + "  ".join(
-        f"{name} {_number(value)}" for name, value in numbers.items()
-    )
+def _line(step: int, values: Values) -> str:
+    """A measurement as one line."""
+    parts = [f"step {step:5d}", f"lambda {_number(values['ntk_eigenvalues'][0])}"]
+    for name in _SHOWN:
+        parts.append(f"{name.removeprefix('ntk_')} {_number(values[name])}")
+    return "  ".join(parts)
 
 
 def _number(value: float) -> str:
+    """Four significant digits; a dash for what is not finite."""
     return f"{value:.4g}" if math.isfinite(value) else "-"

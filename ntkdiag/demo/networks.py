@@ -1,10 +1,14 @@
-"""One small convolutional network in three libraries: conv 16, pool, conv 32, pool, dense 10; 6,090 parameters."""
+"""One small convolutional network of 6,090 parameters in three libraries.
+
+conv 16, pool, conv 32, pool, dense 10.
+"""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
@@ -23,9 +27,9 @@ class DemoModel:
         saved: Parameters -> the tree one would save with Orbax in this library.
     """
 
-    model: Any
+    model: Any  # a linen module, an NNX model or an Equinox module
     functional: Functional
-    saved: Callable[[Any], Any]
+    saved: Callable[[PyTree], PyTree]
 
 
 def build(library: str, seed: int) -> DemoModel:
@@ -38,7 +42,8 @@ def build(library: str, seed: int) -> DemoModel:
     Returns:
         The model.
     """
-    return {"linen": _linen, "equinox": _equinox, "nnx": _nnx}[library](seed)
+    builders = {"linen": _linen, "equinox": _equinox, "nnx": _nnx}
+    return builders[library](seed)
 
 
 def _linen(seed: int) -> DemoModel:
@@ -46,7 +51,7 @@ def _linen(seed: int) -> DemoModel:
 
     class DigitsNet(nn.Module):
         @nn.compact
-        def __call__(self, x: Any) -> Any:
+        def __call__(self, x: Float[Array, "n 8 8 1"]) -> Float[Array, "n 10"]:
             for width in WIDTHS:
                 x = nn.avg_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
             return nn.Dense(10)(x.reshape(x.shape[0], -1))
@@ -62,24 +67,24 @@ def _nnx(seed: int) -> DemoModel:
 
     class DigitsNet(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):
+            first, second = WIDTHS
             self.convs = nnx.List(
-                [
-                    nnx.Conv(i, o, (3, 3), rngs=rngs)
-                    for i, o in zip((1, *WIDTHS), WIDTHS, strict=False)
-                ]
+                [nnx.Conv(1, first, (3, 3), rngs=rngs), nnx.Conv(first, second, (3, 3), rngs=rngs)]
             )
-            self.head = nnx.Linear(4 * WIDTHS[-1], 10, rngs=rngs)
+            self.head = nnx.Linear(4 * second, 10, rngs=rngs)
 
-        def __call__(self, x: Any) -> Any:
+        def __call__(self, x: Float[Array, "n 8 8 1"]) -> Float[Array, "n 10"]:
             for conv in self.convs:
                 x = nnx.avg_pool(nnx.relu(conv(x)), (2, 2), (2, 2))
             return self.head(x.reshape(x.shape[0], -1))
 
     model = DigitsNet(nnx.Rngs(seed))
     functional = functionalize(model)
-    return DemoModel(
-        model, functional, lambda params: nnx.to_pure_dict(nnx.state(functional.restore(params)))
-    )
+
+    def as_saved(params: PyTree) -> PyTree:
+        return nnx.to_pure_dict(nnx.state(functional.restore(params)))
+
+    return DemoModel(model, functional, as_saved)
 
 
 def _equinox(seed: int) -> DemoModel:
@@ -90,14 +95,17 @@ def _equinox(seed: int) -> DemoModel:
         pool: eqx.nn.AvgPool2d
         head: eqx.nn.Linear
 
-        def __init__(self, key: Any):
-            keys = jax.random.split(key, 3)
-            shapes = zip((1, *WIDTHS), WIDTHS, keys, strict=False)
-            self.convs = [eqx.nn.Conv2d(i, o, 3, padding=1, key=key) for i, o, key in shapes]
+        def __init__(self, key: Array):
+            first, second = WIDTHS
+            key_first, key_second, key_head = jax.random.split(key, 3)
+            self.convs = [
+                eqx.nn.Conv2d(1, first, 3, padding=1, key=key_first),
+                eqx.nn.Conv2d(first, second, 3, padding=1, key=key_second),
+            ]
             self.pool = eqx.nn.AvgPool2d(2, 2)
-            self.head = eqx.nn.Linear(4 * WIDTHS[-1], 10, key=keys[2])
+            self.head = eqx.nn.Linear(4 * second, 10, key=key_head)
 
-        def __call__(self, x: Any) -> Any:
+        def __call__(self, x: Float[Array, "8 8 1"]) -> Float[Array, "10"]:
             x = x.transpose(2, 0, 1)  # one example, channels last -> channels first
             for conv in self.convs:
                 x = self.pool(jax.nn.relu(conv(x)))
@@ -105,8 +113,8 @@ def _equinox(seed: int) -> DemoModel:
 
     model = DigitsNet(jax.random.key(seed))
     functional = functionalize(model)
-    return DemoModel(
-        model,
-        functional,
-        lambda params: eqx.filter(functional.restore(params), eqx.is_inexact_array),
-    )
+
+    def as_saved(params: PyTree) -> PyTree:
+        return eqx.filter(functional.restore(params), eqx.is_inexact_array)
+
+    return DemoModel(model, functional, as_saved)

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
 import jax
 
 from ntkdiag import errors
+from ntkdiag.demo.demo_settings import DemoSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunDirectory:
         """The report."""
         return self.root / "report.html"
 
-    def write_settings(self, settings: Any) -> None:
+    def write_settings(self, settings: DemoSettings) -> None:
         """Write the settings of the run, and the version of JAX, to ``run.json``."""
         content = {**dataclasses.asdict(settings), "jax": jax.__version__}
         (self.root / "run.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -45,7 +45,8 @@ def make_run_directory(out: pathlib.Path | None, default: str) -> RunDirectory:
     """Make a fresh folder; an existing one is never written to.
 
     Args:
-        out: Folder asked for; None takes ``runs/<default>``, or the first free of ``runs/<default>-2``, ``-3``, ...
+        out: Folder asked for; None takes ``runs/<default>``, or the first free of
+            ``runs/<default>-2``, ``-3``, ...
         default: Name of the run.
 
     Returns:
@@ -55,10 +56,7 @@ def make_run_directory(out: pathlib.Path | None, default: str) -> RunDirectory:
         InvalidInputError: `out` exists.
     """
     if out is None:
-        names = (default if number == 1 else f"{default}-{number}" for number in range(1, 10_000))
-        out = next(
-            path for path in (pathlib.Path("runs") / name for name in names) if not path.exists()
-        )
+        out = _first_free(pathlib.Path("runs"), default)
     try:
         out.mkdir(parents=True)
     except OSError as error:
@@ -69,3 +67,13 @@ def make_run_directory(out: pathlib.Path | None, default: str) -> RunDirectory:
             do="Choose another folder, or remove this one: a run is never overwritten.",
         ) from error
     return RunDirectory(out)
+
+
+def _first_free(parent: pathlib.Path, default: str) -> pathlib.Path:
+    """The first of default, default-2, default-3, ... that does not exist."""
+    path = parent / default
+    number = 1
+    while path.exists():
+        number += 1
+        path = parent / f"{default}-{number}"
+    return path

@@ -1,7 +1,9 @@
 """The demo from beginning to end: train, watch, save, compare, report."""
 
+import functools
 import pathlib
 
+from jaxtyping import PyTree
 from rich.console import Console
 
 from ntkdiag import errors
@@ -22,7 +24,10 @@ from ntkdiag.report.dependencies import require_report
 def run_demo(
     settings: DemoSettings, out: pathlib.Path | None = None, console: Console | None = None
 ) -> RunDirectory:
-    """Train a small network on the digits, watch its kernel, compare first and last checkpoint, write a report.
+    """Train a small network on the digits, and show everything ntkdiag has to say about it.
+
+    The kernel is watched during training, the first and the last checkpoint are compared, and a
+    report is written.
 
     Args:
         settings: Library, steps, schedule, seed.
@@ -36,8 +41,9 @@ def run_demo(
         InvalidInputError: A setting is out of range, or `out` exists.
         MissingDependencyError: An optional library is not installed.
     """
+    # Everything that can be refused is refused before minutes of training, not after.
     _check(settings)
-    require_report()  # before minutes of training, not after
+    require_report()
     digits = load_digits(settings.seed)
     console = console or terminal()
     run = make_run_directory(out, f"digits-{settings.library}")
@@ -45,16 +51,19 @@ def run_demo(
     built = build(settings.library, settings.seed)
     _say(
         console,
-        f"{settings.library} CNN on 8x8 digits, {settings.steps} steps of SGD, learning rate {LEARNING_RATE}",
+        f"{settings.library} CNN on 8x8 digits, {settings.steps} steps of SGD, learning rate "
+        f"{LEARNING_RATE}",
     )
-    view, log = LiveView(settings.steps, console), JsonLines(run.log)
+    view = LiveView(settings.steps, console)
+    log = JsonLines(run.log)
     with checkpointer(run.checkpoints, settings.steps) as save, view:
 
-        def on_step(step, params, loss):
-            save(step, lambda: built.saved(params))
+        def on_step(step: int, params: PyTree, loss: float | None) -> None:
+            save(step, functools.partial(built.saved, params))
             view.advance(step, loss)
 
         train(built.functional, digits, settings, [log, view], on_step)
+
     _say(console, "comparing the first and the last checkpoint")
     x, y = digits.probe(PROBE_PER_CLASS)
     comparison = compare(
@@ -73,21 +82,23 @@ def run_demo(
 
 
 def _check(settings: DemoSettings) -> None:
-    wrong = None
+    """Refuse settings that no run can be made with."""
     if settings.library not in LIBRARIES:
-        wrong = "--model", f"one of {', '.join(LIBRARIES)}", settings.library
-    elif settings.steps < 1:
-        wrong = "--steps", "a positive number", settings.steps
-    elif settings.every < 1:
-        wrong = "--every", "a positive number", settings.every
-    if wrong:
-        option, expected, got = wrong
-        raise errors.InvalidInputError(
-            call=f"ntkdiag demo {option} {got}",
-            expected=expected,
-            got=str(got),
-            do="See: ntkdiag demo --help",
-        )
+        raise _wrong("--model", settings.library, f"one of {', '.join(LIBRARIES)}")
+    if settings.steps < 1:
+        raise _wrong("--steps", settings.steps, "a positive number")
+    if settings.every < 1:
+        raise _wrong("--every", settings.every, "a positive number")
+
+
+def _wrong(option: str, got: str | int, expected: str) -> errors.InvalidInputError:
+    """What is wrong with an option of the command."""
+    return errors.InvalidInputError(
+        call=f"ntkdiag demo {option} {got}",
+        expected=expected,
+        got=str(got),
+        do="See: ntkdiag demo --help",
+    )
 
 
 def _say(console: Console, text: str) -> None:

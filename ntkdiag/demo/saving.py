@@ -3,13 +3,18 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeAlias
+
+from jaxtyping import PyTree
 
 from ntkdiag.monitor.schedule import LogSpaced
 
+# A tree to be saved is made only where the step is due.
+MakeTree: TypeAlias = Callable[[], PyTree]
+
 
 @contextlib.contextmanager
-def checkpointer(root: pathlib.Path, last: int) -> Iterator[Callable[[int, Any], None]]:
+def checkpointer(root: pathlib.Path, last: int) -> Iterator[Callable[[int, MakeTree], None]]:
     """Save with Orbax's CheckpointManager at steps 0, 1, 2, 4, 8, ... and at the last one.
 
     Args:
@@ -17,16 +22,16 @@ def checkpointer(root: pathlib.Path, last: int) -> Iterator[Callable[[int, Any],
         last: The last step.
 
     Yields:
-        `save(step, tree)`, which saves when the step is due; the tree is a function without arguments.
+        `save(step, make_tree)`, which saves when the step is due.
     """
     import orbax.checkpoint as orbax
 
     due = LogSpaced()
     with orbax.CheckpointManager(root.absolute()) as manager:
 
-        def save(step: int, tree: Callable[[], Any]) -> None:
+        def save(step: int, make_tree: MakeTree) -> None:
             if due(step) or step == last:
-                manager.save(step, args=orbax.args.StandardSave(tree()))
+                manager.save(step, args=orbax.args.StandardSave(make_tree()))
 
         yield save
         manager.wait_until_finished()

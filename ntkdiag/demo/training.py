@@ -1,11 +1,12 @@
 """A plain Optax training loop with `watch` in the chain."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
 import optax
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.demo.demo_settings import (
     BATCH,
@@ -22,7 +23,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor import watch
 from ntkdiag.monitor.writers import Writer
 
-OnStep = Callable[[int, Any, float | None], None]
+OnStep: TypeAlias = Callable[[int, PyTree, float | None], None]
 
 
 def train(
@@ -31,7 +32,7 @@ def train(
     settings: DemoSettings,
     writers: Sequence[Writer],
     on_step: OnStep,
-) -> Any:
+) -> PyTree:
     """Train with SGD and momentum on the softmax cross-entropy.
 
     Args:
@@ -39,8 +40,8 @@ def train(
         digits: The data.
         settings: Steps, schedule, seed.
         writers: Receive every measurement of the kernel.
-        on_step: Called as `on_step(step, params, loss)` before each update and once at the end; the loss is that of
-            the update before, None at step 0.
+        on_step: Called as `on_step(step, params, loss)` before each update and once at the end; the
+            loss is that of the update before, None at step 0.
 
     Returns:
         The trained parameters.
@@ -63,8 +64,10 @@ def train(
     state = optimizer.init(params)
 
     @jax.jit
-    def loss_and_gradients(params: Any, x: Any, y: Any) -> tuple[jax.Array, Any]:
-        def mean_loss(params: Any) -> jax.Array:
+    def loss_and_gradients(
+        params: PyTree, x: Float[Array, "n 8 8 1"], y: Int[Array, " n"]
+    ) -> tuple[Float[Array, ""], PyTree]:
+        def mean_loss(params: PyTree) -> Float[Array, ""]:
             return optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
 
         return jax.value_and_grad(mean_loss)(params)
@@ -82,12 +85,15 @@ def train(
     return params
 
 
-def batches(digits: Digits, settings: DemoSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def batches(
+    digits: Digits, settings: DemoSettings
+) -> Iterator[tuple[Float[np.ndarray, "n 8 8 1"], Int[np.ndarray, " n"]]]:
     """Random batches without replacement, epoch after epoch, one per step."""
     rng = np.random.default_rng(settings.seed + 1)
     order = np.empty(0, int)
     for _ in range(settings.steps):
         if len(order) < BATCH:
             order = rng.permutation(len(digits.x_train))
-        chosen, order = order[:BATCH], order[BATCH:]
+        chosen = order[:BATCH]
+        order = order[BATCH:]
         yield digits.x_train[chosen], digits.y_train[chosen]

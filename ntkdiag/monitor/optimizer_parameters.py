@@ -9,6 +9,7 @@ filtered module. So the leaves are matched by path, never by order:
 3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,7 +23,9 @@ from ntkdiag.models.paths import differences, leaves_by_path
 MOST_DIFFERENCES = 8  # more are counted
 
 
-def as_parameters_of(f: Any, params: PyTree) -> tuple[PyTree, bool | Bool[Array, ""]]:
+def as_parameters_of(
+    f: Callable[..., PyTree], params: PyTree
+) -> tuple[PyTree, bool | Bool[Array, ""]]:
     """Put an optimizer's parameters into the structure `f.params` has.
 
     Args:
@@ -111,7 +114,7 @@ def _mismatch(params: PyTree, lines: list[str]) -> errors.StructureError:
 def _refuse_masked(params: PyTree) -> None:
     """Refuse a tree of which Optax hides a part: the hidden parameters cannot be measured at."""
 
-    def is_masked(node: Any) -> bool:
+    def is_masked(node: object) -> bool:
         return type(node).__name__ == "MaskedNode"
 
     nodes = jax.tree.leaves(params, is_leaf=is_masked)

@@ -12,7 +12,6 @@ Parameters may have the same names as fields of states. Only names in named tupl
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -100,7 +99,7 @@ def _kinds(opt_state: PyTree) -> set[str]:
     """Class names of the Optax states in a state; those of other libraries are let through."""
     kinds: set[str] = set()
 
-    def note_kind(node: Any) -> bool:
+    def note_kind(node: object) -> bool:
         is_named_tuple = hasattr(node, "_fields")
         if is_named_tuple and type(node).__module__.split(".")[0] == "optax":
             kinds.add(type(node).__name__)
@@ -114,7 +113,7 @@ def _fields(opt_state: PyTree, name: str) -> list[PyTree]:
     """The values of all fields of this name in the states, which are named tuples."""
     import optax
 
-    def is_field(path: tuple, value: Any) -> bool:
+    def is_field(path: tuple, value: object) -> bool:
         del value
         return isinstance(path[-1], optax.tree_utils.NamedTupleKey)
 
@@ -127,7 +126,7 @@ def _injected(opt_state: PyTree, name: str) -> list[PyTree]:
         return []
     import optax
 
-    def is_hyperparameter(path: tuple, value: Any) -> bool:
+    def is_hyperparameter(path: tuple, value: object) -> bool:
         del value
         if len(path) < 2:
             return False
@@ -137,7 +136,7 @@ def _injected(opt_state: PyTree, name: str) -> list[PyTree]:
     return _values(opt_state, name, is_hyperparameter)
 
 
-def _values(opt_state: PyTree, name: str, belongs: Callable[[tuple, Any], bool]) -> list[PyTree]:
+def _values(opt_state: PyTree, name: str, belongs: Callable[[tuple, object], bool]) -> list[PyTree]:
     """What stands under this name in a state, wherever its path says that it belongs."""
     import optax
 

@@ -2,7 +2,6 @@
 
 import io
 import sys
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkdiag.report.reading import readings
+from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
     Row,
     kernel_rows,
@@ -24,13 +24,23 @@ STYLES = {"LAZY": "bold blue", "RICH": "bold green", "MIXED": "bold yellow", "UN
 WIDTH = 110
 LEAVES = 16  # more are cut to those that moved most
 
+BOTH_SIDES = ("A", "B", "B / A")
+LEAF_COLUMNS = (
+    "size",
+    "‖Δθ‖",
+    "‖Δθ‖ /\n‖θ_A‖",
+    "share of\ntr Θ_A",
+    "share of\ntr Θ_B",
+    "S_c of\nΘ_leaf",
+)
+
 
 def terminal() -> Console:
-    """The console to print tables to; where standard output is no terminal, as wide as they want to be."""
+    """The console to print tables to; as wide as they want to be where it is no terminal."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
-def comparison_table(comparison: Any) -> Group:
+def comparison_table(comparison: Comparison) -> Group:
     """Build the rich renderable of a comparison.
 
     Args:
@@ -39,22 +49,22 @@ def comparison_table(comparison: Any) -> Group:
     Returns:
         Tables and notes, for `rich.console.Console.print`.
     """
-    pair, one = ("A", "B", "B / A"), ("value",)
+    between = [*motion_rows(comparison), *prediction_rows(comparison)]
     parts = [
         _heading(comparison),
-        _words(comparison),
-        _rows("Kernel", pair, kernel_rows(comparison)),
+        _in_words(comparison),
+        _quantities("Kernel", BOTH_SIDES, kernel_rows(comparison)),
     ]
-    if tasks := task_rows(comparison):
-        parts.append(_rows("Task", pair, tasks))
-    parts.append(
-        _rows("From A to B", one, [*motion_rows(comparison), *prediction_rows(comparison)])
-    )
-    parts += [_movement(comparison), _footer(comparison)]
+    of_the_task = task_rows(comparison)
+    if of_the_task:
+        parts.append(_quantities("Task", BOTH_SIDES, of_the_task))
+    parts.append(_quantities("From A to B", ("value",), between))
+    parts.append(_parameters(comparison))
+    parts.append(_footer(comparison))
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
-def comparison_text(comparison: Any) -> str:
+def comparison_text(comparison: Comparison) -> str:
     """Write the tables as plain text, 110 columns wide, as `print` shows them.
 
     Args:
@@ -64,13 +74,14 @@ def comparison_text(comparison: Any) -> str:
         The text.
     """
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, legacy_windows=False).print(
-        comparison_table(comparison)
-    )
-    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
+    console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)
+    console.print(comparison_table(comparison))
+    lines = file.getvalue().rstrip().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _heading(comparison: Any) -> Text:
+def _heading(comparison: Comparison) -> Text:
+    """The names of the sides, and the verdict with its criterion."""
     verdict = comparison.verdict
     return Text.assemble(
         ("A  ", "bold"),
@@ -83,65 +94,63 @@ def _heading(comparison: Any) -> Text:
     )
 
 
-def _words(comparison: Any) -> Text:
+def _in_words(comparison: Comparison) -> Text:
+    """The numbers in sentences, one under the other."""
     return Text("\n").join(Text(f"• {sentence}") for sentence in readings(comparison))
 
 
-def _rows(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
+def _quantities(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
+    """A table of quantities with their values and what they mean."""
     table = _table(title)
     table.add_column("quantity", width=38)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("meaning", style="dim", ratio=1)
     for row in rows:
-        table.add_row(
-            *(
-                Text(cell)
-                for cell in (f"{row.name}  {row.symbol}".rstrip(), *row.values, row.meaning)
-            )
-        )
+        name = f"{row.name}  {row.symbol}".rstrip()
+        _add_row(table, (name, *row.values, row.meaning))
     return table
 
 
-def _movement(comparison: Any) -> Table:
+def _parameters(comparison: Comparison) -> Table:
+    """A table of the leaves that moved most, in their order, and of all parameters together."""
     table = _table("Parameters")
     table.add_column("leaf", ratio=1, min_width=16, overflow="fold")
-    for name in (
-        "size",
-        "‖Δθ‖",
-        "‖Δθ‖ /\n‖θ_A‖",
-        "share of\ntr Θ_A",
-        "share of\ntr Θ_B",
-        "S_c of\nΘ_leaf",
-    ):
+    for name in LEAF_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    *leaves, total = movement_rows(comparison)
-    order = sorted(
-        range(len(leaves)), key=lambda index: comparison.movement[index].moved, reverse=True
-    )
-    for index in sorted(order[:LEAVES]):
-        table.add_row(*(Text(cell) for cell in leaves[index]))
-    if len(leaves) > LEAVES:
-        table.add_row(Text(f"and {len(leaves) - LEAVES} leaves that moved less", style="dim"))
+    *rows, total = movement_rows(comparison)
+    moved = [leaf.moved for leaf in comparison.movement[:-1]]
+    most_moved_first = sorted(range(len(rows)), key=moved.__getitem__, reverse=True)
+    for index in sorted(most_moved_first[:LEAVES]):
+        _add_row(table, rows[index])
+    if len(rows) > LEAVES:
+        table.add_row(Text(f"and {len(rows) - LEAVES} leaves that moved less", style="dim"))
     table.add_section()
-    table.add_row(*(Text(cell) for cell in total))
+    _add_row(table, total)
     return table
 
 
-def _footer(comparison: Any) -> Text:
+def _footer(comparison: Comparison) -> Text:
+    """Conventions and notes."""
     facts = comparison.facts
+    probe = str(facts["probe_sha256"])[:12]
     lines = [
-        f"{facts['model']}, {facts['parameters']:,} {facts['parameter_dtype']} parameters, mode {facts['mode']}; "
-        f"N = {facts['n_examples']}, C = {facts['n_outputs']}, probe {facts['probe_sha256'][:12]}",
+        f"{facts['model']}, {facts['parameters']:,} {facts['parameter_dtype']} parameters, "
+        f"mode {facts['mode']}; N = {facts['n_examples']}, C = {facts['n_outputs']}, probe {probe}",
         f"Θ: {facts['kernel']}, {facts['kernel_dtype']}",
-        f"fixed state at A: {facts['fixed_state_a']}; at B: {facts['fixed_state_b']}",
-        facts["versions"],
+        f"fixed arrays at A: {facts['fixed_state_a']}; at B: {facts['fixed_state_b']}",
+        str(facts["versions"]),
     ]
     text = Text("\n".join(lines), style="dim")
     for note in comparison.notes:
         text.append("\nNote: ", style="not dim bold")
         text.append(note, style="not dim")
     return text
+
+
+def _add_row(table: Table, cells: tuple[str, ...]) -> None:
+    """Add a row of plain text, in which rich finds no markup."""
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def _table(title: str) -> Table:

@@ -1,24 +1,30 @@
 """A comparison as one self-contained page."""
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ntkdiag.report import figures
 from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.methods_paragraph import methods
-from ntkdiag.report.monitor_records import History, read_history
-from ntkdiag.report.number_text import number, percent
+from ntkdiag.report.monitor_records import History, Row, read_history
+from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reading import readings
+from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import kernel_rows, motion_rows, movement_rows, prediction_rows, task_rows
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
 
 TEMPLATE = "comparison.html"
 
 
-def comparison_html(comparison: Any, *, history: History | None = None) -> str:
-    """Write a comparison as a page that loads nothing: styles and figures are in it, scripts are not.
+def comparison_html(comparison: Comparison, *, history: History | None = None) -> str:
+    """Write a comparison as a page that loads nothing.
 
-    All text is escaped; the page's content security policy forbids everything but its own styles and images.
-    Cost: a second or two for the figures.
+    Styles and figures are in it, scripts are not. All text is escaped; the page's content security
+    policy forbids everything but its own styles and images. Cost: a second or two for the figures.
 
     Args:
         comparison: A `Comparison`.
@@ -62,61 +68,54 @@ def comparison_html(comparison: Any, *, history: History | None = None) -> str:
     )
 
 
-def _figures(comparison: Any, rows: list[Any]) -> dict[str, Any]:
-    from markupsafe import Markup  # our own SVG, in which matplotlib escaped every text
+def _figures(comparison: Comparison, rows: Sequence[Row]) -> dict[str, "Markup"]:
+    """The figures under the names of the template; empty where there is nothing to draw."""
+    from markupsafe import Markup
 
     drawn = {
-        "spectra": figures.spectra(comparison),
-        "heatmaps": figures.heatmaps(comparison),
-        "movement": figures.movement(comparison),
-        "prediction": figures.prediction(comparison),
-        "label_power": figures.label_power(comparison)
-        if comparison.a.label_power is not None
-        else "",
-        "history": figures.history(rows) if rows else "",
+        "spectra_figure": figures.spectra(comparison),
+        "heatmaps_figure": figures.heatmaps(comparison),
+        "movement_figure": figures.movement(comparison),
+        "prediction_figure": figures.prediction(comparison),
+        "label_power_figure": figures.label_power(comparison),
+        "history_figure": figures.history(rows) if rows else "",
     }
-    return {f"{name}_figure": Markup(text) for name, text in drawn.items()}
+    # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
+    return {name: Markup(svg) for name, svg in drawn.items()}
 
 
-def _typeset(text: str) -> Any:
+def _typeset(text: str) -> "Markup":
     """Escape a text of ours and set its subscripts: S_c, f_lin, e1."""
     from markupsafe import Markup, escape
 
-    marked = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", str(escape(text)))
-    return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", marked))
+    escaped = str(escape(text))
+    with_subscripts = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", escaped)
+    return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", with_subscripts))
 
 
-def _cards(comparison: Any) -> list[tuple[str, str, str]]:
+def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
     """The numbers to read first: title, value, what it says."""
-    a, b, facts = comparison.a, comparison.b, comparison.facts
-    centred = float(comparison.drift.distance_centred)
+    a = comparison.a
+    b = comparison.b
+    distance = number(float(comparison.drift.distance_centred), 3)
     cards = [
-        ("Kernel moved", number(centred, 3), "centred distance S_c, from 0 same to 1 unrelated"),
+        ("Kernel moved", distance, "centred distance S_c, from 0 same to 1 unrelated"),
+        ("Kernel size", ratio(b.trace, a.trace), "trace of the kernel, B / A"),
         (
-            "Kernel size",
-            f"{number(b.trace / a.trace, 3)}×" if a.trace else "–",
-            "trace of the kernel, B / A",
-        ),
-        (
-            "Linear model is off by",
+            "Linearized model is off by",
             number(comparison.prediction.e1, 3),
             "e₁, its error over the change of the outputs",
         ),
     ]
     if a.alignment is not None:
-        value = f"{number(a.alignment, 2)} → {number(b.alignment, 2)}"
-        cards.append(("Label alignment", value, "centred kernel-target alignment, A → B"))
+        aligned = f"{number(a.alignment, 2)} → {number(b.alignment, 2)}"
+        cards.append(("Label alignment", aligned, "centred kernel-target alignment, A → B"))
     if a.accuracy is not None:
-        cards.append(
-            ("Accuracy", f"{percent(a.accuracy)} → {percent(b.accuracy)}", "on the probe, A → B")
-        )
+        accuracy = f"{percent(a.accuracy)} → {percent(b.accuracy)}"
+        cards.append(("Accuracy", accuracy, "on the probe, A → B"))
     if a.margin is not None:
-        value = f"{number(a.margin, 2)} → {number(b.margin, 2)}"
-        cards.append(
-            (
-                "Stability margin",
-                value,
-                f"at learning rate {facts['learning_rate']:g}; 1 is the edge of stability",
-            )
-        )
+        margin = f"{number(a.margin, 2)} → {number(b.margin, 2)}"
+        learning_rate = comparison.facts["learning_rate"]
+        meaning = f"at learning rate {learning_rate:g}; 1 is the edge of stability"
+        cards.append(("Stability margin", margin, meaning))
     return cards

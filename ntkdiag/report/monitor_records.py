@@ -4,65 +4,86 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ntkdiag import errors
 from ntkdiag.monitor.writers import read_json_lines
 
+# Every measurement has eigenvalues: "<name>_eigenvalues" tells the name of the monitor.
 _MARK = "_eigenvalues"
 
-History: TypeAlias = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
+Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by name
+History: TypeAlias = str | os.PathLike[str] | Sequence[Row]
 
 
-def read_history(history: History | None) -> list[Mapping[str, Any]]:
+def read_history(history: History | None) -> list[Row]:
     """Read the rows of a monitor, in the order of their steps.
 
     Args:
         history: File written by `JsonLines`, or its rows; None is no history.
 
     Returns:
-        Rows with at least ``step`` and ``ntk_eigenvalues``, whatever name the monitor had; of steps written twice the
-        later.
+        Rows with at least ``step`` and ``ntk_eigenvalues``, whatever name the monitor had; of steps
+        written twice the later.
 
     Raises:
-        InvalidInputError: There is no such file, or it holds no measurement, or those of several monitors.
+        InvalidInputError: There is no such file, or it holds no measurement, or those of several
+            monitors.
     """
     if history is None:
         return []
     if isinstance(history, str | os.PathLike):
-        history = os.path.expanduser(history)
-        if not os.path.isfile(history):
-            raise _error(f"no file at {os.fspath(history)!r}")
-        history = read_json_lines(history)[1]
-    measured = [row for row in history if "step" in row]
-    found = {key for row in measured for key in row if key.endswith(_MARK) and _measured(row[key])}
-    names = sorted(key.removesuffix(_MARK) for key in found)
+        path = os.path.expanduser(history)
+        if not os.path.isfile(path):
+            raise _error(f"no file at {os.fspath(path)!r}")
+        _, history = read_json_lines(path)
+    name = _monitor_in(history)
+    by_step = {}
+    for row in history:
+        if "step" in row and _has_values(row.get(name + _MARK)):
+            by_step[row["step"]] = _under_common_names(row, name)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _monitor_in(rows: Sequence[Row]) -> str:
+    """The name of the monitor that wrote the rows: "ntk", or that of the only one."""
+    names = set()
+    for row in rows:
+        if "step" not in row:
+            continue
+        for key, value in row.items():
+            if key.endswith(_MARK) and _has_values(value):
+                names.add(key.removesuffix(_MARK))
     if not names:
         raise _error("no measurement in it")
-    name = "ntk" if "ntk" in names else names[0]
-    if len(names) > 1 and name != "ntk":
+    if "ntk" in names:
+        return "ntk"
+    if len(names) > 1:
         raise _error(
-            f"those of several monitors: {', '.join(names)}", "Pass the rows of one of them."
+            f"those of several monitors: {', '.join(sorted(names))}",
+            "Pass the rows of one of them.",
         )
-    rows = {
-        row["step"]: _renamed(row, name) for row in measured if _measured(row.get(name + _MARK))
-    }
-    return [rows[step] for step in sorted(rows)]
+    return names.pop()
 
 
-def _measured(eigenvalues: Any) -> bool:
+def _has_values(eigenvalues: Sequence[float | None] | np.ndarray | None) -> bool:
     return eigenvalues is not None and len(eigenvalues) > 0
 
 
-def _renamed(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    prefix = name + "_"
-    return {
-        f"ntk_{key.removeprefix(prefix)}" if key.startswith(prefix) else key: row[key]
-        for key in row
-    }
+def _under_common_names(row: Row, name: str) -> Row:
+    """A row of any monitor with the names that a monitor called "ntk" writes."""
+    renamed = {}
+    for key, value in row.items():
+        if key.startswith(f"{name}_"):
+            key = f"ntk_{key.removeprefix(f'{name}_')}"
+        renamed[key] = value
+    return renamed
 
 
 def _error(
     got: str, do: str = "Pass the path given to JsonLines, or leave history out."
 ) -> errors.InvalidInputError:
+    """What is wrong with a history."""
     return errors.InvalidInputError(
         call="Comparison.save(..., history=...)",
         expected="measurements written by ntkdiag.watch through JsonLines",

@@ -1,13 +1,14 @@
 """Numbers as text."""
 
 import math
-from typing import Any
+
+from ntkdiag.scalars import Number
 
 MISSING = "–"
 
 
-def number(value: Any, digits: int = 4) -> str:
-    """Write a number with `digits` significant digits; what is not known or not finite is a dash."""
+def number(value: Number | None, digits: int = 4) -> str:
+    """Write a number with some significant digits; what is not known or not finite is a dash."""
     if value is None or not math.isfinite(value):
         return MISSING
     if isinstance(value, int):
@@ -15,18 +16,29 @@ def number(value: Any, digits: int = 4) -> str:
     size = abs(float(value))
     if size >= 1e6 or 0 < size < 1e-3:
         return f"{float(value):.{digits - 1}e}"
-    decimals = digits if size == 0 else max(0, digits - 1 - math.floor(math.log10(size)))
+    # Decimals left of `digits` significant digits: 3 before the point and 4 digits leave 1.
+    decimals = digits
+    if size > 0:
+        digits_before_point = 1 + math.floor(math.log10(size))
+        decimals = max(0, digits - digits_before_point)
     text = f"{float(value):,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    if "." not in text:
+        return text
+    return text.rstrip("0").rstrip(".")
 
 
-def ratio(after: Any, before: Any) -> str:
+def ratio(after: Number | None, before: Number | None) -> str:
     """Write after / before as a factor; a dash where it has no meaning."""
-    if after is None or before is None or not before > 0 or not math.isfinite(after / before):
+    if after is None or before is None or not before > 0:
         return MISSING
-    return f"{number(after / before, 3)}×"
+    factor = after / before
+    if not math.isfinite(factor):
+        return MISSING
+    return f"{number(factor, 3)}×"
 
 
-def percent(value: Any) -> str:
+def percent(value: Number | None) -> str:
     """Write a share as a percentage."""
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{100 * value:.1f} %"

@@ -1,16 +1,24 @@
-"""The numbers in words: what they say about the run, and what one might do."""
+"""The numbers in words: what they say about the run, and what one might do.
+
+Each function looks at one question and returns a sentence, or nothing where no number supports one.
+"""
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from ntkdiag.report.number_text import number, percent
+from ntkdiag.report.reported import Comparison
 
-SLACK, EDGE, OVER = 0.5, 0.8, 1.1
+# The stability margin: below SLACK the learning rate could grow, from EDGE on training oscillates,
+# beyond OVER it does not last.
+SLACK = 0.5
+EDGE = 0.8
+OVER = 1.1
 SILENT = 0.001  # share of the trace below which a leaf hardly takes part
-NAMED = 4
+MOST_PATHS = 4  # more are counted
 
 
-def readings(comparison: Any) -> list[str]:
+def readings(comparison: Comparison) -> list[str]:
     """Say in sentences what a comparison shows; only what a number supports.
 
     Args:
@@ -19,68 +27,93 @@ def readings(comparison: Any) -> list[str]:
     Returns:
         Sentences, the most important first.
     """
-    said = [_motion(comparison), _linear(comparison), _labels(comparison), _stability(comparison)]
-    return [text for text in (*said, _rank(comparison), _leaves(comparison)) if text]
+    sentences = [
+        _motion_of_the_kernel(comparison),
+        _linear_prediction(comparison),
+        _alignment(comparison),
+        _stability(comparison),
+        _compression(comparison),
+        _idle_leaves(comparison),
+    ]
+    return [sentence for sentence in sentences if sentence]
 
 
-def _motion(comparison: Any) -> str:
-    if zero := [
-        name for name, side in (("A", comparison.a), ("B", comparison.b)) if side.trace == 0
-    ]:
-        return f"At {' and '.join(zero)} the kernel is zero: no parameter moves the outputs on the probe."
-    growth, centred = (
-        comparison.b.trace / comparison.a.trace,
-        float(comparison.drift.distance_centred),
-    )
-    if not math.isfinite(centred):
-        return (
-            f"Centred, one of the kernels is zero: how far it turned is undefined. {_grew(growth)}"
-        )
-    turned = "hardly turned" if centred < 0.01 else "turned" if centred < 0.1 else "turned far"
-    return f"The kernel {turned} (centred distance {number(centred, 3)}). {_grew(growth)}"
+def _motion_of_the_kernel(comparison: Comparison) -> str:
+    """How far the kernel turned, and how much it grew."""
+    a = comparison.a
+    b = comparison.b
+    zero = _sides_where(a.trace == 0, b.trace == 0)
+    if zero:
+        return f"At {zero} the kernel is zero: no parameter moves the outputs on the probe."
+    growth = f"Its trace changed by a factor of {number(b.trace / a.trace, 3)}."
+    distance = float(comparison.drift.distance_centred)
+    if not math.isfinite(distance):
+        return f"Centred, one of the kernels is zero: how far it turned is undefined. {growth}"
+    if distance < 0.01:
+        turned = "hardly turned"
+    elif distance < 0.1:
+        turned = "turned"
+    else:
+        turned = "turned far"
+    return f"The kernel {turned} (centred distance {number(distance, 3)}). {growth}"
 
 
-def _grew(growth: float) -> str:
-    return f"Its trace changed by a factor of {number(growth, 3)}."
-
-
-def _linear(comparison: Any) -> str:
-    prediction = comparison.prediction
-    if prediction.e1 is None:
+def _linear_prediction(comparison: Comparison) -> str:
+    """Whether the model linearized at A explains B, or else the quadratic one."""
+    e1 = comparison.prediction.e1
+    e2 = comparison.prediction.e2
+    if e1 is None:
         return ""
-    if prediction.e1 < 0.1:
-        return "The model linearized at A predicts B: kernel methods at A explain this part of training."
-    missed = f"The model linearized at A is off by {percent(prediction.e1)} of the size of the change of the outputs"
-    if prediction.e1 > 1:
-        missed = f"The model linearized at A is off by more than the outputs changed (e1 = {number(prediction.e1, 3)})"
-    if prediction.e2 is not None and prediction.e2 < prediction.e1 / 2:
+    if e1 < 0.1:
+        return (
+            "The model linearized at A predicts B: kernel methods at A explain this part of "
+            "training."
+        )
+    if e1 > 1:
+        missed = (
+            "The model linearized at A is off by more than the outputs changed "
+            f"(e1 = {number(e1, 3)})"
+        )
+    else:
+        missed = (
+            f"The model linearized at A is off by {percent(e1)} of the size of the change of the "
+            "outputs"
+        )
+    if e2 is not None and e2 < e1 / 2:
         return f"{missed}; the quadratic model by less than half of that."
     return f"{missed}: the kernel at A does not explain B."
 
 
-def _labels(comparison: Any) -> str:
-    before, after = comparison.a.alignment, comparison.b.alignment
-    if before is None:
+def _alignment(comparison: Comparison) -> str:
+    """Whether the fast directions of the kernel turned towards the labels."""
+    before = comparison.a.alignment
+    after = comparison.b.alignment
+    if before is None or after is None:
         return ""
-    if undefined := [
-        name for name, value in (("A", before), ("B", after)) if not math.isfinite(value)
-    ]:
-        return f"Alignment with the labels is undefined at {' and '.join(undefined)}: centred, the kernel is zero."
-    if before > 0 and after >= 1.2 * before:
-        turned = (
-            "turned towards the labels"
-            if after >= 2 * before
-            else "turned somewhat towards the labels"
+    undefined = _sides_where(not math.isfinite(before), not math.isfinite(after))
+    if undefined:
+        return (
+            f"Alignment with the labels is undefined at {undefined}: centred, the kernel is zero."
         )
-        return f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions {turned}."
+    if before > 0 and after >= 1.2 * before:
+        somewhat = "" if after >= 2 * before else "somewhat "
+        return (
+            f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions "
+            f"turned {somewhat}towards the labels."
+        )
     if after < before / 1.2:
-        return "Alignment with the labels fell: what the kernel learns fast is less what the labels ask for."
+        return (
+            "Alignment with the labels fell: what the kernel learns fast is less what the labels "
+            "ask for."
+        )
     return "Alignment with the labels stayed about the same."
 
 
-def _stability(comparison: Any) -> str:
-    before, margin = comparison.a.margin, comparison.b.margin
-    if margin is None or comparison.b.trace == 0:
+def _stability(comparison: Comparison) -> str:
+    """How far the learning rate is from the critical one at B."""
+    before = comparison.a.margin
+    margin = comparison.b.margin
+    if before is None or margin is None or comparison.b.trace == 0:
         return ""
     at = f"At B the learning rate is {number(margin, 2)} of the critical one"
     if margin > OVER:
@@ -89,40 +122,56 @@ def _stability(comparison: Any) -> str:
         return f"{at}: the edge of stability."
     if margin >= SLACK:
         return f"{at}: stable."
-    why = ""
-    if _softmax(comparison) and margin < before:
-        why = " It fell: so it does under cross-entropy as predictions become certain."
-    return f"{at}: there is slack.{why}"
+    # The curvature of a softmax or a sigmoid vanishes where predictions become certain.
+    is_cross_entropy = "cross-entropy" in str(comparison.facts["loss"])
+    if is_cross_entropy and margin < before:
+        return (
+            f"{at}: there is slack. It fell: so it does under cross-entropy as predictions become "
+            "certain."
+        )
+    return f"{at}: there is slack."
 
 
-def _softmax(comparison: Any) -> bool:
-    return "cross-entropy" in comparison.facts["loss"]
-
-
-def _rank(comparison: Any) -> str:
-    before, after = comparison.a.spectrum.entropy_rank, comparison.b.spectrum.entropy_rank
-    if not after < before / 2:
+def _compression(comparison: Comparison) -> str:
+    """Whether the kernel lost modes."""
+    before = comparison.a.spectrum.entropy_rank
+    after = comparison.b.spectrum.entropy_rank
+    if not after < before / 2:  # NaN on either side says nothing
         return ""
     return (
-        f"The entropy rank fell from {number(before, 3)} to {number(after, 3)}: the kernel compressed. Together with "
-        "falling gradient norms on new data that is a sign of lost plasticity; by itself it is not."
+        f"The entropy rank fell from {number(before, 3)} to {number(after, 3)}: the kernel "
+        "compressed. Together with falling gradient norms on new data that is a sign of lost "
+        "plasticity; by itself it is not."
     )
 
 
-def _leaves(comparison: Any) -> str:
-    leaves = comparison.movement[:-1]
-    still = [leaf.path for leaf in leaves if leaf.moved == 0]
+def _idle_leaves(comparison: Comparison) -> str:
+    """The parameters that stayed where they were, and those that do little for the kernel at B."""
+    *leaves, _ = comparison.movement
+    unmoved = [leaf.path for leaf in leaves if leaf.moved == 0]
     silent = [leaf.path for leaf in leaves if leaf.moved > 0 and leaf.share_b < SILENT]
-    said = []
-    if still and len(still) < len(leaves):
-        said.append(f"Did not move: {_some(still)}; frozen, or without a gradient.")
+    sentences = []
+    if unmoved and len(unmoved) < len(leaves):
+        sentences.append(f"Did not move: {_some(unmoved)}; frozen, or without a gradient.")
     if silent:
-        said.append(
+        sentences.append(
             f"Hardly takes part at B, below {percent(SILENT)} of the trace: {_some(silent)}."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def _some(paths: list[str]) -> str:
-    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    return ", ".join(paths[:NAMED]) + more
+def _sides_where(at_a: bool, at_b: bool) -> str:
+    """The sides of which something holds: "A", "B", "A and B", or nothing."""
+    if at_a and at_b:
+        return "A and B"
+    if at_a:
+        return "A"
+    return "B" if at_b else ""
+
+
+def _some(paths: Sequence[str]) -> str:
+    """Paths joined by commas, the first four of them, and how many more there are."""
+    text = ", ".join(paths[:MOST_PATHS])
+    if len(paths) > MOST_PATHS:
+        text += f" and {len(paths) - MOST_PATHS} more"
+    return text

@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from ntkdiag.report.meanings import MEANINGS
 from ntkdiag.report.number_text import MISSING, number, percent, ratio
+from ntkdiag.report.reported import Comparison, LeafMovement
+from ntkdiag.scalars import Number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Row:
     meaning: str
 
 
-def all_rows(comparison: Any) -> list[Row]:
-    """All quantities but those of single parameters, in the order of the report."""
+def all_rows(comparison: Comparison) -> list[Row]:
+    """All quantities but those of single parameters, in the order of the tables."""
     return [
         *kernel_rows(comparison),
         *task_rows(comparison),
@@ -37,41 +38,45 @@ def all_rows(comparison: Any) -> list[Row]:
     ]
 
 
-def kernel_rows(comparison: Any) -> list[Row]:
+def kernel_rows(comparison: Comparison) -> list[Row]:
     """Scale, rank and resolution of the two kernels."""
-    a, b = comparison.a, comparison.b
-    s, t = a.spectrum, b.spectrum
+    a = comparison.a
+    b = comparison.b
+    resolved_a = f"{a.spectrum.rank:,} of {a.spectrum.size:,}"
+    resolved_b = f"{b.spectrum.rank:,} of {b.spectrum.size:,}"
+    floor_a = number(float(a.spectrum.noise_floor))
+    floor_b = number(float(b.spectrum.noise_floor))
     return [
         _pair(comparison, "trace", a.trace, b.trace),
-        _pair(comparison, "largest", s.largest, t.largest),
-        _pair(comparison, "participation", s.participation_ratio, t.participation_ratio),
-        _pair(comparison, "entropy", s.entropy_rank, t.entropy_rank),
-        _row(
+        _pair(comparison, "largest", a.spectrum.largest, b.spectrum.largest),
+        _pair(
             comparison,
-            "resolved",
-            f"{s.rank:,} of {s.size:,}",
-            f"{t.rank:,} of {t.size:,}",
-            MISSING,
+            "participation",
+            a.spectrum.participation_ratio,
+            b.spectrum.participation_ratio,
         ),
-        _row(
-            comparison, "floor", number(float(s.noise_floor)), number(float(t.noise_floor)), MISSING
-        ),
+        _pair(comparison, "entropy", a.spectrum.entropy_rank, b.spectrum.entropy_rank),
+        _row(comparison, "resolved", resolved_a, resolved_b, MISSING),
+        _row(comparison, "floor", floor_a, floor_b, MISSING),
     ]
 
 
-def task_rows(comparison: Any) -> list[Row]:
-    """Loss, accuracy, alignment and stability: what labels and a learning rate were given for."""
-    a, b = comparison.a, comparison.b
+def task_rows(comparison: Comparison) -> list[Row]:
+    """Loss, accuracy, alignment and stability: what needs labels, a loss or a learning rate."""
+    a = comparison.a
+    b = comparison.b
     rows = []
     if a.loss is not None:
         rows.append(_pair(comparison, "loss", a.loss, b.loss))
     if a.accuracy is not None:
         rows.append(_row(comparison, "accuracy", percent(a.accuracy), percent(b.accuracy), MISSING))
     if a.alignment is not None:
-        k = min(10, len(a.label_power))
-        power = percent(float(a.label_power[k - 1])), percent(float(b.label_power[k - 1]))
         rows.append(_pair(comparison, "alignment", a.alignment, b.alignment))
-        rows.append(_row(comparison, "power", *power, MISSING, k=k))
+    if a.label_power is not None and b.label_power is not None:
+        k = min(10, len(a.label_power))
+        power_a = percent(float(a.label_power[k - 1]))
+        power_b = percent(float(b.label_power[k - 1]))
+        rows.append(_row(comparison, "power", power_a, power_b, MISSING, k=k))
     if a.critical_learning_rate is not None:
         rows.append(
             _pair(comparison, "critical", a.critical_learning_rate, b.critical_learning_rate)
@@ -81,56 +86,75 @@ def task_rows(comparison: Any) -> list[Row]:
     return rows
 
 
-def motion_rows(comparison: Any) -> list[Row]:
+def motion_rows(comparison: Comparison) -> list[Row]:
     """How far kernel and parameters moved."""
     drift = comparison.drift
+    everything = comparison.movement[-1]
     return [
         _row(comparison, "drift", number(float(drift.relative))),
         _row(comparison, "scale", number(float(drift.scale))),
         _row(comparison, "rotation", f"{math.degrees(float(drift.rotation)):.1f}°"),
         _row(comparison, "distance", number(float(drift.distance))),
         _row(comparison, "distance_centred", number(float(drift.distance_centred))),
-        _row(comparison, "moved", number(comparison.movement[-1].relative)),
+        _row(comparison, "moved", number(everything.relative)),
     ]
 
 
-def prediction_rows(comparison: Any) -> list[Row]:
+def prediction_rows(comparison: Comparison) -> list[Row]:
     """What the Taylor models at A explain of B."""
     prediction = comparison.prediction
     rows = [
-        _row(comparison, name, number(getattr(prediction, name)))
-        for name in ("e1", "e2", "rms", "max")
+        _row(comparison, "e1", number(prediction.e1)),
+        _row(comparison, "e2", number(prediction.e2)),
+        _row(comparison, "rms", number(prediction.rms)),
+        _row(comparison, "max", number(prediction.max)),
     ]
     if prediction.agreement is not None:
         rows.append(_row(comparison, "agreement", percent(prediction.agreement)))
     return rows
 
 
-def movement_rows(comparison: Any) -> list[tuple[str, str, str, str, str, str, str]]:
-    """Parameters leaf by leaf: path, size, ‖Δθ‖, relative, shares of the trace, distance of its kernel."""
-    return [
-        (
-            "all parameters" if row is comparison.movement[-1] else row.path or "(the only leaf)",
-            f"{row.size:,}",
-            number(row.moved, 3),
-            "from zero" if row.relative is None and row.moved > 0 else number(row.relative, 3),
-            percent(row.share_a),
-            percent(row.share_b),
-            number(row.distance_centred, 3),
-        )
-        for row in comparison.movement
-    ]
+def movement_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Parameters leaf by leaf, and all of them at the end.
+
+    The cells are path, size, ‖Δθ‖, ‖Δθ‖ / ‖θ_A‖, the shares of the traces at A and B, and the
+    centred distance between the leaf's own kernels.
+    """
+    *leaves, everything = comparison.movement
+    rows = [_movement_row(leaf.path or "(the only leaf)", leaf) for leaf in leaves]
+    return [*rows, _movement_row("all parameters", everything)]
 
 
-def _pair(comparison: Any, key: str, a: Any, b: Any) -> Row:
+def _movement_row(name: str, leaf: LeafMovement) -> tuple[str, ...]:
+    """The motion of one leaf as text."""
+    relative = number(leaf.relative, 3)
+    if leaf.relative is None and leaf.moved > 0:
+        relative = "from zero"
+    return (
+        name,
+        f"{leaf.size:,}",
+        number(leaf.moved, 3),
+        relative,
+        percent(leaf.share_a),
+        percent(leaf.share_b),
+        number(leaf.distance_centred, 3),
+    )
+
+
+def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) -> Row:
+    """A quantity of both sides, with its ratio."""
     return _row(comparison, key, number(a), number(b), ratio(b, a))
 
 
-def _row(comparison: Any, key: str, *values: str, **fields: Any) -> Row:
+def _row(comparison: Comparison, key: str, *values: str, k: int | None = None) -> Row:
+    """A quantity with its name, symbol and meaning, into which the conventions are written."""
     meaning = MEANINGS[key]
-    loss = comparison.facts["loss"]
-    fields |= {**comparison.facts, "loss_capital": loss[:1].upper() + loss[1:]}
-    name, symbol, text = (
-        part.format(**fields) for part in (meaning.name, meaning.symbol, meaning.text)
+    loss = str(comparison.facts["loss"])
+    fields = {**comparison.facts, "k": k, "loss_capital": loss[:1].upper() + loss[1:]}
+    return Row(
+        key,
+        name=meaning.name.format(**fields),
+        symbol=meaning.symbol.format(**fields),
+        values=values,
+        meaning=meaning.text.format(**fields),
     )
-    return Row(key, name, symbol, values, text)

@@ -344,7 +344,7 @@ def test_linen_checkpoints_bring_their_own_statistics(tmp_path):
         comparison.a.fixed_state
         == "as saved (batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var)"
     )
-    assert "fixed state at A: as saved (batch_stats/" in str(comparison)
+    assert "fixed arrays at A: as saved (batch_stats/" in str(comparison)
     in_memory = compare(a, b, model=module, x=x, y=Y)
     assert in_memory.a.params_sha256 == comparison.a.params_sha256
     np.testing.assert_allclose(in_memory.b.alignment, comparison.b.alignment, rtol=1e-5)

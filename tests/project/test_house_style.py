@@ -41,7 +41,7 @@ LAYERS = {
         "checkpoints",
         "report",
     },
-    "report": {"monitor"},
+    "report": {"kernel", "monitor"},
     "monitor": {"models", "kernel", "engine", "analysis", "predict"},
     "checking": {"models", "engine"},
     "demo": {"models", "kernel", "comparison", "monitor", "report"},

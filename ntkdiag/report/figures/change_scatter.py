@@ -1,48 +1,44 @@
 """The change of the outputs from A to B against what the model linearized at A predicts of it."""
 
-from typing import Any
-
 import numpy as np
 
 from ntkdiag.report.figures.style import A_COLOUR, FAINT, INK, figure, svg
+from ntkdiag.report.reported import Comparison
 
-POINTS = 4000
+POINTS = 4000  # of more, every other or third is drawn
 
 
-def prediction(comparison: Any) -> str:
-    """Draw one point per example and output; the outputs of the true class stand out. e1 is the distance from the line.
+def prediction(comparison: Comparison) -> str:
+    """Draw one point per example and output; e1 is the distance from the line.
 
-    Changes, not outputs: between two late checkpoints these hardly differ, and everything would lie on the line.
+    The outputs of the true class stand out. Changes are drawn, not outputs: between two late
+    checkpoints these hardly differ, and everything would lie on the line.
     """
     before = comparison.a.outputs
-    actual, predicted = comparison.b.outputs - before, comparison.prediction.outputs - before
+    actual = comparison.b.outputs - before  # [n o]
+    predicted = comparison.prediction.outputs - before
     classes = comparison.classes
-    right = np.zeros(actual.shape, bool)
+    is_label = np.zeros(actual.shape, bool)
     if classes is not None:
-        right[np.arange(len(classes)), classes] = True
-    every = max(1, int(np.ceil(actual.size / POINTS)))
+        is_label[np.arange(len(classes)), classes] = True
+    stride = max(1, int(np.ceil(actual.size / POINTS)))
+
     with figure(4.6, 4.2) as (canvas, axes):
-        low, high = min(actual.min(), predicted.min()), max(actual.max(), predicted.max())
+        low = min(actual.min(), predicted.min())
+        high = max(actual.max(), predicted.max())
         axes.plot([low, high], [low, high], color=FAINT, linewidth=1)
-        groups = [
-            (~right, INK, "other outputs" if classes is not None else None, 0.35),
-            (right, A_COLOUR, "output of the label", 0.9),
-        ]
-        for mask, colour, name, alpha in groups:
+
+        def draw(mask: np.ndarray, **look: object) -> None:
             if mask.any():
-                points = predicted[mask][::every], actual[mask][::every]
-                axes.plot(
-                    *points,
-                    ".",
-                    color=colour,
-                    alpha=alpha,
-                    label=name,
-                    markersize=4,
-                    markeredgewidth=0,
-                )
+                x = predicted[mask][::stride]
+                y = actual[mask][::stride]
+                axes.plot(x, y, ".", markersize=4, markeredgewidth=0, **look)
+
+        draw(~is_label, color=INK, alpha=0.35, label="other outputs" if is_label.any() else None)
+        draw(is_label, color=A_COLOUR, alpha=0.9, label="output of the label")
         axes.set(
             title="Linear prediction",
-            xlabel="change predicted by the linear model at A",
+            xlabel="change predicted by the model linearized at A",
             ylabel="change from A to B",
         )
         if classes is not None:

@@ -1,33 +1,46 @@
 """Both kernels as images, examples sorted by label where labels are classes."""
 
-from typing import Any
+import dataclasses
 
 import numpy as np
+from jaxtyping import Float, Int
 
+from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.report.figures.style import INK, figure, svg
+from ntkdiag.report.reported import Comparison
 
 LIMIT = 97.0  # percentile of the off-diagonal entries at which the colours saturate
+MOST_NAMES = 20  # of more classes none is named at the axes
 
 
-def heatmaps(comparison: Any) -> str:
-    """Draw the centred kernels A and B, averaged over outputs, each divided by its mean diagonal, on one scale."""
-    order, bounds, ticks = _sorting(comparison.classes, comparison.a.kernel.n_examples)
-    images = [_reduced(side.kernel)[np.ix_(order, order)] for side in (comparison.a, comparison.b)]
-    off = np.concatenate([image[~np.eye(len(image), dtype=bool)] for image in images])
-    limit = float(np.percentile(np.abs(off), LIMIT)) or 1.0
-    axis = "example" if comparison.classes is None else "example, sorted by label"
+def heatmaps(comparison: Comparison) -> str:
+    """Draw the centred kernels A and B on one colour scale.
+
+    They are averaged over outputs and divided by their mean diagonal.
+    """
+    sorting = _sort_by_class(comparison.classes, comparison.a.kernel.n_examples)
+    rows_and_columns = np.ix_(sorting.order, sorting.order)
+    images = []
+    for side in (comparison.a, comparison.b):
+        images.append(_per_example(side.kernel)[rows_and_columns])
+
+    # The diagonal is 1 on average, and would leave no colours to the rest.
+    off_diagonal = ~np.eye(len(images[0]), dtype=bool)
+    entries = np.concatenate([image[off_diagonal] for image in images])
+    limit = float(np.percentile(np.abs(entries), LIMIT)) or 1.0
+
     with figure(9.6, 4.3, columns=2) as (canvas, axes):
         for panel, image, name in zip(axes, images, "AB", strict=True):
             drawn = panel.imshow(
                 image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
             )
-            panel.set(title=f"Kernel {name}, centred", xlabel=axis)
+            panel.set(title=f"Kernel {name}, centred", xlabel=sorting.axis)
             panel.grid(False)
-            for bound in bounds:
+            for bound in sorting.bounds:
                 panel.axhline(bound, color="#888888", linewidth=0.4)
                 panel.axvline(bound, color="#888888", linewidth=0.4)
-            panel.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
-            panel.set_yticks([place for place, _ in ticks], [label for _, label in ticks])
+            panel.set_xticks(sorting.places, sorting.names)
+            panel.set_yticks(sorting.places, sorting.names)
             panel.tick_params(length=0)
         bar = canvas.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02, aspect=28, extend="both")
         bar.outline.set_visible(False)
@@ -36,23 +49,42 @@ def heatmaps(comparison: Any) -> str:
         return svg(canvas, "heatmaps")
 
 
-def _reduced(kernel: Any) -> np.ndarray:
+def _per_example(kernel: Kernel) -> Float[np.ndarray, "n n"]:
+    """A kernel averaged over outputs, centred over examples, of mean diagonal 1."""
     array = np.asarray(kernel.array, np.float64)
     if array.ndim == 4:
-        array = np.einsum("nomo->nm", array) / array.shape[1]
+        array = np.einsum("nomo->nm", array) / array.shape[1]  # [n o m o] -> [n m]
     array = array - array.mean(0, keepdims=True)
     array = array - array.mean(1, keepdims=True)
-    return array / (np.trace(array) / len(array) or 1.0)
+    mean_diagonal = np.trace(array) / len(array)
+    return array / (mean_diagonal or 1.0)
 
 
-def _sorting(
-    classes: Any, n_examples: int
-) -> tuple[np.ndarray, list[float], list[tuple[float, str]]]:
+@dataclasses.dataclass(frozen=True)
+class _Sorting:
+    """The order of the examples, where one class ends, and where its name stands."""
+
+    axis: str
+    order: Int[np.ndarray, " n"]
+    bounds: list[float] = dataclasses.field(default_factory=list)
+    places: list[float] = dataclasses.field(default_factory=list)
+    names: list[str] = dataclasses.field(default_factory=list)
+
+
+def _sort_by_class(classes: Int[np.ndarray, " n"] | None, n_examples: int) -> _Sorting:
+    """Examples sorted by class; in their own order where labels are no classes."""
     if classes is None:
-        return np.arange(n_examples), [], []
-    order = np.argsort(classes, kind="stable")
-    names, counts = np.unique(classes, return_counts=True)
+        return _Sorting("example", np.arange(n_examples))
+    values, counts = np.unique(classes, return_counts=True)
     ends = np.cumsum(counts)
     middles = ends - counts / 2 - 0.5
-    ticks = [(float(middle), str(name)) for middle, name in zip(middles, names, strict=True)]
-    return order, [float(end) - 0.5 for end in ends[:-1]], ticks if len(ticks) <= 20 else []
+    sorting = _Sorting(
+        axis="example, sorted by label",
+        order=np.argsort(classes, kind="stable"),
+        bounds=[float(end) - 0.5 for end in ends[:-1]],
+    )
+    if len(values) > MOST_NAMES:
+        return sorting
+    return dataclasses.replace(
+        sorting, places=middles.tolist(), names=[str(value) for value in values]
+    )

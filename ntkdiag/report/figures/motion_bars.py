@@ -1,42 +1,55 @@
 """Which parameters moved, and which carry the kernel."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, figure, svg
+from ntkdiag.report.reported import Comparison, LeafMovement
 
-BARS = 24  # more leaves are summed by the layer they belong to; of over twice as many layers those that count most
+# More leaves are summed by the layer they belong to; of over twice as many layers those are drawn
+# that count most.
+BARS = 24
+LONGEST_NAME = 34
 
 
-def movement(comparison: Any) -> str:
-    """Draw the relative movement and the share of the trace, leaf by leaf, or layer by layer for large models."""
-    rows, n_layers = _grouped(comparison.movement[:-1])
-    shown = f": {len(rows)} of {n_layers} layers" if len(rows) < n_layers else ""
-    place = np.arange(len(rows))[::-1]
-    with figure(9.6, 0.9 + 0.3 * len(rows), columns=2, sharey=True) as (canvas, (left, right)):
-        relative = [moved / norm if norm > 0 else np.nan for _, norm, moved, _, _ in rows]
-        left.barh(place, relative, color=INK, alpha=0.75, height=0.62)
-        for where, (_, norm, moved, _, _) in zip(place, rows, strict=True):
-            if not norm > 0:
-                said = f" from zero to norm {moved:.2g}" if moved else " stayed at zero"
-                left.text(0, where, said, va="center", fontsize=8)
-        left.set_yticks(place, [_short(name) for name, *_ in rows])
-        left.set(title=f"Movement{shown}", xlabel="‖Δθ‖ / ‖θ_A‖")
-        right.barh(
-            place + 0.18,
-            [100 * share for *_, share, _ in rows],
-            color=A_COLOUR,
-            height=0.34,
-            label="A",
-        )
-        right.barh(
-            place - 0.18,
-            [100 * share for *_, share in rows],
-            color=B_COLOUR,
-            height=0.34,
-            label="B",
-        )
+@dataclasses.dataclass(frozen=True)
+class _Bar:
+    """A leaf, or all leaves of a layer together."""
+
+    name: str
+    norm: float
+    moved: float
+    share_a: float
+    share_b: float
+
+
+def movement(comparison: Comparison) -> str:
+    """Draw relative movement and share of the trace, by leaf, or by layer for large models."""
+    *leaves, _ = comparison.movement
+    layers = _bars(leaves)
+    bars = _most_important(layers)
+    title = "Movement"
+    if len(bars) < len(layers):
+        title = f"Movement: {len(bars)} of {len(layers)} layers"
+    places = np.arange(len(bars))[::-1]  # the first on top
+
+    with figure(9.6, 0.9 + 0.3 * len(bars), columns=2, sharey=True) as (canvas, (left, right)):
+        relative = [bar.moved / bar.norm if bar.norm > 0 else np.nan for bar in bars]
+        left.barh(places, relative, color=INK, alpha=0.75, height=0.62)
+        for place, bar in zip(places, bars, strict=True):
+            # Without a norm at A there is no relative movement.
+            if not bar.norm > 0:
+                text = f" from zero to norm {bar.moved:.2g}" if bar.moved else " stayed at zero"
+                left.text(0, place, text, va="center", fontsize=8)
+        left.set_yticks(places, [_short(bar.name) for bar in bars])
+        left.set(title=title, xlabel="‖Δθ‖ / ‖θ_A‖")
+
+        shares_a = [100 * bar.share_a for bar in bars]
+        shares_b = [100 * bar.share_b for bar in bars]
+        right.barh(places + 0.18, shares_a, color=A_COLOUR, height=0.34, label="A")
+        right.barh(places - 0.18, shares_b, color=B_COLOUR, height=0.34, label="B")
         right.set(title="Share of the kernel", xlabel="% of tr Θ")
         right.legend(loc="best")
         for panel in (left, right):
@@ -45,28 +58,40 @@ def movement(comparison: Any) -> str:
         return svg(canvas, "movement")
 
 
-def _grouped(leaves: Any) -> tuple[list[tuple[str, float, float, float, float]], int]:
-    groups: dict[str, list[Any]] = {}
+def _bars(leaves: Sequence[LeafMovement]) -> list[_Bar]:
+    """One bar for each leaf, or for each layer where there are many leaves."""
+    layers: dict[str, list[LeafMovement]] = {}
     for leaf in leaves:
-        name = leaf.path.rpartition("/")[0] if len(leaves) > BARS else leaf.path
-        groups.setdefault(name or leaf.path or "all", []).append(leaf)
-    rows = [
-        (
+        name = leaf.path
+        if len(leaves) > BARS:
+            name = leaf.path.rpartition("/")[0]
+        layers.setdefault(name or leaf.path or "all", []).append(leaf)
+    bars = []
+    for name, members in layers.items():
+        bar = _Bar(
             name,
-            float(np.sqrt(sum(leaf.norm**2 for leaf in group))),
-            float(np.sqrt(sum(leaf.moved**2 for leaf in group))),
-            sum(leaf.share_a for leaf in group),
-            sum(leaf.share_b for leaf in group),
+            norm=float(np.sqrt(sum(leaf.norm**2 for leaf in members))),
+            moved=float(np.sqrt(sum(leaf.moved**2 for leaf in members))),
+            share_a=sum(leaf.share_a for leaf in members),
+            share_b=sum(leaf.share_b for leaf in members),
         )
-        for name, group in groups.items()
-    ]
-    everything = sum(moved**2 for _, _, moved, _, _ in rows) or 1.0
-    weight = lambda row: max(
-        row[2] ** 2 / everything, row[3], row[4]
-    )  # of the movement, or of a kernel
-    largest = sorted(rows, key=weight, reverse=True)[: 2 * BARS]
-    return [row for row in rows if row in largest], len(rows)
+        bars.append(bar)
+    return bars
+
+
+def _most_important(bars: list[_Bar]) -> list[_Bar]:
+    """The bars with the largest share of the movement, or of a kernel, in their order."""
+    all_moved = sum(bar.moved**2 for bar in bars) or 1.0
+
+    def importance(bar: _Bar) -> float:
+        return max(bar.moved**2 / all_moved, bar.share_a, bar.share_b)
+
+    largest = sorted(bars, key=importance, reverse=True)[: 2 * BARS]
+    return [bar for bar in bars if bar in largest]
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 34 else f"…{name[-33:]}"
+    """The end of a long name, which tells leaves apart."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"…{name[-(LONGEST_NAME - 1) :]}"

@@ -1,47 +1,69 @@
 """Eigenvalues of both kernels with their noise floors, and how they changed."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
+from ntkdiag.report.reported import Comparison
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-def spectra(comparison: Any) -> str:
+DASHED = (0, (4, 3))
+
+
+def spectra(comparison: Comparison) -> str:
     """Draw the resolved eigenvalues of A and B over their index, and the ratio B / A."""
+    a = comparison.a.spectrum
+    b = comparison.b.spectrum
+    floor_a = float(a.noise_floor)
+    floor_b = float(b.noise_floor)
     with figure(9.6, 3.5, columns=2, width_ratios=(1.35, 1)) as (canvas, (left, right)):
-        sides = (("A", comparison.a.spectrum, A_COLOUR), ("B", comparison.b.spectrum, B_COLOUR))
-        for name, spectrum, colour in sides:
-            values = np.asarray(spectrum.eigenvalues)[: spectrum.rank]
-            index = np.arange(1, len(values) + 1)
-            left.plot(index, values, ".-", color=colour, label=name, linewidth=1, markersize=3)
-            left.axhline(spectrum.noise_floor, color=colour, linestyle=(0, (4, 3)), linewidth=1)
-            hidden = spectrum.size - spectrum.rank
-            said = f"noise floor {name}" + (f": {hidden} eigenvalues unresolved" if hidden else "")
-            above = spectrum.noise_floor >= max(side.noise_floor for _, side, _ in sides)
-            beside = {
-                "textcoords": "offset points",
-                "va": "bottom" if above else "top",
-                "color": colour,
-                "fontsize": 8,
-            }
-            left.annotate(said, (1, spectrum.noise_floor), (2, 2 if above else -3), **beside)
+        # The names of two floors that lie close do not cover each other.
+        _draw_side(left, "A", a, A_COLOUR, name_above=floor_a >= floor_b)
+        _draw_side(left, "B", b, B_COLOUR, name_above=floor_b >= floor_a)
         left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
-        logarithmic(left, any(spectrum.rank for _, spectrum, _ in sides))
+        logarithmic(left, int(a.rank) > 0 or int(b.rank) > 0)
+        left.margins(y=0.12)  # room for the name below the lower floor
         left.legend(loc="upper right")
-        _ratio(right, *(spectrum for _, spectrum, _ in sides))
+        _draw_ratio(right, a, b)
         return svg(canvas, "spectra")
 
 
-def _ratio(axes: Any, a: Any, b: Any) -> None:
-    both = min(a.rank, b.rank)
-    index = np.arange(1, both + 1)
-    axes.axhline(1, color=FAINT, linewidth=1)
-    axes.plot(
-        index,
-        np.asarray(b.eigenvalues)[:both] / np.asarray(a.eigenvalues)[:both],
-        color=INK,
-        linewidth=1.4,
+def _draw_side(
+    axes: "Axes", name: str, spectrum: Spectrum, colour: str, *, name_above: bool
+) -> None:
+    """The resolved eigenvalues of one side, and its noise floor."""
+    n_resolved = int(spectrum.rank)
+    noise_floor = float(spectrum.noise_floor)
+    resolved = np.asarray(spectrum.eigenvalues)[:n_resolved]
+    index = np.arange(1, n_resolved + 1)
+    axes.plot(index, resolved, ".-", color=colour, label=name, linewidth=1, markersize=3)
+    axes.axhline(noise_floor, color=colour, linestyle=DASHED, linewidth=1)
+    text = f"noise floor {name}"
+    n_unresolved = spectrum.size - n_resolved
+    if n_unresolved:
+        text += f": {n_unresolved} eigenvalues unresolved"
+    axes.annotate(
+        text,
+        xy=(1, noise_floor),
+        xytext=(2, 2 if name_above else -3),
+        textcoords="offset points",
+        va="bottom" if name_above else "top",
+        color=colour,
+        fontsize=8,
     )
-    logarithmic(axes, both > 0)
+
+
+def _draw_ratio(axes: "Axes", a: Spectrum, b: Spectrum) -> None:
+    """Each eigenvalue of B over that of A, as far as both are resolved."""
+    n_resolved = min(int(a.rank), int(b.rank))
+    index = np.arange(1, n_resolved + 1)
+    ratio = np.asarray(b.eigenvalues)[:n_resolved] / np.asarray(a.eigenvalues)[:n_resolved]
+    axes.axhline(1, color=FAINT, linewidth=1)
+    axes.plot(index, ratio, color=INK, linewidth=1.4)
+    logarithmic(axes, n_resolved > 0)
     axes.set(title="Change, B / A", xlabel="index, resolved on both sides")

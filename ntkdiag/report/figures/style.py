@@ -1,16 +1,19 @@
-"""The look of every figure, and matplotlib figures as inline SVG that follows the page's colours."""
+"""The look of every figure, and figures as inline SVG that follows the page's colours."""
 
 import contextlib
 import io
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-A_COLOUR, B_COLOUR = (
-    "#3b7dd8",
-    "#e07b1f",
-)  # blue and orange: told apart with every common kind of colour blindness
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Blue and orange: told apart with every common kind of colour blindness.
+A_COLOUR = "#3b7dd8"
+B_COLOUR = "#e07b1f"
 INK = "#010203"  # stands for the page's text colour
 FAINT = "#040506"  # stands for the page's line colour
 RASTER_DPI = 110
@@ -77,38 +80,57 @@ def figure(
         yield canvas, canvas.subplots(rows, columns, **options)
 
 
-def logarithmic(axes: Any, has_data: bool, *, x: bool = True, y: bool = True) -> None:
-    """Make axes logarithmic, with plain powers of ten at the ticks: no text here is read as TeX.
+def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True) -> None:
+    """Make axes logarithmic, with plain powers of ten at the ticks: no text is read as TeX.
 
     Args:
         axes: The axes, already drawn on.
-        has_data: Whether anything positive is drawn; without it the axes stay linear, since nothing can be placed.
+        has_data: Whether anything positive is drawn; without it the axes stay linear, since nothing
+            can be placed.
         x: Whether the horizontal axis is meant.
         y: Whether the vertical one is.
     """
+    if not has_data:
+        return
+    if x:
+        axes.set_xscale("log")
+        _set_ticks(axes.xaxis)
+    if y:
+        axes.set_yscale("log")
+        _set_ticks(axes.yaxis)
+
+
+def _set_ticks(axis: Any) -> None:
+    """Ticks of a logarithmic axis: powers of ten, between few of them also 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    for axis, scale, wanted in ((axes.xaxis, axes.set_xscale, x), (axes.yaxis, axes.set_yscale, y)):
-        if wanted and has_data:
-            scale("log")
-            axis.set_major_locator(LogLocator(numticks=7))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
-            low, high = axis.get_view_interval()
-            within = (
-                math.log10(high / low) < 1.5 if low > 0 else False
-            )  # few powers of ten: say what lies between
-            axis.set_minor_locator(LogLocator(subs=(2.0, 5.0) if within else "auto"))
-            axis.set_minor_formatter(
-                FuncFormatter(lambda value, _: f"{value:g}") if within else NullFormatter()
-            )
+    axis.set_major_locator(LogLocator(numticks=7))
+    axis.set_major_formatter(FuncFormatter(_power_of_ten))
+    low, high = axis.get_view_interval()
+    has_few_powers = low > 0 and math.log10(high / low) < 1.5
+    if has_few_powers:
+        axis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+        axis.set_minor_formatter(FuncFormatter(_plain))
+    else:
+        axis.set_minor_locator(LogLocator(subs="auto"))
+        axis.set_minor_formatter(NullFormatter())
 
 
-def _power(value: float) -> str:
+def _power_of_ten(value: float, position: int | None) -> str:
+    """1 to 1000 as they are, other powers of ten with an exponent."""
+    del position
     exponent = round(math.log10(value))
-    return f"{value:g}" if 0 <= exponent <= 3 else "10" + str(exponent).translate(_SUPERSCRIPT)
+    if 0 <= exponent <= 3:
+        return f"{value:g}"
+    return "10" + str(exponent).translate(_SUPERSCRIPT)
 
 
-def svg(canvas: Any, name: str) -> str:
+def _plain(value: float, position: int | None) -> str:
+    del position
+    return f"{value:g}"
+
+
+def svg(canvas: "Figure", name: str) -> str:
     """Write a figure as an SVG element for inlining: transparent, text as text, ids of its own.
 
     Args:
@@ -127,17 +149,17 @@ def svg(canvas: Any, name: str) -> str:
         metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
     )
     text = stream.getvalue()
+
+    # The element alone, without metadata and addresses.
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    # Ids, and what refers to them, begin with the name of the figure.
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
-    for ours, theirs in (
-        (INK, "currentColor"),
-        (FAINT, "var(--line)"),
-        (A_COLOUR, "var(--a)"),
-        (B_COLOUR, "var(--b)"),
-    ):
-        text = text.replace(ours, theirs)
-    return text
+    # The page's own colours, which follow its light or dark setting.
+    text = text.replace(INK, "currentColor")
+    text = text.replace(FAINT, "var(--line)")
+    text = text.replace(A_COLOUR, "var(--a)")
+    return text.replace(B_COLOUR, "var(--b)")

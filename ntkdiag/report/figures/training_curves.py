@@ -1,50 +1,54 @@
 """What a monitor recorded during training."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
+from ntkdiag.report.monitor_records import Row
 
 
-def history(rows: Sequence[Mapping[str, Any]]) -> str:
+def history(rows: Sequence[Row]) -> str:
     """Draw eigenvalues, drift, alignment and stability margin over the steps."""
     steps = np.array([row["step"] for row in rows])
+    eigenvalues = _eigenvalues(rows)
+    n_eigenvalues = eigenvalues.shape[1]
     with figure(9.6, 5.2, columns=2, rows=2, sharex=True) as (canvas, axes):
-        top, drift, aligned, margin = axes.ravel()
-        longest = max(len(row["ntk_eigenvalues"]) for row in rows)
-        padded = [
-            [*row["ntk_eigenvalues"], *[None] * (longest - len(row["ntk_eigenvalues"]))]
-            for row in rows
-        ]
-        values = np.array([[_value(item) for item in row] for row in padded], dtype=float)
-        for index in range(values.shape[1]):
-            top.plot(
-                steps,
-                values[:, index],
-                color=INK,
-                alpha=1 - 0.75 * index / max(1, values.shape[1]),
-                linewidth=1.3,
-            )
-        logarithmic(top, bool((values > 0).any()), x=False)
-        top.set(title=f"Largest {values.shape[1]} eigenvalues")
+        top, drift, alignment, margin = axes.ravel()
+        for index in range(n_eigenvalues):
+            fading = 1 - 0.75 * index / max(1, n_eigenvalues)
+            top.plot(steps, eigenvalues[:, index], color=INK, alpha=fading, linewidth=1.3)
+        logarithmic(top, bool((eigenvalues > 0).any()), x=False)
+        top.set(title=f"Largest {n_eigenvalues} eigenvalues")
+
         drift.plot(steps, _series(rows, "ntk_distance_centred"), color=A_COLOUR)
         drift.set(title="Centred kernel distance from the first kernel")
-        aligned.plot(steps, _series(rows, "ntk_alignment"), color=A_COLOUR)
-        aligned.set(title="Alignment with the labels", xlabel="step")
+        alignment.plot(steps, _series(rows, "ntk_alignment"), color=A_COLOUR)
+        alignment.set(title="Alignment with the labels", xlabel="step")
         margin.plot(steps, _series(rows, "ntk_margin"), color=B_COLOUR)
         margin.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
         margin.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
         margin.set(title="Stability margin", xlabel="step")
-        for panel in (drift, aligned, margin):
+        for panel in (drift, alignment, margin):
             panel.set_ylim(bottom=0)
         return svg(canvas, "history")
 
 
-def _series(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    return np.array([_value(row.get(name)) for row in rows], dtype=float)
+def _eigenvalues(rows: Sequence[Row]) -> Float[np.ndarray, "steps k"]:
+    """The eigenvalues of every step; NaN where a step has fewer than another, or could not know."""
+    longest = max(len(row["ntk_eigenvalues"]) for row in rows)
+    values = np.full((len(rows), longest), np.nan)
+    for index, row in enumerate(rows):
+        for position, value in enumerate(row["ntk_eigenvalues"]):
+            values[index, position] = _nan_if_unknown(value)
+    return values
 
 
-def _value(value: Any) -> float:
+def _series(rows: Sequence[Row], name: str) -> Float[np.ndarray, " steps"]:
+    """One number over the steps."""
+    return np.array([_nan_if_unknown(row.get(name)) for row in rows], dtype=float)
+
+
+def _nan_if_unknown(value: float | int | None) -> float:
     return np.nan if value is None else float(value)

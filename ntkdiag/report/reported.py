@@ -1,0 +1,11 @@
+"""What a report is about.
+
+A `ntkdiag.comparison.Comparison` prints and saves itself through this room. To import its type here
+would close a circle, so it goes by a name that says what it is.
+"""
+
+from typing import Any, TypeAlias
+
+Comparison: TypeAlias = Any  # a ntkdiag.comparison.Comparison
+Measured: TypeAlias = Any  # one of its two sides
+LeafMovement: TypeAlias = Any  # one entry of its `movement`
