@@ -113,6 +113,9 @@ def _answers(
     yield runs
     if runs.status == "wrong":
         return
+    statistics = outputs_and_gradients.statistics(functional)
+    if statistics is not None:
+        yield statistics
     subject = Subject(
         functional=functional,
         call_kwargs=call_kwargs,

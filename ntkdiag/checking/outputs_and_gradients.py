@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from ntkdiag.checking.findings import Finding, listed
 from ntkdiag.checking.subject import Subject
+from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
 
 # A unit roundoff above this one is that of half precision, below that one that of float64.
@@ -30,6 +31,30 @@ def runs(outputs: PyTree, x: PyTree) -> Finding:
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in leaves):
         return Finding("runs", "wrong", f"outputs {got} hold NaN or infinity")
     return Finding("runs", "ok", f"{n} examples give {got}, finite")
+
+
+def statistics(functional: Functional) -> Finding | None:
+    """Are there running statistics that no batch has filled in, and that the model uses?
+
+    Only what is wrong is worth a line: None otherwise.
+    """
+    if functional.mode not in ("eval", "dropout"):
+        return None
+    unfilled = []
+    for path, leaf in functional.fixed.items():
+        layer, _, name = path.rpartition("/")
+        # Equinox marks them; in any library, variances of zero are those of no batch.
+        is_marked = name == "first_time" and np.all(leaf)
+        is_zero = name == "var" and not np.any(leaf)
+        if is_marked or is_zero:
+            unfilled.append(layer)
+    if not unfilled:
+        return None
+    text = (
+        f"no batch has filled in the running statistics at {listed(sorted(set(unfilled)))}: pass "
+        'those of training, or mode="train" with statistics='
+    )
+    return Finding("statistics", "wrong", text)
 
 
 def gradients(rows: Sequence[Mapping[str, np.ndarray]], params: PyTree) -> Finding:

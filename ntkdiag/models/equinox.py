@@ -68,7 +68,7 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
             _require_no_key_in_outputs(outputs_with, model, request, x, kwargs)
         return outputs_with(model, kwargs)
 
-    fixed_state = {f"state/{index}": leaf for index, leaf in enumerate(state_leaves)}
+    fixed_state = _state_by_path(module, jax.tree.unflatten(state_structure, state_leaves))
     return Functional(
         apply=Apply(function, "equinox", str(request.mode), request.output_selector),
         params=params,
@@ -319,6 +319,19 @@ def _require_state(module: eqx.Module, state: PyTree) -> None:
             do="Pass state=, the second result of equinox.nn.make_with_state or of the last call "
             "of the module.",
         )
+
+
+def _state_by_path(module: eqx.Module, state: PyTree) -> dict[str, PyTree]:
+    """The arrays of a state by name: those of batch normalisation by their layer, others by number."""
+    names: dict[int, str] = {}
+    for path, norm in equinox_norm.batch_norms_by_path(module).items():
+        for name, leaf in equinox_norm.entries_of(norm, state).items():
+            # A module that is a single layer has an empty path.
+            names[id(leaf)] = "/".join(part for part in ("state", path, name) if part)
+    leaves = {}
+    for index, leaf in enumerate(jax.tree.leaves(state)):
+        leaves[names.get(id(leaf), f"state/{index}")] = leaf
+    return leaves
 
 
 def _warn_of_tied_arrays(params: PyTree) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import ArrayLike, PyTree
 
 from ntkdiag import errors
+from ntkdiag.models import paths
 from ntkdiag.models.mode import require_batch_norm
 
 Node = TypeVar("Node")
@@ -42,6 +43,28 @@ def axis_name(module: eqx.Module) -> Hashable | None:
             do="Build the layers with the same axis_name.",
         )
     return next(iter(names), None)
+
+
+def batch_norms_by_path(module: eqx.Module) -> dict[str, eqx.nn.BatchNorm]:
+    """The layers of batch normalisation in a module."""
+
+    def is_batch_norm(node: PyTree) -> bool:
+        return isinstance(node, eqx.nn.BatchNorm)
+
+    norms = {}
+    for key_path, node in jax.tree_util.tree_flatten_with_path(module, is_leaf=is_batch_norm)[0]:
+        if is_batch_norm(node):
+            norms[paths.path_string(key_path)] = node
+    return norms
+
+
+def entries_of(norm: eqx.nn.BatchNorm, state: PyTree) -> dict[str, PyTree]:
+    """What a state holds for a layer: its running statistics, and how much they have seen."""
+    if norm.mode == "batch":
+        mean, var = state.get(norm.batch_state_index)
+        return {"mean": mean, "var": var, "counter": state.get(norm.batch_counter)}
+    mean, var = state.get(norm.ema_state_index)
+    return {"mean": mean, "var": var, "first_time": state.get(norm.ema_first_time_index)}
 
 
 def with_running_statistics(module: eqx.Module) -> eqx.Module:

@@ -83,11 +83,31 @@ def test_every_library_in_every_mode(mode):
             assert statuses(wrong)["engine"] == "not checked"
 
 
+def test_statistics_that_a_batch_has_filled_in():
+    # With a bias in place of the layers below, an untrained state gives a plausible kernel.
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
+    untrained = selfcheck(norm, X, state=state)
+    assert not untrained.ok
+    assert untrained["statistics"].status == "wrong"
+    assert selfcheck(norm, X, state=state, mode="train", statistics=X).ok
+    step = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    _, trained = step(X, state)
+    check = selfcheck(norm, X, state=trained)
+    assert check.ok
+    assert "statistics" not in [finding.question for finding in check.findings]
+
+
 @pytest.mark.slow
 def test_statistics_that_were_never_filled_in():
     # Untrained running variances of zero saturate the activations: no gradient is left.
     module, state = eqx.nn.make_with_state(EquinoxNet)(fixed_key())
-    check = selfcheck(module, jnp.concatenate([X, X[:, :1]], axis=1), state=state)
+    x = jnp.concatenate([X, X[:, :1]], axis=1)
+    check = selfcheck(module, x, state=state)
+    assert check["statistics"].status == "wrong"
+    assert check["statistics"].text == (
+        "no batch has filled in the running statistics at state/norm: pass those of training, or "
+        'mode="train" with statistics='
+    )
     assert (
         check["gradients"].text == "no parameter has a gradient: the outputs do not depend on them"
     )
