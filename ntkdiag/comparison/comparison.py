@@ -12,7 +12,7 @@ from jaxtyping import Int
 from ntkdiag import display, errors
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.facts import Facts
-from ntkdiag.comparison.linearized_change import Prediction
+from ntkdiag.comparison.linearized_change import LinearizedChange
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.verdict import Verdict
@@ -51,7 +51,7 @@ class Comparison:
     b: Measured
     drift: Drift
     movement: tuple[LeafMovement, ...]
-    prediction: Prediction
+    prediction: LinearizedChange
     verdict: Verdict
     facts: Facts
     notes: tuple[str, ...]

@@ -28,7 +28,7 @@ _ABOVE_ROUNDING = 3.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Prediction:
+class LinearizedChange:
     """Outputs at B against f(theta_A) + J(theta_A) (theta_B - theta_A), on the probe.
 
     Attributes:
@@ -57,7 +57,7 @@ def predict(
     x: PyTree,
     outputs_a: Float[np.ndarray, "n o"],
     outputs_b: Float[np.ndarray, "n o"],
-) -> Prediction:
+) -> LinearizedChange:
     """Predict the outputs at B from A and compare.
 
     The fixed arrays (batch statistics) of the prediction are those of A, those of `outputs_b` are
@@ -95,7 +95,7 @@ def predict(
     agreement = None
     if outputs_b.shape[1] > 1:
         agreement = float(np.mean(linear.argmax(axis=1) == outputs_b.argmax(axis=1)))
-    return Prediction(
+    return LinearizedChange(
         outputs=linear,
         rms=float(np.sqrt(np.mean(difference**2))),
         max=float(np.abs(difference).max()),

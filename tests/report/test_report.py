@@ -177,7 +177,10 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     assert number(comparison.b.margin) in text
     assert comparison.facts["probe_sha256"] in text
     assert "3 measurements from step 0 to step 20" in text
-    assert "full-batch gradient descent with learning rate 0.1 and momentum 0 on the linearized model" in text
+    assert (
+        "full-batch gradient descent with learning rate 0.1 and momentum 0 on the linearized model"
+        in text
+    )
     assert comparison.facts["versions"] in text
     for sentence in readings(comparison):
         assert sentence in text

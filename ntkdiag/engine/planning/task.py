@@ -2,8 +2,8 @@
 
     K = sum over parts l of  J_l(rows) P_l^-1 J_l(columns)^T
 
-    Task    the call, the reduction, which kernel each part is added to, the weights 1/P
-    Side    rows or columns: examples, program, directions, and a way of contracting every part
+    Task        the call, the reduction, which kernel each part is added to, the weights 1/P
+    KernelSide  rows or columns: examples, program, directions, a way of contracting every part
 
 The kernel is a sum over parts of the Jacobian. Between two functions, or two shapes of examples,
 the parts have to be the same parameters in the same coordinates: where the structures differ, every
@@ -40,7 +40,7 @@ Numbers = Int[Array | np.ndarray, "..."]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Side:
+class KernelSide:
     """Rows or columns, ready to be differentiated.
 
     Attributes:
@@ -71,7 +71,7 @@ class Side:
         shape = self.directions.n, self.directions.n_outputs
         return jax.ShapeDtypeStruct(shape, self.program.jacobian.dtype)
 
-    def along(self, directions: Float[Array | np.ndarray, "C k"]) -> "Side":
+    def along(self, directions: Float[Array | np.ndarray, "C k"]) -> "KernelSide":
         """The same side, differentiated along other directions."""
         changed = dataclasses.replace(self.directions, source=directions)
         return dataclasses.replace(self, directions=changed)
@@ -93,8 +93,8 @@ class Task:
     """
 
     call: Call
-    rows: Side
-    columns: Side | None
+    rows: KernelSide
+    columns: KernelSide | None
     reduction: Reduction
     gram: Gram
     names: tuple[str, ...]
@@ -129,11 +129,11 @@ class Task:
             n_groups=max(1, len(groups.names)),
         )
         # Both sides, ready to be differentiated.
-        side_of_rows = Side(call.rows, rows, ways_of_rows, _directions(rows, reduction.rows))
+        side_of_rows = KernelSide(call.rows, rows, ways_of_rows, _directions(rows, reduction.rows))
         side_of_columns = None
         if columns is not None and call.columns is not None:
             directions = _directions(columns, reduction.columns)
-            side_of_columns = Side(call.columns, columns, ways_of_columns, directions)
+            side_of_columns = KernelSide(call.columns, columns, ways_of_columns, directions)
         outputs = [program.jacobian.dtype for program in (rows, columns) if program is not None]
         return Task(
             call=call,
@@ -147,7 +147,7 @@ class Task:
         )
 
     @property
-    def sides(self) -> list[Side]:
+    def sides(self) -> list[KernelSide]:
         """Rows, and columns where they are others."""
         return [self.rows] if self.columns is None else [self.rows, self.columns]
 

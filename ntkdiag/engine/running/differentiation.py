@@ -31,7 +31,7 @@ from ntkdiag.engine.jacobian.factors import (
     zeros_for_examples,
 )
 from ntkdiag.engine.planning.machine import Machine
-from ntkdiag.engine.planning.task import Side, Task
+from ntkdiag.engine.planning.task import KernelSide, Task
 
 # Blocks of factors that one compiled function takes: more make it slow to compile.
 _MOST_BLOCKS = 32
@@ -49,7 +49,7 @@ class Differentiation:
     """
 
     task: Task
-    side: Side
+    side: KernelSide
     ways: tuple[Way, ...]
     step: int
 

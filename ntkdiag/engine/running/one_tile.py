@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ntkdiag.engine.contracting.ways import Way
 from ntkdiag.engine.planning.machine import Machine
 from ntkdiag.engine.planning.plan import Plan
-from ntkdiag.engine.planning.task import Side, Task
+from ntkdiag.engine.planning.task import KernelSide, Task
 from ntkdiag.engine.running.differentiation import Differentiation
 from ntkdiag.engine.running.kernel_contraction import KernelContraction
 
@@ -63,7 +63,7 @@ def _begin(
     contraction.begin([differentiation.shapes() for differentiation in differentiations])
 
 
-def _planned_ways(side: Side, plan: Plan) -> tuple[Way, ...]:
+def _planned_ways(side: KernelSide, plan: Plan) -> tuple[Way, ...]:
     """The ways of a side under the names they have in the plan."""
     ways = []
     for way, planned in zip(side.ways, plan.ways, strict=True):

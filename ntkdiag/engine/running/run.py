@@ -22,7 +22,7 @@ from ntkdiag import errors
 from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.planning.plan import Plan
-from ntkdiag.engine.planning.task import Side, Task
+from ntkdiag.engine.planning.task import KernelSide, Task
 from ntkdiag.engine.running import one_tile, tile_by_tile
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.kernel.tied_outputs import OutputGroups
@@ -78,7 +78,7 @@ def _inline(task: Task) -> list[Array]:
     return task.gram.rectangular(rows, columns, tile, task.weights)
 
 
-def _factors_in_a_trace(task: Task, side: Side) -> list[Factor]:
+def _factors_in_a_trace(task: Task, side: KernelSide) -> list[Factor]:
     """The factors of all examples of a side, as a part of the caller's program."""
     batch = side.batch
     factors, _ = side.program.factors(
@@ -114,7 +114,7 @@ def _jointly(task: Task) -> Kernels:
     return results
 
 
-def _joint_factors(task: Task, side: Side) -> list[Factor]:
+def _joint_factors(task: Task, side: KernelSide) -> list[Factor]:
     """The factors of a batch that counts as one example."""
     if task.traced:
         return _factors_in_a_trace(task, side)
