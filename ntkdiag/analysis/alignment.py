@@ -1,4 +1,12 @@
-"""Whether the directions a kernel learns fast are the directions of the labels."""
+"""Whether the directions a kernel learns fast are the directions of the labels.
+
+Two answers to one question. `alignment` compares the kernel as a whole with that of the labels, by
+the cosine of the angle between them. `label_power` goes mode by mode: what part of the labels lies
+along each eigenvector, the one that is learned fastest first.
+
+Kernel and labels are centred over examples first, each output by itself: the mode that is constant
+over examples is most of the kernel of a network with biases, and no label points there.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +17,12 @@ from ntkdiag.analysis.centring import centre_kernel, centre_labels
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
-from ntkdiag.kernel.spectrum import decompose
+from ntkdiag.kernel.spectrum import AnyArray, Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.scalars import is_concrete
+from ntkdiag.scalars import Scalar, is_concrete
 
-Scalar = Float[Array, ""]
+# What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
+_ROUNDOFFS_OF_CENTRING = 8
 
 
 @errors.public
@@ -22,62 +31,67 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = Tr
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
 
     - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).
-    - Reduced kernel: T = Y Y^T with Y `[n o]`. For one column this is the same formula; for several columns the
-      two are different numbers, so compare like with like.
+    - Reduced kernel: T = Y Y^T with Y `[n o]`. For one column this is the same formula; for several
+      columns the two are different numbers, so compare like with like.
 
-    Centring removes the mean over examples, per output, from kernel and labels alike. Without it a network with
-    biases shows little more than its constant mode. Rises when features are learned.
-    Cost: O(N^2 C^2). Source: Cristianini et al. 2001; Cortes et al. 2012 (centred); Baratin et al. 2021 (arXiv
-    2008.00938) for the full kernel.
+    Centring removes the mean over examples, per output, from kernel and labels alike. Without it a
+    network with biases shows little more than its constant mode. Rises when features are learned.
+
+    Cost: O(N^2 C^2). Source: Cristianini et al. 2001; Cortes et al. 2012 (centred); Baratin et al.
+    2021 (arXiv 2008.00938) for the full kernel.
 
     Args:
-        kernel: A `Kernel`, a matrix `[n n]` or a full kernel `[n o n o]`.
-        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states its outputs.
+        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]` or a full kernel `[n o n o]`.
+        y: `[n]` or `[n o]`: regression targets, one-hot rows, or class numbers if the kernel states
+            its outputs.
         centred: Whether to centre.
 
     Returns:
-        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero kernel and, centred,
-        for one that is constant over examples.
+        A number in [-1, 1], not negative for a kernel without negative eigenvalues; NaN for a zero
+        kernel and, centred, for one that is constant over examples.
 
     Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all zero or, centred,
-            the same for all examples.
+        InvalidInputError: When kernel or labels are not finite or do not fit, or the labels are all
+            zero or, centred, the same for all examples.
+
+    Example:
+        >>> import numpy as np
+        >>> y = np.array([1.0, -1.0])
+        >>> round(float(alignment(np.outer(y, y), y)), 6)
+        1.0
     """
     operand, labels = _read(kernel, y, centred)
-    return _align(_centre(operand) if centred else operand.array, labels)
-
-
-def _centre(operand: Operand) -> jax.Array:
-    """The centred kernel; NaN for one that is constant over examples, of which centring leaves rounding."""
-    array = centre_kernel(operand.array)
-    constant = jnp.max(jnp.abs(array)) <= 8 * jnp.finfo(array.dtype).eps * jnp.max(
-        jnp.abs(operand.array)
-    )
-    return jnp.where(constant, jnp.nan, array)
+    array = _centred(operand) if centred else operand.array
+    return _cosine(array, labels)
 
 
 @jax.jit
-def _align(array: jax.Array, labels: jax.Array) -> jax.Array:
+def _cosine(array: Float[Array, "..."], labels: Float[Array, "n o"]) -> Float[Array, ""]:
+    """<K, T> / (||K|| ||T||) for a kernel `[n o m p]` or `[n m]`, without forming T."""
     array = array / jnp.max(jnp.abs(array))  # keeps the squares below in range
     norm = jnp.linalg.norm(array)
     if array.ndim == 4:
-        return jnp.einsum("no,nomp,mp->", labels, array, labels) / (norm * jnp.sum(labels**2))
-    target = jnp.linalg.norm(
-        labels.T @ labels
-    )  # ||Y Y^T||_F = ||Y^T Y||_F, and the second is small
-    return jnp.einsum("no,nm,mo->", labels, array, labels) / (norm * target)
+        # T = y y^T of the stacked labels has the norm ||y||^2.
+        inner = jnp.einsum("no,nomp,mp->", labels, array, labels)
+        return inner / (norm * jnp.sum(labels**2))
+    # ||Y Y^T||_F = ||Y^T Y||_F: [o o] is smaller than [n n].
+    inner = jnp.einsum("no,nm,mo->", labels, array, labels)
+    return inner / (norm * jnp.linalg.norm(labels.T @ labels))
 
 
 @errors.public
 @keeps_float64
 def label_power(
     kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
-) -> Float[Array, " k"]:
-    """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2 over the eigenvectors, largest first.
+) -> Float[AnyArray, " k"]:
+    """Cumulative label power C(k) = sum_{j <= k} ||u_j^T Y||^2 / ||Y||^2, largest eigenvalue first.
 
-    C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y it is the
-    share of what is still to be learned. Within a group of equal eigenvalues only the value at its end is defined.
-    Cost: one eigendecomposition, O((NC)^3). Source: Canatar et al. 2021, "task-model alignment".
+    C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y
+    it is the share of what is still to be learned. Within a group of equal eigenvalues only the
+    value at its end is defined.
+
+    Cost: one eigendecomposition, O((NC)^3); none for a `Spectrum` with vectors and
+    ``centred=False``. Source: Canatar et al. 2021, "task-model alignment".
 
     Args:
         kernel: As for `alignment`.
@@ -89,6 +103,12 @@ def label_power(
 
     Raises:
         InvalidInputError: As `alignment`.
+
+    Example:
+        >>> import numpy as np
+        >>> power = label_power(np.diag([2.0, 1.0]), np.array([3.0, 1.0]), centred=False)
+        >>> power.round(6).tolist()
+        [0.9, 1.0]
     """
     return jnp.cumsum(mode_power(kernel, y, centred=centred))
 
@@ -96,31 +116,52 @@ def label_power(
 @keeps_float64
 def mode_power(
     kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
-) -> Float[Array, " k"]:
+) -> Float[AnyArray, " k"]:
     """The share of the labels in each mode, ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first."""
     operand, labels = _read(kernel, y, centred)
-    if centred:
-        matrix = _centre(operand).reshape(operand.matrix.shape)
-        modes = decompose(matrix, operand.noise_floor, vectors=True)
-    else:
-        modes = decomposed(operand)
+    modes = _centred_modes(operand) if centred else decomposed(operand)
     vectors = jnp.asarray(modes.vectors, operand.array.dtype)
+    # A full kernel has rows (n o) and one column of labels, a reduced one rows n and columns o.
     columns = labels.reshape(vectors.shape[0], -1)
-    return jnp.sum((vectors.T @ columns) ** 2, axis=1) / jnp.sum(labels**2)
+    along_modes = vectors.T @ columns  # [k columns]
+    return jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
 
 
-def _read(kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool) -> tuple[Operand, jax.Array]:
+def _centred_modes(operand: Operand) -> Spectrum:
+    """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
+    matrix = _centred(operand).reshape(operand.matrix.shape)
+    return decompose(matrix, operand.noise_floor, vectors=True)
+
+
+def _centred(operand: Operand) -> Float[Array, "..."]:
+    """The centred kernel; NaN for one constant over examples, of which centring leaves rounding."""
+    array = centre_kernel(operand.array)
+    rounding = _ROUNDOFFS_OF_CENTRING * jnp.finfo(array.dtype).eps
+    largest_before = jnp.max(jnp.abs(operand.array))
+    is_constant = jnp.max(jnp.abs(array)) <= rounding * largest_before
+    return jnp.where(is_constant, jnp.nan, array)
+
+
+def _read(
+    kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
+) -> tuple[Operand, Float[Array, "n o"]]:
+    """The kernel, and labels of size 1 that point somewhere."""
     operand, labels = read_labels(y, read_square(kernel))
-    size = jnp.max(jnp.abs(labels))
-    labels = labels / size
-    labels = centre_labels(labels) if centred else labels
+    labels = labels / jnp.max(jnp.abs(labels))  # their scale drops out of every ratio
+    if centred:
+        labels = centre_labels(labels)
     largest = jnp.max(jnp.abs(labels))
-    if is_concrete(largest) and not largest > 8 * jnp.finfo(labels.dtype).eps:
+    rounding = _ROUNDOFFS_OF_CENTRING * jnp.finfo(labels.dtype).eps
+    # Labels that were all zero are NaN here: they are not above anything.
+    if is_concrete(largest) and not largest > rounding:
+        expected = "labels that are not all zero"
+        got = "zero labels"
+        if centred:
+            expected = "labels that differ between examples"
+            got = "the same label for every example"
         raise errors.InvalidInputError(
-            expected="labels that differ between examples"
-            if centred
-            else "labels that are not all zero",
-            got="the same label for every example" if centred else "zero labels",
+            expected=expected,
+            got=got,
             do="Use a probe set that holds several classes or targets.",
         )
     return operand, labels
