@@ -19,7 +19,7 @@ by the characteristic roots of the recursion; tau is `Descent.threshold`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -29,22 +29,27 @@ from ntkdiag import errors
 from ntkdiag.scalars import Number, require_in_range
 
 MomentumKind: TypeAlias = Literal["heavy-ball", "nesterov", "ema"]
-LearningRate: TypeAlias = Number | Callable[[Any], Any]
+LearningRate: TypeAlias = Number | Callable[..., Number]  # or a schedule of the step
 
 KINDS = ("heavy-ball", "nesterov", "ema")
 
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """Gradient descent, as far as its stability and its closed form depend on it; see the module for the update.
+    """Gradient descent, as far as its stability and its closed form depend on it.
+
+    theta <- theta - eta (P^-1 d + w theta), with the direction d of the kind of momentum.
 
     Attributes:
-        learning_rate: eta, or a schedule of the step; None where it is asked for (by `critical_learning_rate`), or
-            read elsewhere (by `Monitor`, from the state of the optimizer).
+        learning_rate: eta, or a schedule of the step; None where it is asked for (by
+            `critical_learning_rate`), or read elsewhere (by `Monitor`, from the state of the
+            optimizer).
         momentum: beta, in [0, 1).
-        kind: The kind of momentum, "heavy-ball", "nesterov" or "ema"; without momentum they are the same.
+        kind: The kind of momentum, "heavy-ball", "nesterov" or "ema"; without momentum they are the
+            same.
         weight_decay: w, decoupled weight decay per unit of the learning rate.
-        preconditioner: P, as `ntk` takes it: a number, or a tree like the parameters of numbers or arrays; None for 1.
+        preconditioner: P, as `ntk` takes it: a number, or a tree like the parameters of numbers or
+            arrays; None for 1.
 
     Raises:
         InvalidInputError: When a number is out of its range, or the kind is unknown.
@@ -82,8 +87,11 @@ class Descent:
     def threshold(self) -> Number:
         """tau: gradient descent on a quadratic diverges when eta times the curvature exceeds it.
 
-        2 (1 + beta) for heavy-ball, 2 (1 + beta) / (1 + 2 beta) for nesterov, 2 (1 + beta) / (1 - beta) for ema (38 at
-        beta = 0.9); all three are 2 without momentum.
+        - heavy-ball: 2 (1 + beta);
+        - nesterov: 2 (1 + beta) / (1 + 2 beta);
+        - ema: 2 (1 + beta) / (1 - beta), 38 at beta = 0.9.
+
+        All three are 2 without momentum.
         Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484).
         """
         beta = self.momentum
@@ -94,7 +102,7 @@ class Descent:
         return 2.0 * (1.0 + beta) / (1.0 - beta)
 
     def critical_rate(self, curvature: Number) -> Number:
-        """The learning rate at which a quadratic of this curvature starts to diverge: 1 / (h / tau + w / 2)."""
+        """The rate at which a quadratic of this curvature h diverges: 1 / (h / tau + w / 2)."""
         return 1.0 / (curvature / self.threshold + 0.5 * self.weight_decay)
 
     def margin(self, curvature: Number) -> Number:
@@ -119,7 +127,7 @@ class Descent:
             parts.append(f"weight decay {float(self.weight_decay):g}")
         return " and ".join(parts)
 
-    def at(self, step: Any) -> "Descent":
+    def at(self, step: Number | np.ndarray) -> "Descent":
         """The update rule of one step: a schedule is evaluated there, a number stays."""
         if not callable(self.learning_rate):
             return self
@@ -177,7 +185,7 @@ DescentLike: TypeAlias = Descent | LearningRate
 
 
 def as_descent(descent: DescentLike) -> Descent:
-    """Read the argument `descent`: a number, or a schedule, is the learning rate of plain gradient descent.
+    """Read the argument `descent`: a number, or a schedule, is the rate of plain descent.
 
     Raises:
         InvalidInputError: When it is none of these, or the number is out of its range.

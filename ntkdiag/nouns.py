@@ -1,8 +1,8 @@
 """Frozen dataclasses that are pytrees and check themselves: losses and update rules.
 
-`jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs its checks on
-whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here an instance is checked when
-somebody makes it, and only then.
+`jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs
+its checks on whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here
+an instance is checked when somebody makes it, and only then.
 """
 
 import dataclasses
@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 def pytree(*data_fields: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a frozen dataclass: these fields are leaves or subtrees, all others belong to the structure."""
+    """Decorate a frozen dataclass: these fields are leaves or subtrees, all others structure."""
 
     def register(cls: type[T]) -> type[T]:
-        names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+        fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+        names = [field.name for field in fields]
         fixed_fields = [name for name in names if name not in data_fields]
 
         def flatten(noun: T) -> tuple[tuple, tuple]:

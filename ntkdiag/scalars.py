@@ -1,4 +1,4 @@
-"""Arguments that are one number: checked when their value is known, let through when they are traced."""
+"""Arguments that are one number: checked when their value is known, let through when traced."""
 
 from typing import TypeAlias
 
@@ -9,8 +9,9 @@ from jaxtyping import Array, Float
 from ntkdiag import errors
 from ntkdiag._jax import Tracer
 
-Number: TypeAlias = float | int | np.number | jax.Array  # an argument
-Scalar: TypeAlias = Float[Array, ""] | np.number  # a result; NumPy's keep float64 outside x64 mode
+AnyArray: TypeAlias = Array | np.ndarray  # NumPy's keep float64 outside x64 mode
+Number: TypeAlias = float | int | np.number | jax.Array  # an argument, which may be traced
+Scalar: TypeAlias = Float[Array, ""] | np.number  # a result
 
 
 def is_concrete(value: object) -> bool:

@@ -48,5 +48,9 @@ def test_numbers_and_schedules_are_plain_descent():
     assert as_descent(schedule) == Descent(schedule)
     assert as_descent(Descent(0.1, 0.9)) == Descent(0.1, 0.9)
     assert ntkdiag.Descent is Descent
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_several_learning_rates_are_no_descent():
     with pytest.raises(InvalidInputError, match="got a ndarray"):
         as_descent(np.ones(2))

@@ -17,9 +17,9 @@ from ntkdiag.analysis.centring import centre_kernel, centre_labels
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
-from ntkdiag.kernel.spectrum import AnyArray, Spectrum, decompose
+from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.scalars import Scalar, is_concrete
+from ntkdiag.scalars import AnyArray, Scalar, is_concrete
 
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
 _ROUNDOFFS_OF_CENTRING = 8

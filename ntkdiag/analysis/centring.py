@@ -9,8 +9,8 @@ def centre_kernel(array: jax.Array) -> jax.Array:
     """Remove the mean over examples on both sides: H K H with H = (I - 11^T/N) kron I_C.
 
     Each output is centred by itself, so a full kernel and the labels `[n o]` are centred alike.
-    Cost: two passes over the kernel. Source: Cortes et al. 2012, "Algorithms for learning kernels based on
-    centered alignment", eq. 2, here per output.
+    Cost: two passes over the kernel. Source: Cortes et al. 2012, "Algorithms for learning kernels
+    based on centered alignment", eq. 2, here per output.
 
     Args:
         array: `[n m]`, `[n o m p]` or `[n m o]`.

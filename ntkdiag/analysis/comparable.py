@@ -4,58 +4,55 @@ from ntkdiag import errors
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.operand import KernelLike, Operand, read
 
+# What decides what the numbers of a kernel mean. Precision does not: it decides how good they are.
+_MEANING = ("reduction", "n_outputs", "examples", "mode", "preconditioner", "probe")
+# Values of a convention that say nothing.
+_UNSTATED = (None, "unspecified")
+
 
 def read_pair(a: KernelLike, b: KernelLike, names: tuple[str, str]) -> tuple[Operand, Operand]:
-    """Read two kernels of the same examples in the same convention.
-
-    Cost: as `operand.read`, twice.
-
-    Args:
-        a: The reference kernel.
-        b: The kernel compared with it.
-        names: The two argument names, for the message.
-
-    Returns:
-        The two operands.
+    """Read two kernels of the same examples in the same convention; `names` are for the message.
 
     Raises:
-        InvalidInputError: When shapes or conventions differ. Precision may differ; a probe or mode that one side
-            does not state is not compared.
+        InvalidInputError: When shapes or conventions differ. Precision may differ; a probe or mode
+            that one side does not state is not compared.
     """
-    first = read(a, names[0], diagonal=True)
-    second = read(b, names[1], diagonal=True)
-    if first.array.shape != second.array.shape:
+    operand_a = read(a, names[0], diagonal=True)
+    operand_b = read(b, names[1], diagonal=True)
+    shapes = operand_a.array.shape, operand_b.array.shape
+    if shapes[0] != shapes[1]:
         raise errors.InvalidInputError(
             expected="two kernels of the same shape",
-            got=f"`{names[0]}` {first.array.shape} and `{names[1]}` {second.array.shape}",
+            got=f"`{names[0]}` {shapes[0]} and `{names[1]}` {shapes[1]}",
             do="Compute both on the same probe examples and with the same `reduction`.",
         )
-    difference = _difference(first, second)
-    if difference:
+    differences = _differences(operand_a, operand_b)
+    if differences:
         raise errors.InvalidInputError(
             expected="two kernels in the same convention",
-            got=difference,
+            got=", ".join(differences),
             do="Recompute one of them: numbers in different conventions do not compare.",
         )
-    return first, second
+    return operand_a, operand_b
 
 
-def _difference(first: Operand, second: Operand) -> str:
-    a, b = first.convention, second.convention
-    if a is None or b is None:
-        return ""
-    fields = [
-        f
-        for f in ("reduction", "n_outputs", "examples", "mode", "preconditioner", "probe")
-        if _differ(a, b, f)
+def _differences(a: Operand, b: Operand) -> list[str]:
+    """In what the conventions of two kernels differ; nothing beside a bare array, which has none."""
+    if a.convention is None or b.convention is None:
+        return []
+    differences = [
+        f"{name}={getattr(a.convention, name)!r} and {name}={getattr(b.convention, name)!r}"
+        for name in _MEANING
+        if _differ(a.convention, b.convention, name)
     ]
-    lines = [f"{f}={getattr(a, f)!r} and {f}={getattr(b, f)!r}" for f in fields]
-    if first.symmetric != second.symmetric:
-        lines.append(f"symmetric={first.symmetric} and symmetric={second.symmetric}")
-    return ", ".join(lines)
+    if a.symmetric != b.symmetric:
+        differences.append(f"symmetric={a.symmetric} and symmetric={b.symmetric}")
+    return differences
 
 
-def _differ(a: Convention, b: Convention, field: str) -> bool:
-    unstated = (None, "unspecified")
-    left, right = getattr(a, field), getattr(b, field)
-    return left != right and left not in unstated and right not in unstated
+def _differ(a: Convention, b: Convention, name: str) -> bool:
+    """Whether both conventions state this attribute, and state something else."""
+    of_a = getattr(a, name)
+    of_b = getattr(b, name)
+    both_stated = of_a not in _UNSTATED and of_b not in _UNSTATED
+    return both_stated and of_a != of_b

@@ -1,16 +1,16 @@
 """How far a kernel moved: how much of it is scale, how much is rotation.
 
-The relative change D = ||K1 - K0|| / ||K0|| mixes two things. With phi the angle between the kernels and a the length
-of K1 along K0, in units of K0,
+The relative change D = ||K1 - K0|| / ||K0|| mixes two things. With phi the angle between the
+kernels and a the length of K1 along K0, in units of K0,
 
     D^2 = (a - 1)^2 + (a tan phi)^2.
 
-A kernel that only grows speeds learning up; one that turns has learned features. All sums are of kernels that were
-divided by their largest entry before, so that no square leaves the range of float32.
+A kernel that only grows speeds learning up; one that turns has learned features. All sums are of
+kernels that were divided by their largest entry before, so that no square leaves the range of
+float32.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +22,27 @@ from ntkdiag.analysis.centring import centre_kernel
 from ntkdiag.analysis.comparable import read_pair
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.nouns import pytree
 from ntkdiag.scalars import Scalar, is_concrete
 
-_FIELDS = ["relative", "scale", "rotation", "distance", "distance_centred"]
 
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=_FIELDS, meta_fields=[])
+@pytree("relative", "scale", "rotation", "distance", "distance_centred")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drift:
     """The motion from a kernel K0 to a kernel K1.
 
-    D^2 = (a - 1)^2 + (a tan phi)^2: the relative change D splits into a change of scale and a rotation.
+    D^2 = (a - 1)^2 + (a tan phi)^2: the relative change D splits into a change of scale and a
+    rotation.
 
     Attributes:
         relative: D = ||K1 - K0||_F / ||K0||_F.
         scale: a = <K1, K0> / ||K0||^2, the part of K1 along K0.
         rotation: phi = arccos(1 - S), the angle between the kernels, in radians.
-        distance: S = 1 - <K0, K1> / (||K0|| ||K1||), the kernel distance, blind to scale; in [0, 1] for kernels without
-            negative eigenvalues. Over the steps or epochs between two kernels it is the kernel velocity.
-        distance_centred: S of the kernels centred over examples, per output: 1 - CKA. Networks with biases have a large
-            constant mode that hides motion in `distance`.
+        distance: S = 1 - <K0, K1> / (||K0|| ||K1||), the kernel distance, blind to scale; in [0, 1]
+            for kernels without negative eigenvalues. Over the steps or epochs between two kernels
+            it is the kernel velocity.
+        distance_centred: S of the kernels centred over examples, per output: 1 - CKA. Networks with
+            biases have a large constant mode that hides motion in `distance`.
     """
 
     relative: Scalar
@@ -65,10 +66,11 @@ class Drift:
 def drift(a: KernelLike, b: KernelLike) -> Drift:
     """Measure the motion from `a` to `b`.
 
-    D = ||K1 - K0|| / ||K0||, a = <K1, K0> / ||K0||^2, S = 1 - <K0, K1> / (||K0|| ||K1||), phi = arccos(1 - S).
-    For a pure rotation S is about D^2 / 2, so S and D scale with different exponents in the width.
-    Cost: O(N^2 C^2). Source: Fort et al. 2020 (arXiv 2010.15110), eq. 5 and section 3, for S and its velocity; Lee et
-    al. 2019 (1902.06720) for D.
+    D = ||K1 - K0|| / ||K0||, a = <K1, K0> / ||K0||^2, S = 1 - <K0, K1> / (||K0|| ||K1||), phi =
+    arccos(1 - S). For a pure rotation S is about D^2 / 2, so S and D scale with different exponents
+    in the width.
+    Cost: O(N^2 C^2). Source: Fort et al. 2020 (arXiv 2010.15110), eq. 5 and section 3, for S and
+    its velocity; Lee et al. 2019 (1902.06720) for D.
 
     Args:
         a: The reference, usually the kernel at initialisation.
@@ -106,7 +108,10 @@ def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
 
 
 def _distance(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, ""]:
-    """S, as half the squared distance of the kernels at unit length: 1 - <a, b> would cancel for nearby kernels."""
+    """S, as half the squared distance of the kernels at unit length.
+
+    1 - <a, b> would cancel for nearby kernels.
+    """
     return 0.5 * jnp.sum((_at_unit_length(a) - _at_unit_length(b)) ** 2)
 
 

@@ -24,10 +24,9 @@ from ntkdiag import errors
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square
-from ntkdiag.kernel.spectrum import AnyArray
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import Number, Scalar, require_at_least_zero
+from ntkdiag.scalars import AnyArray, Number, Scalar, require_at_least_zero
 
 
 @pytree("residuals", "mse", "gcv", "resolved")
@@ -49,7 +48,7 @@ class LeaveOneOut:
     resolved: Bool[AnyArray, ""]
 
     @property
-    def disagreement(self) -> Scalar:
+    def disagreement(self) -> Number:
         """|gcv / mse - 1|: where it is above 0.1 leverages differ, and `mse` is the one to trust.
 
         Inputs of different norms were measured to bias GCV by -24 %.
@@ -62,9 +61,9 @@ class LeaveOneOut:
 def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
 
-    With A = K + ridge I and alpha = A^-1 y: e_i = alpha_i / (A^-1)_ii; for a full kernel all outputs
-    of an example are left out together, e_i = ((A^-1)_ii)^-1 alpha_i with the C x C block. Beside it
-    stands generalized cross-validation, (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
+    With A = K + ridge I and alpha = A^-1 y: e_i = alpha_i / (A^-1)_ii; for a full kernel all
+    outputs of an example are left out together, e_i = ((A^-1)_ii)^-1 alpha_i with the C x C block.
+    Beside it stands generalized cross-validation, (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
 
     The points must be fresh: on the points the network was trained on, the kernel after training
     already knows the labels and the estimate is 2 to 3 times too small. Subtract the network's
@@ -91,8 +90,8 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
     Example:
         >>> import numpy as np
         >>> left_out = leave_one_out(np.diag([2.0, 1.0]), np.ones(2), 1.0)
-        >>> float(left_out.mse), round(float(left_out.gcv), 3), round(float(left_out.disagreement), 3)
-        (1.0, 1.04, 0.04)
+        >>> float(left_out.mse), round(float(left_out.gcv), 3)
+        (1.0, 1.04)
     """
     require_at_least_zero(ridge, "ridge")
     operand, labels = read_labels(y, read_square(kernel))

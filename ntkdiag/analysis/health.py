@@ -1,8 +1,6 @@
 """Whether a kernel is numerically what it should be, before anything is concluded from it."""
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,73 +10,77 @@ from ntkdiag import errors
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.operand import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.scalars import is_concrete
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number, is_concrete
+
+# A kernel of more ||K - K^T|| / ||K|| is unsound; mixed batch sizes leave up to 1e-6 in float32.
+_MOST_ASYMMETRY = 1e-4
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "nonfinite",
-        "asymmetry",
-        "negative",
-        "unresolved",
-        "smallest",
-        "zero_rows",
-        "mean_mode_share",
-    ],
-    meta_fields=["size"],
+@pytree(
+    "nonfinite",
+    "asymmetry",
+    "negative",
+    "unresolved",
+    "smallest",
+    "zero_rows",
+    "mean_mode_share",
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
     """Numbers that say whether a kernel can be used.
 
     Attributes:
-        nonfinite: Number of NaN and Inf entries; everything below is NaN or meaningless when it is not 0.
+        nonfinite: Number of NaN and Inf entries; everything below is NaN or meaningless when it is
+            not 0.
         asymmetry: ||K - K^T||_F / ||K||_F; about machine epsilon for one batch size.
         negative: Number of eigenvalues below minus the noise floor; 0 for a kernel J J^T.
         unresolved: Number of eigenvalues within the noise floor.
         smallest: Smallest resolved eigenvalue; infinite when none is.
         zero_rows: Share of rows with a zero diagonal entry: outputs that no parameter moves.
-        mean_mode_share: 1^T Kbar 1 / (N tr Kbar), Kbar the kernel summed over equal outputs: the weight of the mode
-            that is constant over examples. Near 1, uncentred distances and alignments say little.
+        mean_mode_share: 1^T Kbar 1 / (N tr Kbar), Kbar the kernel summed over equal outputs: the
+            weight of the mode that is constant over examples. Near 1, uncentred distances and
+            alignments say little.
         size: Number of rows.
     """
 
-    nonfinite: Any
-    asymmetry: Any
-    negative: Any
-    unresolved: Any
-    smallest: Any
-    zero_rows: Any
-    mean_mode_share: Any
+    nonfinite: Number
+    asymmetry: Number
+    negative: Number
+    unresolved: Number
+    smallest: Number
+    zero_rows: Number
+    mean_mode_share: Number
     size: int
 
     @property
     def sound(self) -> bool:
         """Whether the kernel is finite, symmetric to rounding, and without negative eigenvalues."""
-        return not (self.nonfinite or self.negative or self.asymmetry > 1e-4)
+        return not (self.nonfinite or self.negative or self.asymmetry > _MOST_ASYMMETRY)
 
     def __repr__(self) -> str:
         if not is_concrete(self.nonfinite) or np.ndim(self.nonfinite):
             return "Health(traced or batched)"
         if self.nonfinite:
             return f"Health(unsound: {self.nonfinite} NaN or Inf of {self.size**2} entries)"
+        verdict = "sound" if self.sound else "unsound"
         return (
-            f"Health({'sound' if self.sound else 'unsound'}: asymmetry {float(self.asymmetry):.2g}, "
-            f"{self.negative} negative and {self.unresolved} unresolved of {self.size} eigenvalues, "
-            f"zero rows {float(self.zero_rows):.2%}, mean mode {float(self.mean_mode_share):.2%})"
+            f"Health({verdict}: asymmetry {float(self.asymmetry):.2g}, "
+            f"{self.negative} negative and {self.unresolved} unresolved of {self.size} "
+            f"eigenvalues, zero rows {float(self.zero_rows):.2%}, "
+            f"mean mode {float(self.mean_mode_share):.2%})"
         )
 
 
 @errors.public
 @keeps_float64
 def health(kernel: KernelLike) -> Health:
-    """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows and a dominant constant mode.
+    """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows, a dominant constant mode.
 
-    Cost: one eigendecomposition without vectors, O((NC)^3).
+    Cost: one eigendecomposition without vectors, O((NC)^3); none for a `Spectrum`.
 
     Args:
-        kernel: A `Kernel`, a matrix `[n n]`, or a full kernel `[n o n o]`.
+        kernel: A `Kernel`, its `Spectrum`, a matrix `[n n]`, or a full kernel `[n o n o]`.
 
     Returns:
         The numbers; a broken kernel is reported, not refused.
@@ -87,24 +89,33 @@ def health(kernel: KernelLike) -> Health:
         InvalidInputError: When the kernel is not one of a set of examples with itself.
     """
     operand = read_square(kernel, finite=False)
-    matrix, n, c = operand.matrix, operand.n_examples, operand.n_outputs
-    nonfinite = jnp.sum(~jnp.isfinite(matrix))
-    size = jnp.max(jnp.abs(matrix))
-    scaled = matrix / jnp.where(size > 0, size, 1.0)
+    matrix = operand.matrix
+    n, c = operand.n_examples, operand.n_outputs
+    n_nonfinite = jnp.sum(~jnp.isfinite(matrix))
+
+    # Divided by its largest entry no square of the kernel leaves the range of its dtype.
+    largest = jnp.max(jnp.abs(matrix))
+    scaled = matrix / jnp.where(largest > 0, largest, 1.0)
     norm = jnp.linalg.norm(scaled)
+    asymmetry = jnp.linalg.norm(scaled - scaled.T) / jnp.where(norm > 0, norm, 1.0)
+
+    # Kbar, [(n o) (m o)] -> [n m], and what a vector of ones sees of it.
+    over_equal_outputs = jnp.einsum("nomo->nm", scaled.reshape(n, c, n, c))
+    mean_mode_share = jnp.sum(over_equal_outputs) / (n * jnp.trace(over_equal_outputs))
+
     modes = decomposed(operand, vectors=False)
-    blocks = jnp.einsum("nomo->nm", scaled.reshape(n, c, n, c))
     return Health(
-        nonfinite=_number(nonfinite),
-        asymmetry=_number(jnp.linalg.norm(scaled - scaled.T) / jnp.where(norm > 0, norm, 1.0)),
+        nonfinite=_number(n_nonfinite),
+        asymmetry=_number(asymmetry),
         negative=modes.negative,
         unresolved=modes.size - modes.negative - modes.rank,
         smallest=modes.smallest,
         zero_rows=_number(jnp.mean(jnp.diagonal(matrix) == 0)),
-        mean_mode_share=_number(jnp.sum(blocks) / (n * jnp.trace(blocks))),
+        mean_mode_share=_number(mean_mode_share),
         size=matrix.shape[0],
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: jax.Array) -> Number:
+    """A single known number as one of Python; anything else as it is."""
     return value.item() if is_concrete(value) and np.ndim(value) == 0 else value

@@ -20,10 +20,9 @@ from ntkdiag.descent import DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square, refuse_trace
-from ntkdiag.kernel.spectrum import AnyArray
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses.loss_argument import LossLike, require_loss
-from ntkdiag.scalars import Number, Scalar, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, Number, Scalar, is_concrete, require_positive
 
 
 @errors.public
@@ -111,7 +110,9 @@ def reachable_power(
     *,
     loss: LossLike = "mse",
 ) -> Scalar:
-    """The share of the labels in modes with a time constant below `steps`: sum of c_k over t_k < steps.
+    """The share of the labels in modes with a time constant below `steps`.
+
+    It is the sum of the label power c_k over the modes with t_k < steps.
 
     With the residual f - y for y: what part of the remaining error this budget of steps can remove.
 

@@ -1,22 +1,23 @@
 """Whether a learning rate is too large for the kernel at hand.
 
-The Gauss-Newton matrix J^T Sigma J / D of a loss with curvature Sigma in the outputs has the nonzero eigenvalues of
-L^T Theta L / D, Sigma = L L^T. Its largest one is the curvature h that gradient descent meets first, and how large a
-learning rate the update rule bears at that curvature is its own affair:
+The Gauss-Newton matrix J^T Sigma J / D of a loss with curvature Sigma in the outputs has the
+nonzero eigenvalues of L^T Theta L / D, Sigma = L L^T. Its largest one is the curvature h that
+gradient descent meets first, and how large a learning rate the update rule bears at that curvature
+is its own affair:
 
-1. read the kernel, the loss and the outputs, and find D;
-2. h = lambda_max(L^T Theta L) / D, from the spectrum of the kernel, or from products with an operator;
-3. `Descent.margin(h)` or `Descent.critical_rate(h)`.
+1. read the kernel, the loss and the outputs, and find D; 2. h = lambda_max(L^T Theta L) / D, from
+the spectrum of the kernel, or from products with an operator; 3. `Descent.margin(h)` or
+`Descent.critical_rate(h)`.
 """
 
 import dataclasses
 import math
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
@@ -29,9 +30,9 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.top_spectrum import largest_pairs, operator_products
-from ntkdiag.scalars import Number
+from ntkdiag.scalars import Number, Scalar
 
-Outputs = Float[ArrayLike, "n *o"]
+Outputs: TypeAlias = Float[ArrayLike, "n *o"]
 
 
 @errors.public
@@ -42,13 +43,14 @@ def critical_learning_rate(
     *,
     loss: LossLike | None = None,
     outputs: Outputs | None = None,
-    y: Any = None,
-) -> Float[Array, ""]:
-    """The learning rate at which training of the linearized model starts to diverge: the margin is 1 there.
+    y: PyTree | None = None,
+) -> Scalar:
+    """The learning rate at which the linearized model starts to diverge: the margin is 1 there.
 
-    eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2); without momentum and decay, 2 D / lambda_max.
-    Exact for full-batch gradient descent on the linearized model under squared error; for the cross-entropies see
-    `stability_margin`.
+    eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2); without momentum and decay
+    it is 2 D / lambda_max. Exact for full-batch gradient descent on the linearized model under
+    squared error; for the cross-entropies see `stability_margin`.
+
     Cost: as `stability_margin`.
 
     Args:
@@ -66,11 +68,13 @@ def critical_learning_rate(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> float(critical_learning_rate(jnp.eye(4).reshape(2, 2, 2, 2), loss="mse"))  # 2 N / lambda_max
+        >>> kernel = jnp.eye(4).reshape(2, 2, 2, 2)
+        >>> float(critical_learning_rate(kernel, loss="mse"))  # 2 N / lambda_max
         4.0
     """
     rule = Descent() if descent is None else as_descent(descent)
-    return jnp.asarray(rule.critical_rate(_largest_curvature(kernel, rule, loss, outputs, y)))
+    curvature = _largest_curvature(kernel, rule, loss, outputs, y)
+    return jnp.asarray(rule.critical_rate(curvature))
 
 
 @errors.public
@@ -81,36 +85,43 @@ def stability_margin(
     *,
     loss: LossLike | None = None,
     outputs: Outputs | None = None,
-    y: Any = None,
-) -> Float[Array, ""]:
-    """How close a learning rate is to divergence: under squared error the linearized model diverges iff it is above 1.
+    y: PyTree | None = None,
+) -> Scalar:
+    """How close a learning rate is to divergence: the linearized model diverges iff it is above 1.
 
-    m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2), with eta, tau and w those of the `Descent` and
-    Sigma and D those of the `Loss`.
-    Below 0.5 there is slack, 0.8 to 1.1 is the edge of stability, above it for many steps a catapult or divergence.
-    For the cross-entropies it is that of the quadratic model of the loss at these outputs: above 1 the loss may rise or
-    oscillate, but its gradient is bounded and its curvature falls as predictions become certain.
-    For Adam pass the preconditioned kernel J P^-1 J^T and ``Descent(..., kind="ema", preconditioner=P)``.
-    Cost: one eigendecomposition without vectors, O((NC)^3); for an `NTKOperator` some 50 products, as `top_spectrum`.
-    Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same characteristic roots.
+    m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2), with eta, tau and w those of
+    the `Descent` and Sigma and D those of the `Loss`. Below 0.5 there is slack, 0.8 to 1.1 is the
+    edge of stability, above it for many steps a catapult or divergence.
+
+    That is exact under squared error. For the cross-entropies it is the margin of the quadratic
+    model of the loss at these outputs: above 1 the loss may rise or oscillate, but its gradient is
+    bounded and its curvature falls as predictions become certain. For Adam pass the preconditioned
+    kernel J P^-1 J^T and ``Descent(..., kind="ema", preconditioner=P)``.
+
+    Cost: one eigendecomposition without vectors, O((NC)^3), none for a `Spectrum` under squared
+    error; for an `NTKOperator` some 50 products, as `top_spectrum`.
+
+    Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same
+    characteristic roots.
 
     Args:
-        kernel: The full kernel, that of a single output, or an `NTKOperator`. A bare matrix needs `outputs`, or a loss
-            that states its denominator.
+        kernel: The full kernel, that of a single output, their `Spectrum`, or an `NTKOperator`. A
+            bare matrix needs `outputs`, or a loss that states its denominator.
         descent: A `Descent`, or the learning rate of plain gradient descent.
-        loss: The loss that is trained: "mse", "cross_entropy" (softmax), "sigmoid_cross_entropy", an object of
-            `ntkdiag.losses`, or a function `loss(outputs, y)`. There is no margin without a loss.
-        outputs: `[n ...]`, the values f(params, x) of the same examples, where the curvature is taken. Not needed for
-            squared error; an `NTKOperator` computes them.
+        loss: The loss that is trained: "mse", "cross_entropy" (softmax), "sigmoid_cross_entropy",
+            an object of `ntkdiag.losses`, or a function `loss(outputs, y)`. There is no margin
+            without a loss.
+        outputs: `[n ...]`, the values f(params, x) of the same examples, where the curvature is
+            taken. Not needed for squared error; an `NTKOperator` computes them.
         y: The labels, for a loss of the user, whose curvature may depend on them.
 
     Returns:
         m, without unit.
 
     Raises:
-        InvalidInputError: When no loss is named, the kernel is reduced, not finite or not square, outputs or labels are
-            missing or do not fit, the update rule has a preconditioner and the kernel none, or there is no learning
-            rate.
+        InvalidInputError: When no loss is named, the kernel is reduced, not finite or not square,
+            outputs or labels are missing or do not fit, the update rule has a preconditioner and
+            the kernel none, or there is no learning rate.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,7 +130,8 @@ def stability_margin(
     """
     rule = as_descent(descent)
     rule.require_learning_rate()
-    return jnp.asarray(rule.margin(_largest_curvature(kernel, rule, loss, outputs, y)))
+    curvature = _largest_curvature(kernel, rule, loss, outputs, y)
+    return jnp.asarray(rule.margin(curvature))
 
 
 def _largest_curvature(
@@ -127,7 +139,7 @@ def _largest_curvature(
     descent: Descent,
     loss: LossLike | None,
     outputs: Outputs | None,
-    y: Any,
+    y: PyTree | None,
 ) -> Float[Array, ""]:
     """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
     trained = require_loss(loss, "the curvature")
@@ -140,7 +152,9 @@ def _largest_curvature(
     return _of_kernel(operand, trained, outputs, y)
 
 
-def _of_kernel(operand: Operand, loss: Loss, outputs: Outputs | None, y: Any) -> Float[Array, ""]:
+def _of_kernel(
+    operand: Operand, loss: Loss, outputs: Outputs | None, y: PyTree | None
+) -> Float[Array, ""]:
     """The largest curvature from a kernel in memory."""
     shape = shape_of_outputs(operand, outputs)
     denominator = denominator_of(loss, shape)
@@ -158,9 +172,9 @@ def _of_kernel(operand: Operand, loss: Loss, outputs: Outputs | None, y: Any) ->
 
 
 def _of_operator(
-    operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: Any
+    operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: PyTree | None
 ) -> Float[Array, ""]:
-    """The largest curvature from products with an operator: v -> L^T Theta L v, in float64 on the host."""
+    """The largest curvature from products with an operator, in float64 on the host."""
     shape = (operator.n_examples, *operator.output_shape)
     products = operator_products(operator)
     if not loss.is_quadratic:
@@ -171,7 +185,9 @@ def _of_operator(
         with_kernel = products.product
 
         def with_curvature(v: np.ndarray, /) -> np.ndarray:
-            return factor.transposed_times(with_kernel(factor.times(v)))
+            # v -> L v -> Theta L v -> L^T Theta L v
+            image = with_kernel(np.asarray(factor.times(v)))
+            return np.asarray(factor.transposed_times(image))
 
         products = dataclasses.replace(products, product=with_curvature)
     largest = largest_pairs(products, 1).values[0]
@@ -179,7 +195,7 @@ def _of_operator(
 
 
 def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ...] | None:
-    """The shape of the outputs, as they came or as the kernel states it; None beside a bare matrix alone."""
+    """The shape of the outputs, as they came or as the kernel states it; None for a bare matrix."""
     rows = operand.matrix.shape[0]
     if outputs is not None:
         shape = jnp.shape(outputs)
@@ -247,7 +263,7 @@ def _require_preconditioned(of_kernel: str, descent: Descent) -> None:
 
 
 def _read_full(kernel: KernelLike) -> Operand:
-    """The kernel, refused where it is reduced over several outputs: its largest eigenvalue is another one."""
+    """The kernel, refused where it is reduced: its largest eigenvalue is another one."""
     convention = kernel.convention if isinstance(kernel, Kernel | Spectrum) else None
     if convention is not None:
         is_reduced = convention.reduction != "full" and convention.n_outputs > 1

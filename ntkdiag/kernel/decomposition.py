@@ -1,7 +1,7 @@
 """From a kernel to its `Spectrum`: for the user, and for every function that needs eigenvalues.
 
-Whoever hands in a `Spectrum` has paid for the decomposition already, and gets it back as it is. Only
-where vectors are wanted and it has none, the kernel it keeps is decomposed once more.
+Whoever hands in a `Spectrum` has paid for the decomposition already, and gets it back as it is.
+Only where vectors are wanted and it has none, the kernel it keeps is decomposed once more.
 """
 
 import math
@@ -11,8 +11,8 @@ from jaxtyping import Float
 from ntkdiag import errors
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.operand import KernelLike, Operand, coarsest, noise_floor, unpack
-from ntkdiag.kernel.spectrum import AnyArray, Spectrum, decompose
-from ntkdiag.scalars import Number, is_concrete
+from ntkdiag.kernel.spectrum import Spectrum, decompose
+from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 
 @errors.public
@@ -62,7 +62,7 @@ def spectrum(kernel: KernelLike, *, vectors: bool = False) -> Spectrum:
 
 
 def decomposed(operand: Operand, *, vectors: bool = True) -> Spectrum:
-    """The spectrum of a kernel that has been read: the one handed in, where it has what is wanted."""
+    """The spectrum of a kernel that was read: the one handed in, where it has what is wanted."""
     handed_in = operand.spectrum
     if handed_in is not None and (handed_in.vectors is not None or not vectors):
         return handed_in

@@ -1,11 +1,11 @@
 """The fingerprint of a probe batch: two kernels with the same one are of the same examples."""
 
 import hashlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 
@@ -20,7 +20,7 @@ def digest(x: PyTree) -> str:
     return state.hexdigest()
 
 
-def _numbers(leaf: Any) -> Any:
+def _numbers(leaf: ArrayLike) -> ArrayLike:
     """An array as it is; random keys as the numbers they are made of."""
     dtype = getattr(leaf, "dtype", np.float32)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Kernel:
     """An empirical neural tangent kernel.
 
-    Its arrays are of JAX where it was computed in one block, and of numpy, on the host, where it was
-    computed in several. They are leaves of a pytree: kernels go through transformations of JAX.
+    Its arrays are of JAX where it was computed in one block, and of numpy, on the host, where it
+    was computed in several. They are leaves of a pytree: kernels go through transformations of JAX.
 
     Attributes:
         array: The numbers, laid out as `convention.reduction` says (see `Convention`).

@@ -1,7 +1,8 @@
 """Labels beside a kernel, as numbers `[n o]` that fit its rows.
 
-What labels are is decided in `ntkdiag.losses.targets`, from the shape of the outputs. Here that shape is found: a full
-kernel `[n o m p]` and a convention state it, a bare matrix is read in the light of the labels that come with it.
+What labels are is decided in `ntkdiag.losses.targets`, from the shape of the outputs. Here that
+shape is found: a full kernel `[n o m p]` and a convention state it, a bare matrix is read in the
+light of the labels that come with it.
 """
 
 import dataclasses
@@ -26,12 +27,14 @@ def read_labels(
         name: The argument's name, for the message.
 
     Returns:
-        The operand, and `[n o]` with o the outputs its array holds; any number of columns for a reduced kernel.
-        A bare matrix `[(n o) (n o)]` whose labels are `[n o]` comes back as `[n o n o]`.
+        The operand, and `[n o]` with o the outputs its array holds; any number of columns for a
+        reduced kernel. A bare matrix `[(n o) (n o)]` whose labels are `[n o]` comes back as
+        `[n o n o]`.
 
     Raises:
-        InvalidInputError: When the labels do not fit the rows, are not finite, are class numbers outside [0, C), or
-            are integers for a kernel that does not say how many classes there are.
+        InvalidInputError: When the labels do not fit the rows, are not finite, are class numbers
+            outside [0, C), or are integers for a kernel that does not say how many classes there
+            are.
     """
     numbers = as_numbers(y, name)
     n, o = operand.n_examples, operand.n_outputs
@@ -70,7 +73,7 @@ def _classes(operand: Operand) -> int | None:
 
 
 def _counts_outputs(targets: Float[Array, "..."], operand: Operand) -> bool:
-    """Whether targets `[n o]` say how many outputs the rows of a bare matrix `[(n o) (n o)]` stand for."""
+    """Whether targets `[n o]` say what the rows of a bare matrix `[(n o) (n o)]` stand for."""
     if operand.convention is not None or operand.array.ndim != 2 or targets.ndim != 2:
         return False
     rows = operand.n_examples

@@ -1,9 +1,9 @@
-"""How the diagnostics read a kernel: a `Kernel` that knows its convention, its `Spectrum`, or an array.
+"""How the diagnostics read a kernel: a `Kernel` that knows its convention, a `Spectrum`, an array.
 
 `unpack` takes the argument apart, whatever it is: an array, a convention if it states one, and
 whether rows and columns may be the same examples. `read` refuses what cannot be computed with, and
-widens half precision; `read_square` refuses what is no kernel of a set of examples with itself, too.
-What comes out is an `Operand`.
+widens half precision; `read_square` refuses what is no kernel of a set of examples with itself,
+too. What comes out is an `Operand`.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 from ntkdiag import _jax, errors
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import AnyArray, Spectrum
-from ntkdiag.scalars import is_concrete
+from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.scalars import AnyArray, is_concrete
 
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
 
@@ -53,7 +53,7 @@ class Operand:
 
     @property
     def n_outputs(self) -> int:
-        """Outputs per example that the array itself holds: 1 for a reduced kernel or a bare matrix."""
+        """Outputs per example that the array holds: 1 for a reduced kernel or a bare matrix."""
         return self.array.shape[1] if self.array.ndim == 4 else 1
 
     @property
@@ -87,7 +87,7 @@ def read(
     _require_axes(array, convention, name, diagonal)
     if finite and is_concrete(array):
         _require_finite(array, name)
-    # Outside x64 mode float64 becomes float32 here: the coarser of the two decides what is resolved.
+    # Outside x64 mode float64 becomes float32 here: the coarser of the two decides the resolution.
     converted = jnp.asarray(array, _jax.at_least_float32(array.dtype))
     rows = array.shape[0]
     if array.ndim == 4:

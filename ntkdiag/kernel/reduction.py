@@ -168,7 +168,7 @@ class Reduction:
         rows: Shaped[Array | np.ndarray, "C k"],
         columns: Shaped[Array | np.ndarray, "D l"],
     ) -> "Reduction":
-        """The reduction of one group, from one-hot directions of the outputs of rows and columns."""
+        """The reduction of one group, from one-hot directions of the outputs on both sides."""
         return Reduction(
             "projection",
             "full",

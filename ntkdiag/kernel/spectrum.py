@@ -1,4 +1,4 @@
-"""The eigenvalues of a kernel, with what the arithmetic can resolve: the one eigensolver of kernels.
+"""The eigenvalues of a kernel, and what of them the arithmetic can resolve.
 
 A kernel J J^T has no negative eigenvalues, but a computed one has: rounding moves every eigenvalue
 by up to the noise floor. So all that is said of a spectrum distinguishes three kinds,
@@ -7,13 +7,14 @@ by up to the noise floor. So all that is said of a spectrum distinguishes three 
     -floor <= lambda <= floor   unresolved: rounding noise around something small,
     lambda < -floor             negative: whatever this matrix is, it is no J J^T.
 
-`decompose` computes: kernels whose numbers are known, in float64 on the host, whatever they came in
-(a small eigenvalue is then as good as the kernel allows); traced ones by JAX in their own dtype.
-`Spectrum` says what follows. How an argument becomes a `Spectrum` stands in `kernel.decomposition`.
+`decompose` is the one eigensolver of kernels. A kernel whose numbers are known is decomposed in
+float64 on the host, whatever it came in: a small eigenvalue is then as good as the kernel allows. A
+traced one is decomposed by JAX, in its own dtype. `Spectrum` says what follows; how an argument
+becomes one stands in `kernel.decomposition`.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +25,10 @@ from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import Number, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-AnyArray: TypeAlias = Array | np.ndarray
 
 # The meaning of `Spectrum.status_code`: a string cannot come out of `jax.jit`.
 _STATUS = ("ok", "indefinite", "nonfinite")
@@ -80,13 +79,13 @@ class Spectrum:
 
     @property
     def negative(self) -> Number:
-        """Number of eigenvalues below minus the noise floor: 0 for a kernel J J^T computed soundly."""
+        """Number of eigenvalues below minus the noise floor: 0 for a sound kernel J J^T."""
         is_negative = effective_ranks.resolved(-self.eigenvalues, self.noise_floor)
         return _number(is_negative.sum(-1))
 
     @property
     def status_code(self) -> Number:
-        """0 for "ok", 1 for "indefinite", 2 for "nonfinite": also under `jax.jit`, where no string is."""
+        """`status` as a number, for `jax.jit`: 0 is "ok", 1 "indefinite", 2 "nonfinite"."""
         xp = self.eigenvalues.__array_namespace__()
         is_finite = xp.isfinite(self.eigenvalues).all(-1)
         of_finite = xp.where(xp.asarray(self.negative) > 0, 1, 0)
@@ -94,7 +93,7 @@ class Spectrum:
 
     @property
     def status(self) -> str:
-        """Whether the numbers can be used: "ok", "indefinite" (negative eigenvalues) or "nonfinite"."""
+        """Whether the numbers are of use: "ok", "indefinite" or "nonfinite"."""
         return _STATUS[int(self.status_code)]
 
     @property
@@ -138,7 +137,8 @@ class Spectrum:
     def stable_rank(self) -> Number:
         """Stable rank sum lambda / lambda_max over the resolved eigenvalues.
 
-        The smallest of the effective ranks, in [1, rank], NaN for a zero kernel; for K = J J^T it is
+        The smallest of the effective ranks, in [1, rank], NaN for a zero kernel; for K = J J^T it
+        is
         ||J||_F^2 / ||J||^2.
         """
         return _number(effective_ranks.stable_rank(self.resolved))
@@ -181,11 +181,11 @@ class Spectrum:
 
     @property
     def resolved_condition_number(self) -> Number:
-        """lambda_max over the smallest resolved eigenvalue: a lower bound of the condition number."""
+        """lambda_max over the smallest resolved eigenvalue: no more than the condition number."""
         return _number(self.eigenvalues[..., 0] / self.smallest)
 
     def require_semidefinite(self) -> "Spectrum":
-        """The spectrum of a matrix that has to be some J J^T: without eigenvalues below minus the floor.
+        """This spectrum, refused where eigenvalues below minus the floor say: no J J^T.
 
         Returns:
             This spectrum; with NaN for every eigenvalue where it is too late to refuse.
@@ -200,7 +200,8 @@ class Spectrum:
         if negative > 0:
             raise errors.InvalidInputError(
                 expected="a kernel J J^T, which has no negative eigenvalues",
-                got=f"{int(negative)} eigenvalues below the noise floor {-float(self.noise_floor):.2g}",
+                got=f"{int(negative)} eigenvalues below the noise floor "
+                f"{-float(self.noise_floor):.2g}",
                 do="Compute all rows in one call and one batch size; see `health(kernel)`.",
             )
         return self
@@ -328,7 +329,7 @@ class Spectrum:
 
 
 class _Decomposition(NamedTuple):
-    """What an eigensolver returns: eigenvalues, largest first, columns that belong to them, asymmetry."""
+    """What an eigensolver returns, the largest eigenvalue first."""
 
     eigenvalues: Float[AnyArray, " k"]
     vectors: Float[AnyArray, "k k"] | None
@@ -342,7 +343,7 @@ def decompose(
     vectors: bool,
     kernel: Kernel | AnyArray | None = None,
 ) -> Spectrum:
-    """The spectrum of (K + K^T) / 2 for a matrix K whose eigenvalues are known to `resolution` lambda_max.
+    """The spectrum of (K + K^T) / 2, for a matrix K known to `resolution` times lambda_max.
 
     `kernel` is what the matrix was laid out from; without, the matrix stands for itself.
     """

@@ -1,7 +1,7 @@
 """Losses as objects: their value, how they read labels, and their curvature in the outputs.
 
-A loss is L(f) = (1/D) sum_i l(f_i, y_i) over examples (and positions, for outputs [N T V]). Most disagreements about
-learning rates are disagreements about D, so it is a part of the loss:
+A loss is L(f) = (1/D) sum_i l(f_i, y_i) over examples (and positions, for outputs [N T V]). Most
+disagreements about learning rates are disagreements about D, so it is a part of the loss:
 
     MSE()                    l = 1/2 ||f - y||^2, summed over outputs; D = N
     MSE(denominator=N * C)   the mean over outputs too, as neural-tangents has it
@@ -9,9 +9,9 @@ learning rates are disagreements about D, so it is a part of the loss:
     SigmoidCrossEntropy()    l = -log sigmoid(+-f), summed over outputs; D = N
     loss(outputs, y)         any function that returns one number
 
-Wherever ntkdiag takes `loss=`, it takes one of these objects, the name of one ("mse", "cross_entropy",
-"sigmoid_cross_entropy"), or a function `loss(outputs, y)`. None says that no loss is meant, and then there are no
-numbers that would depend on it.
+Wherever ntkdiag takes `loss=`, it takes one of these objects, the name of one ("mse",
+"cross_entropy", "sigmoid_cross_entropy"), or a function `loss(outputs, y)`. None says that no loss
+is meant, and then there are no numbers that would depend on it.
 """
 
 from ntkdiag.losses.loss import Loss as Loss

@@ -1,8 +1,8 @@
 """The curvature of a loss in the outputs, as a factor L of Sigma = L L^T.
 
-Sigma is block diagonal: one block for every example, or position. The stability of training depends on the largest
-eigenvalue of Sigma^1/2 Theta Sigma^1/2. Any factor of Sigma gives the same nonzero eigenvalues, L^T Theta L, so no
-square root of a matrix is taken:
+Sigma is block diagonal: one block for every example, or position. The stability of training depends
+on the largest eigenvalue of Sigma^1/2 Theta Sigma^1/2. Any factor of Sigma gives the same nonzero
+eigenvalues, those of L^T Theta L, so no square root of a matrix is taken:
 
     squared error            Sigma = I                  L = I
     softmax cross-entropy    Sigma = diag(p) - p p^T    L = diag(s) (I - s s^T), s = sqrt(p)
@@ -14,14 +14,16 @@ The methods take NumPy and JAX arrays and compute with the library of the factor
 
 import abc
 import dataclasses
-import functools
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-Columns = Any  # [k] or [k c], of NumPy or JAX
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import AnyArray
+
+Columns: TypeAlias = Float[AnyArray, "k *c"]  # a vector, or a matrix of columns
 
 
 class CurvatureFactor(abc.ABC):
@@ -35,7 +37,7 @@ class CurvatureFactor(abc.ABC):
     def transposed_times(self, columns: Columns) -> Columns:
         """L^T applied to a vector `[k]`, or to every column of `[k c]`."""
 
-    def around(self, kernel: Float[Array, "k k"]) -> Float[Array, "k k"]:
+    def around(self, kernel: Float[AnyArray, "k k"]) -> Float[AnyArray, "k k"]:
         """L^T K L, symmetrised: its nonzero eigenvalues are those of Sigma^1/2 K Sigma^1/2."""
         left = self.transposed_times(kernel)  # L^T K
         both = self.transposed_times(left.T)  # L^T (L^T K)^T = L^T K^T L
@@ -46,7 +48,7 @@ class CurvatureFactor(abc.ABC):
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=[], meta_fields=[])
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class IdentityFactor(CurvatureFactor):
     """L = I: squared error."""
@@ -60,7 +62,7 @@ class IdentityFactor(CurvatureFactor):
         return columns
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["scale"], meta_fields=[])
+@pytree("scale")
 @dataclasses.dataclass(frozen=True, eq=False)
 class DiagonalFactor(CurvatureFactor):
     """L = diag(s).
@@ -69,7 +71,7 @@ class DiagonalFactor(CurvatureFactor):
         scale: s, `[k]`.
     """
 
-    scale: Any
+    scale: Float[AnyArray, " k"]
 
     def times(self, columns: Columns) -> Columns:
         """s times every column."""
@@ -80,7 +82,7 @@ class DiagonalFactor(CurvatureFactor):
         return self.times(columns)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["root"], meta_fields=[])
+@pytree("root")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SoftmaxFactor(CurvatureFactor):
     """L = diag(s) (I - s s^T) with s = sqrt(p), one block for every softmax; s^T s = 1.
@@ -89,30 +91,34 @@ class SoftmaxFactor(CurvatureFactor):
         root: s, `[b v]`: b softmaxes over v classes each.
     """
 
-    root: Any
+    root: Float[AnyArray, "b v"]
 
     def times(self, columns: Columns) -> Columns:
         """s (v - s (s . v)) in every block."""
-        root, blocks = self._blocks(columns)
-        return (root * _without_part_along(root, blocks)).reshape(columns.shape)
+        root = self.root[:, :, None]
+        projected = _without_part_along(root, self._split(columns))
+        return (root * projected).reshape(columns.shape)
 
     def transposed_times(self, columns: Columns) -> Columns:
         """w - s (s . w), w = s v, in every block."""
-        root, blocks = self._blocks(columns)
-        return _without_part_along(root, root * blocks).reshape(columns.shape)
+        root = self.root[:, :, None]
+        scaled = root * self._split(columns)
+        return _without_part_along(root, scaled).reshape(columns.shape)
 
-    def _blocks(self, columns: Columns) -> tuple[Any, Any]:
-        """s as `[b v 1]` and the columns as `[b v c]`."""
-        return self.root[:, :, None], columns.reshape(*self.root.shape, -1)
+    def _split(self, columns: Columns) -> Float[AnyArray, "b v c"]:
+        """The columns block by block: `[(b v) c]` -> `[b v c]`."""
+        return columns.reshape(*self.root.shape, -1)
 
 
-def _without_part_along(direction: Any, blocks: Any) -> Any:
+def _without_part_along(
+    direction: Float[AnyArray, "b v 1"], blocks: Float[AnyArray, "b v c"]
+) -> Float[AnyArray, "b v c"]:
     """Columns `[b v c]` less their part along a unit direction `[b v 1]`."""
     along = (direction * blocks).sum(1, keepdims=True)  # [b 1 c]
     return blocks - direction * along
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["blocks"], meta_fields=[])
+@pytree("blocks")
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockFactor(CurvatureFactor):
     """L as one matrix for every block of outputs.
@@ -121,7 +127,7 @@ class BlockFactor(CurvatureFactor):
         blocks: `[b r r]`.
     """
 
-    blocks: Any
+    blocks: Float[AnyArray, "b r r"]
 
     def times(self, columns: Columns) -> Columns:
         """L v in every block."""
@@ -131,7 +137,7 @@ class BlockFactor(CurvatureFactor):
         """L^T v in every block."""
         return (self.blocks.mT @ self._split(columns)).reshape(columns.shape)
 
-    def _split(self, columns: Columns) -> Any:
-        """The columns as `[b r c]`."""
+    def _split(self, columns: Columns) -> Float[AnyArray, "b r c"]:
+        """The columns block by block: `[(b r) c]` -> `[b r c]`."""
         b, r, _ = self.blocks.shape
         return columns.reshape(b, r, -1)

@@ -6,21 +6,22 @@ over reverse differentiation. Where the loss is a mean over examples it is block
 blocks come from as many Hessian-vector products as an example has outputs: column o of every block
 at once. Whether it is one is not asked but looked up, in the Hessian at these outputs:
 
-    The examples are split in two halves by a bit of their index, for every bit. A random vector on one half must
-    not move the gradient on the other half. Two examples differ in some bit, so every pair is looked at; the
-    derivative of what does not depend on an example is exactly 0.
+    The examples are split in two halves by a bit of their index, for every bit. A random vector on
+    one half must not move the gradient on the other half. Two examples differ in some bit, so every
+    pair is looked at; the derivative of what does not depend on an example is exactly 0.
 
-Otherwise the Hessian is formed as a whole. Each block is factored by its eigenvalues, which must not be negative.
+Otherwise the Hessian is formed as a whole. Each block is factored by its eigenvalues, which must
+not be negative.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor
@@ -38,8 +39,8 @@ class CustomLoss(Loss):
     """A loss given as a function.
 
     Attributes:
-        function: `loss(outputs, y)`, one number for the whole batch, differentiable twice by JAX. The labels come to it
-            as they were handed over.
+        function: `loss(outputs, y)`, one number for the whole batch, differentiable twice by JAX.
+            The labels come to it as they were handed over.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,19 +49,22 @@ class CustomLoss(Loss):
         1.0
     """
 
-    function: Callable[[Any, Any], Any]
+    function: Callable[[Array, PyTree], Array]
     name: ClassVar[str] = "custom"
 
-    def read(self, y: Any, shape: Shape) -> Any:
+    def read(self, y: PyTree, shape: Shape) -> PyTree:
         """The labels as they come: what they mean is the function's affair."""
         return jax.tree.map(jnp.asarray, y)
 
-    def __call__(self, outputs: Float[Array, "n *o"], y: Any) -> Float[Array, ""]:
+    def __call__(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, ""]:
         """The number the function returns."""
         return self.function(outputs, y)
 
     def denominator_for(self, shape: Shape) -> Number:
-        """The number of examples: the function divides by what it likes, D only sets the unit of the curvature."""
+        """The number of examples.
+
+        The function divides by what it likes; D only sets the unit of the curvature.
+        """
         return float(shape[0])
 
     def describe(self, shape: Shape) -> str:
@@ -69,11 +73,13 @@ class CustomLoss(Loss):
         return "of the user" if written == "<lambda>" else f"`{written}` of the user"
 
     @errors.public
-    def curvature(self, outputs: Float[ArrayLike, "n *o"], y: Any = None) -> CurvatureFactor:
-        """D times the Hessian of the function in the outputs: block by block for a mean over examples, or whole.
+    def curvature(
+        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
+    ) -> CurvatureFactor:
+        """D times the Hessian in the outputs: block by block for a mean over examples, or whole.
 
-        Cost: of one product with the Hessian (about three times the loss) as many as a block has rows, and the
-        eigenvalues of the blocks.
+        Cost: as many products with the Hessian (of about three times the loss each) as a block has
+        rows, and the eigenvalues of the blocks.
 
         Args:
             outputs: `[n ...]`, the values f(params, x).
@@ -83,12 +89,13 @@ class CustomLoss(Loss):
             The factor.
 
         Raises:
-            InvalidInputError: When labels are missing, the function does not return one number, a block has more than
-                2048 rows, or the Hessian has negative eigenvalues.
+            InvalidInputError: When labels are missing, the function does not return one number, a
+                block has more than 2048 rows, or the Hessian has negative eigenvalues.
         """
         if y is None:
             raise errors.InvalidInputError(
-                expected="the labels `y` beside a loss of the user: its curvature may depend on them",
+                expected="the labels `y` beside a loss of the user: its curvature may depend on "
+                "them",
                 got="None",
                 do="Pass `y=`, as the function takes it.",
             )
@@ -98,7 +105,7 @@ class CustomLoss(Loss):
         blocks = self._hessian_blocks(values, labels)
         return BlockFactor(_factor(values.shape[0] * blocks))
 
-    def _require_number(self, outputs: Float[Array, "n *o"], y: Any) -> None:
+    def _require_number(self, outputs: Float[Array, "n *o"], y: PyTree) -> None:
         """Refuse a function that does not return one number."""
         returned = jax.eval_shape(self.function, outputs, y)
         if getattr(returned, "shape", None) != ():
@@ -108,7 +115,7 @@ class CustomLoss(Loss):
                 do="Sum or average over examples.",
             )
 
-    def _hessian_blocks(self, outputs: Float[Array, "n *o"], y: Any) -> Float[Array, "b r r"]:
+    def _hessian_blocks(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, "b r r"]:
         """The Hessian at these outputs: one block for each example, or a single one."""
         gradient = jax.grad(self.function)
         flat = outputs.reshape(outputs.shape[0], -1)  # [n o]
@@ -131,9 +138,10 @@ class CustomLoss(Loss):
 
 
 def _is_sum_over_examples(product: Callable[[Array], Array], outputs: Float[Array, "n o"]) -> bool:
-    """Whether no example's gradient moves with another's outputs, by the halves described at the top.
+    """Whether no example's gradient moves with another's outputs, by the halves told at the top.
 
-    False too where it cannot be looked up, inside of `jax.jit`: the whole Hessian is right in any case.
+    False too where it cannot be looked up, inside of `jax.jit`: the whole Hessian is right in any
+    case.
     """
     n = outputs.shape[0]
     index = np.arange(n)
@@ -158,9 +166,10 @@ def _require_few_rows(rows: int, what: str) -> None:
 
 
 def _factor(blocks: Float[Array, "b r r"]) -> Float[Array, "b r r"]:
-    """L = U diag(sqrt(h)) of every block U diag(h) U^T; NaN where it is too late to refuse negative eigenvalues.
+    """L = U diag(sqrt(h)) of every block U diag(h) U^T; NaN where negative h come too late.
 
-    Products of a Hessian round: what is negative by less than the square root of the unit roundoff counts as 0.
+    Products of a Hessian round: what is negative by less than the square root of the unit roundoff
+    counts as 0.
     """
     roundoff = float(jnp.finfo(blocks.dtype).eps)
     blocks = 0.5 * (blocks + blocks.mT)

@@ -1,9 +1,9 @@
 """What all losses have in common."""
 
 import abc
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.scalars import Number
@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Loss(abc.ABC):
-    """A loss L(f) = (1/D) sum_i l(f_i, y_i): its value, its labels, and its curvature in the outputs.
+    """A loss L(f) = (1/D) sum_i l(f_i, y_i): its value, its labels, its curvature in the outputs.
 
     Attributes:
         name: How `loss=` names it.
@@ -23,7 +23,7 @@ class Loss(abc.ABC):
     is_quadratic: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def read(self, y: Any, shape: Shape) -> Any:
+    def read(self, y: PyTree, shape: Shape) -> PyTree:
         """Labels as this loss reads them beside outputs of a shape.
 
         Args:
@@ -31,23 +31,27 @@ class Loss(abc.ABC):
             shape: Of the outputs, `[n ...]`.
 
         Returns:
-            Targets, shaped like the outputs, or class numbers, shaped like the outputs without their last axis.
+            Targets, shaped like the outputs, or class numbers, shaped like the outputs without
+            their last axis.
 
         Raises:
             InvalidInputError: When the labels do not fit.
         """
 
     @abc.abstractmethod
-    def __call__(self, outputs: Float[Array, "n *o"], y: Any) -> Float[Array, ""]:
+    def __call__(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, ""]:
         """L at these outputs; `y` as `read` returned it."""
 
     @abc.abstractmethod
-    def curvature(self, outputs: Float[ArrayLike, "n *o"], y: Any = None) -> CurvatureFactor:
+    def curvature(
+        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
+    ) -> CurvatureFactor:
         """A factor of Sigma = D d^2 L / d f^2 at these outputs: Sigma = L L^T.
 
         Args:
             outputs: `[n ...]`, the values f(params, x).
-            y: Labels as `read` returned them, where the curvature depends on them; see `CustomLoss`.
+            y: Labels as `read` returned them, where the curvature depends on them; see
+                `CustomLoss`.
 
         Returns:
             The factor; `outputs.size` is its number of rows.

@@ -1,7 +1,9 @@
 """The argument `loss`: an object, a name, or a function."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.losses.custom_loss import CustomLoss
@@ -9,7 +11,7 @@ from ntkdiag.losses.loss import Loss
 from ntkdiag.losses.means import MSE, CrossEntropy, SigmoidCrossEntropy
 
 BY_NAME = {kind.name: kind for kind in (MSE, CrossEntropy, SigmoidCrossEntropy)}
-LossLike: TypeAlias = Loss | str | Callable[[Any, Any], Any]
+LossLike: TypeAlias = Loss | str | Callable[[Array, PyTree], Array]
 
 
 def as_loss(loss: LossLike | None) -> Loss | None:
@@ -33,7 +35,7 @@ def as_loss(loss: LossLike | None) -> Loss | None:
 
 
 def require_loss(loss: LossLike | None, what: str) -> Loss:
-    """The loss; refused where none was named, since `what` would be a number for a loss that nobody means.
+    """The loss, refused where none was named: `what` would be of a loss that nobody means.
 
     Raises:
         InvalidInputError: Without a loss, or as `as_loss`.

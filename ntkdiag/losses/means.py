@@ -3,12 +3,12 @@
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.losses.curvature import (
@@ -35,7 +35,8 @@ class MeanLoss(Loss):
     """L = (1/D) sum_i l(f_i, y_i).
 
     Attributes:
-        denominator: D; None for the number of examples (and positions, where each has a loss of its own).
+        denominator: D; None for the number of examples (and positions, where each has a loss of its
+            own).
 
     Raises:
         InvalidInputError: When the denominator is not a positive number.
@@ -77,11 +78,12 @@ class MeanLoss(Loss):
 @pytree("denominator")
 @dataclasses.dataclass(frozen=True)
 class MSE(MeanLoss):
-    """Half the squared error, l = 1/2 ||f - y||^2, summed over outputs; its curvature is the identity.
+    """Half the squared error, l = 1/2 ||f - y||^2, summed over outputs.
 
     Attributes:
-        denominator: D; None for the number of examples. N C for a mean over outputs too (as `optax.l2_loss(...).mean()`
-            and neural-tangents), N / 2 for a squared error without the half.
+        denominator: D; None for the number of examples. N C for a mean over outputs too (as
+            `optax.l2_loss(...).mean()` and neural-tangents), N / 2 for a squared error without the
+            half.
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,7 +96,7 @@ class MSE(MeanLoss):
     is_quadratic: ClassVar[bool] = True
 
     @errors.public
-    def read(self, y: Any, shape: Shape) -> Float[Array, "..."]:
+    def read(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Targets shaped like the outputs; class numbers become one-hot rows."""
         return read_targets(y, shape)
 
@@ -102,7 +104,9 @@ class MSE(MeanLoss):
         """1/2 ||f_i - y_i||^2."""
         return 0.5 * jnp.square(outputs - y).reshape(outputs.shape[0], -1).sum(axis=1)
 
-    def curvature(self, outputs: Float[ArrayLike, "n *o"], y: Any = None) -> CurvatureFactor:
+    def curvature(
+        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
+    ) -> CurvatureFactor:
         """The identity."""
         return IdentityFactor()
 
@@ -110,7 +114,7 @@ class MSE(MeanLoss):
 @pytree("denominator")
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(MeanLoss):
-    """Softmax cross-entropy over the last axis of the outputs, l = -log softmax(f)[y], at every position.
+    """Softmax cross-entropy over the last axis, l = -log softmax(f)[y], at every position.
 
     Attributes:
         denominator: D; None for the number of examples and positions.
@@ -120,7 +124,7 @@ class CrossEntropy(MeanLoss):
     formula: ClassVar[str] = "softmax cross-entropy"
 
     @errors.public
-    def read(self, y: Any, shape: Shape) -> Array:
+    def read(self, y: PyTree, shape: Shape) -> Array:
         """Class numbers `[n ...]`, or probabilities `[n ... c]` that sum to 1."""
         self.require_fit(shape)
         array = as_numbers(y)
@@ -153,7 +157,9 @@ class CrossEntropy(MeanLoss):
         return math.prod(shape[:-1])
 
     @errors.public
-    def curvature(self, outputs: Float[ArrayLike, "n *o"], y: Any = None) -> CurvatureFactor:
+    def curvature(
+        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
+    ) -> CurvatureFactor:
         """diag(p) - p p^T over the last axis, at every position."""
         logits = as_outputs(outputs)
         self.require_fit(logits.shape)
@@ -174,7 +180,7 @@ class SigmoidCrossEntropy(MeanLoss):
     formula: ClassVar[str] = "binary cross-entropy, summed over outputs"
 
     @errors.public
-    def read(self, y: Any, shape: Shape) -> Float[Array, "..."]:
+    def read(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Probabilities in [0, 1] shaped like the outputs; class numbers become one-hot rows."""
         targets = read_targets(y, shape)
         if is_concrete(targets) and not bool(((targets >= 0) & (targets <= 1)).all()):
@@ -193,7 +199,9 @@ class SigmoidCrossEntropy(MeanLoss):
         return per_output.reshape(outputs.shape[0], -1).sum(axis=1)
 
     @errors.public
-    def curvature(self, outputs: Float[ArrayLike, "n *o"], y: Any = None) -> CurvatureFactor:
+    def curvature(
+        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
+    ) -> CurvatureFactor:
         """diag(p (1 - p))."""
         logits = as_outputs(outputs)
         p, rest = jax.nn.sigmoid(logits), jax.nn.sigmoid(-logits)

@@ -2,8 +2,10 @@
 
 Beside outputs `[n ... c]` labels are one of two things:
 
-- class numbers: integers, one for each example (and position), `[n ...]` or `[n ... 1]`, where c > 1;
-- targets: as many numbers as there are outputs, row by row. Integers may be targets too: one-hot rows, counts.
+- class numbers: integers, one for each example (and position), `[n ...]` or `[n ... 1]`, where
+  c > 1;
+- targets: as many numbers as there are outputs, row by row. Integers may be targets too: one-hot
+  rows, counts.
 
 Values are checked where they are known; inside `jax.jit` only shapes and dtypes are.
 """
@@ -47,7 +49,7 @@ def is_integer(y: Labels) -> bool:
 
 
 def are_class_numbers(y: Labels, shape: Shape) -> bool:
-    """Whether labels are integers, one for each example (and position) of outputs with several classes."""
+    """Whether labels are integers, one for each example (and position), of several classes."""
     if not is_integer(y) or len(shape) < 2 or shape[-1] < 2:
         return False
     return y.shape in (shape[:-1], (*shape[:-1], 1))

@@ -264,10 +264,6 @@ def test_a_softmax_at_every_position():
             "Pass f(params, x) of the same examples as the kernel.",
         ),
         (
-            lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.float32(1)),
-            "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape ().",
-        ),
-        (
             lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.ones((5, 2))),
             "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape (5, 2).",
         ),
@@ -340,11 +336,6 @@ def test_a_softmax_at_every_position():
             "numbers, or schedules: functions of the step.",
         ),
         (
-            lambda: stability_margin(FULL, "0.1", loss="mse"),
-            "stability_margin(kernel, descent): expected `descent` as a Descent, or the learning rate of plain "
-            "gradient descent; got a str. Pass ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
-        ),
-        (
             lambda: Descent(0.1, weight_decay=-1.0),
             "Descent(learning_rate=0.1, weight_decay=-1.0): expected `weight_decay` in [0, inf); got -1.0. It is "
             "decoupled, and per unit of the learning rate.",
@@ -357,6 +348,26 @@ def test_a_softmax_at_every_position():
             lambda: Descent(0.1, momentum=1.0),
             "expected `momentum` in [0, 1); got 1.0. Pass the optimizer's beta (Adam: b1).",
         ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: critical_learning_rate(MATRIX, loss="cross_entropy", outputs=np.float32(1)),
+            "expected `outputs` [n o] with n o = 12 rows of the kernel; got shape ().",
+        ),
+        (
+            lambda: stability_margin(FULL, "0.1", loss="mse"),
+            "stability_margin(kernel, descent): expected `descent` as a Descent, or the learning rate of plain "
+            "gradient descent; got a str. Pass ntkdiag.Descent(learning_rate, momentum=..., weight_decay=...).",
+        ),
         (
             lambda: Descent(0.1, kind="adam"),
             'expected kind="heavy-ball" or kind="nesterov" or kind="ema"; got \'adam\'. optax.sgd(momentum=...) is '
@@ -364,6 +375,6 @@ def test_a_softmax_at_every_position():
         ),
     ],
 )
-def test_messages(call, message):
+def test_messages_about_wrong_types(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()

@@ -106,15 +106,17 @@ def test_random_directions_differ():
     every = ntkdiag.ntk(F, PARAMS, X, reduction=ntkdiag.kernel.RandomProjections(8))
     assert_close(every, np.asarray(ntkdiag.ntk(F, PARAMS, X, reduction="trace")))
     assert not every.standard_error.any()
-    for wrong in (
-        ntkdiag.kernel.RandomProjections(9),
-        ntkdiag.kernel.RandomProjections(2, seed=jax.random.key(0)),
-    ):
-        with pytest.raises(
-            ntkdiag.errors.InvalidInputError,
-            match=r"RandomProjections\(k, seed\) with 2 <= k <= 2\^3",
-        ):
-            ntkdiag.ntk(F, PARAMS, X, reduction=wrong)
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(("k", "seed"), [(9, 0), (2, jax.random.key), (2.0, 0)])
+def test_random_directions_that_there_are_not(k, seed):
+    if callable(seed):
+        seed = seed(0)  # no random key is made at import
+    wrong = ntkdiag.kernel.RandomProjections(k, seed)
+    message = r"RandomProjections\(k, seed\) with 2 <= k <= 2\^3"
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match=message):
+        ntkdiag.ntk(F, PARAMS, X, reduction=wrong)
 
 
 @pytest.mark.parametrize("call", [ntkdiag.ntk, ntkdiag.plan, ntkdiag.NTKOperator])

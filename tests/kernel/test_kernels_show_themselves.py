@@ -60,8 +60,12 @@ def test_a_plan_as_bars(quantity):
     ax = plan.plot(quantity)
     heights = [bar.get_width() for bar in ax.patches]
     assert heights == [getattr(row, quantity) for row in plan.rows]
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_a_plan_has_no_seconds():
     with pytest.raises(InvalidInputError, match=r"'flops' or 'bytes'; got 'seconds'"):
-        plan.plot("seconds")
+        ntkdiag.plan(F, PARAMS, X).plot("seconds")
 
 
 def test_a_plan_in_a_notebook():
