@@ -69,7 +69,7 @@ def prefer(way, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in cases.FIRST[::2] else pytest.mark.slow)
+        pytest.param(name, marks=() if name in cases.FIRST[::3] else pytest.mark.slow)
         for name in cases.CASES
     ],
 )
@@ -97,7 +97,7 @@ def test_case_in_float64_and_by_leaf(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [*cases.FIRST, *thin((name for name in cases.CASES if name not in cases.FIRST), keep=4)]
+    "name", [*cases.FIRST, *thin((name for name in cases.CASES if name not in cases.FIRST), keep=6)]
 )
 def test_case_in_float32(name):
     """As the plan chooses, weights and biases fused."""

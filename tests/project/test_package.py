@@ -76,6 +76,7 @@ def test_import_computes_nothing():
     assert python("-c", code).strip() == "{}"
 
 
+@pytest.mark.slow
 def test_import_time_beside_that_of_jax(tmp_path, capsys, monkeypatch):
     """Printed, and only a gross failure is one: other work on the machine must not decide a test."""
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
