@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     Atom: TypeAlias = Any
     TreeStructure: TypeAlias = Any
 else:
-    Jaxpr, ClosedJaxpr = jex_core.Jaxpr, jex_core.ClosedJaxpr
-    Equation, Variable = jex_core.JaxprEqn, jex_core.Var
+    Jaxpr = jex_core.Jaxpr
+    ClosedJaxpr = jex_core.ClosedJaxpr
+    Equation = jex_core.JaxprEqn
+    Variable = jex_core.Var
     Atom = jex_core.Var | jex_core.Literal
     TreeStructure = jax.tree_util.PyTreeDef
 

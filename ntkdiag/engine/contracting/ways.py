@@ -74,7 +74,8 @@ class Way:
 
     def price(self, n: int, m: int) -> int:
         """Multiply-adds for n by m examples (m = 0: the rows again), as they weigh in choosing."""
-        return self.form * (n + m) + self.slowness * self.gram * n * (m or n)
+        n_pairs = n * (m or n)
+        return self.form * (n + m) + self.slowness * self.gram * n_pairs
 
 
 def choose(
@@ -97,7 +98,8 @@ def choose(
     for part in parts:
         ways = ways_of(part, k, pairs)
         if prefer is not None:
-            preferred = [way for way in ways if way.is_dense == (prefer == "dense")]
+            wants_dense = prefer == "dense"
+            preferred = [way for way in ways if way.is_dense == wants_dense]
             ways = preferred or ways
         chosen.append(_cheapest(ways, n, m))
     return tuple(chosen)
@@ -174,7 +176,8 @@ def _ways_of_tied(part: Part, k: int, pairs: int) -> list[Way]:
     half_of_rows, half_of_outer = part.halves()
     dense_rows, rows = ways_of(half_of_rows, k, pairs)
     dense_outer, outer = ways_of(half_of_outer, k, pairs)
-    t, s = _positions(half_of_rows), _positions(half_of_outer)
+    t = _positions(half_of_rows)
+    s = _positions(half_of_outer)
     _, _, d, _ = half_of_outer.sites[0].sizes()
     # Cross terms: <c[o, t], a[s]> for every two positions, k D each, times what is looked up in the
     # cotangents of the products, one for each pair; both ways round.

@@ -320,12 +320,24 @@ def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
     """One factor of (the first n) examples of consecutive blocks of examples."""
     if len(blocks) == 1:
         return blocks[0]
-    return _map_batched(lambda *arrays: jnp.concatenate(arrays)[:n], *blocks)
+
+    def join(*arrays):
+        return jnp.concatenate(arrays)[:n]
+
+    return _map_batched(join, *blocks)
 
 
 def zeros_for_examples(factor: _Kind, n: int) -> _Kind:
-    """Zeros for the factor of n examples like these, and copies of what is kept once."""
-    zeros = _map_batched(lambda array: jnp.zeros((n, *array.shape[1:]), array.dtype), factor)
+    """Zeros for the factor of n examples like these, and copies of what is kept once.
+
+    Copies, because their memory is given up when examples are written into them, and that of the
+    factor is not.
+    """
+
+    def zeros_like_n(array):
+        return jnp.zeros((n, *array.shape[1:]), array.dtype)
+
+    zeros = _map_batched(zeros_like_n, factor)
 
     def copy_if_kept_once(new, old):
         # What has no example axis comes through `_map_batched` as it is: the same object.
@@ -362,6 +374,7 @@ def merge_dense(factors: list[Factor], multiple: int = 1) -> list[Factor]:
     return [Dense(jnp.concatenate(jacobians, axis=-1)), *structured]
 
 
+# Any: the factors are all of one kind, and the result is of that kind too.
 def _map_batched(function: Callable[..., Array], factor: Any, *more: Any) -> Any:
     """Apply a function to every array with an example axis, of one factor or of several."""
     if isinstance(factor, Tied):
@@ -372,7 +385,8 @@ def _map_batched(function: Callable[..., Array], factor: Any, *more: Any) -> Any
     for name, ndim in factor.batched_ndims.items():
         array = getattr(factor, name)
         if array.ndim == ndim:
-            mapped[name] = function(array, *(getattr(one, name) for one in more))
+            arrays_of_more = [getattr(factor_of_more, name) for factor_of_more in more]
+            mapped[name] = function(array, *arrays_of_more)
     return dataclasses.replace(factor, **mapped)
 
 

@@ -6,7 +6,7 @@ parameter is a use of its own, whose cotangent is its window of the cotangent of
 """
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,7 +14,7 @@ from ntkdiag import _jax
 from ntkdiag._jax import Equation
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.views import Numbers, View
-from ntkdiag.engine.jacobian.weight_use import WeightUse, Window
+from ntkdiag.engine.jacobian.weight_use import Rule, WeightUse, Window
 
 # What changes neither the shape nor the order of a joined weight.
 _UNCHANGED = frozenset({"convert_element_type", "copy", "name"})
@@ -50,7 +50,8 @@ class JoinedViews:
     def through(self, eqn: Equation) -> "JoinedViews | None":
         """The output of an equation that casts or transposes these views; None for any other."""
         name = eqn.primitive.name
-        axis, views = self.axis, self.views
+        axis = self.axis
+        views = self.views
         if name == "transpose":
             order = eqn.params["permutation"]
             axis = order.index(axis)
@@ -62,14 +63,14 @@ class JoinedViews:
         return JoinedViews(views, axis, value, dense)
 
     def uses(
-        self, rule: Callable, params: dict, side: int, operand_shape: tuple[int, ...]
+        self, rule: Rule, params: dict[str, Any], side: int, operand_shape: tuple[int, ...]
     ) -> tuple[WeightUse | None, list[WeightUse]] | None:
         """The use of all views as one weight, where they lie alike, and the use of each of them.
 
         `rule` is that of the primitive (see `rules`), whose operand number `side` they are. None
         unless they stand side by side in the output as well.
         """
-        # First as one weight: a leaf that does not exist, with the layout of all of them.
+        # 1. As one weight: a leaf that does not exist, with the layout of all of them.
         lengths = [view.layout.shape[self.axis] for view in self.views]
         shape = list(self.views[0].layout.shape)
         shape[self.axis] = sum(lengths)
@@ -81,26 +82,23 @@ class JoinedViews:
         out_axis = _axis_in_output(together, sum(lengths), layout.strides[self.axis])
         if out_axis is None:
             return None
-        # Then each by itself, with its window of the output.
+        # 2. Each by itself, with its window of the output.
         uses = []
         start = 0
         for view, length in zip(self.views, lengths, strict=True):
-            use = None
-            if not view.layout.repeats:
-                use = rule(params, side, view.layout, operand_shape)
+            if view.layout.repeats:
+                return None
+            use = rule(params, side, view.layout, operand_shape)
             if use is None:
                 return None
             window = Window(together.out_shape, out_axis, start)
             uses.append(dataclasses.replace(use, window=window))
             start += length
         # Where a scan runs over some of them only, they cannot be one weight of one part.
-        first = self.views[0]
-        alike = all(
-            view.layout.block_shape == block_shape and view.scans == first.scans
-            for view in self.views
-        )
-        if not alike:
-            return None, uses
+        scans = self.views[0].scans
+        for view in self.views:
+            if view.layout.block_shape != block_shape or view.scans != scans:
+                return None, uses
         return together, uses
 
 
@@ -110,12 +108,13 @@ def _axis_in_output(together: WeightUse, length: int, stride: int) -> int | None
     # along which the parts stand side by side, undivided: the same length and the same stride.
     b, i, _ = together.n_axes
     weight = together.weight
-    axes = [
-        out_axis
-        for axis, out_axis in enumerate(together.out_axes("d"), start=b + i)
-        if (weight.shape[axis], weight.strides[axis]) == (length, stride)
-    ]
-    return axes[0] if len(axes) == 1 else None
+    axes = []
+    for axis, out_axis in enumerate(together.out_axes("d"), start=b + i):
+        if weight.shape[axis] == length and weight.strides[axis] == stride:
+            axes.append(out_axis)
+    if len(axes) != 1:  # divided among several axes, or contracted; or lengths of 1 that look alike
+        return None
+    return axes[0]
 
 
 def _with_layout(view: View, layout: LeafLayout) -> View:

@@ -134,14 +134,15 @@ class RuleProduct:
         partner = dict(zip(c_bound, a_bound, strict=True))
         a_blocks = [partner[axis] for axis in c_blocks]
         a_positions = [partner[axis] for axis in c_positions]
-        a_groups = (a_blocks, a_positions, a_free)
         a_order = (*a_blocks, *a_positions, *a_free)
-        a_sizes = tuple(math.prod(a_shape[axis] for axis in axes) for axes in a_groups)
+        a_sizes = []
+        for axes in (a_blocks, a_positions, a_free):
+            a_sizes.append(math.prod(a_shape[axis] for axis in axes))
 
         def arrange_operand(handed_out: list) -> Shaped[Array, "b t i"]:
             a, *scalars = evaluate(handed_out)
             # What scales the product later may as well scale a.
-            return arrange(_scale(a, self.scalings, scalars), a_order, a_sizes)
+            return arrange(_scale(a, self.scalings, scalars), a_order, tuple(a_sizes))
 
         # 3. The product [batch..., free of the left..., free of the right...] has the axes of the
         # parameter [b i d]. Those that are summed up later have length 1 in it and count as blocks.
@@ -233,8 +234,10 @@ class OpenedRule:
         """
         for precursor in self._precursors(argument, layout):
             if precursor.variable in self.cotangents:
-                is_view = len(self.cotangents) == 1 and not precursor.scalings
-                return precursor.layout if is_view else None
+                # The cotangent of an output: that of the only one, unscaled, comes from a view.
+                if len(self.cotangents) > 1 or precursor.scalings:
+                    return None
+                return precursor.layout
             eqn = self._made_by.get(precursor.variable)
             if eqn is not None and eqn.primitive.name == "dot_general":
                 return self._product(eqn, precursor)
@@ -266,7 +269,9 @@ class OpenedRule:
             if precursor.variable in uses and not precursor.scalings:
                 of, tap_key = uses[precursor.variable]
                 use = bias_use(of, precursor.layout)
-                return None if use is None else (use, tap_key)
+                if use is None:
+                    return None
+                return use, tap_key
         return None
 
     @functools.cached_property
@@ -316,12 +321,14 @@ class OpenedRule:
                 operand, scaling = self._scaled_operand(eqn)
                 if scaling is None:
                     return
-                atom, scalings = operand, (*scalings, scaling)
+                atom = operand
+                scalings = (*scalings, scaling)
                 continue
             before = _layout_before(eqn, layout)
             if before is None:
                 return
-            atom, layout = eqn.invars[0], before
+            atom = eqn.invars[0]
+            layout = before
 
     def _scaled_operand(self, eqn: Equation) -> tuple[Atom, Scaling | None]:
         """What `neg`, `mul` or `div` scales, and how; None where it is no scalar."""

@@ -14,13 +14,17 @@ The fewer parts, the fewer products of cotangents c c^T are taken.
 import dataclasses
 import math
 from collections.abc import Hashable
+from typing import Literal, TypeAlias
 
 from ntkdiag.engine.jacobian.parts import Part, structured_kind, weight_coordinates
 from ntkdiag.engine.jacobian.recorder import Site
 
+# Which leaves may share a part; see `sites_to_parts`.
+Form: TypeAlias = Literal["fused", "by leaf", "leaf order"]
+
 
 def sites_to_parts(
-    sites: list[Site], dense_leaves: frozenset[int], shapes: list[tuple[int, ...]], form: str
+    sites: list[Site], dense_leaves: frozenset[int], shapes: list[tuple[int, ...]], form: Form
 ) -> list[Part]:
     """Sort what a walk found into parts; leaves that are never used have none.
 
@@ -97,11 +101,14 @@ def _is_tied(sites: list[Site], shape: tuple[int, ...]) -> bool:
         if site.use.kind not in ("rows", "outer") or site.use.weight.n_block:
             return False
     # Of sites that are alike one speaks for all.
-    lookup, product = lookups[-1].use, products[-1].use
+    lookup = lookups[-1].use
+    product = products[-1].use
     n_rows = shape[0]
     # [b i d] -> [b d i]: with one block and the outputs d as rows this has to be the table itself.
     b, i, d = product.n_axes
-    blocks, inputs, outputs = range(b), range(b, b + i), range(b + i, b + i + d)
+    blocks = range(b)
+    inputs = range(b, b + i)
+    outputs = range(b + i, b + i + d)
     as_table = product.weight.transpose((*blocks, *outputs, *inputs))
     one_block = math.prod(as_table.shape[:b]) == 1
     outputs_are_rows = math.prod(as_table.shape[b : b + d]) == n_rows
@@ -120,15 +127,20 @@ def _merge_joined(parts: list[Part]) -> list[Part]:
         groups.setdefault(key, []).append(part)
     merged = []
     for group in groups.values():
-        sites = group[0].sites
-        joined = sites[0].joined if sites else None
-        n_side_by_side = joined[0] if joined else None
-        if len(group) == n_side_by_side:
+        if len(group) == _n_side_by_side(group[0]):
             merged.append(_side_by_side(group))
         else:
-            # Not side by side, or some of those that are are used elsewhere too.
+            # Not side by side, or some of those that are have other uses too.
             merged += group
     return merged
+
+
+def _n_side_by_side(part: Part) -> int:
+    """With how many weights that of a part stands side by side, itself included; 0 for none."""
+    if not part.sites or part.sites[0].joined is None:
+        return 0
+    n_weights, _ = part.sites[0].joined
+    return n_weights
 
 
 def _side_by_side(group: list[Part]) -> Part:

@@ -28,7 +28,7 @@ from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.parts import Backpropagated, Part, arrange_cotangent
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, Site
 from ntkdiag.engine.jacobian.roundoff import eps_of, unit_roundoff
-from ntkdiag.engine.jacobian.sites_to_parts import sites_to_parts
+from ntkdiag.engine.jacobian.sites_to_parts import Form, sites_to_parts
 from ntkdiag.engine.jacobian.views import View
 from ntkdiag.engine.jacobian.walk import walk
 
@@ -112,7 +112,7 @@ class StructuredJacobian:
         at_the_ends = [eps_of(aval.dtype) for aval in (*params, *self.jaxpr.out_avals)]
         return max(unit_roundoff(self.jaxpr), *at_the_ends)
 
-    def parts(self, form: str = "fused") -> list[Part]:
+    def parts(self, form: Form = "fused") -> list[Part]:
         """What the kernel is a sum over.
 
         Cost: none beyond looking at the sites.

@@ -226,7 +226,9 @@ def _scalar_factor(name: str, inputs: list) -> ArrayLike | None:
         return None
     if name == "mul":
         return scalar
-    return 1.0 / scalar if view_is_left else None
+    if view_is_left:
+        return 1.0 / scalar
+    return None
 
 
 def _times(scale: ArrayLike | None, factor: ArrayLike) -> ArrayLike:

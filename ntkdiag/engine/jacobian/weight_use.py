@@ -13,7 +13,7 @@ which group. It is made from shapes alone, and applied to arrays when the factor
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +57,7 @@ class WeightUse:
     arrange_operand: Callable[..., Shaped[Array, "..."]]
     out_shape: tuple[int, ...]
     out_roles: tuple[str, ...]
-    kind: str = "outer"
+    kind: Literal["outer", "rows", "ones"] = "outer"
     window: Window | None = None
 
     def sizes(self) -> tuple[int, int, int, int]:
@@ -65,7 +65,9 @@ class WeightUse:
         b, i, _ = self.n_axes
         shape = self.weight.shape
         positions = [self.out_shape[axis] for axis in self.out_axes("t")]
-        blocks, inputs, outputs = shape[:b], shape[b : b + i], shape[b + i :]
+        blocks = shape[:b]
+        inputs = shape[b : b + i]
+        outputs = shape[b + i :]
         return math.prod(blocks), math.prod(positions), math.prod(inputs), math.prod(outputs)
 
     def out_axes(self, role: str) -> tuple[int, ...]:
@@ -83,6 +85,11 @@ class WeightUse:
         order = self.out_axes("b") + self.out_axes("t") + self.out_axes("d")
         b, t, _, d = self.sizes()
         return arrange(c.reshape(self.out_shape), order, (b, t, d))
+
+
+# What a rule is (see `rules`): (parameters of the equation, which operand the weight is, its
+# layout, shape of the other operand) -> the use, or None where it has no structure.
+Rule: TypeAlias = Callable[[dict[str, Any], int, LeafLayout, tuple[int, ...]], WeightUse | None]
 
 
 def bias_use(of: WeightUse, layout: LeafLayout) -> WeightUse | None:

@@ -15,7 +15,7 @@ import functools
 import gc
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from ntkdiag.engine.contracting.ways import Way
 from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
 from ntkdiag.engine.jacobian.liveness import depends_on, without_dead
 from ntkdiag.engine.jacobian.parts import Part
+from ntkdiag.engine.jacobian.sites_to_parts import Form
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
 from ntkdiag.engine.tracing import reverse_mode
 from ntkdiag.engine.tracing.compiled import Compiled
@@ -38,7 +39,6 @@ from ntkdiag.engine.tracing.factor_trace import FactorTrace
 from ntkdiag.engine.tracing.output_vector import OutputVector
 
 Made = TypeVar("Made")
-Form = Literal["fused", "by leaf", "leaf order"]
 ArrayOrShape = Array | np.ndarray | jax.ShapeDtypeStruct
 Directions = Float[Array | np.ndarray | jax.ShapeDtypeStruct, "k C"]
 

@@ -36,7 +36,8 @@ def conv_general_dilated(
     window = tuple(layout.shape[axis] for axis in window_axes)
 
     # Split the outputs into groups: [... (g d) ...] -> [... g d ...]. Axes after them move by one.
-    before, after = layout.shape[:out_axis], layout.shape[out_axis + 1 :]
+    before = layout.shape[:out_axis]
+    after = layout.shape[out_axis + 1 :]
     split = layout.reshape((*before, groups, n_out, *after))
     if split is None:
         return None
@@ -53,6 +54,7 @@ def conv_general_dilated(
         order = (spec.lhs_spec[0], *spec.lhs_spec[2:], spec.lhs_spec[1])
         h = _reorder(h, order)  # -> [n space... (g c)]
         patches = _patches(h, window, params)  # -> [n space'... w... (g c)]
+        # Positions t have to run as they do in the cotangent of the output.
         rest = range(len(position_order), patches.ndim)
         patches = _reorder(patches, (*position_order, *rest))
         t = math.prod(patches.shape[: 1 + len(window)])
@@ -62,7 +64,8 @@ def conv_general_dilated(
 
     # The output has its features split into groups, and positions on all other axes.
     position_sizes = _position_sizes(operand_shape, window, params)
-    out_shape, out_roles = [], []
+    out_shape = []
+    out_roles = []
     for axis in range(len(operand_shape)):
         if axis == spec.out_spec[1]:
             out_shape += [groups, n_out]

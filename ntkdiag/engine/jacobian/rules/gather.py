@@ -70,18 +70,17 @@ def gather(
     # Each axis of the output is a position of the lookup or an axis of the table.
     positions = iter(operand_shape[:-1])
     table_axes = iter([axis for axis in range(len(shape)) if axis not in collapsed])
-    out_shape, out_roles = [], []
+    out_shape = []
+    out_roles = []
     for axis in range(len(operand_shape) - 1 + len(shape) - len(collapsed)):
-        size, role = 0, "t"
-        if axis in numbers.offset_dims:
-            table_axis = next(table_axes)
-            size = slice_sizes[table_axis]
-            if table_axis >= first_kept:
-                role = "d"
-        else:
-            size = next(positions)
-        out_shape.append(size)
-        out_roles.append(role)
+        if axis not in numbers.offset_dims:
+            out_shape.append(next(positions))
+            out_roles.append("t")
+            continue
+        # An axis of the table that is looked up entry by entry has length 1 here: a position.
+        table_axis = next(table_axes)
+        out_shape.append(slice_sizes[table_axis])
+        out_roles.append("d" if table_axis >= first_kept else "t")
     return WeightUse(
         weight=layout,
         n_axes=(0, first_kept, len(shape) - first_kept),
@@ -116,5 +115,6 @@ def _as_int32(index: Integer[Array, "..."], most: int) -> Integer[Array, "..."]:
     if jnp.iinfo(index.dtype).max <= jnp.iinfo(jnp.int32).max:
         return index.astype(jnp.int32)
     least = 0 if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else -1
-    lowest, highest = jnp.asarray(least, index.dtype), jnp.asarray(most, index.dtype)
+    lowest = jnp.asarray(least, index.dtype)
+    highest = jnp.asarray(most, index.dtype)
     return jnp.clip(index, lowest, highest).astype(jnp.int32)
