@@ -19,7 +19,8 @@ from jaxtyping import Array, PyTree, Shaped
 from ntkdiag import errors
 
 # Arrays with the example axis in front, and those that all examples share.
-Examples: TypeAlias = tuple[list[Shaped[Array, "n ..."]], list[Shaped[Array, "..."]]]
+# _n, because one function may take and return batches of different lengths.
+Examples: TypeAlias = tuple[list[Shaped[Array, "_n ..."]], list[Shaped[Array, "..."]]]
 
 
 @dataclasses.dataclass(frozen=True)
