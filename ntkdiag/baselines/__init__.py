@@ -1,4 +1,4 @@
-"""The linearized model as a baseline: trained beside the network, compared along the way and at the end."""
+"""The linearized model as a baseline: trained beside the network, compared on the way and after."""
 
 from ntkdiag.baselines.contenders import LinearBaseline as LinearBaseline
 from ntkdiag.baselines.gap_over_training import GapHistory as GapHistory

@@ -2,9 +2,26 @@
 
 import dataclasses
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag import display
 from ntkdiag.baselines.gap_over_training import GapHistory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Group
+    from rich.table import Table
+
+# Of a contender -> its title in the table, and how its numbers are written.
+COLUMNS = {
+    "train_loss": ("train loss", "{:.4g}"),
+    "test_loss": ("test loss", "{:.4g}"),
+    "accuracy": ("accuracy", "{:.1%}"),
+    "agreement": ("agreement", "{:.1%}"),
+    "distance": ("distance", "{:.3g}"),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -13,13 +30,14 @@ class Contender:
 
     Attributes:
         name: What it is.
-        train_loss: On the training examples; None for kernel ridge regression under another loss than its own.
+        train_loss: On the training examples; None for kernel ridge regression under another loss
+            than its own.
         test_loss: On the test examples; None likewise.
         accuracy: On the test examples; None where labels are no classes.
-        agreement: Share of test examples on which it decides like the trained network; None for outputs that are no
-            classes.
-        distance: Root mean square difference of its test outputs from those of the trained network; None where the
-            outputs are on another scale.
+        agreement: Share of test examples on which it decides like the trained network; None for
+            outputs that are no classes.
+        distance: Root mean square difference of its test outputs from those of the trained network;
+            None where the outputs are on another scale.
         outputs: Its outputs on the test examples.
     """
 
@@ -29,20 +47,29 @@ class Contender:
     accuracy: float | None
     agreement: float | None
     distance: float | None
-    outputs: Any = dataclasses.field(repr=False)
+    outputs: Float[Array, "m *o"] = dataclasses.field(repr=False)
+
+    def cells(self) -> list[str]:
+        """Its numbers as the table writes them, a dash for what it has not."""
+        written = []
+        for field, (_, form) in COLUMNS.items():
+            value = getattr(self, field)
+            written.append("–" if value is None else form.format(value))
+        return written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearBaseline:
-    """A network beside its linearizations and the regressions with its kernels, all judged on the same test examples.
+    """A network beside its linearizations and the regressions with its kernels.
 
-    Printing shows the table and the methods.
+    All are judged on the same test examples. Printing shows the table and the methods.
 
     Attributes:
-        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0 and on
-            K_T: the lines of the table. Each has `name`, `train_loss`, `test_loss`, `accuracy`,
-            `agreement` and `distance` (to the trained network on the test examples) and `outputs` there,
-            with None for what it has not; `baseline["network"]` is the one whose name begins so.
+        contenders: Network, linearized at init, linearized at the checkpoint, kernel ridge on K_0
+            and on K_T: the lines of the table. Each has `name`, `train_loss`, `test_loss`,
+            `accuracy`, `agreement` and `distance` (to the trained network on the test examples) and
+            `outputs` there, with None for what it has not; `baseline["network"]` is the one whose
+            name begins so.
         gap: Network against its linearization at init.
         gap_later: Network against its linearization at the checkpoint, steps counted from there.
         checkpoint: Step at which the network was linearized again.
@@ -56,26 +83,19 @@ class LinearBaseline:
     gap_later: GapHistory
     checkpoint: int
     steps: int
-    params: Any = dataclasses.field(repr=False)
+    params: PyTree = dataclasses.field(repr=False)
     methods: str = ""
 
     def __getitem__(self, name: str) -> Contender:
         """The contender of that name, or whose name begins so."""
-        found = [contender for contender in self.contenders if contender.name.startswith(name)]
-        if not found:
-            raise KeyError(
-                f"{name!r}: there are {', '.join(repr(c.name) for c in self.contenders)}"
-            )
-        return found[0]
+        for contender in self.contenders:
+            if contender.name.startswith(name):
+                return contender
+        names = ", ".join(repr(contender.name) for contender in self.contenders)
+        raise KeyError(f"{name!r}: there are {names}")
 
-    def table(self) -> Any:
-        """The results as a `rich.table.Table`.
-
-        Cost: none.
-
-        Returns:
-            The table.
-        """
+    def table(self) -> "Table":
+        """The results as a `rich.table.Table`, without columns that nobody has a number in."""
         from rich import box
         from rich.table import Table
 
@@ -83,28 +103,70 @@ class LinearBaseline:
             title="Linear baselines", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
         )
         table.add_column("model", no_wrap=True)
-        columns = {
-            "train_loss": ("train loss", "{:.4g}"),
-            "test_loss": ("test loss", "{:.4g}"),
-            "accuracy": ("accuracy", "{:.1%}"),
-            "agreement": ("agreement", "{:.1%}"),
-            "distance": ("distance", "{:.3g}"),
-        }
-        shown = {
-            key: spec
-            for key, spec in columns.items()
-            if any(getattr(c, key) is not None for c in self.contenders)
-        }
-        for title, _ in shown.values():
-            table.add_column(title, justify="right", no_wrap=True)
-        for c in self.contenders:
-            values = [(getattr(c, key), form) for key, (_, form) in shown.items()]
-            table.add_row(
-                c.name, *("–" if value is None else form.format(value) for value, form in values)
-            )
+        is_shown = self._columns_with_numbers()
+        for (title, _), shown in zip(COLUMNS.values(), is_shown, strict=True):
+            if shown:
+                table.add_column(title, justify="right", no_wrap=True)
+        for contender in self.contenders:
+            cells = zip(contender.cells(), is_shown, strict=True)
+            table.add_row(contender.name, *[cell for cell, shown in cells if shown])
         return table
 
-    def __rich__(self) -> Any:
+    def _columns_with_numbers(self) -> list[bool]:
+        """Which columns any contender has a number in."""
+        with_numbers = []
+        for field in COLUMNS:
+            numbers = [getattr(contender, field) for contender in self.contenders]
+            with_numbers.append(any(number is not None for number in numbers))
+        return with_numbers
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table, both gaps and the methods as plain JSON values, without outputs and params."""
+        lines = []
+        for contender in self.contenders:
+            lines.append({field: getattr(contender, field) for field in ("name", *COLUMNS)})
+        return display.plain(
+            {
+                "contenders": lines,
+                "gap": self.gap.to_dict(),
+                "gap_later": self.gap_later.to_dict(),
+                "checkpoint": self.checkpoint,
+                "steps": self.steps,
+                "methods": self.methods,
+            }
+        )
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the gap of the outputs over training, from initialisation and from the checkpoint.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: Without matplotlib.
+        """
+        axes = display.axes_to_draw_on(ax)
+        later_steps = self.gap_later.steps + self.checkpoint
+        axes.plot(self.gap.steps, self.gap.rms, ".-", label="linearized at init")
+        name = f"linearized at step {self.checkpoint}"
+        axes.plot(later_steps, self.gap_later.rms, ".-", label=name)
+        axes.set(xlabel="step", ylabel="root mean square gap of the outputs")
+        axes.legend()
+        return axes
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for contender in self.contenders:
+            titles = [title for title, _ in COLUMNS.values()]
+            numbers = [f"{t} {c}" for t, c in zip(titles, contender.cells(), strict=True)]
+            rows.append((contender.name, numbers[1], ", ".join([numbers[0], *numbers[2:]])))
+        rows.append(("methods", "", self.methods))
+        return display.html_table("Linear baselines", rows)
+
+    def __rich__(self) -> "Group":
         from rich.console import Group
         from rich.text import Text
 
@@ -114,7 +176,7 @@ class LinearBaseline:
         from rich.console import Console
 
         file = io.StringIO()
-        Console(file=file, width=100, color_system=None, legacy_windows=False).print(
-            self.__rich__()
-        )
-        return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
+        console = Console(file=file, width=100, color_system=None, legacy_windows=False)
+        console.print(self.__rich__())
+        lines = file.getvalue().rstrip().splitlines()
+        return "\n".join(line.rstrip() for line in lines)

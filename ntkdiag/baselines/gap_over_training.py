@@ -1,15 +1,22 @@
-"""The gap between a network and its linearization while both are trained."""
+"""The gap between a network and its linearization while both are trained.
+
+Both go through the same batches with the same optimizer, each by itself. At some steps they stop:
+
+    rms, max, relative    how far apart their outputs are, f_t - f_t^lin
+    e1, e2                how far the network's own outputs are from its Taylor models at its own
+                          parameters, so that two runs that drift apart do not count
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.trainer import log_spaced, train
 from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
@@ -17,10 +24,18 @@ from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GAPS = ("e1", "e2", "rms", "max", "relative", "accuracy_gap")
+Series = Float[np.ndarray, " T"]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GapHistory:
-    """Network and linearization along training, on the test examples; every array has one entry for each step.
+    """Network and linearization along training, on the test examples.
+
+    Every array has one entry for each recorded step.
 
     Attributes:
         steps: `[T]` numbers of steps since the linearization point.
@@ -36,20 +51,20 @@ class GapHistory:
         loss_lin: Of the linearized network.
     """
 
-    steps: np.ndarray
-    rms: np.ndarray
-    max: np.ndarray
-    relative: np.ndarray
-    e1: np.ndarray
-    e2: np.ndarray | None
-    agreement: np.ndarray | None
-    accuracy: np.ndarray | None
-    accuracy_lin: np.ndarray | None
-    loss: np.ndarray
-    loss_lin: np.ndarray
+    steps: Int[np.ndarray, " T"]
+    rms: Series
+    max: Series
+    relative: Series
+    e1: Series
+    e2: Series | None
+    agreement: Series | None
+    accuracy: Series | None
+    accuracy_lin: Series | None
+    loss: Series
+    loss_lin: Series
 
     @property
-    def accuracy_gap(self) -> np.ndarray | None:
+    def accuracy_gap(self) -> Series | None:
         """Accuracy of the network minus that of its linearization."""
         if self.accuracy is None or self.accuracy_lin is None:
             return None
@@ -57,10 +72,11 @@ class GapHistory:
 
     @errors.public
     def first_beyond(self, tolerance: float, name: str = "e1") -> int | None:
-        """The first recorded step at which a gap is above a tolerance: how long a linearization holds from here.
+        """The first recorded step at which a gap is above a tolerance.
 
-        With ``name="e1"`` and 0.1 this is the local linearization time scale of the checkpoint, in steps. It is not
-        finer than the recorded steps. A run that left the finite numbers is beyond any tolerance.
+        That is how long a linearization holds from here. With ``name="e1"`` and 0.1 this is the
+        local linearization time scale of the checkpoint, in steps. It is not finer than the
+        recorded steps. A run that left the finite numbers is beyond any tolerance.
 
         Cost: none.
 
@@ -74,31 +90,65 @@ class GapHistory:
         Raises:
             InvalidInputError: When no such gap was recorded.
         """
-        values = getattr(self, name, None) if name in _GAPS else None
+        values = getattr(self, name) if name in GAPS else None
         if values is None:
-            known = [gap for gap in _GAPS if getattr(self, gap) is not None]
+            known = [f'"{gap}"' for gap in GAPS if getattr(self, gap) is not None]
             raise errors.InvalidInputError(
-                expected=" or ".join(f'"{gap}"' for gap in known),
+                expected=" or ".join(known),
                 got=repr(name),
                 do="accuracy_gap needs class numbers as labels, e2 second_order=True.",
             )
-        beyond = np.flatnonzero((np.abs(values) > tolerance) | ~np.isfinite(self.rms))
+        has_diverged = ~np.isfinite(self.rms)
+        beyond = np.flatnonzero((np.abs(values) > tolerance) | has_diverged)
         return int(self.steps[beyond[0]]) if beyond.size else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every series as plain JSON values."""
+        return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw e1, e2 and the relative gap over the steps.
+
+        Args:
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingDependencyError: Without matplotlib.
+        """
+        axes = display.axes_to_draw_on(ax)
+        for name in ("e1", "e2", "relative"):
+            values = getattr(self, name)
+            if values is not None:
+                axes.plot(self.steps, values, ".-", label=name)
+        axes.set(xlabel="steps since the linearization", ylabel="gap, relative to the motion")
+        axes.set_xscale("symlog", linthresh=1.0)
+        axes.legend()
+        return axes
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("records", f"{len(self.steps)}", f"to step {self.steps[-1]}"),
+            ("rms", f"{np.max(self.rms):.3g}", "largest gap of the outputs"),
+            ("e1", f"{self.e1[-1]:.3g}", "at the end, relative to the motion of the outputs"),
+            ("first beyond 0.1", f"{self.first_beyond(0.1)}", "step at which e1 passes it"),
+        ]
+        return display.html_table("Network and linearization along training", rows)
 
     def __repr__(self) -> str:
         return (
-            f"GapHistory({len(self.steps)} records to step {self.steps[-1]}: max rms {np.max(self.rms):.3g}, "
-            f"e1 {self.e1[-1]:.3g} at the end, beyond 0.1 from step {self.first_beyond(0.1)})"
+            f"GapHistory({len(self.steps)} records to step {self.steps[-1]}: "
+            f"max rms {np.max(self.rms):.3g}, e1 {self.e1[-1]:.3g} at the end, "
+            f"beyond 0.1 from step {self.first_beyond(0.1)})"
         )
-
-
-_GAPS = ("e1", "e2", "rms", "max", "relative", "accuracy_gap")
 
 
 @errors.public
 def gap_over_training(
     f: Callable[..., Any],
-    params: Any,
+    params: PyTree,
     data: Any,
     optimizer: Any,
     *,
@@ -106,15 +156,18 @@ def gap_over_training(
     steps: int = 200,
     batch_size: int | None = None,
     marks: Sequence[int] | None = None,
-    opt_state: Any = None,
+    opt_state: PyTree = None,
     second_order: bool = True,
     seed: int = 0,
 ) -> GapHistory:
-    """Train a network and its linearization at `params` by the same optimizer on the same batches; record the gap.
+    """Train a network and its linearization at `params`, and record the gap.
 
-    `params` may be any checkpoint: `first_beyond` then says for how many steps from there a linear model explains
-    training.
-    Cost: training twice, about 8/3 of training the network, and a few forward passes over the test set per mark.
+    Both by the same optimizer on the same batches. `params` may be any checkpoint: `first_beyond`
+    then says for how many steps from there a linear model explains training.
+
+    Cost: training twice, about 8/3 of training the network, and a few forward passes over the test
+    set per mark.
+
     Source: Lee et al. 2019 (arXiv 1902.06720); Fort et al. 2020 (2010.15110) for linearizing later.
 
     Args:
@@ -127,7 +180,8 @@ def gap_over_training(
         steps: Number of steps.
         batch_size: Examples per step; None for all.
         marks: Ascending steps to record; None for about a dozen, logarithmically spaced from 0.
-        opt_state: State of the optimizer at the checkpoint, which both models go on from; None for a fresh one.
+        opt_state: State of the optimizer at the checkpoint, which both models go on from; None for
+            a fresh one.
         second_order: Whether to record e2.
         seed: Of the order of examples.
 
@@ -138,84 +192,90 @@ def gap_over_training(
         InvalidInputError: When data, loss, steps or marks are not as described.
     """
     read = read_data(data, loss, f, params)
-    marks = log_spaced(steps) if marks is None else [int(mark) for mark in marks]
-    if (
-        steps < 0
-        or not marks
-        or list(marks) != sorted(set(marks))
-        or marks[0] < 0
-        or marks[-1] > steps
-    ):
+    recorded = _read_marks(marks, steps)
+    order = batches(read.n, batch_size, steps, seed)
+    f_lin = linearize(f, params)
+    network = train(f, params, optimizer, read, order, recorded, opt_state)
+    linear = train(f_lin, params, optimizer, read, order, recorded, opt_state)
+    compare = comparer(f, params, read, second_order)
+    rows = []
+    for network_at_mark, linear_at_mark in zip(network, linear, strict=True):
+        rows.append(compare(network_at_mark.params, linear_at_mark.params))
+    return history_of(recorded, rows)
+
+
+def _read_marks(marks: Sequence[int] | None, steps: int) -> list[int]:
+    """The steps to record, refused where they do not ascend from 0 to the last step."""
+    recorded = log_spaced(steps) if marks is None else [int(mark) for mark in marks]
+    is_ascending = recorded == sorted(set(recorded))
+    if steps < 0 or not recorded or not is_ascending or recorded[0] < 0 or recorded[-1] > steps:
         raise errors.InvalidInputError(
             expected="ascending `marks` between 0 and `steps`",
-            got=f"{marks} and {steps}",
+            got=f"{recorded} and {steps}",
             do="Sort the marks.",
         )
-    order = batches(read.n, batch_size, steps, seed)
-    own = train(f, params, optimizer, read, order, marks, opt_state)
-    linear = train(linearize(f, params), params, optimizer, read, order, marks, opt_state)
-    compare = comparer(f, params, read, second_order)
-    return history_of(marks, [compare(p, q) for (p, _), (q, _) in zip(own, linear, strict=True)])
+    return recorded
 
 
 def comparer(
-    f: Callable[..., Any], params: Any, data: Data, second_order: bool
-) -> Callable[[Any, Any], dict]:
-    """Evaluate parameters of a network against parameters of its linearization.
+    f: Callable[..., Any], params: PyTree, data: Data, second_order: bool
+) -> Callable[[PyTree, PyTree], dict[str, Any]]:
+    """What evaluates parameters of f against parameters of its linearization at `params`.
 
-    Cost of a call: about eight forward passes over the test set.
-
-    Args:
-        f: The network.
-        params: Where it is linearized.
-        data: The data.
-        second_order: Whether to compute e2.
-
-    Returns:
-        A function of the two parameters that returns one row for `history_of`.
+    It returns one row for `history_of`, at the cost of about eight forward passes over the test
+    set.
     """
     f_lin = linearize(f, params)
 
-    def compare(p: PyTree, q: PyTree, x: PyTree, y: PyTree, classes: Any) -> dict[str, Any]:
-        outputs, theirs, start = f(p, x), f_lin(q, x), f(params, x)
-        apart, moved = outputs - theirs, jnp.sqrt(jnp.mean((outputs - start) ** 2))
-        gap = linearization_gap(f, params, p, x, second_order=second_order)
-        rms = jnp.sqrt(jnp.mean(apart**2))
-        found = {
+    def compare(
+        network_params: PyTree, linear_params: PyTree, x: PyTree, y: PyTree, classes: Any
+    ) -> dict[str, Any]:
+        outputs = f(network_params, x)
+        outputs_lin = f_lin(linear_params, x)
+        difference = outputs - outputs_lin
+        rms = _root_mean_square(difference)
+        gap = linearization_gap(f, params, network_params, x, second_order=second_order)
+        row = {
             "rms": rms,
-            "max": jnp.max(jnp.abs(apart)),
-            "relative": rms / moved,
+            "max": jnp.max(jnp.abs(difference)),
+            "relative": rms / _root_mean_square(outputs - f(params, x)),
             "e1": gap.e1,
             "e2": gap.e2,
+            "loss": data.loss(outputs, y),
+            "loss_lin": data.loss(outputs_lin, y),
+            "accuracy": accuracy(outputs, classes),
+            "accuracy_lin": accuracy(outputs_lin, classes),
         }
-        found["loss"] = data.loss(outputs, y)
-        found["loss_lin"] = data.loss(theirs, y)
         if outputs.ndim == 2 and outputs.shape[1] > 1:
-            same = jnp.argmax(outputs, axis=1) == jnp.argmax(theirs, axis=1)
-            found["agreement"] = jnp.mean(same)
-        found["accuracy"] = accuracy(outputs, classes)
-        found["accuracy_lin"] = accuracy(theirs, classes)
-        return found
+            is_same = jnp.argmax(outputs, axis=1) == jnp.argmax(outputs_lin, axis=1)
+            row["agreement"] = jnp.mean(is_same)
+        return row
 
-    run = jax.jit(compare, compiler_options=compiler_options(reduces=True) or None)
-    return lambda p, q: jax.device_get(run(p, q, data.x_test, data.y_test, data.classes_test))
+    compiled = jax.jit(compare, compiler_options=compiler_options(reduces=True) or None)
+
+    def on_test_examples(network_params: PyTree, linear_params: PyTree) -> dict[str, Any]:
+        row = compiled(network_params, linear_params, data.x_test, data.y_test, data.classes_test)
+        return jax.device_get(row)
+
+    return on_test_examples
 
 
-def history_of(marks: Sequence[int], rows: Sequence[dict]) -> GapHistory:
-    """Put the rows of a `comparer` together.
+def _root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The root of the mean of squares over all entries."""
+    return jnp.sqrt(jnp.mean(values**2))
 
-    Cost: none.
 
-    Args:
-        marks: The steps.
-        rows: One for each.
+def history_of(marks: Sequence[int], rows: Sequence[dict[str, Any]]) -> GapHistory:
+    """The rows of a `comparer`, one for each mark, as a history."""
+    series = {}
+    for field in dataclasses.fields(GapHistory):
+        if field.name != "steps":
+            series[field.name] = _series(field.name, rows)
+    return GapHistory(steps=np.asarray(marks), **series)
 
-    Returns:
-        The history.
-    """
-    names = [field.name for field in dataclasses.fields(GapHistory)][1:]
 
-    def column(name: str) -> Any:
-        return None if rows[0].get(name) is None else np.array([float(row[name]) for row in rows])
-
-    return GapHistory(np.asarray(marks), **{name: column(name) for name in names})
+def _series(name: str, rows: Sequence[dict[str, Any]]) -> Series | None:
+    """One quantity of all rows; None where it was not measured."""
+    if rows[0].get(name) is None:
+        return None
+    return np.array([float(row[name]) for row in rows])

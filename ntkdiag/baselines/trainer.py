@@ -1,76 +1,88 @@
-"""One training loop for the network and its linearizations: same optimizer, same batches."""
+"""One training loop for the network and its linearizations: same optimizer, same batches.
+
+The loop runs compiled from one recorded step to the next. Which examples a step sees is looked up
+in a table of indices, the same for all models, so that they differ in nothing but the model.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.baselines.training_data import Data
 from ntkdiag.engine.jacobian.channels_last import channels_last
 
 
+class Position(NamedTuple):
+    """Where training stands.
+
+    Attributes:
+        params: The parameters.
+        state: The state of the optimizer.
+    """
+
+    params: PyTree
+    state: PyTree
+
+
 def train(
     f: Callable[..., Any],
-    params: Any,
+    params: PyTree,
     optimizer: Any,
     data: Data,
-    order: Any,
+    order: Int[np.ndarray, "steps size"],
     marks: Sequence[int],
-    state: Any = None,
-) -> Iterator[tuple[Any, Any]]:
-    """Train by an Optax optimizer and stop by at marks.
+    state: PyTree = None,
+) -> Iterator[Position]:
+    """Train by an Optax optimizer from `params` on, and stop by at `marks`, numbers of steps.
 
-    Cost: one forward and backward pass over a batch per step.
-
-    Args:
-        f: `f(params, x)`.
-        params: Where to begin.
-        optimizer: An Optax transformation.
-        data: The data.
-        order: `[steps size]` indices of the examples of every step, or `[1 n]` for the same in all.
-        marks: Ascending numbers of steps, counted from `params`.
-        state: Optimizer state to go on from; None for a fresh one.
-
-    Yields:
-        Parameters and optimizer state at every mark.
+    Row t of `order` holds the examples of step t; a single row is taken in all steps. Without a
+    state the optimizer begins anew. Cost: one forward and backward pass over a batch per step.
     """
-    order = jnp.asarray(order)
-    state = optimizer.init(params) if state is None else state
+    rows_of_steps = jnp.asarray(order)
+    if state is None:
+        state = optimizer.init(params)
 
-    def step(index: Any, carry: tuple[Any, Any], order: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        params, state = carry
-        rows = order[index % order.shape[0]]
+    def step(
+        index: Int[Array, ""], position: Position, rows_of_steps: Array, x: PyTree, y: PyTree
+    ) -> Position:
+        rows = rows_of_steps[index % rows_of_steps.shape[0]]
         batch, labels = jax.tree.map(lambda leaf: leaf[rows], (x, y))
-        gradient = channels_last(jax.grad(lambda p: data.loss(f(p, batch), labels)))(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates), state
 
-    def run(carry: Any, first: Any, last: Any, order: Any, x: Any, y: Any) -> Any:
-        return jax.lax.fori_loop(first, last, lambda i, c: step(i, c, order, x, y), carry)
+        def loss(params: PyTree) -> Array:
+            return data.loss(f(params, batch), labels)
 
-    advance = jax.jit(run, compiler_options=compiler_options(reduces=True) or None)
-    carry, done = (params, state), 0
+        gradient = channels_last(jax.grad(loss))(position.params)
+        updates, state = optimizer.update(gradient, position.state, position.params)
+        # The parameters keep their dtype, whatever the optimizer computes in.
+        params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), position.params, updates)
+        return Position(params, state)
+
+    def steps_from_to(
+        position: Position, first: Any, last: Any, rows_of_steps: Array, x: PyTree, y: PyTree
+    ) -> Position:
+        def body(index: Int[Array, ""], position: Position) -> Position:
+            return step(index, position, rows_of_steps, x, y)
+
+        return jax.lax.fori_loop(first, last, body, position)
+
+    advance = jax.jit(steps_from_to, compiler_options=compiler_options(reduces=True) or None)
+    position = Position(params, state)
+    done = 0
     for mark in marks:
-        carry = advance(carry, done, mark, order, data.x, data.y)
+        position = advance(position, done, mark, rows_of_steps, data.x, data.y)
         done = mark
-        yield carry
+        yield position
 
 
 def log_spaced(steps: int, count: int = 12) -> list[int]:
-    """0, 1, ... to `steps`, spaced evenly in the logarithm.
-
-    Cost: none.
-
-    Args:
-        steps: The last one.
-        count: About how many.
-
-    Returns:
-        Ascending integers.
-    """
+    """About `count` integers from 0 and 1 to `steps`, ascending, evenly spaced in the logarithm."""
     if steps == 0:
         return [0]
     ratio = steps ** (1.0 / max(count - 2, 1))
-    return sorted({0, steps, *(round(ratio**k) for k in range(count - 1))} & set(range(steps + 1)))
+    powers = {round(ratio**k) for k in range(count - 1)}
+    return sorted({0, steps} | {power for power in powers if 0 <= power <= steps})

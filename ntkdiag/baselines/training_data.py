@@ -132,8 +132,10 @@ def accuracy(
     return jnp.mean(jnp.argmax(outputs, axis=-1) == classes)
 
 
-def batches(n: int, size: int | None, steps: int, seed: int) -> np.ndarray:
-    """Indices of the examples of every step, `[steps size]`: epochs in random order, or `[1 n]` for all of them.
+def batches(n: int, size: int | None, steps: int, seed: int) -> Int[np.ndarray, "steps size"]:
+    """Indices of the examples of every step, `[steps size]`: epochs in random order.
+
+    `[1 n]` where every step takes all of them.
 
     Raises:
         InvalidInputError: When a batch would be empty.
@@ -147,9 +149,10 @@ def batches(n: int, size: int | None, steps: int, seed: int) -> np.ndarray:
     if size is None or size >= n or not steps:
         return np.arange(n)[None]
     rng = np.random.default_rng(seed)
-    per_epoch = n // size
-    epochs = [
-        rng.permutation(n)[: per_epoch * size].reshape(per_epoch, size)
-        for _ in range(-(-steps // per_epoch))
-    ]
+    per_epoch = n // size  # what is left over of an epoch is left out
+    n_epochs = -(-steps // per_epoch)
+    epochs = []
+    for _ in range(n_epochs):
+        examples = rng.permutation(n)[: per_epoch * size]
+        epochs.append(examples.reshape(per_epoch, size))
     return np.concatenate(epochs)[:steps]

@@ -5,51 +5,43 @@ With c the weights on the training rows of J and a what is left of the initial p
     theta_t = a theta_0 + J^T c,
     c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0.
 
-Without a pull to zero a = 1, and J theta_0 drops out. Outputs are f_0 + (a - 1) J theta_0 + Theta c.
+Without a pull to zero a = 1, and J theta_0 drops out. The outputs are
+f_0 + (a - 1) J theta_0 + Theta c.
 """
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from ntkdiag import errors
+from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.predict.laws import Law
 from ntkdiag.predict.matrix_function import Modes, Profile, apply
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem
-from ntkdiag.scalars import Number, is_concrete
 
 
-def modes_of(problem: Problem) -> Modes:
-    """Decompose the training kernel; NaN throughout where it is too late to refuse it.
+def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:
+    """The modes of the training kernel; NaN throughout where it is too late to refuse it.
 
-    Cost: one eigendecomposition, O((NC)^3).
+    Cost: one eigendecomposition, O((NC)^3); none where the kernel came as a spectrum with vectors.
 
     Raises:
         InvalidInputError: When eigenvalues are below minus the noise floor.
     """
-    modes, negative = _decompose(problem.kernel, problem.noise_floor)
-    if is_concrete(negative) and negative > 0:
-        raise errors.InvalidInputError(
-            expected="a kernel J J^T, which has no negative eigenvalues",
-            got=f"{int(negative)} eigenvalues below the noise floor {-float(modes.floor):.2g}",
-            do="Compute all rows in one call and one batch size; see `health(kernel)`.",
-        )
-    return modes
-
-
-@jax.jit
-def _decompose(kernel: Float[Array, "k k"], noise_floor: Number) -> tuple[Modes, Int[Array, ""]]:
-    """The modes, and how many eigenvalues are negative beyond rounding."""
-    values, vectors = jnp.linalg.eigh(kernel)
-    floor = jax.lax.stop_gradient(noise_floor * jnp.max(jnp.abs(values)))
-    negative = jnp.sum(values < -floor)
-    # Rounded up to 0, but moving with the kernel as before.
+    if isinstance(kernel, Spectrum) and kernel.vectors is not None:
+        modes = kernel
+    else:
+        modes = decompose(problem.kernel, problem.noise_floor, vectors=True)
+    modes = modes.require_semidefinite()
+    dtype = problem.kernel.dtype
+    values = jnp.asarray(modes.eigenvalues, dtype)
+    # Negative by rounding only: counted as 0, but moving with the kernel as before.
     below_zero = jax.lax.stop_gradient(jnp.minimum(values, 0.0))
-    values = jnp.where(negative > 0, jnp.nan, values - below_zero)
-    return Modes(values, vectors, floor), negative
+    floor = jax.lax.stop_gradient(jnp.asarray(modes.noise_floor, dtype))
+    return Modes(values - below_zero, jnp.asarray(modes.vectors, dtype), floor)
 
 
 @functools.partial(jax.jit, static_argnames="axes")

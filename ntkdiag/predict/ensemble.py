@@ -163,7 +163,7 @@ def over_initializations(
     Source: Lee et al. 2019 (arXiv 1902.06720), eqs. 13 to 15.
 
     Args:
-        kernel: As for `gradient_flow`, an array or `Kernel`.
+        kernel: As for `gradient_flow`, without operators.
         y: As for `gradient_flow`.
         time: As for `gradient_flow`; with `descent`, numbers of steps as for `gradient_descent`.
         prior: Covariance of f_0, laid out like the kernels.
@@ -193,7 +193,7 @@ def over_initializations(
         loss=squared_error,
     )
     prior_matrices = _read_prior(prior, problem)
-    modes = modes_of(problem)
+    modes = modes_of(problem, kernel)
     times = jnp.asarray(time, problem.kernel.dtype)
     law = _law(problem, modes, times, descent, ridge)
     mean = assemble(problem, modes, law, times.shape)
@@ -220,7 +220,7 @@ def _law(
         raise errors.InvalidInputError(
             expected="integer steps beside `descent`", got=f"{times}", do="Round them."
         )
-    warn_above_critical(rule, (modes.values[-1] + ridge) / problem.denominator)
+    warn_above_critical(rule, (modes.values[0] + ridge) / problem.denominator)
     return descent_law(problem, rule, times, ridge)
 
 

@@ -28,7 +28,8 @@ from ntkdiag.predict.problem import read_problem, require_origin_of_tests
 
 Rows: TypeAlias = Float[Array, "..."]  # [k c] beside a matrix, [n ...] beside an operator
 Scalar: TypeAlias = Float[Array, ""]
-Product: TypeAlias = Float[Array, "l k"] | NTKOperator
+Product: TypeAlias = Float[Array, "k k"] | NTKOperator
+Cross: TypeAlias = Float[Array, "l k"] | NTKOperator
 
 
 @pytree("kernel", "start", "pull", "cross", "start_test", "pull_test")
@@ -50,7 +51,7 @@ class LinearModel:
     kernel: Product
     start: Rows
     pull: Rows | None
-    cross: Product | None
+    cross: Cross | None
     start_test: Rows | None
     pull_test: Rows | None
     shape: tuple[int, ...]

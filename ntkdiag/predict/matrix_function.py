@@ -25,7 +25,7 @@ class Modes(NamedTuple):
     """Eigenmodes of the training kernel.
 
     Attributes:
-        values: `[k]` eigenvalues, ascending and not negative.
+        values: `[k]` eigenvalues, descending and not negative.
         vectors: `[k k]`, one column per mode.
         floor: The noise floor.
     """

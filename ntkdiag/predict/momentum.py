@@ -6,8 +6,8 @@ With mu = lambda + ridge, three recursions pass through the same momentum:
     chi <- chi + d,  d from the gradient rate (a - mu chi)    the answer to the fading pull
     a <- a - d,      d from the gradient rate ridge a         what is left of theta_0
 
-Each is linear in the state (psi, its velocity, a, its velocity, 1). So t steps are the t-th power of
-a 5 x 5 matrix, by repeated squaring: no case for zero eigenvalues or double roots is needed.
+Each is linear in the state (psi, its velocity, a, its velocity, 1). So t steps are the t-th power
+of a 5 x 5 matrix, by repeated squaring: no case for zero eigenvalues or double roots is needed.
 """
 
 from typing import Literal, TypeAlias

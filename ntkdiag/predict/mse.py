@@ -72,7 +72,8 @@ def gradient_flow(
 
     Args:
         kernel: Training kernel: full `[n o n o]`, a reduced `Kernel` (then K kron I_C stands for
-            the full one, an approximation), or a matrix. An `NTKOperator`, for kernels that no
+            the full one, an approximation), a matrix, or the `Spectrum` of one of them, which is
+            not decomposed again. An `NTKOperator`, for kernels that no
             memory holds, is not decomposed: its times are reached step by step (by
             `integrate_flow` and `iterate_descent`), infinity by `least_squares`; a warning says if
             that stops early.
@@ -123,7 +124,7 @@ def gradient_flow(
         origin=origin_beside_arrays(toward),
         loss=squared_error,
     )
-    return follow_flow(problem, modes_of(problem), time, ridge)
+    return follow_flow(problem, modes_of(problem, kernel), time, ridge)
 
 
 def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Times) -> Prediction:
@@ -221,8 +222,8 @@ def gradient_descent(
         origin=origin_beside_arrays(toward),
         loss=squared_error,
     )
-    modes = modes_of(problem)
-    warn_above_critical(rule, (modes.values[-1] + ridge) / problem.denominator)
+    modes = modes_of(problem, kernel)
+    warn_above_critical(rule, (modes.values[0] + ridge) / problem.denominator)
     counts = jnp.asarray(steps, problem.kernel.dtype)
     return assemble(problem, modes, descent_law(problem, rule, counts, ridge), counts.shape)
 

@@ -4,7 +4,7 @@ User story: the kernel of 10,000 examples with 10 outputs takes 40 GB, and its e
 days; what the linearized model will have learned after 1,000 steps takes 1,000 products with it.
 Without eigenmodes there is no closed form, so
 
-- finite times are iterated (`iterate_descent`) or integrated (`integrate_flow`), in ascending order;
+- finite times are iterated (`iterate_descent`) or integrated (`integrate_flow`), ascending;
 - infinity is a least-squares problem, solved by `least_squares`.
 """
 

@@ -58,7 +58,7 @@ class Problem:
     """
 
     kernel: Float[Array, "k k"]
-    noise_floor: Number
+    noise_floor: float
     residual: Columns
     start: Columns
     cross: Float[Array, "l k"] | None

@@ -1,4 +1,4 @@
-"""The update rule of a prediction: which parts of a `Descent` can be predicted, and when it diverges."""
+"""The update rule of a prediction: what of a `Descent` can be predicted, and when it diverges."""
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent

@@ -205,10 +205,14 @@ def test_resumed(momentum, x64):
 
 
 def test_kernel_decomposed_once(x64, monkeypatch):
-    calls, decompose = [], closed_form._decompose
-    monkeypatch.setattr(
-        closed_form, "_decompose", lambda *arguments: calls.append(0) or decompose(*arguments)
-    )
+    calls = []
+    decompose = closed_form.decompose
+
+    def counted(*arguments, **options):
+        calls.append(0)
+        return decompose(*arguments, **options)
+
+    monkeypatch.setattr(closed_form, "decompose", counted)
     predict_fn = predict.gradient_descent_mse(FULL, Y, 0.7, trace_axes=())
     inside = jax.jit(lambda t: predict_fn(t, F0, G0, CROSS)[1])(2.0)  # what is traced is not kept
     several = [predict_fn(t, F0, G0, CROSS)[1] for t in (2.0, 7.0)]

@@ -321,6 +321,7 @@ TRACE = Kernel(np.eye(N), Convention("trace", C))
 MEAN_TEST = Kernel(np.ones((M, N)), Convention("mean", C), symmetric=False)
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

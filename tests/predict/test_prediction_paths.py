@@ -30,6 +30,7 @@ from predict_problem import (
 from ntkdiag import Descent, predict
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.matrix_free import least_squares
 from ntkdiag.matrix_free.operator import NTKOperator
@@ -85,6 +86,25 @@ def test_solvers_and_tolerances_of_diffrax():
     cut = predict.integrate_flow(K, LABELS, [0.0, 1e6], max_steps=5, **options)
     np.testing.assert_allclose(cut.train[0], F0)
     assert np.isnan(cut.train[1]).all()
+
+
+def test_a_spectrum_stands_for_its_kernel(monkeypatch):
+    modes = spectrum(K, vectors=True)
+    expected = predict.gradient_flow(K, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
+    prior = predict.Prior(K.array, K_TEST.array, np.eye(M * C))
+    options = {"prior": prior, "kernel_test": K_TEST}
+    ensemble = predict.over_initializations(K, Y, 2.0, **options)
+    without_vectors = predict.gradient_flow(spectrum(K), Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
+    np.testing.assert_array_equal(without_vectors.test, expected.test)
+
+    # With its vectors nothing is decomposed again.
+    monkeypatch.setattr(np.linalg, "eigh", None)
+    found = predict.gradient_flow(modes, Y, [1.0, np.inf], ridge=0.1, **OUTPUTS)
+    np.testing.assert_array_equal(found.test, expected.test)
+    found = predict.over_initializations(modes, Y, 2.0, **options)
+    np.testing.assert_array_equal(found.covariance_test, ensemble.covariance_test)
+    found = predict.iterate_descent(modes, Y, 0.1, 3, loss="mse", f0=F0)
+    assert np.isfinite(found.train).all()
 
 
 def test_times_come_back_in_the_order_they_were_given():
