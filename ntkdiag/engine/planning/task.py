@@ -109,31 +109,28 @@ class Task:
             InvalidInputError: The reduction does not fit the outputs, or a glob of `per_leaf` no
                 leaf.
         """
-        # How every part is contracted, and which kernel it is added to.
+        # 1. How every part is contracted.
         reduction = _reduction(call, rows, columns)
         ways_of_rows, ways_of_columns = _matching_ways(call, rows, columns, reduction)
-        groups = LeafGroups.none(len(ways_of_rows))
-        if call.options.per_leaf:
-            parts = [way.part for way in ways_of_rows]
-            names = names_of(parts, rows.paths, rows.jacobian.stacked_leaves)
-            groups = LeafGroups.of(names, call.options.per_leaf)
-        # A part has the weight of its leaf: the form of the parts sees to it that it has one.
-        weights = None
-        inverse = call.preconditioner.inverse
-        if inverse is not None:
-            weights = [inverse[way.part.leaves[0]] for way in ways_of_rows]
+
+        # 2. Which kernel its product is added to, and with which weight.
+        groups = _groups(call, rows, ways_of_rows)
+        weights = _weights(call, ways_of_rows)
         gram = Gram(
             contraction="full" if call.joint else reduction.contraction,
             dot=precision.policy(call.options.precision),
             groups=groups.of_parts,
             n_groups=max(1, len(groups.names)),
         )
-        # Both sides, ready to be differentiated.
+
+        # 3. Both sides, ready to be differentiated.
         side_of_rows = KernelSide(call.rows, rows, ways_of_rows, _directions(rows, reduction.rows))
         side_of_columns = None
         if columns is not None and call.columns is not None:
             directions = _directions(columns, reduction.columns)
             side_of_columns = KernelSide(call.columns, columns, ways_of_columns, directions)
+
+        # The kernel has the wider dtype of the two.
         outputs = [program.jacobian.dtype for program in (rows, columns) if program is not None]
         return Task(
             call=call,
@@ -284,6 +281,25 @@ def _matching_ways(
             ways_of_rows.append(way)
             ways_of_columns.append(dataclasses.replace(way, part=part))
     return tuple(ways_of_rows), tuple(ways_of_columns)
+
+
+def _groups(call: Call, rows: Program, ways: tuple[Way, ...]) -> LeafGroups:
+    """The groups of leaves that have kernels of their own."""
+    if not call.options.per_leaf:
+        return LeafGroups.none(len(ways))
+    parts = [way.part for way in ways]
+    names = names_of(parts, rows.paths, rows.jacobian.stacked_leaves)
+    return LeafGroups.of(names, call.options.per_leaf)
+
+
+def _weights(call: Call, ways: tuple[Way, ...]) -> list[Float[Array, "..."]] | None:
+    """1/P of every part, None without preconditioner."""
+    inverse = call.preconditioner.inverse
+    if inverse is None:
+        return None
+    # A part has the weight of its leaf. Where leaves have different ones, the form of the parts
+    # (`_form`) is such that each is of one leaf.
+    return [inverse[way.part.leaves[0]] for way in ways]
 
 
 def _form(call: Call) -> Form:
