@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.models import equinox_norm, parameters, paths, randomness
-from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.functional import Apply, Functional, missing_arguments
 from ntkdiag.models.mode import one_by_one
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
@@ -267,6 +267,8 @@ class _BatchEvaluation:
             # Our own errors, and those of tracing, say what is wrong.
             raise
         except (TypeError, ValueError, IndexError) as error:
+            if isinstance(error, TypeError) and missing_arguments(error):
+                raise  # `Apply` says where the argument goes
             # Most often the module refused its input because it takes a batch.
             shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)]
             reason = str(error).rstrip(".")
@@ -322,7 +324,7 @@ def _require_state(module: eqx.Module, state: PyTree) -> None:
 
 
 def _state_by_path(module: eqx.Module, state: PyTree) -> dict[str, PyTree]:
-    """The arrays of a state by name: those of batch normalisation by their layer, others by number."""
+    """The arrays of a state: those of batch normalisation by their layer, others by number."""
     names: dict[int, str] = {}
     for path, norm in equinox_norm.batch_norms_by_path(module).items():
         for name, leaf in equinox_norm.entries_of(norm, state).items():

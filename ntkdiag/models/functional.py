@@ -7,6 +7,7 @@ params = fn.extract(model) # the parameters of the library's own object
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,9 +47,13 @@ class Apply:
         try:
             outputs = self.function(params, x, **kwargs)
         except TypeError as error:
-            if "required positional argument" in str(error):
+            names = missing_arguments(error)
+            if names:
+                call_kwargs = ", ".join(f'"{name}": ...' for name in names)
                 error.add_note(
-                    "ntkdiag: several inputs go into x, a tuple or a dictionary, with unpack=True."
+                    "ntkdiag: what is the same for all examples goes in "
+                    f"call_kwargs={{{call_kwargs}}}; several inputs go into x, a tuple or a "
+                    "dictionary, with unpack=True."
                 )
             raise
         return as_pytree(select(self.output, outputs, x))
@@ -60,6 +65,13 @@ class Apply:
 
     def __repr__(self) -> str:
         return f"<{self.library} model as f(params, x), mode={self.mode}>"
+
+
+def missing_arguments(error: TypeError) -> list[str]:
+    """The arguments that a call lacked, as Python names them; none for any other error."""
+    # "... missing 2 required positional arguments: 'a' and 'b'", or "keyword-only arguments"
+    _, is_missing, names = str(error).partition(" required ")
+    return re.findall(r"'(\w+)'", names) if is_missing else []
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -425,8 +425,29 @@ def test_a_model_of_two_inputs(unpack):
         return
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'mask'") as caught:
         fn(fn.params, X)
-    note = "ntkdiag: several inputs go into x, a tuple or a dictionary, with unpack=True."
+    note = (
+        'ntkdiag: what is the same for all examples goes in call_kwargs={"mask": ...}; several '
+        "inputs go into x, a tuple or a dictionary, with unpack=True."
+    )
     assert note in caught.value.__notes__
+
+
+def test_arguments_that_only_call_kwargs_can_give_are_named():
+    class Cached(eqx.Module):
+        def __call__(self, x, cache, *, z_rng):
+            return x
+
+    class Weighted(Cached):
+        weight: jax.Array
+
+    fn = functionalize(Weighted(jnp.ones(2)))
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
+        fn(fn.params, X)
+    assert any('call_kwargs={"cache": ...}' in note for note in caught.value.__notes__)
+    fn = functionalize(Weighted(jnp.ones(2)), call_kwargs={"cache": 1})
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument") as caught:
+        fn(fn.params, X)
+    assert any('call_kwargs={"z_rng": ...}' in note for note in caught.value.__notes__)
 
 
 def test_errors_of_tracing_keep_their_type():

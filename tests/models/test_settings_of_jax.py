@@ -1,0 +1,55 @@
+"""Models, selectors and the self-check under settings of JAX that forbid what is sloppy."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import ntkdiag
+from ntkdiag.models import functionalize, label_logit, last_token
+
+X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+SETTINGS = {
+    "jax_numpy_rank_promotion": "raise",
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_debug_nans": True,
+    "jax_disable_jit": True,
+    "jax_enable_x64": True,
+}
+
+
+@pytest.fixture(params=SETTINGS)
+def setting(request):
+    """One of the settings, for the time of a test."""
+    before = getattr(jax.config, request.param)
+    jax.config.update(request.param, SETTINGS[request.param])
+    yield request.param
+    jax.config.update(request.param, before)
+
+
+def models():
+    """One layer without a bias, which Flax itself adds by rank promotion."""
+    linen = nn.Dense(2, use_bias=False)
+    return {
+        "linen": (linen, linen.init(jax.random.key(0), X)),
+        "nnx": (nnx.Linear(3, 2, use_bias=False, rngs=nnx.Rngs(0)),),
+        "equinox": (eqx.nn.Linear(3, 2, use_bias=False, key=jax.random.key(0)),),
+        "plain": (lambda params, x: x @ params, jnp.ones((3, 2), jnp.float32)),
+    }
+
+
+def test_every_library(setting):
+    for library, model in models().items():
+        fn = functionalize(*model)
+        assert fn(fn.params, X).shape == (4, 2), library
+    assert ntkdiag.selfcheck(*models()["plain"], X).ok
+
+
+def test_selectors(setting):
+    logits = jnp.ones((2, 3, 4), jnp.float32)
+    mask = jnp.ones((2, 3), jnp.int32)
+    assert last_token("mask")(logits, {"mask": mask}).shape == (2, 4)
+    assert label_logit()(logits, {"labels": mask}).shape == (2, 3)
