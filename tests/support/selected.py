@@ -3,7 +3,7 @@
 # `pytest -m blas`: files whose numbers come out of LAPACK, so that they are also run with other BLAS kernels.
 BLAS = {
     "analysis/test_generalization.py",
-    "analysis/test_rank.py",
+    "kernel/test_effective_ranks.py",
     "kernel/test_spectrum.py",
     "matrix_free/test_top_spectrum.py",
     "predict/test_predict.py",
@@ -28,7 +28,6 @@ SMOKE = {
         "test_steps_to_residual_against_iterated_gradient_descent",
         "test_reachable_power",
     ],
-    "analysis/test_rank.py": ["test_hand_oracles"],
     "analysis/test_stability.py": [
         "test_mse_formula_and_denominator",
         "test_curvature_is_the_gauss_newton_matrix",
@@ -65,6 +64,7 @@ SMOKE = {
     ],
     "engine/test_oracle.py": ["test_case_in_float64_and_by_leaf", "test_model_in_float32"],
     "engine/test_transformed.py": ["test_gradient_through_the_kernel"],
+    "kernel/test_effective_ranks.py": ["test_hand_oracles"],
     "kernel/test_spectrum.py": [
         "test_hand_oracle",
         "test_vectors_reconstruct_the_kernel",
