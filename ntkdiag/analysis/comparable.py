@@ -37,7 +37,7 @@ def read_pair(a: KernelLike, b: KernelLike, names: tuple[str, str]) -> tuple[Ope
 
 
 def _differences(a: Operand, b: Operand) -> list[str]:
-    """In what the conventions of two kernels differ; nothing beside a bare array, which has none."""
+    """In what the conventions of two kernels differ; nothing beside a bare array."""
     if a.convention is None or b.convention is None:
         return []
     differences = [
