@@ -101,6 +101,7 @@ def compare(
         InvalidInputError: An argument is out of range, parameters are NaN, or model and probe do
             not fit.
     """
+    # What does not depend on the model is checked before a checkpoint is read.
     settings = read_settings(x, y, reduction, loss, descent, memory)
     label_a, label_b = _read_names(names)
     template = Template(
@@ -112,6 +113,7 @@ def compare(
     side_b = read_side(b, template, name="B", label=label_b)
     side_a, side_b = require_comparable(side_a, side_b)
 
+    # Shapes are known without computing the outputs: what does not fit is refused here.
     output_shape = _require_outputs(side_a, settings)
     _require_outputs(side_b, settings)
     if settings.reduction == "auto":
@@ -149,6 +151,7 @@ def _read_targets(settings: Settings, shape: tuple[int, ...]) -> Float[np.ndarra
     """Labels as targets `[n o]` in float64; refused where the loss cannot read them."""
     if settings.y is None:
         return None
+    # In float64, as the diagnostics are, whatever the model computes in.
     with jax.enable_x64(True):
         targets = read_targets(settings.y, shape)
         require_labels_differ(targets)
@@ -161,6 +164,7 @@ def _measure(
     a: Side, b: Side, settings: Settings, targets: Float[np.ndarray, "n o"] | None
 ) -> Comparison:
     """Measure both sides and what lies between them."""
+    # Each side by itself.
     classes = None if targets is None else class_numbers(targets)
     f, params_a = a.functional
     f_b, params_b = b.functional
@@ -169,6 +173,7 @@ def _measure(
     measured_a = measure_side(a, settings, outputs_a, targets, classes)
     measured_b = measure_side(b, settings, outputs_b, targets, classes)
 
+    # What lies between them.
     motion = drift(measured_a.kernel, measured_b.kernel)
     movement = parameter_movement(
         params_a, params_b, measured_a.leaf_kernels, measured_b.leaf_kernels

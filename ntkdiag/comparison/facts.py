@@ -67,6 +67,7 @@ def notes(
     sentences = []
     saved_dtypes = {*a.saved_dtypes, *b.saved_dtypes}
     computed_dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(a.functional.params)}
+    # JAX narrows float64 without a word unless it is told not to.
     if "float64" in saved_dtypes and "float64" not in computed_dtypes:
         sentences.append(
             "Parameters saved as float64 were computed in float32: switch on jax_enable_x64 to use "
@@ -82,10 +83,14 @@ def notes(
             f'reduction="full" takes {rows:,} rows.'
         )
     elif settings.n_examples < FEW_EXAMPLES:
-        sentences.append(
+        # Of few rows, the first eigenvalue takes in more of the trace than of many.
+        sentence = (
             f"With {settings.n_examples} probe examples the largest eigenvalue per example is "
-            "estimated too high; the critical learning rate errs on the safe side."
+            "estimated too high"
         )
+        if settings.loss is not None:
+            sentence += "; the critical learning rate errs on the safe side"
+        sentences.append(f"{sentence}.")
     if settings.loss is None:
         sentences.append("No loss was named: no stability numbers; pass loss=...")
     for side in (measured_a, measured_b):

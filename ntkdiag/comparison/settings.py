@@ -61,6 +61,7 @@ def read_settings(
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model."""
     n_examples = _require_probe(x)
+    # "auto" is decided where the number of outputs is known.
     if reduction not in REDUCTIONS:
         raise errors.InvalidInputError(
             argument=f"reduction={reduction!r}",
@@ -74,6 +75,7 @@ def read_settings(
         _require_comparable_rule(update_rule)
     labels = None
     if y is not None:
+        # Whether they are classes or targets is decided beside the outputs.
         labels = as_numbers(y)
         if labels.shape[:1] != (n_examples,) or labels.ndim > 2:
             raise errors.InvalidInputError(
@@ -99,6 +101,7 @@ def _require_comparable_rule(update_rule: Descent) -> None:
 
 def _require_probe(x: PyTree) -> int:
     """The number of examples: two or more, the same in every leaf, and all of them finite."""
+    # A list of numbers has leaves without axes, and is refused as such.
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
     shapes = [leaf.shape for leaf in leaves]
     n_examples = {shape[:1] for shape in shapes}

@@ -60,6 +60,7 @@ class LiveView:
 
     def write(self, step: int, values: Values) -> None:
         """Show one measurement."""
+        # What is not a terminal, a file or a log, gets a line for each measurement.
         if self.console.is_terminal:
             self._table = _table(step, values)
         else:

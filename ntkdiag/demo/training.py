@@ -72,6 +72,7 @@ def train(
 
         return jax.value_and_grad(mean_loss)(params)
 
+    # The parameters of step t are shown before update t: step 0 is initialisation.
     loss = None
     for step, (x, y) in enumerate(batches(digits, settings)):
         on_step(step, params, loss)

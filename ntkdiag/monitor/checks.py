@@ -44,6 +44,7 @@ def check_settings(
             got=f"shapes {shown([str(shape) for shape in shapes])}",
             do="Correct this argument.",
         )
+    # A flag is an integer to Python; nobody means one here.
     if not isinstance(top_k, int | np.integer) or isinstance(top_k, bool) or top_k < 1:
         raise errors.InvalidInputError(
             expected="an integer top_k of at least 1",
@@ -63,7 +64,7 @@ def check_settings(
             do="Compute ntk(..., preconditioner=P) and its stability_margin beside the loop.",
         )
     if memory is not None:
-        budget(memory)
+        budget(memory)  # refuses what is no number of bytes
 
 
 def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.ShapeDtypeStruct:
@@ -71,6 +72,7 @@ def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.
 
     Refused unless the outputs are one array with the examples on its leading axis.
     """
+    # Whatever goes wrong in here is the user's own code, called with the user's own arguments.
     try:
         outputs = jax.eval_shape(f, params, x)
     except Exception as error:

@@ -129,6 +129,7 @@ class Monitor:
         Returns:
             The measurement with numpy values, or None when nothing was measured.
         """
+        # The time of the loop passes whether or not this step is measured.
         begun = time.perf_counter()
         if self._first_ended is not None:
             self.cost.elapsed = begun - self._first_ended
@@ -141,6 +142,7 @@ class Monitor:
             with _without_debugging_switches():
                 return self._measure(int(step), params, opt_state, begun)
         except Exception as error:
+            # A measurement that fails at every step is kept within the budget like any other.
             self._spend(begun, measured=False)
             if not self._has_warned:
                 self._has_warned = True
@@ -171,6 +173,7 @@ class Monitor:
         self._probe.verify(params)
         update_rule = self._update_rule(opt_state)
 
+        # Drift is measured from the first kernel that was finite.
         is_first = self._kernel0 is None
         kernel0 = self._kernel0
         if kernel0 is None:
@@ -189,6 +192,7 @@ class Monitor:
             self._kernel0 = kernel0
         seconds = self._spend(begun, measured=True)
 
+        # The record goes to a writer once; it is made anew as its notes depend on the optimizer.
         record = convention_record(
             self._probe,
             layout,

@@ -32,7 +32,7 @@ def convention_record(
     `source` is what writes, "watch" or "Monitor"; `injected` says that the learning rate is read
     from the state of the optimizer.
     """
-    import ntkdiag
+    import ntkdiag  # for its version; at the top of the file this would close a circle
 
     return {
         "source": source,
@@ -105,6 +105,7 @@ def _notes(probe: Probe, layout: ProbeLayout, injected: bool) -> list[str]:
         if len(fixed_paths) > MOST_PATHS:
             listed += f" and {len(fixed_paths) - MOST_PATHS} more"
         notes.append(f"Held at the values they had when the measured function was built: {listed}.")
+    # A rate may be stated, or read from the state of the optimizer.
     has_rate = probe.descent is not None and probe.descent.learning_rate is not None
     if probe.loss is not None and not has_rate and not injected:
         notes.append("No learning rate was given: the margin is NaN.")

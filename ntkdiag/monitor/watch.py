@@ -211,6 +211,7 @@ def watch(
         if params is None:
             as_parameters_of(probe.f, params)  # refused at every step, measured or not
         count = state.ntk_count
+        # Outside of jit the count is an array, and schedules of users expect an int.
         is_due = due(count if isinstance(count, Tracer) else int(count))
         if isinstance(is_due, Tracer):
             state = jax.lax.cond(is_due, with_measurement, as_it_is, state, params)

@@ -118,6 +118,7 @@ def _parameters(comparison: Comparison) -> Table:
     table.add_column("leaf", ratio=1, min_width=16, overflow="fold")
     for name in LEAF_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
+    # Those that moved most are kept in the order of the model.
     *rows, total = movement_rows(comparison)
     moved = [leaf.moved for leaf in comparison.movement[:-1]]
     most_moved_first = sorted(range(len(rows)), key=moved.__getitem__, reverse=True)

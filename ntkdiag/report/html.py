@@ -41,6 +41,7 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
     import jinja2
 
     rows = read_history(history)
+    # Every value is escaped, and a name that the template misspells is an error.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ntkdiag.report"),
         autoescape=True,

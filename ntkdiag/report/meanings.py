@@ -10,8 +10,8 @@ class Meaning:
     Attributes:
         name: In words.
         symbol: As in the papers; may be empty.
-        text: What it tells, with its convention; may hold fields such as ``{learning_rate:g}``, filled
-            from the facts.
+        text: What it tells, with its convention; may hold fields such as ``{learning_rate:g}``,
+            filled from the facts.
     """
 
     name: str
@@ -70,8 +70,8 @@ MEANINGS = {
     "margin": Meaning(
         "stability margin",
         "η/η_c",
-        "At learning rate {learning_rate:g}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge of "
-        "stability, above it a catapult, or divergence.",
+        "At learning rate {learning_rate:g}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge "
+        "of stability, above it a catapult, or divergence.",
     ),
     "drift": Meaning("kernel drift", "D", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included."),
     "scale": Meaning("scale", "a", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size."),

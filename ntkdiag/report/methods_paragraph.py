@@ -5,8 +5,8 @@ from ntkdiag.report.reported import Comparison, Measured
 _NUMERICS = (
     "Eigenvalues were computed in float64 from the symmetrised kernel; those below the noise floor "
     "are unresolved and not shown: ε √n λ₁, with ε the unit roundoff of the kernel's dtype and n "
-    "its size, at least 64, or that of the model times λ₁, if larger. Centring removes the mean over "
-    "examples, output by output. The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
+    "its size, at least 64, or that of the model times λ₁, if larger. Centring removes the mean "
+    "over examples, output by output. The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
 )
 
 
@@ -37,8 +37,8 @@ def _kernel(comparison: Comparison) -> str:
     outputs = "output" if n_outputs == 1 else "outputs"
     return (
         f"Empirical neural tangent kernels Θ = J Jᵀ of a {facts['model']} model with "
-        f"{facts['parameters']:,} parameters ({facts['parameter_dtype']}), in {facts['mode']} mode, "
-        f"on N = {facts['n_examples']} probe examples with C = {n_outputs} {outputs} each; "
+        f"{facts['parameters']:,} parameters ({facts['parameter_dtype']}), in {facts['mode']} "
+        f"mode, on N = {facts['n_examples']} probe examples with C = {n_outputs} {outputs} each; "
         f"{facts['kernel']}, computed in {facts['kernel_dtype']} on {facts['backend']}. SHA-256 of "
         f"the probe: {facts['probe_sha256']}."
     )

@@ -49,6 +49,7 @@ def _motion_of_the_kernel(comparison: Comparison) -> str:
     distance = float(comparison.drift.distance_centred)
     if not math.isfinite(distance):
         return f"Centred, one of the kernels is zero: how far it turned is undefined. {growth}"
+    # The bounds of the verdict: below the first is lazy, beyond the second features moved.
     if distance < 0.01:
         turned = "hardly turned"
     elif distance < 0.1:
@@ -79,6 +80,7 @@ def _linear_prediction(comparison: Comparison) -> str:
             f"The model linearized at A is off by {percent(e1)} of the size of the change of the "
             "outputs"
         )
+    # Curvature of the model in its parameters explains what a linear model misses.
     if e2 is not None and e2 < e1 / 2:
         return f"{missed}; the quadratic model by less than half of that."
     return f"{missed}: the kernel at A does not explain B."

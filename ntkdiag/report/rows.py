@@ -70,6 +70,7 @@ def task_rows(comparison: Comparison) -> list[Row]:
         rows.append(_pair(comparison, "loss", a.loss, b.loss))
     if a.accuracy is not None:
         rows.append(_row(comparison, "accuracy", percent(a.accuracy), percent(b.accuracy), MISSING))
+    # Labels alone give these two; a loss and a learning rate those below.
     if a.alignment is not None:
         rows.append(_pair(comparison, "alignment", a.alignment, b.alignment))
     if a.label_power is not None and b.label_power is not None:
@@ -127,6 +128,7 @@ def movement_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _movement_row(name: str, leaf: LeafMovement) -> tuple[str, ...]:
     """The motion of one leaf as text."""
+    # A bias that started at zero has moved infinitely far, relative to itself.
     relative = number(leaf.relative, 3)
     if leaf.relative is None and leaf.moved > 0:
         relative = "from zero"
