@@ -23,8 +23,8 @@ from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
 from ntkdiag.matrix_free.ridge_regression import least_squares
-from ntkdiag.predict.descent import iterate_descent
 from ntkdiag.predict.flow import integrate_flow
+from ntkdiag.predict.iterated_descent import iterate_descent
 from ntkdiag.predict.linear_model import read_model
 from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
