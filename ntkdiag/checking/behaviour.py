@@ -21,6 +21,7 @@ from ntkdiag.models.paths import leaves_by_path
 
 def deterministic(subject: Subject) -> Finding:
     """Does the same call give the same outputs, also when it is compiled?"""
+    # Operation by operation: whatever Python draws or counts by itself is drawn again.
     again = subject.f(subject.params, subject.x)
     change = largest_difference(subject.outputs, again)
     if change > 0:
@@ -29,6 +30,7 @@ def deterministic(subject: Subject) -> Finding:
             "keys"
         )
         return Finding("deterministic", "wrong", text)
+    # Compiled, Python runs once: what it reads then is frozen into the program.
     compiled = subject.compiled(subject.params, subject.x)
     change = largest_difference(subject.outputs, compiled)
     if not subject.is_rounding(change):
@@ -104,6 +106,7 @@ def inputs(subject: Subject) -> Finding:
     outputs = subject.compiled(subject.params, subject.x)
     leaves = leaves_by_path(subject.x)
     structure = jax.tree.structure(subject.x)
+    # Change one array at a time, in two ways: the outputs may miss one of them by symmetry.
     reaching: list[str] = []
     lost: list[str] = []
     untested: list[str] = []

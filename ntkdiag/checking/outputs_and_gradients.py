@@ -59,6 +59,7 @@ def statistics(functional: Functional) -> Finding | None:
 
 def gradients(rows: Sequence[Mapping[str, np.ndarray]], params: PyTree) -> Finding:
     """Which parameters have no gradient, or none that is finite, in any row of the Jacobian?"""
+    # One entry for every parameter array; each row of the Jacobian has a part for it.
     paths = list(leaves_by_path(params))
     broken = []
     without = []
@@ -89,6 +90,7 @@ def dtypes(subject: Subject) -> Finding:
         "inputs": _floating_dtypes(subject.x),
         "outputs": _floating_dtypes(subject.outputs),
     }
+    # For each of the three, its dtypes in words and the coarsest of them as a number.
     parts = []
     coarsest: dict[str, float] = {}
     for name, kinds in dtypes_of.items():

@@ -52,6 +52,7 @@ class JacobianRows:
 
     def error(self, kernel: ArrayLike) -> float:
         """How far a kernel [n k n k] is from theirs, relative to the largest entry."""
+        # [n k n k] -> [nk nk]
         plain_kernel = self.kernel
         gap = np.abs(
             np.asarray(kernel, np.float64).reshape(plain_kernel.shape) - plain_kernel
@@ -98,6 +99,7 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Finding:
         **subject.call_kwargs,
     )
     error = rows.error(kernel.array)
+    # Half the digits of the coarsest number on the way: an engine that is wrong is far off.
     allowed = kernel.convention.coarsest(dtype) ** 0.5
     text = (
         f"kernel of {_counted(subject.count, 'example')}, "

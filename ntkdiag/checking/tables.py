@@ -83,6 +83,7 @@ def _rows(leaves: Sequence[Leaf]) -> list[Row]:
 
 def _groups(leaves: Sequence[Leaf]) -> dict[str, list[Leaf]]:
     """Leaves by the first parts of their paths: three if that makes few groups, else two or one."""
+    # The deepest grouping that fits says most.
     groups: dict[str, list[Leaf]] = {}
     for depth in (3, 2, 1):
         groups = {}

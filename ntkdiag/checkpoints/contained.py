@@ -47,14 +47,17 @@ def physical_memory() -> int | None:
 
 def _entries(location: Location) -> Iterator[pathlib.Path]:
     """Directories between the root and the arrays, and everything below these."""
+    # Upwards from the arrays; the root itself may be a link.
     for part in [location.folder, *location.folder.parents]:
         if part == location.root:
             break
         yield part
+    # Downwards, without going through links: each is looked at by itself.
     for folder, directories, files in os.walk(location.folder, followlinks=False):
         for name in (*directories, *files):
             yield pathlib.Path(folder) / name
 
 
 def _lies_in(path: pathlib.Path, inside: pathlib.Path) -> bool:
+    """Whether a resolved path is a directory or lies anywhere below it."""
     return path == inside or inside in path.parents

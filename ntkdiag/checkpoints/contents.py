@@ -82,6 +82,7 @@ def read_contents(
 def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
     """Keys that lead to the parameters; none where the whole tree is taken to be the parameters."""
     leaf_keys = [keys for keys, _ in keyed_leaves(described)]
+    # 1. The user says where.
     if at is not None:
         prefix = tuple(at.split("/"))
         if not any(_begins(keys, prefix) for keys in leaf_keys):
@@ -90,6 +91,7 @@ def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
             )
         return prefix
 
+    # 2. Every place that is called `params`; without one, the whole tree is taken for it.
     prefixes = set()
     for keys in leaf_keys:
         prefix = _up_to_params(keys)
@@ -98,6 +100,7 @@ def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
     if not prefixes:
         _require_no_optimizer_state(location, described)
         return ()
+    # 3. The shallowest, if no other one is as shallow.
     depth = min(len(prefix) for prefix in prefixes)
     shallowest = sorted(prefix for prefix in prefixes if len(prefix) == depth)
     if len(shallowest) > 1:
@@ -111,6 +114,7 @@ def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
 
 
 def _begins(keys: Keys, prefix: Keys) -> bool:
+    """Whether keys lead to something below a prefix."""
     return keys[: len(prefix)] == prefix
 
 
@@ -156,12 +160,14 @@ def _collection_names(parent: PyTree) -> list[str]:
 
 
 def _subtree(tree: PyTree, keys: Keys) -> PyTree:
+    """Follow keys, which are strings also where they are positions in a list."""
     for key in keys:
         tree = tree[int(key)] if isinstance(tree, list | tuple) else tree[key]
     return tree
 
 
 def _top_level(described: PyTree) -> str:
+    """What a checkpoint holds, for a message."""
     if isinstance(described, dict):
         return ", ".join(map(str, described))
     return f"a {type(described).__name__}"
@@ -180,6 +186,7 @@ def strip_value_level(tree: PyTree) -> PyTree:
 
 
 def _without_value_level(tree: PyTree) -> PyTree:
+    """The same tree with every ``{"value": leaf}`` replaced by its leaf."""
     if isinstance(tree, dict):
         if set(tree) == {"value"}:
             return tree["value"]

@@ -63,8 +63,10 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Location:
     `path` is a checkpoint of any layout, a step or an item of one, or a manager root, of which
     `step` selects a step; without it the latest finished one is taken.
     """
+    # Links are not resolved: the user's name for the directory is the one for messages.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
     _require_finished_directory(root)
+    # 1. The path is a checkpoint, or an item of one: there is nothing to choose.
     if _is_item(root) or _items(root):
         if step is not None:
             raise checkpoint_error(
@@ -74,6 +76,7 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Location:
             )
         return _location_within(root, root, _step_number(root))
 
+    # 2. It is the root of a manager, and holds one checkpoint for every step.
     steps = finished_steps(root)
     if not steps:
         raise _nothing_found_error(root)
@@ -99,6 +102,7 @@ def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def _require_finished_directory(root: pathlib.Path) -> None:
+    """Refuse what is no directory, or one in which no save was completed."""
     if not root.exists():
         raise checkpoint_error(
             root, "no such path", "Check the spelling and the working directory."
@@ -175,11 +179,13 @@ def _items(directory: pathlib.Path) -> list[str]:
 
 
 def _step_number(directory: pathlib.Path) -> int | None:
+    """The step that the name of a directory ends with, as in ``100`` and ``checkpoint_100``."""
     match = _STEP.match(directory.name)
     return int(match.group(1)) if match else None
 
 
 def _listed(steps: list[int]) -> str:
+    """Steps for a message; of many, how many there are."""
     text = ", ".join(map(str, steps[:12]))
     if len(steps) > 12:
         text += f", ... ({len(steps)} in all)"

@@ -24,6 +24,7 @@ def leaf_names(location: Location) -> set[Keys]:
             f"unreadable metadata ({type(error).__name__}: {str(error)[:160]})",
             "Use another step, or save it again.",
         ) from error
+    # Before anything is opened by such a name.
     for name in names:
         if any(_climbs_out(key) for key in name):
             raise checkpoint_error(
@@ -35,6 +36,7 @@ def leaf_names(location: Location) -> set[Keys]:
 
 
 def _names_in(metadata: str) -> set[Keys]:
+    """The keys of every leaf with data, from the text of a metadata file."""
     names = set()
     for entry in json.loads(metadata)["tree_metadata"].values():
         if not entry["value_metadata"].get("skip_deserialize", False):
@@ -43,4 +45,5 @@ def _names_in(metadata: str) -> set[Keys]:
 
 
 def _climbs_out(key: str) -> bool:
+    """Whether a key, as a part of a file name, leads out of the directory."""
     return key.startswith("/") or ".." in key.split("/")

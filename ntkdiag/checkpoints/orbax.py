@@ -30,6 +30,7 @@ def describe(location: Location) -> PyTree:
     with _orbax_errors(location, "unreadable metadata"):
         stored_as = _v1().metadata(location.directory, checkpointable_name=location.item)
         described = stored_as.metadata
+    # Orbax passes over leaves whose files are gone; the manifest still names them.
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
     if missing:
         names = sorted("/".join(keys) for keys in missing)
@@ -57,6 +58,7 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
             to_read.append(_NOT_READ)
     # The sizes are those a metadata file declares: look at them before memory is allocated.
     require_affordable(location, n_bytes)
+    # A template of NumPy arrays: with JAX arrays, Orbax asks for the devices of the saving job.
     arrays = [_allocated(leaf) for leaf in to_read]
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
