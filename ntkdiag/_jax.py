@@ -83,6 +83,7 @@ def with_bodies(eqn: Equation, rebuilt: Callable[[Jaxpr, list], ClosedJaxpr]) ->
     """The same equation with `rebuilt(jaxpr, consts)` in place of every jaxpr nested in it."""
 
     def rebuilt_parameter(value: Any) -> Any:
+        """A parameter of the equation, rebuilt if it is a jaxpr or a tuple of some."""
         if _is_jaxpr(value):
             closed = rebuilt(*open_jaxpr(value))
             # What stood there open stays open: such a body has no place for constants.

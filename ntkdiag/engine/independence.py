@@ -143,6 +143,7 @@ def _is_shown_by_nan(
         return not any(all_zero(leaf) for leaf in jax.tree.leaves(params) if _is_weight(leaf))
 
     def poisoned(leaf: Leaf) -> Leaf:
+        """NaN in every example but the first."""
         if not _is_floating(leaf):
             return leaf
         host = np.array(leaf)

@@ -195,6 +195,7 @@ def with_share(
     pairs = strips.pairs_of(edges)
 
     def add_piece(step: Index, totals: list[Array]) -> list[Array]:
+        """The totals with the product of one piece added."""
         index = share + step * n_shares
         rows = row.piece(index)
         columns = rows if column is None else column.piece(index)

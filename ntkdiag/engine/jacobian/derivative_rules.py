@@ -127,6 +127,7 @@ def _function_with_taps(
         return outputs_and_pullback(eqn, constants, inputs)
 
     def backward(pullback, cotangents):
+        """Cotangents of the inputs, and of the taps: the operand c of each product."""
         # The pullback is a pytree: what the forward pass kept, and how it is used.
         residuals, tree = jax.tree.flatten(pullback)
         # The rule again, now from the residuals of the forward pass instead of from the inputs.

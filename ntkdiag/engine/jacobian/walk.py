@@ -120,6 +120,7 @@ def _checkpoint(eqn: Equation, values: list, recorder: Recorder, path: Path) -> 
     views, arrays = _take_arrays_out(values)
 
     def body(arrays, taps):
+        """What is checkpointed: arrays and taps -> outputs and operands."""
         inner = recorder.inside(taps)
         inputs = _put_arrays_in(views, arrays)
         outputs = walk(jaxpr, consts, inputs, inner, path)
@@ -161,6 +162,7 @@ def _scan(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
         views_of_step.append(view)
 
     def step(carry, scanned):
+        """One step: carry, arrays and taps -> carry, outputs and operands."""
         arrays, taps = scanned
         inner = recorder.inside(taps, scan=(path, eqn.params["length"]))
         inputs = [*constants, *carry, *_put_arrays_in(views_of_step, arrays)]
@@ -187,6 +189,7 @@ def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
     taps = recorder.taps_inside(path)
 
     def walk_branch(number: int, closed: ClosedJaxpr) -> Callable:
+        """A branch as a function of arrays and taps, with outputs and its own operands."""
         jaxpr, consts = _jax.open_jaxpr(closed)
 
         def branch(arrays, taps):
@@ -205,6 +208,8 @@ def _cond(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:
         operands_of_all |= operands
 
     def with_zeros(branch: Callable) -> Callable:
+        """The same function, with the operands of all branches."""
+
         def completed(arrays, taps):
             # Operands of a branch that is not taken are zero, and so are their Jacobians.
             outputs, operands = branch(arrays, taps)

@@ -193,6 +193,7 @@ class Program:
         parts = [way.part for way in ways]
 
         def of_one(fixed: tuple, x: PyTree) -> tuple[list[Factor], Array]:
+            """Factors of one example in the form they are contracted in, and its outputs."""
             params, directions, kwargs = fixed
             factors, outputs = self.jacobian.factors(parts, params, directions, kwargs, x)
             as_contracted = []

@@ -51,6 +51,7 @@ def conv_general_dilated(
     position_order = tuple(sorted(range(1 + len(window)), key=out_axis_of.__getitem__))
 
     def arrange_operand(h: Shaped[Array, "..."]) -> Shaped[Array, "g t i"]:
+        """The patches of an image as a: groups are blocks, (w c) inputs."""
         order = (spec.lhs_spec[0], *spec.lhs_spec[2:], spec.lhs_spec[1])
         h = _reorder(h, order)  # -> [n space... (g c)]
         patches = _patches(h, window, params)  # -> [n space'... w... (g c)]

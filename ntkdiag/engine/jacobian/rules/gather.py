@@ -48,6 +48,7 @@ def gather(
     n_rows = math.prod(shape[:first_kept])
 
     def row_numbers(index: Integer[Array, "..."]) -> Integer[Array, " t"]:
+        """The number of the row that each position looks up: [... j] -> [t]."""
         # The number of a row is that of its entry in [v0 ... vk], counted in C order: axis by axis,
         # row <- row * size + place.
         index = _as_int32(index.reshape(-1, len(columns)), max(shape))  # [t j]
