@@ -350,6 +350,26 @@ def test_rounding_is_told_from_a_wrong_engine(monkeypatch):
     )
 
 
+class Centred(nn.Module):
+    """Its examples interact in every mode."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x - x.mean(axis=0))
+
+
+def test_nobody_is_told_to_choose_the_mode_that_is_chosen():
+    check = selfcheck(Centred(), Centred().init(fixed_key(), X), X)
+    assert check["examples"].text.endswith(
+        ". Eval mode does not switch this off: pass the switch of the layer in call_kwargs= of "
+        'functionalize, or examples="joint" if that is meant.'
+    )
+    check = selfcheck(batch_mean, WEIGHT, X)
+    assert check["examples"].text.endswith(
+        '. Let the function evaluate, not train, or pass examples="joint" if that is meant.'
+    )
+
+
 def test_interactions_that_are_multiplied_by_zero_for_now():
     params = {"body": WEIGHT, "head": jnp.zeros((2, 1))}
     check = selfcheck(lambda p, x: jnp.tanh(batch_mean(p["body"], x)) @ p["head"], params, X)
