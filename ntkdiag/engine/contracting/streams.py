@@ -10,7 +10,7 @@ columns for all directions.
 
 The pieces of a part may be shared out: share s of S adds up the pieces s, s + S, s + 2 S, ...
 
-1. `Cut.of` chooses how the array is cut, and `Stream.of` joins the blocks of examples;
+1. `PieceCut.of` chooses how the array is cut, and `Stream.of` joins the blocks of examples;
 2. `nothing` makes zeros for the kernel: its tile, or the strips of its triangle;
 3. `with_share` forms the pieces of one share and adds up their products;
 4. `sum_of_shares` adds up the shares and puts the triangle together.
@@ -51,7 +51,7 @@ class AxisCut:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class PieceCut:
     """How a part is cut into pieces, along three axes.
 
     Attributes:
@@ -81,7 +81,7 @@ class Cut:
         )
 
     @staticmethod
-    def of(factor: Unformed, n_examples: int, contraction: Contraction, largest: int) -> "Cut":
+    def of(factor: Unformed, n_examples: int, contraction: Contraction, largest: int) -> "PieceCut":
         """Pieces of at most `largest` bytes for so many examples, if that can be had."""
         array = getattr(factor, factor.streamed_array)
         n_blocks = 1
@@ -101,7 +101,7 @@ class Cut:
                 width = _divisor(length, length / pieces_needed)
             pieces_needed /= max(1, length) / max(1, width)
             cuts[axis] = AxisCut(length, width)
-        return Cut(**cuts)
+        return PieceCut(**cuts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,10 +118,10 @@ class Stream:
     head: Unformed
     arrays: tuple[Array, ...]
     n: int
-    cut: Cut
+    cut: PieceCut
 
     @staticmethod
-    def of(blocks: Sequence[Unformed], n: int, cut: Cut) -> "Stream":
+    def of(blocks: Sequence[Unformed], n: int, cut: PieceCut) -> "Stream":
         """The first n examples of consecutive blocks."""
         arrays = tuple(getattr(block, block.streamed_array) for block in blocks)
         # What is not cut is small: it is joined at once; what is cut is joined piece by piece.
@@ -227,7 +227,7 @@ def sum_of_shares(
 
 
 def _with_product(
-    total: Array, product: Array, cut: Cut, index: Index, contraction: Contraction
+    total: Array, product: Array, cut: PieceCut, index: Index, contraction: Contraction
 ) -> Array:
     """A total with the product of one piece added; of a diagonal kernel only its directions."""
     product = product.astype(total.dtype)

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag.engine.contracting import streams
 from ntkdiag.engine.contracting.gram import Gram, Weight
-from ntkdiag.engine.contracting.streams import Cut, Stream
+from ntkdiag.engine.contracting.streams import PieceCut, Stream
 from ntkdiag.engine.contracting.tile import Tile
 from ntkdiag.engine.contracting.ways import Way
 from ntkdiag.engine.jacobian.factors import Factor
@@ -132,7 +132,7 @@ class KernelContraction:
             n_examples += self.tile.m
         # What is streamed is an outer product or dense: these can be cut into pieces of columns.
         first = typing.cast(streams.Unformed, factor[0][0])
-        cut = Cut.of(first, n_examples, self.tile.contraction, self.piece)
+        cut = PieceCut.of(first, n_examples, self.tile.contraction, self.piece)
         n_shares = min(self.n_shares, cut.n_pieces)
         # The key has shapes only: layers of one shape are compiled once.
         add_share = functools.partial(_with_share, self.task.gram, self.tile, cut, n_shares)
@@ -199,7 +199,7 @@ def _chain(streamed: list[_Streamed], total: Sum, number: int, n_sums: int) -> S
 def _with_share(
     gram: Gram,
     tile: Tile,
-    cut: Cut,
+    cut: PieceCut,
     n_shares: int,
     total: Sum,
     factor: SidesOfFactor,
