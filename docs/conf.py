@@ -1,4 +1,4 @@
-"""Sphinx configuration: `sphinx-build -W docs docs/_build`, without network; the pages load MathJax when read."""
+"""Sphinx: `sphinx-build -W docs docs/_build`, without network; pages load MathJax when read."""
 
 import os
 import re
@@ -51,7 +51,7 @@ _COLON = "\ue000"
 
 
 def _to_restructured_text(app, what, name, obj, options, lines):
-    """Docstrings are plain text: escape what would be read as markup, keep indented code as code."""
+    """Docstrings are plain text: escape what would be markup, keep indented code as code."""
     text: list[str] = []
     in_section = False
     for line in lines:

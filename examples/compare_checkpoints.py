@@ -1,6 +1,7 @@
 # %% [markdown]
 # # Comparing two checkpoints
-# Two steps of an Orbax `CheckpointManager`, one probe, one answer: what moved, and was it lazy or feature learning?
+# Two steps of an Orbax `CheckpointManager`, one probe, one answer: what moved, and was it lazy or
+# feature learning?
 
 # %%
 import pathlib

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # How fast the kernel moves, epoch by epoch
-# Training has a short first phase in which the kernel turns quickly, and a long second one in which it hardly does
-# (Fort et al. 2020). The velocity is the kernel distance per epoch; centring removes the mode common to all examples.
+# Training has a short first phase in which the kernel turns quickly, and a long second one in which
+# it hardly does (Fort et al. 2020). The velocity is the kernel distance per epoch; centring removes
+# the mode common to all examples.
 
 # %%
 import itertools

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A convolutional network with state, in Equinox
-# Batch normalisation keeps its statistics in an `eqx.nn.State`, dropout takes a key; both are held fixed for a kernel.
-# `python equinox_cnn.py 64 32` makes it wider and its images larger.
+# Batch normalisation keeps its statistics in an `eqx.nn.State`, dropout takes a key; both are held
+# fixed for a kernel. `python equinox_cnn.py 64 32` makes it wider and its images larger.
 
 # %%
 import sys

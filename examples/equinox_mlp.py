@@ -1,7 +1,7 @@
 # %% [markdown]
 # # An MLP, in Equinox
-# The kernel of the whole network, of its last layer, and of its biases: the argument `trainable` is all that changes.
-# `python equinox_mlp.py 1024 4` makes it wider and deeper.
+# The kernel of the whole network, of its last layer, and of its biases: the argument `trainable` is
+# all that changes. `python equinox_mlp.py 1024 4` makes it wider and deeper.
 
 # %%
 import sys

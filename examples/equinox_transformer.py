@@ -1,5 +1,5 @@
 # %% [markdown]
-# # A transformer in Equinox, with `eqx.nn.Shared` embeddings, `eqx.filter_checkpoint` and `lax.scan`
+# # A transformer in Equinox: `eqx.nn.Shared` embeddings, `eqx.filter_checkpoint`, `lax.scan`
 
 # %% `python equinox_transformer.py 256 8 1000` makes it larger.
 import sys

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # A GPT-shaped decoder in Flax NNX: the kernel of the loss of every sequence, whole and through LoRA factors alone
+# # A GPT-shaped decoder in Flax NNX: the kernel of every sequence's loss, whole and through LoRA
 # `python gpt_nnx.py 768 12 50304` has the shape of GPT-2.
 
 # %%

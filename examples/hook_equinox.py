@@ -1,6 +1,7 @@
 # %% [markdown]
 # # Watching an Equinox model from a loop in Python
-# `ntkdiag.Monitor` measures outside the compiled step, keeps to a time budget, and never raises into the loop.
+# `ntkdiag.Monitor` measures outside the compiled step, keeps to a time budget, and never raises
+# into the loop.
 
 # %%
 import equinox as eqx

@@ -1,6 +1,7 @@
 # %% [markdown]
 # # Watching a Flax linen model
-# `ntkdiag.watch` is one more transform in the Optax chain. Nothing else in the training code changes.
+# `ntkdiag.watch` is one more transform in the Optax chain. Nothing else in the training code
+# changes.
 
 # %%
 import jax

@@ -1,6 +1,7 @@
 # %% [markdown]
 # # Watching a Flax NNX model
-# The transform goes into the `nnx.Optimizer`; measurements are read from its state or from a writer.
+# The transform goes into the `nnx.Optimizer`; measurements are read from its state or from a
+# writer.
 
 # %%
 import jax
@@ -27,8 +28,9 @@ class Net(nnx.Module):
 
 
 # %% [markdown]
-# The probe is seen in eval mode, without dropout, whatever the training step does. For Adam there is no margin: the
-# plain kernel does not describe its steps, so neither loss nor update rule is named.
+# The probe is seen in eval mode, without dropout, whatever the training step does. For Adam there
+# is no margin: the plain kernel does not describe its steps, so neither loss nor update rule is
+# named.
 
 # %%
 model = Net(nnx.Rngs(0))

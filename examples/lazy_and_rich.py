@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Lazy and rich
-# The same two-layer network with α (h - h₀) as output and the loss over α²: at α = 32 its kernel stands still, at α = 1
-# it turns to the labels, and regression with the kernel after training is far better than with that at initialisation.
+# The same two-layer network with α (h - h₀) as output and the loss over α²: at α = 32 its kernel
+# stands still, at α = 1 it turns to the labels, and regression with the kernel after training is
+# far better than with that at initialisation.
 
 # %%
 import argparse
@@ -52,8 +53,11 @@ for alpha in (32.0, 1.0):
     errors[name] = regression_error(trained, kernels[name])
     moved = ntkdiag.drift(kernels["K_0"], kernels[name])
     gain = ntkdiag.alignment(kernels[name], y) / ntkdiag.alignment(kernels["K_0"], y)
-    print(f"α = {alpha:4g}: S_c {float(moved.distance_centred):.4f}, alignment x {float(gain):.2f}, "
-          f"regression error {errors[name]:.3f} against {errors['K_0']:.3f} with K_0")  # fmt: skip
+    print(
+        f"α = {alpha:4g}: S_c {float(moved.distance_centred):.4f}, "
+        f"alignment x {float(gain):.2f}, "
+        f"regression error {errors[name]:.3f} against {errors['K_0']:.3f} with K_0"
+    )
 for name, kernel in kernels.items():
     axes[0].semilogx(
         np.arange(1, 151), ntkdiag.analysis.label_power(kernel, y, centred=False), label=name

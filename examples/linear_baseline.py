@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Network, linearizations, kernel regressions
-# `linear_baseline` trains a network beside its linearizations at initialisation and at a later step, regresses the
-# labels on its kernel before and after training, and says what it did.
+# `linear_baseline` trains a network beside its linearizations at initialisation and at a later
+# step, regresses the labels on its kernel before and after training, and says what it did.
 
 # %%
 import argparse
@@ -38,7 +38,8 @@ print(baseline)
 for name, gap in (("init", baseline.gap), (f"step {baseline.checkpoint}", baseline.gap_later)):
     first = gap.first_beyond(0.1, "relative")
     print(
-        f"linearized at {name}: gap beyond 10 % of the change after {first} steps, {gap.accuracy_gap[-1]:+.1%} accuracy"
+        f"linearized at {name}: gap beyond 10 % of the change after {first} steps, "
+        f"{gap.accuracy_gap[-1]:+.1%} accuracy"
     )
 
 # %%

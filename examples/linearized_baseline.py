@@ -1,7 +1,8 @@
 # %% [markdown]
 # # A linearized baseline
-# The first-order Taylor model of a network at its initialisation has the same arguments as the network, so the same
-# loop and the same optimizer train it. What it reaches is what the network could do if its kernel stood still.
+# The first-order Taylor model of a network at its initialisation has the same arguments as the
+# network, so the same loop and the same optimizer train it. What it reaches is what the network
+# could do if its kernel stood still.
 
 # %%
 import jax

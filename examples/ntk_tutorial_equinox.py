@@ -1,6 +1,7 @@
 # %% [markdown]
 # # The neural tangent kernel tutorial of torch.func with Equinox
-# The steps of <https://docs.pytorch.org/tutorials/intermediate/neural_tangent_kernels.html>, in their order.
+# The steps of <https://docs.pytorch.org/tutorials/intermediate/neural_tangent_kernels.html>, in
+# their order.
 
 # %%
 import equinox as eqx
@@ -29,7 +30,8 @@ f = lambda params, x: jax.vmap(eqx.combine(params, static))(
 )  # the module takes one example, f the batch
 
 # %% [markdown]
-# Method 1, Jacobian contraction. `compute=` is a choice of axes; a trace is a mean here, and a sum there.
+# Method 1, Jacobian contraction. `compute=` is a choice of axes; a trace is a mean here, and a sum
+# there.
 AXES = {"full": ((), ()), "trace": ((-1,), ()), "diagonal": ((), (-1,))}
 
 

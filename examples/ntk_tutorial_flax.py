@@ -1,6 +1,7 @@
 # %% [markdown]
 # # The neural tangent kernel tutorial of torch.func with Flax
-# The steps of <https://docs.pytorch.org/tutorials/intermediate/neural_tangent_kernels.html>, in their order.
+# The steps of <https://docs.pytorch.org/tutorials/intermediate/neural_tangent_kernels.html>, in
+# their order.
 
 # %%
 import flax.linen as nn
@@ -31,7 +32,8 @@ f = lambda params, x: net.apply(
 )  # takes the batch; `vmap_axes=0` is what fnet_single is there
 
 # %% [markdown]
-# Method 1, Jacobian contraction. `compute=` is a choice of axes; a trace is a mean here, and a sum there.
+# Method 1, Jacobian contraction. `compute=` is a choice of axes; a trace is a mean here, and a sum
+# there.
 AXES = {"full": ((), ()), "trace": ((-1,), ()), "diagonal": ((), (-1,))}
 
 

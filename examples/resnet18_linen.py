@@ -1,6 +1,7 @@
 # %% [markdown]
-# # A ResNet-18 in Flax linen: running statistics, those of a batch held fixed, and those of the batch, jointly
-# `python resnet18_linen.py 64 32` is the full size; `ntkdiag selfcheck resnet18_linen.py:case` checks it.
+# # A ResNet-18 in Flax linen: running statistics, those of a batch held fixed, and joint ones
+# `python resnet18_linen.py 64 32` is the full size;
+# `ntkdiag selfcheck resnet18_linen.py:case` checks it.
 
 # %%
 import functools

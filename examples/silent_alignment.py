@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Silent alignment
-# From a small initialisation the kernel of a two-layer linear network turns to the labels while the loss stands still,
-# and afterwards only grows: the trained network is the kernel machine of its final kernel (Atanasov et al. 2021).
+# From a small initialisation the kernel of a two-layer linear network turns to the labels while the
+# loss stands still, and afterwards only grows: the trained network is the kernel machine of its
+# final kernel (Atanasov et al. 2021).
 
 # %%
 import argparse
@@ -49,14 +50,16 @@ turned, halved = (
     np.argmax(losses < losses[0] / 2),
 )
 print(
-    f"aligned half way at step {turned}, loss half way at step {halved}; kernel x {size[-1] / size[0]:.0f}"
+    f"aligned half way at step {turned}, loss half way at step {halved}; kernel x "
+    f"{size[-1] / size[0]:.0f}"
 )
 print(f"alignment {aligned[-1]:.3f}, in theory {2 / np.sqrt(d + 3):.3f}")
 x_test = rng.normal(size=(100, d)).astype("f")
 cross = ntkdiag.ntk(f, trained, x_test, x)
 machine = predict.gradient_flow(ntkdiag.ntk(f, trained, x), y, kernel_test=cross)
 print(
-    f"network and kernel machine of the final kernel differ by {np.abs(machine.test - f(trained, x_test)).max():.1e}"
+    "network and kernel machine of the final kernel differ by "
+    f"{np.abs(machine.test - f(trained, x_test)).max():.1e}"
 )
 
 # %%

@@ -14,11 +14,13 @@ from tensorboardX import SummaryWriter
 class TensorBoardWriter:
     """Writes each number as a scalar, and each list as one scalar per index and a histogram.
 
-    The convention record of the monitor becomes a text, so that the board says what the numbers mean. Numbers that are
-    not finite are left out. tensorboardX writes the files; neither TensorFlow nor TensorBoard is needed for that.
+    The convention record of the monitor becomes a text, so that the board says what the numbers
+    mean. Numbers that are not finite are left out. tensorboardX writes the files; neither
+    TensorFlow nor TensorBoard is needed for that.
 
     Args:
-        logdir: Folder of the event files, as `tensorboard --logdir` takes it. Made at the first measurement.
+        logdir: Folder of the event files, as `tensorboard --logdir` takes it. Made at the first
+            measurement.
         prefix: Put before every tag; TensorBoard groups tags by what stands before the first slash.
         flush_secs: Longest time, in seconds, before what was written is on disk.
     """
@@ -55,8 +57,8 @@ class TensorBoardWriter:
 
     def _open(self) -> SummaryWriter:
         if self._events is None:
-            # tensorboardX names files by the second and opens them for writing: two writers in one folder would
-            # overwrite each other.
+            # tensorboardX names files by the second and opens them for writing: two writers in one
+            # folder would overwrite each other.
             suffix = f".{uuid.uuid4().hex[:8]}"
             self._events = SummaryWriter(
                 self.logdir, flush_secs=self.flush_secs, filename_suffix=suffix
