@@ -223,6 +223,7 @@ def said(kind, call):
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"), [pytest.param(*row, id=name) for name, row in AXES.items()]
 )
@@ -281,6 +282,7 @@ def test_an_interaction_that_values_do_not_show():
     assert message.endswith(INTERACT)
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize("value", [4, -1, "1", 1.0, True, None])
 def test_implementation(value):
     message = said(errors.InvalidInputError, lambda: nt.empirical_ntk_fn(f, implementation=value))
@@ -291,6 +293,7 @@ def test_implementation(value):
     )
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize("get", [(), ("ntk", "NTK"), "both", ("nngp", 1), 3])
 def test_get(get):
     message = said(errors.InvalidInputError, lambda: nt.empirical_kernel_fn(f)(X, None, get, W))
@@ -300,6 +303,7 @@ def test_get(get):
     )
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [("batch_size", -1, "0"), ("batch_size", 2.0, "0"), ("device_count", 99, "-1 to 1")],
@@ -314,6 +318,7 @@ def test_batch_numbers(name, value, expected):
     )
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_batch_of_an_unknown_function():
     message = said(
         errors.UnsupportedModelError, lambda: nt.batch(lambda x1, x2, params: x1 @ x1.T, 2)
