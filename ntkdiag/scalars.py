@@ -30,7 +30,7 @@ def require_positive(value: Number, name: str, *, many: bool = False) -> None:
         )
 
 
-def require_at_least_zero(value: Number, name: str, *, many: bool = False) -> None:
+def require_at_least_zero(value: Number | np.ndarray, name: str, *, many: bool = False) -> None:
     """Refuse a negative number; with `many`, an array with a negative entry."""
     require_number(value, name, many=many)
     if is_concrete(value) and not np.all(np.asarray(value) >= 0):
@@ -52,7 +52,7 @@ def require_in_range(value: Number, name: str, least: float, below: float, do: s
         )
 
 
-def require_number(value: Number, name: str, *, many: bool = False) -> None:
+def require_number(value: Number | np.ndarray, name: str, *, many: bool = False) -> None:
     """Refuse what is not one number: a schedule, a string, or (unless `many`) an array."""
     if isinstance(value, bool | int | float):
         return

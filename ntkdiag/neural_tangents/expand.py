@@ -1,7 +1,8 @@
 """`linearize` and `taylor_expand` for functions of several inputs."""
 
 from collections.abc import Callable
-from typing import Any
+
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.linearization.taylor import linearize as linearize_one
@@ -9,7 +10,7 @@ from ntkdiag.linearization.taylor import taylor_expand as taylor_expand_one
 
 
 @errors.public
-def linearize(f: Callable, params: Any) -> Callable:
+def linearize(f: Callable[..., PyTree], params: PyTree) -> Callable[..., PyTree]:
     """f(params, ...) + J (p - params): `ntkdiag.linearize` for a function of any inputs.
 
     Cost: as `ntkdiag.linearize`.
@@ -32,7 +33,7 @@ def linearize(f: Callable, params: Any) -> Callable:
 
 
 @errors.public
-def taylor_expand(f: Callable, params: Any, degree: int) -> Callable:
+def taylor_expand(f: Callable[..., PyTree], params: PyTree, degree: int) -> Callable[..., PyTree]:
     """The Taylor polynomial of f in its parameters: `ntkdiag.taylor_expand` for any inputs.
 
     Cost: as `ntkdiag.taylor_expand`.
@@ -49,9 +50,11 @@ def taylor_expand(f: Callable, params: Any, degree: int) -> Callable:
     return _spread(taylor_expand_one(_gather(f), params, degree))
 
 
-def _gather(f: Callable) -> Callable:
+def _gather(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """f(params, *inputs, **kwargs) as a function of (inputs, kwargs)."""
     return lambda params, inputs: f(params, *inputs[0], **inputs[1])
 
 
-def _spread(f: Callable) -> Callable:
+def _spread(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The inverse of `_gather`."""
     return lambda p, *inputs, **kwargs: f(p, (inputs, kwargs))

@@ -1,24 +1,25 @@
 """What may be differentiated: parameters, inputs and outputs of a call, checked from shapes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.engine.calls.arguments import check_params
 
 
-def is_none(x2: Any) -> bool:
+def is_none(x2: PyTree) -> bool:
     """Whether x2 stands for x1: None, or a tree of nothing else."""
-    return x2 is None or (
-        not jax.tree.leaves(x2) and bool(jax.tree.leaves(x2, is_leaf=lambda node: node is None))
-    )
+    if x2 is None:
+        return True
+    nones = jax.tree.leaves(x2, is_leaf=lambda node: node is None)
+    return not jax.tree.leaves(x2) and bool(nones)
 
 
-def as_arrays(tree: Any) -> Any:
+def as_arrays(tree: PyTree) -> PyTree:
     """numpy arrays and Python floats become JAX arrays; anything else is left as it is."""
     convert = lambda leaf: (
         jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic | float) else leaf
@@ -26,18 +27,18 @@ def as_arrays(tree: Any) -> Any:
     return jax.tree.map(convert, tree)
 
 
-def is_half(array: Any) -> bool:
+def is_half(array: object) -> bool:
     """Whether an array, or what stands for one, is of half precision."""
     dtype = getattr(array, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def widen(tree: Any) -> Any:
+def widen(tree: PyTree) -> PyTree:
     """Half-precision arrays as float32, which is exact; float32 and float64 stay."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if is_half(leaf) else leaf, tree)
 
 
-def check_parameters(params: Any, *, check: bool) -> None:
+def check_parameters(params: PyTree, *, check: bool) -> None:
     """Real floating-point arrays, and not the variables of a Flax module.
 
     Args:
@@ -59,7 +60,7 @@ def check_parameters(params: Any, *, check: bool) -> None:
         )
 
 
-def check_outputs(outputs: Any) -> None:
+def check_outputs(outputs: PyTree) -> None:
     """Real floating-point outputs, at least one.
 
     Args:
@@ -86,7 +87,7 @@ def check_outputs(outputs: Any) -> None:
             )
 
 
-def check_same_structure(outputs1: Any, outputs2: Any) -> None:
+def check_same_structure(outputs1: PyTree, outputs2: PyTree) -> None:
     """f(x1) and f(x2) have the same tree, and every output the same number of axes.
 
     Args:
@@ -112,6 +113,6 @@ def check_same_structure(outputs1: Any, outputs2: Any) -> None:
         )
 
 
-def output_name(path: Any) -> str:
+def output_name(path: tuple) -> str:
     """The name of an output leaf for messages, "" for the only one."""
     return f" at {jax.tree_util.keystr(path)}" if path else ""

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.linearization.pushforward import linearization
@@ -14,8 +15,8 @@ from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
 
 @errors.public
 def empirical_ntk_vp_fn(
-    f: Callable, x1: Any, x2: Any, params: Any, **apply_fn_kwargs: Any
-) -> Callable[[Any], Any]:
+    f: Callable[..., PyTree], x1: PyTree, x2: PyTree, params: PyTree, **apply_fn_kwargs: Any
+) -> Callable[[PyTree], PyTree]:
     """The function v -> J(x1) J(x2)^T v: the NTK times a vector, without the NTK.
 
     f is linearized once, here; a product is then one backward pass over x2 and one forward pass
@@ -59,7 +60,7 @@ def empirical_ntk_vp_fn(
     check_outputs(outputs)
 
     @errors.called("ntk_vp_fn(cotangents)")
-    def product(cotangents: Any) -> Any:
+    def product(cotangents: PyTree) -> PyTree:
         _check_cotangents(cotangents, outputs2)
         with jax.default_matmul_precision("highest"):
             return push(*pull(cotangents))
@@ -67,7 +68,8 @@ def empirical_ntk_vp_fn(
     return product
 
 
-def _check_cotangents(cotangents: Any, outputs: Any) -> None:
+def _check_cotangents(cotangents: PyTree, outputs: PyTree) -> None:
+    """One number for each output, of its shape and dtype."""
     shapes = lambda tree: [
         (tuple(jnp.shape(leaf)), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)
     ]

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +12,24 @@ from ntkdiag import _jax, errors
 from ntkdiag.kernel.operand import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.neural_tangents.axes import AxesLike
-from ntkdiag.neural_tangents.predict.gradient_descent_mse import read_test
-from ntkdiag.neural_tangents.predict.kernel_layout import Layout, array, as_precise
+from ntkdiag.neural_tangents.predict.kernel_layout import (
+    AnyArray,
+    KernelNumbers,
+    Layout,
+    Numbers,
+    array,
+    as_precise,
+)
 from ntkdiag.neural_tangents.predict.ode_state import ODEState
 from ntkdiag.predict.ode import solve_ode
 from ntkdiag.scalars import Number, require_positive
-
-_FIELDS = ("fx_train", "fx_test", "qx_train", "qx_test")
 
 
 @errors.public
 def gradient_descent(
     loss: Callable[[jax.Array, jax.Array], jax.Array],
-    k_train_train: Any,
-    y_train: Any,
+    k_train_train: KernelNumbers,
+    y_train: Numbers,
     learning_rate: Number = 1.0,
     momentum: Number | None = None,
     trace_axes: AxesLike = (-1,),
@@ -84,21 +87,21 @@ def gradient_descent(
 
     @errors.called("predict_fn(t, fx_train_or_state_0, fx_test_0, k_test_train)")
     def predict_fn(
-        t: Any = None,
-        fx_train_or_state_0: Any = 0.0,
-        fx_test_0: Any = None,
-        k_test_train: Any = None,
-    ) -> Any:
+        t: Numbers | None = None,
+        fx_train_or_state_0: Numbers | ODEState | None = 0.0,
+        fx_test_0: Numbers | None = None,
+        k_test_train: KernelNumbers | None = None,
+    ) -> AnyArray | tuple[AnyArray, AnyArray] | ODEState:
+        # neural-tangents' arguments -> matrices
         state = _read_state(fx_train_or_state_0, fx_test_0, momentum)
         times = _read_times(t)
-        cross, test, shape = read_test(layout, state.fx_test, k_test_train)
+        cross, test, shape = layout.read_test(state.fx_test, k_test_train)
         start = _start(layout, state, test, shape, momentum)
+        # the differential equation
         arrays = layout.matrix(kernel), cross, y, start, times, learning_rate, momentum
-        found = keeps_float64(_solve)(loss, layout, tolerance, max_steps, *arrays)
-        shapes = ODEState(layout.shape, shape, layout.shape, shape)
-        result = ODEState(
-            *(_outputs(layout, getattr(found, name), getattr(shapes, name)) for name in _FIELDS)
-        )
+        solved = keeps_float64(_solve)(loss, layout, tolerance, max_steps, *arrays)
+        # and back
+        result = _laid_out(layout, solved, shape)
         if isinstance(fx_train_or_state_0, ODEState):
             return result
         if result.fx_test is None:
@@ -108,23 +111,37 @@ def gradient_descent(
     return predict_fn
 
 
-def _outputs(layout: Layout, part: Any, shape: tuple[int, ...]) -> Any:
-    return None if part is None else layout.outputs(part, shape)
+def _laid_out(layout: Layout, state: ODEState, shape_test: tuple[int, ...]) -> ODEState:
+    """Matrices -> outputs and velocities; what is not there stays None."""
+
+    def outputs(part: AnyArray | None, shape: tuple[int, ...]) -> AnyArray | None:
+        return None if part is None else layout.outputs(part, shape)
+
+    return ODEState(
+        fx_train=outputs(state.fx_train, layout.shape),
+        fx_test=outputs(state.fx_test, shape_test),
+        qx_train=outputs(state.qx_train, layout.shape),
+        qx_test=outputs(state.qx_test, shape_test),
+    )
 
 
-def _check_loss(loss: Callable, y: Any) -> None:
+def _check_loss(loss: Callable[[jax.Array, jax.Array], jax.Array], y: AnyArray) -> None:
+    """The loss of outputs like the targets is one number."""
     dtype = jax.dtypes.canonicalize_dtype(_jax.at_least_float32(y.dtype))
-    shape = jax.ShapeDtypeStruct(y.shape, dtype)
-    found = jax.eval_shape(loss, shape, shape)
-    if getattr(found, "shape", None) != ():
+    outputs = jax.ShapeDtypeStruct(y.shape, dtype)
+    value = jax.eval_shape(loss, outputs, outputs)
+    if getattr(value, "shape", None) != ():
         raise errors.InvalidInputError(
             expected="a `loss(f, y)` that returns one number",
-            got=f"{found}",
+            got=f"{value}",
             do="Sum or average in it.",
         )
 
 
-def _read_state(first: Any, fx_test_0: Any, momentum: Number | None) -> ODEState:
+def _read_state(
+    first: Numbers | ODEState | None, fx_test_0: Numbers | None, momentum: Number | None
+) -> ODEState:
+    """Outputs, or a state, as a state."""
     if not isinstance(first, ODEState):
         if first is None and fx_test_0 is None:
             raise errors.InvalidInputError(
@@ -146,51 +163,52 @@ def _read_state(first: Any, fx_test_0: Any, momentum: Number | None) -> ODEState
     return first
 
 
-def _read_times(t: Any) -> Any:
+def _read_times(t: Numbers | None) -> AnyArray:
     """Times as an array, strictly increasing as far as they are known."""
-    concrete = t is not None and is_concrete(t)
-    flat = np.asarray(t, np.float64).reshape(-1) if concrete else np.zeros(1)
-    if t is None or not (
-        np.isfinite(flat).all() and (flat >= 0).all() and (np.diff(flat) > 0).all() and flat.size
-    ):
+    if t is not None and not is_concrete(t):
+        return array(t)
+    flat = np.zeros(0) if t is None else np.asarray(t, np.float64).reshape(-1)
+    is_increasing = (np.diff(flat, prepend=-np.inf) > 0).all()
+    if not (flat.size and np.isfinite(flat).all() and flat[0] >= 0 and is_increasing):
         raise errors.InvalidInputError(
             expected="finite times t >= 0 in strictly increasing order",
             got=f"{t}",
             do="Sort them; convergence at infinity is not certain for a general loss.",
         )
-    return t if not concrete else np.asarray(t, np.float64)
+    return np.asarray(t, np.float64)
 
 
 def _start(
-    layout: Layout, state: ODEState, test: Any, shape: tuple[int, ...], momentum: Number | None
+    layout: Layout,
+    state: ODEState,
+    test: AnyArray | None,
+    shape: tuple[int, ...],
+    momentum: Number | None,
 ) -> ODEState:
-    """Initial values as matrices."""
-    zero = lambda value: (
-        0.0 if value is None else value if isinstance(value, int | float) else array(value)
-    )
-    train = layout.columns(zero(state.fx_train), "fx_train_0")
+    """Initial values as matrices; velocities only where there is momentum."""
+
+    def columns(value: Numbers | None, name: str, shape: tuple[int, ...]) -> AnyArray:
+        return layout.columns(0.0 if value is None else value, name, shape)
+
+    train = columns(state.fx_train, "fx_train_0", layout.shape)
     if momentum is None:
         return ODEState(train, test)
-    velocity = layout.columns(zero(state.qx_train), "qx_train")
-    return ODEState(
-        train,
-        test,
-        velocity,
-        test if test is None else layout.columns(zero(state.qx_test), "qx_test", shape),
-    )
+    velocity = columns(state.qx_train, "qx_train", layout.shape)
+    velocity_test = None if test is None else columns(state.qx_test, "qx_test", shape)
+    return ODEState(train, test, velocity, velocity_test)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _solve(
-    loss: Callable,
+    loss: Callable[[jax.Array, jax.Array], jax.Array],
     layout: Layout,
     tolerance: float | None,
     max_steps: int,
-    matrix: jax.Array,
-    cross: jax.Array | None,
-    y: jax.Array,
+    matrix: AnyArray,
+    cross: AnyArray | None,
+    y: AnyArray,
     start: ODEState,
-    times: jax.Array,
+    times: AnyArray,
     learning_rate: Number,
     momentum: Number | None,
 ) -> ODEState:
@@ -198,33 +216,35 @@ def _solve(
     dtype = _jax.at_least_float32(matrix.dtype)
     matrix, y = jnp.asarray(matrix, dtype), jnp.asarray(y, dtype)
     cross = None if cross is None else jnp.asarray(cross, dtype)
+    # The solver takes one vector: the parts of the state one after the other.
     vector, unravel = ravel_pytree(jax.tree.map(lambda part: jnp.asarray(part, dtype), start))
+    # Time in the units of the equation: s = learning_rate t, with momentum sqrt(learning_rate) t.
     unit = jnp.asarray(learning_rate if momentum is None else jnp.sqrt(learning_rate), dtype)
 
-    def slope(_: Any, vector: jax.Array, __: None) -> jax.Array:
+    def slope(_: object, vector: jax.Array, __: None) -> jax.Array:
         state = unravel(vector)
-        gradient = layout.columns(
-            jax.grad(loss)(layout.outputs(state.fx_train), y), "the gradient of the loss"
-        )
-        force = -(matrix @ gradient), None if cross is None else -(cross @ gradient)
-        if momentum is None:
-            return ravel_pytree(ODEState(*force))[0]
-        damped = [
-            f if f is None else f + (momentum - 1.0) / unit * q
-            for f, q in zip(force, (state.qx_train, state.qx_test), strict=True)
-        ]
-        return ravel_pytree(ODEState(state.qx_train, state.qx_test, *damped))[0]
+        gradient = jax.grad(loss)(layout.outputs(state.fx_train), y)
+        columns = layout.columns(gradient, "the gradient of the loss")
+        force = -(matrix @ columns)
+        force_test = None if cross is None else -(cross @ columns)
+        if momentum is None:  # df/ds = -K grad_f loss
+            return ravel_pytree(ODEState(force, force_test))[0]
+        # df/ds = q, dq/ds = (m - 1) / unit q - K grad_f loss
+        damping = (momentum - 1.0) / unit
+        force = force + damping * state.qx_train
+        if force_test is not None:
+            force_test = force_test + damping * state.qx_test
+        return ravel_pytree(ODEState(state.qx_train, state.qx_test, force, force_test))[0]
 
+    if tolerance is None:
+        tolerance = 1.4e-8 if dtype == jnp.float64 else 1e-5
     flat = jnp.asarray(times, dtype).reshape(-1)
-    tolerance = tolerance or (1.4e-8 if dtype == jnp.float64 else 1e-5)
-    ascending = (
-        jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit
-    )  # what else is traced becomes NaN below
-    found = solve_ode(
-        slope, vector, ascending, relative=tolerance, absolute=tolerance, max_steps=max_steps
+    # Traced times may be anything: the solver gets increasing ones, and the rest becomes NaN.
+    increasing = jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit
+    solved = solve_ode(
+        slope, vector, increasing, relative=tolerance, absolute=tolerance, max_steps=max_steps
     )
-    ordered = (jnp.diff(flat, prepend=-1.0) > 0).all() & (flat >= 0).all()
-    found = jnp.where(ordered, found, jnp.nan)
-    return jax.tree.map(
-        lambda part: part.reshape(*times.shape, *part.shape[1:]), jax.vmap(unravel)(found)
-    )
+    are_times = (jnp.diff(flat, prepend=-1.0) > 0).all() & (flat >= 0).all()
+    parts = jax.vmap(unravel)(jnp.where(are_times, solved, jnp.nan))
+    # [T r c] -> [... r c]
+    return jax.tree.map(lambda part: part.reshape(*times.shape, *part.shape[1:]), parts)

@@ -1,7 +1,6 @@
 """`gradient_descent_mse`: gradient flow on squared error in closed form."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,14 @@ from ntkdiag.kernel.operand import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.neural_tangents.axes import AxesLike
-from ntkdiag.neural_tangents.predict.kernel_layout import Layout, array, as_precise
+from ntkdiag.neural_tangents.predict.kernel_layout import (
+    AnyArray,
+    KernelNumbers,
+    Layout,
+    Numbers,
+    array,
+    as_precise,
+)
 from ntkdiag.predict.closed_form import Modes, modes_of
 from ntkdiag.predict.mse import follow_flow
 from ntkdiag.predict.prediction import Prediction
@@ -21,8 +27,8 @@ from ntkdiag.scalars import Number, require_at_least_zero, require_positive
 
 @errors.public
 def gradient_descent_mse(
-    k_train_train: Any,
-    y_train: Any,
+    k_train_train: KernelNumbers,
+    y_train: Numbers,
     learning_rate: Number = 1.0,
     diag_reg: Number = 0.0,
     diag_reg_absolute_scale: bool = False,
@@ -69,36 +75,37 @@ def gradient_descent_mse(
     kernel = array(k_train_train)
     y = as_precise(array(y_train), kernel)
     layout = Layout.of(kernel, y, trace_axes)
-    matrix = layout.matrix(kernel)
-    unit = 1.0 if diag_reg_absolute_scale else matrix.trace() / matrix.shape[0]
-    eye = (np if isinstance(matrix, np.ndarray) else jnp).eye(matrix.shape[0], dtype=matrix.dtype)
-    matrix = matrix + diag_reg * unit * eye
-
-    targets, kept = layout.columns(y, "y_train"), []
+    matrix = _regularized(layout.matrix(kernel), diag_reg, diag_reg_absolute_scale)
+    targets = layout.columns(y, "y_train")
+    kept: list[Modes] = []  # the eigendecomposition, from the first call on
 
     @errors.called("predict_fn(t, fx_train_0, fx_test_0, k_test_train)")
     def predict_fn(
-        t: Any = None, fx_train_0: Any = 0.0, fx_test_0: Any = None, k_test_train: Any = None
-    ) -> Any:
+        t: Numbers | None = None,
+        fx_train_0: Numbers | None = 0.0,
+        fx_test_0: Numbers | None = None,
+        k_test_train: KernelNumbers | None = None,
+    ) -> AnyArray | tuple[AnyArray, AnyArray]:
         if fx_train_0 is None and fx_test_0 is None:
             raise errors.InvalidInputError(
                 expected="`fx_train_0` or `fx_test_0`",
                 got="None twice",
                 do="Pass what to predict.",
             )
-        times: Any = np.inf if t is None else np.asarray(t) if is_concrete(t) else t
+        # neural-tangents' arguments -> matrices
+        times = array(np.inf if t is None else t)
         require_at_least_zero(times, "t", many=True)
-        cross, test, shape = read_test(layout, fx_test_0, k_test_train)
-        given = fx_train_0 is None or isinstance(fx_train_0, int | float)
-        start = layout.columns((fx_train_0 or 0.0) if given else array(fx_train_0), "fx_train_0")
+        cross, test, shape = layout.read_test(fx_test_0, k_test_train)
+        start = layout.columns(0.0 if fx_train_0 is None else fx_train_0, "fx_train_0")
+        # predict.gradient_flow, with |y| as the denominator of the loss
         modes = kept[0] if kept else None
-        prediction, modes = _follow(
-            matrix, targets, start, cross, test, times * learning_rate, y.size, modes
-        )
+        time = times * learning_rate
+        prediction, modes = _follow(matrix, targets, start, cross, test, time, y.size, modes)
         if all(map(is_concrete, modes)):
             kept[:] = [modes]
+        # and back
         train = layout.outputs(prediction.train)
-        if cross is None:
+        if prediction.test is None:
             return train
         outputs = layout.outputs(prediction.test, shape)
         return outputs if fx_train_0 is None else (train, outputs)
@@ -106,14 +113,21 @@ def gradient_descent_mse(
     return predict_fn
 
 
+def _regularized(matrix: AnyArray, ridge: Number, is_absolute: bool) -> AnyArray:
+    """K + ridge I, the ridge in units of the mean diagonal entry unless it is absolute."""
+    unit = 1.0 if is_absolute else matrix.trace() / matrix.shape[0]
+    library = np if isinstance(matrix, np.ndarray) else jnp
+    return matrix + ridge * unit * library.eye(matrix.shape[0], dtype=matrix.dtype)
+
+
 @keeps_float64
 def _follow(
-    matrix: Any,
-    y: Any,
-    start: Any,
-    cross: Any,
-    test: Any,
-    time: Any,
+    matrix: AnyArray,
+    y: AnyArray,
+    start: AnyArray,
+    cross: AnyArray | None,
+    test: AnyArray | None,
+    time: AnyArray,
     size: int,
     modes: Modes | None,
 ) -> tuple[Prediction, Modes]:
@@ -129,31 +143,3 @@ def _follow(
     )
     modes = modes_of(problem) if modes is None else modes
     return follow_flow(problem, modes, time, 0.0), modes
-
-
-def read_test(
-    layout: Layout, fx_test_0: Any, k_test_train: Any
-) -> tuple[Any, Any, tuple[int, ...]]:
-    """Test kernel as a matrix, initial test outputs as columns, their shape; empty without.
-
-    Args:
-        layout: The layout.
-        fx_test_0: Initial outputs or None.
-        k_test_train: Test kernel or None.
-
-    Returns:
-        The three.
-
-    Raises:
-        InvalidInputError: There are outputs and no kernel, or they do not fit.
-    """
-    if fx_test_0 is None:
-        return None, None, ()
-    if k_test_train is None:
-        raise errors.InvalidInputError(
-            expected="`k_test_train` beside `fx_test_0`",
-            got="None",
-            do="Pass ntk_fn(x_test, x_train, params).",
-        )
-    cross, shape = layout.cross(array(k_test_train))
-    return cross, layout.columns(array(fx_test_0), "fx_test_0", shape), shape

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,11 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.neural_tangents.axes import AxesLike, read_axes
+
+AnyArray: TypeAlias = jax.Array | np.ndarray
+# Numbers as a user writes them.
+Numbers: TypeAlias = jax.typing.ArrayLike | Sequence
+KernelNumbers: TypeAlias = Kernel | Numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Layout:
         return tuple(self.shape[axis] for axis in self.kept)
 
     @staticmethod
-    def of(kernel: Any, y: Any, trace_axes: AxesLike) -> "Layout":
+    def of(kernel: AnyArray, y: AnyArray, trace_axes: AxesLike) -> "Layout":
         """Read the axes and check the kernel.
 
         Args:
@@ -61,11 +67,11 @@ class Layout:
             )
         return layout
 
-    def matrix(self, kernel: Any) -> Any:
+    def matrix(self, kernel: AnyArray) -> AnyArray:
         """Train by train, `[r r]`."""
         return _unzip(kernel).reshape(-1, math.prod(self.kept_shape))
 
-    def cross(self, kernel: Any) -> tuple[Any, tuple[int, ...]]:
+    def cross(self, kernel: AnyArray) -> tuple[AnyArray, tuple[int, ...]]:
         """Test by train `[l r]`, and the shape of the test outputs."""
         kept = self.kept_shape
         if kernel.ndim != 2 * len(kept) or tuple(kernel.shape[1::2]) != kept or 0 in kernel.shape:
@@ -81,30 +87,48 @@ class Layout:
             shape[axis] = length
         return _unzip(kernel).reshape(-1, math.prod(kept)), tuple(shape)
 
-    def columns(self, outputs: Any, name: str, shape: tuple[int, ...] | None = None) -> Any:
+    def columns(
+        self, outputs: Numbers, name: str, shape: tuple[int, ...] | None = None
+    ) -> AnyArray:
         """Outputs, or what is broadcast to them (a number, axes of length 1), as `[r c]`."""
         wanted = self.shape if shape is None else shape
-        outputs = (
-            outputs if hasattr(outputs, "shape") else np.asarray(outputs, jnp.result_type(float))
-        )
-        fits = len(wanted) == outputs.ndim and all(
-            n in (1, m) for n, m in zip(outputs.shape, wanted, strict=True)
-        )
+        if isinstance(outputs, int | float):
+            outputs = np.asarray(outputs, jnp.result_type(float))
+        outputs = array(outputs)
+        lengths = zip(outputs.shape, wanted, strict=False)
+        fits = outputs.ndim == len(wanted) and all(n in (1, m) for n, m in lengths)
         if outputs.ndim and not fits:
             raise errors.InvalidInputError(
                 expected=f"`{name}` of shape {wanted}, or one number",
                 got=f"shape {tuple(outputs.shape)}",
                 do="Outputs have the shape of the targets.",
             )
-        spread = (
-            jnp.broadcast_to(outputs, wanted)
-            if isinstance(outputs, jax.Array)
-            else np.broadcast_to(outputs, wanted)
-        )
+        library = jnp if isinstance(outputs, jax.Array) else np
+        spread = library.broadcast_to(outputs, wanted)
+        # [n ...] -> [kept ... traced ...] -> [r c]
         rows = math.prod(wanted[axis] for axis in self.kept)
         return spread.transpose((*self.kept, *self.traced)).reshape(rows, -1)
 
-    def outputs(self, matrix: Any, shape: tuple[int, ...] | None = None) -> Any:
+    def read_test(
+        self, fx_test_0: Numbers | None, k_test_train: KernelNumbers | None
+    ) -> tuple[AnyArray | None, AnyArray | None, tuple[int, ...]]:
+        """Test kernel as a matrix, initial test outputs as columns, and their shape.
+
+        Raises:
+            InvalidInputError: There are outputs and no kernel, or they do not fit.
+        """
+        if fx_test_0 is None:
+            return None, None, ()
+        if k_test_train is None:
+            raise errors.InvalidInputError(
+                expected="`k_test_train` beside `fx_test_0`",
+                got="None",
+                do="Pass ntk_fn(x_test, x_train, params).",
+            )
+        cross, shape = self.cross(array(k_test_train))
+        return cross, self.columns(array(fx_test_0), "fx_test_0", shape), shape
+
+    def outputs(self, matrix: AnyArray, shape: tuple[int, ...] | None = None) -> AnyArray:
         """`[... r c]` back to `[... n ...]`: the inverse of `columns`."""
         wanted = self.shape if shape is None else shape
         lead, order = matrix.ndim - 2, (*self.kept, *self.traced)
@@ -113,7 +137,7 @@ class Layout:
         return split.transpose((*range(lead), *(lead + k for k in back)))
 
 
-def array(value: Any) -> Any:
+def array(value: KernelNumbers) -> AnyArray:
     """Outputs, or a kernel in neural-tangents' layout, as a numpy or JAX array in the dtype it has.
 
     Args:
@@ -126,7 +150,7 @@ def array(value: Any) -> Any:
     return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
 
 
-def as_precise(values: Any, kernel: Any) -> Any:
+def as_precise(values: AnyArray, kernel: AnyArray) -> AnyArray:
     """Targets no more precise than the kernel, in the 32-bit mode: rows of `np.eye` are float64."""
     wide = (
         isinstance(values, np.ndarray) and values.dtype == np.float64 and kernel.dtype != np.float64
@@ -134,7 +158,7 @@ def as_precise(values: Any, kernel: Any) -> Any:
     return values.astype(kernel.dtype) if wide and not jax.config.read("jax_enable_x64") else values
 
 
-def _of_kernel(kernel: Kernel) -> Any:
+def _of_kernel(kernel: Kernel) -> AnyArray:
     convention = kernel.convention
     if convention.reduction not in ("full", "mean") and convention.n_outputs > 1:
         raise errors.InvalidInputError(
@@ -147,7 +171,7 @@ def _of_kernel(kernel: Kernel) -> Any:
     )  # [n o m p] -> [n m o p]
 
 
-def _unzip(kernel: Any) -> Any:
+def _unzip(kernel: AnyArray) -> AnyArray:
     """[n m o p ...] -> [n o ... m p ...]."""
     return kernel.transpose((*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2)))
 

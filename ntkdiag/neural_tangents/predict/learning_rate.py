@@ -1,22 +1,20 @@
 """`max_learning_rate`: where training with squared error starts to diverge."""
 
-from typing import Any
-
 from ntkdiag import errors
 from ntkdiag.analysis.stability import critical_learning_rate
 from ntkdiag.descent import Descent
 from ntkdiag.losses import MSE
-from ntkdiag.neural_tangents.predict.kernel_layout import array
+from ntkdiag.neural_tangents.predict.kernel_layout import KernelNumbers, array
 from ntkdiag.scalars import Number
 
 
 @errors.public
 def max_learning_rate(
-    ntk_train_train: Any,
+    ntk_train_train: KernelNumbers,
     y_train_size: int | None = None,
     momentum: Number = 0.0,
     eps: float = 1e-12,
-) -> Any:
+) -> Number:
     """2 (1 + momentum) |y| / lambda_max: above it training on ||f - y||^2 / (2 |y|) diverges.
 
     It is `ntkdiag.critical_learning_rate` under `MSE(denominator=|y|)`.
