@@ -127,7 +127,7 @@ def _follow(
     start: AnyArray,
     cross: AnyArray | None,
     test: AnyArray | None,
-    time: AnyArray,
+    time: Number | np.ndarray,
     size: int,
     modes: Modes | None,
 ) -> tuple[Prediction, Modes]:
