@@ -192,6 +192,7 @@ def as_descent(descent: DescentLike) -> Descent:
     """
     if isinstance(descent, Descent):
         return descent
+    # A class is callable, too: `descent=Descent` was meant to be an instance.
     is_number = isinstance(descent, int | float | np.number | jax.Array)
     if is_number or (callable(descent) and not isinstance(descent, type)):
         return Descent(descent)

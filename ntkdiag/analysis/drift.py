@@ -94,8 +94,10 @@ def drift(a: KernelLike, b: KernelLike) -> Drift:
 @jax.jit
 def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
     """The drift between two arrays of one shape."""
-    size = jnp.max(jnp.abs(a))
-    a, b = a / size, b / size
+    # Both divided by one number: ratios stay, and squares stay in the range of the dtype.
+    largest = jnp.max(jnp.abs(a))
+    a = a / largest
+    b = b / largest
     norm = jnp.linalg.norm(a)
     distance = _distance(a, b)
     return Drift(
@@ -112,7 +114,8 @@ def _distance(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, ""
 
     1 - <a, b> would cancel for nearby kernels.
     """
-    return 0.5 * jnp.sum((_at_unit_length(a) - _at_unit_length(b)) ** 2)
+    difference = _at_unit_length(a) - _at_unit_length(b)
+    return 0.5 * jnp.sum(difference**2)
 
 
 def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -122,5 +125,6 @@ def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _angle(distance: Float[Array, ""]) -> Float[Array, ""]:
-    """arccos(1 - S), by the half angle: accurate for small S."""
-    return 2.0 * jnp.arcsin(jnp.sqrt(jnp.clip(distance / 2.0, 0.0, 1.0)))
+    """arccos(1 - S), by the half angle, sin^2(phi / 2) = S / 2: accurate for small S."""
+    squared_sine = jnp.clip(distance / 2.0, 0.0, 1.0)  # rounding can leave it outside
+    return 2.0 * jnp.arcsin(jnp.sqrt(squared_sine))

@@ -144,7 +144,7 @@ def _largest_curvature(
     """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
     trained = require_loss(loss, "the curvature")
     if isinstance(kernel, NTKOperator):
-        _require_preconditioned("none", descent)
+        _require_preconditioned("none", descent)  # operators know no preconditioner
         return _of_operator(kernel, trained, outputs, y)
     operand = _read_full(kernel)
     if operand.convention is not None:
@@ -156,6 +156,7 @@ def _of_kernel(
     operand: Operand, loss: Loss, outputs: Outputs | None, y: PyTree | None
 ) -> Float[Array, ""]:
     """The largest curvature from a kernel in memory."""
+    # D first: whether the arguments say enough is known before anything is decomposed.
     shape = shape_of_outputs(operand, outputs)
     denominator = denominator_of(loss, shape)
     dtype = operand.array.dtype
@@ -178,10 +179,12 @@ def _of_operator(
     shape = (operator.n_examples, *operator.output_shape)
     products = operator_products(operator)
     if not loss.is_quadratic:
+        # The curvature is that at the outputs: the operator computes them where they did not come.
         values = operator.outputs() if outputs is None else jnp.asarray(outputs)
         _require_rows(values.shape, products.size)
         labels = None if y is None else loss.read(y, shape)
         factor = loss.curvature(values.reshape(shape), labels).on_host()
+        # Lanczos iterations see L^T Theta L by products alone, like the kernel itself.
         with_kernel = products.product
 
         def with_curvature(v: np.ndarray, /) -> np.ndarray:
@@ -200,6 +203,7 @@ def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ..
     if outputs is not None:
         shape = jnp.shape(outputs)
         _require_rows(shape, rows)
+        # Rows of a bare matrix may be examples or examples times outputs: the outputs decide.
         if operand.array.ndim == 2 and operand.convention is None:
             return shape
         if shape[0] == operand.n_examples:
@@ -209,6 +213,7 @@ def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ..
             got=f"shape {shape}",
             do="Pass f(params, x) of the same examples as the kernel.",
         )
+    # Four axes, or a convention, say what the rows stand for.
     if operand.array.ndim == 4 or operand.convention is not None:
         return operand.n_examples, operand.n_outputs
     return None

@@ -102,7 +102,7 @@ class Kernel:
         shape_of_outputs = self.shape[2:] if self.ndim == 4 else None
         if v.shape == shape_of_outputs:  # [m p] -> [n o]
             return (matrix @ v.reshape(-1)).reshape(self.shape[:2])
-        if v.shape[:1] == matrix.shape[1:] and v.ndim <= 2:
+        if v.shape[:1] == matrix.shape[1:] and v.ndim <= 2:  # [(m p)] or [(m p) k]
             return matrix @ v
         m = matrix.shape[1]
         shapes = f"({m},) or ({m}, k)"

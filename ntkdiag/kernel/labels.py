@@ -39,6 +39,7 @@ def read_labels(
     numbers = as_numbers(y, name)
     n, o = operand.n_examples, operand.n_outputs
     n_classes = _classes(operand)
+    # Class numbers become one-hot rows, where it is known how many classes there are.
     if n_classes is not None and are_class_numbers(numbers, (n, n_classes)):
         numbers = read_targets(numbers, (n, n_classes), name)
     if n_classes is None and is_integer(numbers) and numbers.ndim == 1:
@@ -49,6 +50,7 @@ def read_labels(
             do=f"Pass `jax.nn.one_hot({name}, n_classes)`, or `{name}.astype(float)` if these are "
             "targets.",
         )
+    # Targets `[n o]` tell how a bare matrix is to be read; otherwise they have to fit its axes.
     targets = jnp.asarray(numbers, operand.array.dtype)
     if _counts_outputs(targets, operand):
         array = operand.array.reshape(*targets.shape, *targets.shape)  # [(n o) (m p)] -> [n o m p]

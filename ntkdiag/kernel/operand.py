@@ -219,10 +219,13 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
     """
     if isinstance(kernel, Spectrum):
         kernel = kernel.kernel
+    array = kernel
+    convention = None
+    symmetric = True  # as far as a bare array says
     if isinstance(kernel, Kernel):
-        array, convention, symmetric = kernel.array, kernel.convention, kernel.symmetric
-    else:
-        array, convention, symmetric = kernel, None, True
+        array = kernel.array
+        convention = kernel.convention
+        symmetric = kernel.symmetric
     if not isinstance(array, jax.Array | np.ndarray):
         array = np.asarray(array)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):

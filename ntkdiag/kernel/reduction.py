@@ -17,7 +17,7 @@ put side by side ("diagonal"). What is left is a scale, done by `Reduction.finis
 
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +142,7 @@ class Reduction:
         if isinstance(reduction, TiedOutputs):
             return _tied(reduction)
         name, contraction, k, source = _read(reduction, n_outputs)
+        # Only these two pair no output of f with one of f2, or make one output of each before.
         if n_outputs != n_outputs_of_columns and name not in ("full", "sum-of-logits"):
             raise errors.InvalidInputError(
                 argument="f2=..., reduction=...",
@@ -205,14 +206,13 @@ def _read(
         return reduction, _CONTRACTIONS[reduction], n_outputs, None
     if isinstance(reduction, RandomProjections) and reduction.possible(n_outputs):
         return "random-projections", "diagonal", reduction.k, reduction
-    shape: Any = getattr(reduction, "shape", ())
-    dtype = getattr(reduction, "dtype", None)
-    fits = len(shape) == 2 and shape[0] == n_outputs and shape[1] > 0
-    if fits and _is_real(dtype) and not isinstance(reduction, str | RandomProjections):
-        return "projection", "full", shape[1], reduction
     got = repr(reduction)
-    if dtype is not None:
-        got = f"an array of shape {shape} and dtype {dtype}"
+    if isinstance(reduction, jax.Array | np.ndarray):
+        shape = reduction.shape
+        fits = len(shape) == 2 and shape[0] == n_outputs and shape[1] > 0
+        if fits and _is_real(reduction.dtype):
+            return "projection", "full", shape[1], reduction
+        got = f"an array of shape {shape} and dtype {reduction.dtype}"
     names = ", ".join(map(repr, (*NAMES, "auto")))
     raise errors.InvalidInputError(
         argument="reduction=...",
@@ -234,10 +234,8 @@ def _directions(
     return Directions(n_outputs, k, source)
 
 
-def _is_real(dtype: np.dtype | None) -> bool:
+def _is_real(dtype: np.dtype) -> bool:
     """Whether a dtype is one of real numbers."""
-    if dtype is None:
-        return False
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 

@@ -132,6 +132,7 @@ class CustomLoss(Loss):
             units = jnp.broadcast_to(jnp.eye(o, dtype=flat.dtype)[:, None], (o, n, o))
             columns = jax.lax.map(product, units)  # [p n o]
             return columns.transpose(1, 2, 0)  # [p n o] -> [n o p]
+        # All columns of the whole Hessian, one unit vector after the other.
         _require_few_rows(n * o, f"a loss that is no sum over examples, of {n} x {o} outputs")
         units = jnp.eye(n * o, dtype=flat.dtype).reshape(n * o, n, o)
         return jax.lax.map(product, units).reshape(1, n * o, n * o)
@@ -171,6 +172,7 @@ def _factor(blocks: Float[Array, "b r r"]) -> Float[Array, "b r r"]:
     Products of a Hessian round: what is negative by less than the square root of the unit roundoff
     counts as 0.
     """
+    # In float64 on the host where the numbers are known, like the eigenvalues of kernels.
     roundoff = float(jnp.finfo(blocks.dtype).eps)
     blocks = 0.5 * (blocks + blocks.mT)
     if is_concrete(blocks):

@@ -70,6 +70,7 @@ class MeanLoss(Loss):
         """The loss in words, with what its sum is divided by for outputs of a shape."""
         if self.denominator is not None:
             return f"{self.formula}, divided by {self.denominator:g}"
+        # One term an example, unless each position of an example has a loss of its own.
         if self.terms(shape) == shape[0]:
             return f"{self.formula}, mean over examples"
         return f"{self.formula}, mean over examples and positions"
@@ -128,6 +129,7 @@ class CrossEntropy(MeanLoss):
         """Class numbers `[n ...]`, or probabilities `[n ... c]` that sum to 1."""
         self.require_fit(shape)
         array = as_numbers(y)
+        # Integers beside several logits are classes; one-hot rows have the shape of the logits.
         if are_class_numbers(array, shape):
             return read_class_numbers(array, shape)
         targets = shaped_like_outputs(array, shape)
@@ -137,6 +139,7 @@ class CrossEntropy(MeanLoss):
     def per_example(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, " n"]:
         """-log softmax(f_i)[y_i], summed over positions."""
         log_p = jax.nn.log_softmax(outputs, axis=-1)
+        # Probabilities [n ... c] weigh all logarithms, class numbers [n ...] pick one of them.
         if y.shape == outputs.shape:
             of_labels = jnp.sum(y * log_p, axis=-1)
         else:
@@ -163,6 +166,7 @@ class CrossEntropy(MeanLoss):
         """diag(p) - p p^T over the last axis, at every position."""
         logits = as_outputs(outputs)
         self.require_fit(logits.shape)
+        # One block for each softmax: [n ... c] -> [b c], b examples times positions.
         p = jax.nn.softmax(logits, axis=-1)
         return SoftmaxFactor(jnp.sqrt(p).reshape(-1, p.shape[-1]))
 
@@ -204,8 +208,9 @@ class SigmoidCrossEntropy(MeanLoss):
     ) -> CurvatureFactor:
         """diag(p (1 - p))."""
         logits = as_outputs(outputs)
-        p, rest = jax.nn.sigmoid(logits), jax.nn.sigmoid(-logits)
-        return DiagonalFactor(jnp.sqrt(p * rest).reshape(-1))
+        p = jax.nn.sigmoid(logits)
+        one_minus_p = jax.nn.sigmoid(-logits)  # 1 - p would cancel where p is close to 1
+        return DiagonalFactor(jnp.sqrt(p * one_minus_p).reshape(-1))
 
 
 def as_outputs(outputs: Float[ArrayLike, "n *o"]) -> Float[Array, "n *o"]:

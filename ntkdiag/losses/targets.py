@@ -52,7 +52,8 @@ def are_class_numbers(y: Labels, shape: Shape) -> bool:
     """Whether labels are integers, one for each example (and position), of several classes."""
     if not is_integer(y) or len(shape) < 2 or shape[-1] < 2:
         return False
-    return y.shape in (shape[:-1], (*shape[:-1], 1))
+    per_position = shape[:-1]  # [n ...] of outputs [n ... c]
+    return y.shape in (per_position, (*per_position, 1))
 
 
 def read_class_numbers(y: Labels, shape: Shape, name: str = "y") -> Int[Array, "..."]:
@@ -85,6 +86,7 @@ def shaped_like_outputs(y: Labels, shape: Shape, name: str = "y") -> Float[Array
             got=f"{y.dtype} of shape {tuple(y.shape)}",
             do="Labels go row by row with the examples.",
         )
+    # Counts and one-hot rows of integers are numbers like others.
     if not jnp.issubdtype(y.dtype, jnp.floating):
         y = y.astype(np.float32)
     return jnp.asarray(y).reshape(shape)
@@ -102,6 +104,7 @@ def require_probabilities(targets: Float[Array, "..."], name: str = "y") -> None
     """Refuse targets that a softmax cannot be compared with: rows that are no probabilities."""
     if not is_concrete(targets):
         return
+    # Probabilities that were rounded sum to nearly 1.
     sums = np.asarray(targets, np.float64).sum(axis=-1)
     smallest = float(targets.min())
     if smallest < 0 or np.abs(sums - 1).max() > 1e-3:
