@@ -43,10 +43,9 @@ def statistics(functional: Functional) -> Finding | None:
     unfilled = []
     for path, leaf in functional.fixed.items():
         layer, _, name = path.rpartition("/")
-        # Equinox marks them; in any library, variances of zero are those of no batch.
-        is_marked = name == "first_time" and np.all(leaf)
-        is_zero = name == "var" and not np.any(leaf)
-        if is_marked or is_zero:
+        # Variances of zero are those of no batch. The mark that Equinox keeps beside them says
+        # nothing: who puts statistics into a State by hand leaves it as it was.
+        if name == "var" and not np.any(leaf):
             unfilled.append(layer)
     if not unfilled:
         return None

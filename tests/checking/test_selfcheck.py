@@ -84,7 +84,7 @@ def test_every_library_in_every_mode(mode):
 
 
 def test_statistics_that_a_batch_has_filled_in():
-    # With a bias in place of the layers below, an untrained state gives a plausible kernel.
+    # An untrained state divides by almost nothing: a kernel that is finite, and far too large.
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
     untrained = selfcheck(norm, X, state=state)
     assert not untrained.ok
