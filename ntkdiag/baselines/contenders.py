@@ -149,6 +149,7 @@ class LinearBaseline:
             MissingDependencyError: Without matplotlib.
         """
         axes = display.axes_to_draw_on(ax)
+        # Both over the steps of the whole run.
         later_steps = self.gap_later.steps + self.checkpoint
         axes.plot(self.gap.steps, self.gap.rms, ".-", label="linearized at init")
         name = f"linearized at step {self.checkpoint}"
@@ -158,6 +159,7 @@ class LinearBaseline:
         return axes
 
     def _repr_html_(self) -> str:
+        # A table of three columns: the name, the test loss, all other numbers in words.
         rows = []
         for contender in self.contenders:
             titles = [title for title, _ in COLUMNS.values()]

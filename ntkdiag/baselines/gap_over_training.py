@@ -98,6 +98,7 @@ class GapHistory:
                 got=repr(name),
                 do="accuracy_gap needs class numbers as labels, e2 second_order=True.",
             )
+        # NaN compares as within: a run that diverged has to be asked for by itself.
         has_diverged = ~np.isfinite(self.rms)
         beyond = np.flatnonzero((np.abs(values) > tolerance) | has_diverged)
         return int(self.steps[beyond[0]]) if beyond.size else None
@@ -195,6 +196,7 @@ def gap_over_training(
     recorded = _read_marks(marks, steps)
     order = batches(read.n, batch_size, steps, seed)
     f_lin = linearize(f, params)
+    # Both runs are generators: only the parameters of one mark are held.
     network = train(f, params, optimizer, read, order, recorded, opt_state)
     linear = train(f_lin, params, optimizer, read, order, recorded, opt_state)
     compare = comparer(f, params, read, second_order)
@@ -230,10 +232,12 @@ def comparer(
     def compare(
         network_params: PyTree, linear_params: PyTree, x: PyTree, y: PyTree, classes: Any
     ) -> dict[str, Any]:
+        # Each trained on its own: outputs [m ...] of both, and how far they are apart.
         outputs = f(network_params, x)
         outputs_lin = f_lin(linear_params, x)
         difference = outputs - outputs_lin
         rms = _root_mean_square(difference)
+        # At the parameters of the network alone: what the Taylor models say of them.
         gap = linearization_gap(f, params, network_params, x, second_order=second_order)
         row = {
             "rms": rms,
@@ -251,6 +255,7 @@ def comparer(
             row["agreement"] = jnp.mean(is_same)
         return row
 
+    # Data are arguments: constants of the program would be folded, and held twice.
     compiled = jax.jit(compare, compiler_options=compiler_options(reduces=True) or None)
 
     def on_test_examples(network_params: PyTree, linear_params: PyTree) -> dict[str, Any]:

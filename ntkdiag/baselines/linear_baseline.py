@@ -211,6 +211,7 @@ class _Runs:
         network = self._train(self.f, self.params)
         linear = self._train(self.f_lin, self.params)
         compare = comparer(self.f, self.params, self.data, second_order=True)
+        # Up to the checkpoint, which is one of the marks, there are two runs.
         rows = []
         for mark in self.marks:
             self.network, state = next(network)
@@ -239,7 +240,7 @@ class _Runs:
     def _train_later(self, state: PyTree) -> Iterator[Position]:
         """Train the second linearization from the checkpoint on, on the batches that are left."""
         order = self.order
-        if len(order) > 1:
+        if len(order) > 1:  # a single row stands for all steps
             order = order[self.checkpoint :]
         return train(
             self.f_lin_later,
@@ -260,6 +261,7 @@ def _trained(
     name: str, f: Callable[..., Any], params: PyTree, data: Data, network: Contender | None
 ) -> Contender:
     """A trained model, judged on the test examples and beside the network."""
+    # Compiled, with the options that its float32 reductions need.
     run = jax.jit(f, compiler_options=compiler_options(reduces=True) or None)
     outputs = run(params, data.x_test)
     train_loss = float(data.loss(run(params, data.x), data.y))
@@ -275,8 +277,10 @@ def _regressed(
     network: Contender,
 ) -> Contender:
     """A regression, judged likewise; its outputs are targets, on another scale than logits."""
+    # [n o] -> [n ...], as the loss takes outputs.
     train_values = jnp.asarray(train_outputs, jnp.float32).reshape(-1, *data.shape[1:])
     values = jnp.asarray(outputs, jnp.float32).reshape(-1, *data.shape[1:])
+    # Only squared error has a meaning for them.
     if not data.loss.is_quadratic:
         return _contender(name, None, None, values, data, network, same_scale=False)
     train_loss = float(data.loss(train_values, data.y[: len(train_values)]))
@@ -294,6 +298,7 @@ def _contender(
     same_scale: bool,
 ) -> Contender:
     """One line of the table; the network itself is compared with nobody."""
+    # Labels decide about accuracy, the number of outputs about agreement, the scale about distance.
     share_right = accuracy(outputs, data.classes_test)
     agreement = None
     distance = None

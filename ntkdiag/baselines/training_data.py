@@ -75,11 +75,13 @@ def read_data(data: Any, loss: LossLike | None, f: Callable[..., PyTree], params
         got = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         do = "Hold some examples out: without them a baseline says nothing about generalisation."
         raise errors.InvalidInputError(expected="`data` as (x, y, x_test, y_test)", got=got, do=do)
+    # The example axis is the first one everywhere, and as long for labels as for inputs.
     trained = require_loss(loss, "a baseline")
     x, y, x_test, y_test = jax.tree.map(jnp.asarray, tuple(data))
     _require_as_many("", x, y)
     _require_as_many("_test", x_test, y_test)
     shape = _output_shape(f, params, x, y)
+    # Whether labels are class numbers is asked of both sets: floating point on one side is none.
     shape_test = (y_test.shape[0], *shape[1:])
     classes_test = None
     if are_class_numbers(y, shape) and are_class_numbers(y_test, shape_test):

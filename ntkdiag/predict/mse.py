@@ -8,7 +8,6 @@ In the eigenbasis of the training kernel every mode is learned by itself. So a p
 4. `assemble`: from modes back to outputs.
 """
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import jax
@@ -26,13 +25,13 @@ from ntkdiag.predict import on_operators
 from ntkdiag.predict.closed_form import assemble, modes_of
 from ntkdiag.predict.laws import DescentLaw, FlowLaw
 from ntkdiag.predict.matrix_function import Modes
+from ntkdiag.predict.on_operators import Times
 from ntkdiag.predict.origin import Toward, origin_beside_arrays
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem, read_problem
 from ntkdiag.predict.update_rule import read_rule, warn_above_critical
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero, require_number
 
-Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
 SquaredError: TypeAlias = MSE | Literal["mse"]
 
 MOST_STEPS_WITH_MOMENTUM = 2**31  # they are counted in the bits of an int32
@@ -110,9 +109,9 @@ def gradient_flow(
     require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), "time", many=True)
     squared_error = read_squared_error(loss)
     if isinstance(kernel, NTKOperator):
-        require_number(ridge, "ridge")  # pyright: ignore[reportArgumentType]
+        one_ridge = _read_one_ridge(ridge)
         regression = on_operators.Regression(
-            y, kernel_test, f0, f0_test, ridge, toward, squared_error
+            y, kernel_test, f0, f0_test, one_ridge, toward, squared_error
         )
         return on_operators.flow(kernel, regression, time)
     problem = read_problem(
@@ -238,6 +237,12 @@ def descent_law(problem: Problem, rule: Descent, counts: jax.Array, ridge: Numbe
         momentum=None if is_plain else rule.momentum,
         kind=rule.kind,
     )
+
+
+def _read_one_ridge(ridge: Times) -> Number:
+    """The ridge of an operator, for which there is no path of ridges."""
+    require_number(ridge, "ridge")  # pyright: ignore[reportArgumentType]
+    return ridge  # pyright: ignore[reportReturnType]
 
 
 def read_squared_error(loss: SquaredError) -> MSE:

@@ -8,17 +8,18 @@ Without eigenmodes there is no closed form, so
 - infinity is a least-squares problem, solved by `least_squares`.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ntkdiag import errors
 from ntkdiag._jax import Tracer
 from ntkdiag.descent import Descent
+from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
@@ -31,17 +32,19 @@ from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.update_rule import warn_above_critical
 from ntkdiag.scalars import Number, is_concrete
 
+Times: TypeAlias = jax.typing.ArrayLike | Sequence[float | int]
+
 POWER_STEPS = 30
 
 
 class Regression(NamedTuple):
     """The arguments that `gradient_flow` and `gradient_descent` share; see there."""
 
-    y: Any
-    kernel_test: Any
-    f0: Any
-    f0_test: Any
-    ridge: Any
+    y: jax.typing.ArrayLike
+    kernel_test: KernelLike | NTKOperator | None
+    f0: jax.typing.ArrayLike | None
+    f0_test: jax.typing.ArrayLike | None
+    ridge: Number
     toward: Toward
     loss: MSE
 
@@ -50,7 +53,7 @@ class Regression(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "y"}
 
 
-def flow(kernel: NTKOperator, regression: Regression, time: Any) -> Prediction:
+def flow(kernel: NTKOperator, regression: Regression, time: Times) -> Prediction:
     """`gradient_flow` without the kernel, at times in any order."""
     regression = _read(kernel, regression)
 
@@ -71,7 +74,7 @@ def flow(kernel: NTKOperator, regression: Regression, time: Any) -> Prediction:
     return _at_all(np.asarray(time, np.float64), at_times, at_infinity)
 
 
-def descent(kernel: NTKOperator, regression: Regression, rule: Descent, steps: Any) -> Prediction:
+def descent(kernel: NTKOperator, regression: Regression, rule: Descent, steps: Times) -> Prediction:
     """`gradient_descent` without the kernel, at numbers of steps in any order.
 
     Infinity costs 30 products more: where the learning rate is above critical, it is NaN.
@@ -114,7 +117,7 @@ def _largest_eigenvalue(kernel: NTKOperator) -> Float[Array, ""]:
 def _power_iteration(kernel: NTKOperator, v: Float[Array, " n_o"]) -> Float[Array, ""]:
     """||K v|| for the v that 30 products lead to."""
 
-    def step(_: Any, v: Float[Array, " n_o"]) -> Float[Array, " n_o"]:
+    def step(_: Int[Array, ""], v: Float[Array, " n_o"]) -> Float[Array, " n_o"]:
         return kernel.mv(v / jnp.linalg.norm(v)).astype(v.dtype)
 
     return jnp.linalg.norm(jax.lax.fori_loop(0, POWER_STEPS, step, v))
@@ -135,19 +138,22 @@ def _at_all(
         end = at_infinity()
         parts.append(jax.tree.map(lambda outputs: outputs[None], end))  # one more time
 
-    def in_order(outputs: list[Any]) -> Any:
-        if outputs[0] is None:
+    def in_order(outputs: list[jax.Array | None]) -> jax.Array | None:
+        """Outputs of the finite times, and of infinity, in the order of the times."""
+        rows = [part for part in outputs if part is not None]
+        if not rows:
             return None
-        joined = jnp.concatenate(outputs)[positions]
+        joined = jnp.concatenate(rows)[positions]
         return joined.reshape(*times.shape, *joined.shape[1:])
 
     train = in_order([part.train for part in parts])
+    assert train is not None
     return Prediction(train, in_order([part.test for part in parts]))
 
 
 def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
     """Outputs where training ends: least squares with the ridge."""
-    ridge: Number = regression.ridge
+    ridge = regression.ridge
     if is_concrete(ridge) and not float(ridge):
         regression = regression._replace(toward="start")  # nothing pulls
     y, kernel_test, f0, f0_test, ridge, toward, _ = regression

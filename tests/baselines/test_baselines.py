@@ -251,6 +251,7 @@ def _run(data=CLASSES, loss="cross_entropy", **options):
     return linear_baseline(MODEL, data, optax.sgd(0.1), variables=variables, loss=loss, **options)
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

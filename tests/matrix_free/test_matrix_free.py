@@ -271,6 +271,7 @@ def test_differentiable_and_compiled_in_a_program_of_the_user():
     assert seen[0].startswith("Solution(traced, CG(")
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

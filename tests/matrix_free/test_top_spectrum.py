@@ -233,6 +233,7 @@ def _call_with_nan():
     ntkdiag.top_spectrum(broken, 2)
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -4,6 +4,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from predict_problem import K_TEST, OUTPUTS, C, K, M, N, Y
@@ -30,7 +31,7 @@ def test_predictions_in_a_notebook():
     page = path._repr_html_()
     assert page.startswith("<table>")
     assert "modes below the noise floor" in page
-    alone = predict.Prediction(path.train)
+    alone = predict.Prediction(jnp.asarray(path.train))
     assert repr(alone) == "Prediction(train [4, 6, 2])"
     assert "noise floor" not in alone._repr_html_()
 
