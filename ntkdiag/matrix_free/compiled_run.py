@@ -3,20 +3,28 @@
 The structure of an operator, as a pytree, holds its network. `jax.jit` would keep it in caches of
 JAX for good. So the programs here take the arrays of an operator alone, and are kept in a cache of
 ours, which `ntkdiag.clear_caches` empties.
+
+    run(function, operator, v)
+        operator -> leaves, structure    its arrays; all else, with the network
+        program = _compiled(...)         from the cache, or compiled for this structure
+        program(leaves, v)               function(operator, v), the operator put together inside
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 from jaxtyping import PyTree
 
 from ntkdiag import _jax
+from ntkdiag._jax import TreeStructure
 from ntkdiag.engine.calls import arguments, meshes
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.keywords import hashable
 
-_COMPILED = Cache()
+Result = TypeVar("Result")
+
+_COMPILED = Cache()  # (function, (structure, ...)) -> program
 
 
 @runtime_checkable
@@ -34,7 +42,9 @@ class Operator(Protocol):
         ...
 
 
-def run(function: Callable[..., Any], operator: Operator, *args: PyTree, static: Any = None) -> Any:
+def run(
+    function: Callable[..., Result], operator: Operator, *args: PyTree, static: object = None
+) -> Result:
     """Call a function of the module level as `function(operator, *args)`, compiled.
 
     `static`, where there is something, comes last: it is fixed when the program is compiled, and
@@ -46,19 +56,22 @@ def run(function: Callable[..., Any], operator: Operator, *args: PyTree, static:
     mesh = meshes.within((operator, args), operator.closes_over_explicit)
     if mesh:
 
-        def run_inside(*arrays: PyTree) -> Any:
+        def run_inside(*arrays: PyTree) -> Result:
             return run(function, *arrays, static=static)
 
         return meshes.automatically(run_inside, mesh, operator, *args)
 
     with jax.default_matmul_precision("highest"):
         if arguments.is_traced(operator, args) or _jax.staging():
-            return _call(function, operator, args, static)
+            return _call(function, operator, args, static)  # their program, not one of ours
         leaves, structure = jax.tree.flatten(operator)
-        return _compiled(function, structure, operator.reduces, static)(leaves, *args)
+        program = _compiled(function, structure, operator.reduces, static)
+        return program(leaves, *args)
 
 
-def _call(function: Callable[..., Any], operator: Any, args: tuple, static: Any) -> Any:
+def _call(
+    function: Callable[..., Result], operator: PyTree, args: tuple[PyTree, ...], static: object
+) -> Result:
     """The call itself, with what is static at its end."""
     if static is None:
         return function(operator, *args)
@@ -66,15 +79,16 @@ def _call(function: Callable[..., Any], operator: Any, args: tuple, static: Any)
 
 
 def _compiled(
-    function: Callable[..., Any], structure: Any, reduces: bool, static: Any
-) -> Callable[..., Any]:
+    function: Callable[..., Result], structure: TreeStructure, reduces: bool, static: object
+) -> Callable[..., Result]:
     """The program of a function for operators of one structure, in which the network is."""
     key = structure, reduces, hashable(static)
     program = _COMPILED.get(function, key)
     if program is None:
 
-        def on_arrays(leaves: list[jax.Array], *args: PyTree) -> Any:
-            return _call(function, jax.tree.unflatten(structure, leaves), args, static)
+        def on_arrays(leaves: list[jax.Array], *args: PyTree) -> Result:
+            operator = jax.tree.unflatten(structure, leaves)
+            return _call(function, operator, args, static)
 
         options = _jax.compiler_options(reduces=reduces)
         program = jax.jit(on_arrays, compiler_options=options or None)

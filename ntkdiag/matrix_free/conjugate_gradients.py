@@ -14,7 +14,7 @@ Source: Hestenes and Stiefel 1952; residual replacement as in Shewchuk 1994, B.2
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,11 @@ from ntkdiag.matrix_free.nystrom import nystrom
 from ntkdiag.matrix_free.solvers import CG
 
 Scalar: TypeAlias = Float[Array, ""]
-Product: TypeAlias = Callable[[Any], Any]
+Product: TypeAlias = Callable[[PyTree], PyTree]  # v -> A v, on trees like b
 
 REFRESH = 50  # iterations after which the true residual is computed
 PATIENCE = 5  # how often in a row the true residual may turn out no smaller than before
+CLEARLY_SMALLER = 0.8  # ratio of squared norms from which on a residual counts as having fallen
 
 
 class LinearSolve(NamedTuple):
@@ -76,10 +77,13 @@ def solve_shifted(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> Lin
     def shifted(x: PyTree) -> PyTree:
         return jax.tree.map(lambda image, v: image + ridge * v, product(x), x)
 
+    preconditioner = None
+    if solver.rank:
+        preconditioner = _nystrom_on_trees(product, b, ridge, solver)
     return conjugate_gradients(
         shifted,
         b,
-        precondition=_nystrom_on_trees(product, b, ridge, solver) if solver.rank else None,
+        precondition=preconditioner,
         tolerance=solver.tolerance,
         max_steps=solver.max_steps,
     )
@@ -87,15 +91,20 @@ def solve_shifted(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> Lin
 
 def _nystrom_on_trees(product: Product, b: PyTree, ridge: Scalar, solver: CG) -> Product:
     """The preconditioner of `nystrom`, for trees like b."""
+    # `nystrom` works on vectors: trees are laid out as one on the way in, and put back after.
     vector, unravel = ravel_pytree(b)
 
-    def flat_product(v: jax.Array) -> jax.Array:
-        return ravel_pytree(product(unravel(v)))[0]
+    def flat_product(v: Float[Array, " size"]) -> Float[Array, " size"]:
+        image, _ = ravel_pytree(product(unravel(v)))
+        return image
 
-    flat = nystrom(flat_product, vector.size, solver.rank, ridge, solver.seed, vector.dtype)
+    flat_precondition = nystrom(
+        flat_product, vector.size, solver.rank, ridge, solver.seed, vector.dtype
+    )
 
     def precondition(r: PyTree) -> PyTree:
-        return unravel(flat(ravel_pytree(r)[0]))
+        flat_r, _ = ravel_pytree(r)
+        return unravel(flat_precondition(flat_r))
 
     return precondition
 
@@ -115,6 +124,7 @@ def conjugate_gradients(
     """
     if precondition is None:
         precondition = _unchanged
+    # All is compared in squared norms: ||b - A x|| <= tolerance ||b||.
     b_squared = inner(b, b)
     goal = tolerance**2 * b_squared
 
@@ -132,17 +142,20 @@ def conjugate_gradients(
 
         # The residual: by recursion, or anew where it is time to, or where it claims to be small.
         recursive = _add_multiple(s.r, -alpha, image)
-        is_true = (inner(recursive, recursive) <= goal) | ((s.step + 1) % REFRESH == 0)
+        claims_goal = inner(recursive, recursive) <= goal
+        is_due = (s.step + 1) % REFRESH == 0
+        is_true = claims_goal | is_due
 
         def true_residual() -> PyTree:
-            return jax.tree.map(jnp.subtract, b, product(x))
+            return jax.tree.map(jnp.subtract, b, product(x))  # b - A x
 
         r = jax.lax.cond(is_true, true_residual, lambda: recursive)
         squared_norm = inner(r, r)
 
         # The best point so far, and how long there has been none that is clearly better.
-        has_fallen = squared_norm < 0.8 * s.best
-        waited = jnp.where(is_true, jnp.where(has_fallen, 0, s.waited + 1), s.waited)
+        has_fallen = squared_norm < CLEARLY_SMALLER * s.best
+        waited_if_true = jnp.where(has_fallen, 0, s.waited + 1)
+        waited = jnp.where(is_true, waited_if_true, s.waited)
         is_best = is_true & (squared_norm < s.best)
         best_x = jax.tree.map(lambda new, old: jnp.where(is_best, new, old), x, s.best_x)
         best = jnp.where(is_best, squared_norm, s.best)
@@ -150,13 +163,24 @@ def conjugate_gradients(
         # The next direction. Without curvature the iteration ends, by r^T z = 0.
         z = precondition(r)
         r_dot_z = jnp.where(is_curved, inner(r, z), 0.0)
-        p = _add_multiple(z, r_dot_z / s.r_dot_z, s.p)
+        beta = r_dot_z / s.r_dot_z
+        p = _add_multiple(z, beta, s.p)
         return _State(x, r, p, r_dot_z, squared_norm, s.step + 1, best, best_x, waited)
 
+    # At x = 0 the residual is b itself.
     z = precondition(b)
-    zero = jax.tree.map(jnp.zeros_like, b)
-    none = jnp.asarray(0)
-    start = _State(zero, b, z, inner(b, z), b_squared, none, b_squared, zero, none)
+    no_x = jax.tree.map(jnp.zeros_like, b)
+    start = _State(
+        x=no_x,
+        r=b,
+        p=z,
+        r_dot_z=inner(b, z),
+        squared_norm=b_squared,
+        step=jnp.asarray(0),
+        best=b_squared,
+        best_x=no_x,
+        waited=jnp.asarray(0),
+    )
     end = jax.lax.while_loop(unfinished, iterate, start)
 
     # Where b is out of reach x grows without bound: what counts is the best point on the way.
@@ -164,6 +188,7 @@ def conjugate_gradients(
     squared_norm = inner(residual, residual)
     is_last = squared_norm <= end.best
     x = jax.tree.map(lambda last, best: jnp.where(is_last, last, best), end.x, end.best_x)
+    # By rounding <r, r> may come out below zero where the inner product is not the plain one.
     smallest = jnp.maximum(jnp.minimum(squared_norm, end.best), 0.0)
     return LinearSolve(x, end.step, norm_ratio(smallest, b_squared))
 

@@ -11,11 +11,13 @@ is, with u = theta - theta_0 before the step,
 
 H K is not symmetric, but it is in the inner product <a, b> = a^T K b, in which conjugate gradients
 run there: the vector and its image K a are carried along together, so that one product with K per
-iteration suffices.
+iteration suffices. With A = H K + damping it is, on these pairs,
+
+    (a, K a)  ->  (A a, K A a) = (h + damping a,  K h + damping K a),    h = H (K a).
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +106,7 @@ def gauss_newton_step(
     start = require_outputs(operator, start, "f0")
     loss_object = require_loss(loss, "a Gauss-Newton step")
     labels = loss_object.read(y, start.shape)
-    require_number(lambda outputs: loss_object(outputs, labels), start)
+    require_scalar_loss(lambda outputs: loss_object(outputs, labels), start)
     # The loss is divided by D, and so is the ridge, which stays in the units of K's eigenvalues.
     damping = jnp.asarray(ridge / loss_object.denominator_for(start.shape), start.dtype)
     # The pull to theta_0 acts on the whole displacement so far, in the coordinates of the solver.
@@ -120,9 +122,11 @@ def gauss_newton_step(
     return solution_after(operator, start, solved, solver, before=after)
 
 
-def require_number(loss: Callable[..., Any], outputs: jax.Array | jax.ShapeDtypeStruct) -> None:
+def require_scalar_loss(
+    loss: Callable[[Outputs], PyTree], outputs: jax.Array | jax.ShapeDtypeStruct
+) -> None:
     """Refuse a loss of outputs that does not return one number."""
-    value = jax.eval_shape(loss, outputs)
+    value = jax.eval_shape(loss, outputs)  # traced only: nothing is computed
     if getattr(value, "shape", None) != ():
         raise errors.InvalidInputError(
             expected="a `loss` that returns one number",
@@ -133,8 +137,9 @@ def require_number(loss: Callable[..., Any], outputs: jax.Array | jax.ShapeDtype
 
 def _require_solver(solver: CG) -> None:
     """Refuse solvers that cannot solve this system."""
-    preconditioned = isinstance(solver, CG) and solver.rank > 0 and solver.space == "function"
-    if not isinstance(solver, CG) or preconditioned:
+    is_cg = isinstance(solver, CG)
+    is_preconditioned = is_cg and solver.rank > 0 and solver.space == "function"
+    if not is_cg or is_preconditioned:
         raise errors.InvalidInputError(
             expected='CG(space="function"), or CG(space="parameters") with or without a rank',
             got=repr(solver),
@@ -156,9 +161,14 @@ def _require_weights(after: Solution) -> Outputs:
 
 def _derivatives(
     loss: Loss, labels: PyTree, outputs: Outputs
-) -> tuple[Outputs, Callable[[jax.Array], jax.Array]]:
+) -> tuple[Outputs, Callable[[Outputs], Outputs]]:
     """The gradient of the loss in the outputs, and products v -> H v with its Hessian there."""
-    return jax.linearize(jax.grad(lambda f: loss(f, labels)), outputs)
+
+    def loss_of_outputs(outputs: Outputs) -> Scalar:
+        return loss(outputs, labels)
+
+    # H is the Jacobian of the gradient: one linearization gives both.
+    return jax.linearize(jax.grad(loss_of_outputs), outputs)
 
 
 def _in_function_space(
@@ -171,26 +181,35 @@ def _in_function_space(
 ) -> SolvedStep:
     """step = J^T a with (H K + damping) a = -(g + damping w)."""
     loss, solver = loss_and_solver
-    gradient, curved = _derivatives(loss, labels, start)
-    right = -gradient if weights is None else -gradient - damping * weights
+    gradient, hessian_product = _derivatives(loss, labels, start)
+    # The right-hand side -(g + damping w).
+    right = -gradient
+    if weights is not None:
+        right = right - damping * weights
 
     def product(pair: WithImage) -> WithImage:
+        """(a, K a) -> (A a, K A a) with A = H K + damping, by one product with K."""
         a, image = pair
-        hessian_part = curved(image)  # H K a
-        return hessian_part + damping * a, operator.mv(hessian_part) + damping * image
+        hessian_part = hessian_product(image)  # H K a
+        moved = hessian_part + damping * a
+        image_of_moved = operator.mv(hessian_part) + damping * image
+        return moved, image_of_moved
 
     def inner(a: WithImage, b: WithImage) -> Scalar:
-        return jnp.vdot(a[0], b[1])  # a^T K b
+        """<a, b> = a^T K b."""
+        left, _ = a
+        _, image_of_right = b
+        return jnp.vdot(left, image_of_right)
 
-    pair, iterations, residual = conjugate_gradients(
+    solved = conjugate_gradients(
         product,
         (right, operator.mv(right)),
         tolerance=solver.tolerance,
         max_steps=solver.max_steps,
         inner=inner,
     )
-    change = pair[0]
-    return SolvedStep(operator.cotangent(change), change, iterations, residual)
+    change, _ = solved.x
+    return SolvedStep(operator.cotangent(change), change, solved.iterations, solved.residual)
 
 
 def _in_parameter_space(
@@ -203,13 +222,15 @@ def _in_parameter_space(
 ) -> SolvedStep:
     """The step with (J^T H J + damping) step = -(J^T g + damping u)."""
     loss, solver = loss_and_solver
-    gradient, curved = _derivatives(loss, labels, start)
+    gradient, hessian_product = _derivatives(loss, labels, start)
+    # The right-hand side -(J^T g + damping u), a tree like the parameters.
     right = jax.tree.map(jnp.negative, operator.cotangent(gradient))
     if displacement is not None:
         right = jax.tree.map(lambda r, u: r - damping * u, right, displacement)
 
     def product(step: PyTree) -> PyTree:
-        return operator.cotangent(curved(operator.tangent(step)))  # J^T H J step
+        change = operator.tangent(step)  # J step
+        return operator.cotangent(hessian_product(change))  # J^T H J step
 
     step, iterations, residual = solve_shifted(product, right, damping, solver)
     return SolvedStep(step, None, iterations, residual)

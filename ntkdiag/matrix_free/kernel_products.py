@@ -48,6 +48,7 @@ def operator_products(operator: NTKOperator) -> KernelProducts:
             got="a cross operator",
             do="Leave out `x2`.",
         )
+    # Vectors enter in the precision of the products, and come back to float64.
     dtype = np.float64 if operator.dtype == np.float64 else np.float32
 
     def product(v: Vector) -> Vector:
@@ -58,7 +59,7 @@ def operator_products(operator: NTKOperator) -> KernelProducts:
     convention = Convention(
         reduction="full",
         n_outputs=int(np.prod(operator.output_shape)),
-        mode=getattr(operator.f, "mode", "unspecified"),
+        mode=getattr(operator.f, "mode", "unspecified"),  # `functionalize` notes it on f
         model_roundoff=roundoff_of(operator.f, operator.params, microbatch),
     )
     roundoff = convention.coarsest(operator.dtype)
@@ -73,6 +74,7 @@ def matrix_products(kernel: KernelLike) -> KernelProducts:
     matrix = np.asarray(square_matrix(array, symmetric))
     matrix = matrix.astype(np.promote_types(matrix.dtype, np.float32), copy=False)
     roundoff = coarsest(array, convention)
+    # Lanczos takes symmetry for granted: without it its numbers are wrong, and nothing says so.
     require_symmetric(_asymmetry(matrix), roundoff)
 
     def product(v: Vector) -> Vector:
@@ -95,6 +97,7 @@ def _require_concrete(arrays: PyTree) -> None:
 
 def _asymmetry(matrix: np.ndarray) -> float:
     """||K - K^T|| / ||K||; divided by the largest entry first, since norms overflow at 1e20."""
-    scaled = matrix / (np.abs(matrix).max() or 1.0)
-    size = np.linalg.norm(scaled) or 1.0
-    return float(np.linalg.norm(scaled - scaled.T) / size)
+    largest_entry = np.abs(matrix).max()
+    scaled = matrix / (largest_entry or 1.0)  # a kernel of zeros is symmetric
+    norm = np.linalg.norm(scaled) or 1.0
+    return float(np.linalg.norm(scaled - scaled.T) / norm)

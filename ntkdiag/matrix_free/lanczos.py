@@ -139,6 +139,7 @@ def _by_decomposition(product: Product, size: int, k: int) -> RitzPairs:
     if not np.isfinite(matrix).all():
         return _not_finite(size, k)
     values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+    # LAPACK has the smallest first.
     values = values[::-1][:k]
     vectors = vectors[:, ::-1][:, :k]
     return RitzPairs(values, vectors, _applied(product, vectors))
@@ -218,7 +219,7 @@ def _with_missed(
         basis = np.concatenate([pairs.vectors, missed], axis=1)
         images = np.concatenate([pairs.images, image], axis=1)
         pairs = _refined(product, _rayleigh_ritz(basis, images, k), goal)
-    if pairs is first:
+    if pairs is first:  # nothing was refined or put in
         return pairs
     # Rayleigh-Ritz combines images of earlier vectors: residuals are to come from products.
     return RitzPairs(pairs.values, pairs.vectors, _applied(product, pairs.vectors))
@@ -229,7 +230,8 @@ def _search(
 ) -> Float64[np.ndarray, "n 1"] | None:
     """Roughly the eigenvector of the largest eigenvalue that is not among the pairs."""
     vectors = pairs.vectors
-    below = 2.0 * pairs.values[0]  # moves what is known to the negative side
+    # A - below V V^T: eigenvalues of the pairs move to the negative side, all others stay.
+    below = 2.0 * pairs.values[0]
 
     def rest(v: Vector) -> Vector:
         return product(v) - below * vectors @ (vectors.T @ v)

@@ -1,13 +1,20 @@
 """Products with the Jacobian of a batch, one microbatch at a time.
 
-The examples are cut into microbatches `[b size ...]`, and a loop of the compiled program goes over
-them: its memory is that of one. Forward products (J step) stack what the microbatches give;
+The examples are cut into b microbatches `[b size ...]`, and a loop of the compiled program goes
+over them: its memory is that of one. Forward products (J step) stack what the microbatches give;
 backward products (J^T v) add it up. The last microbatch is filled up with copies of the last
 example; forward products drop their rows at the end, backward products meet zero cotangents there.
+
+    outputs       f(params, x)        stacked     [n ...]
+    tangents      J step              stacked     [n ...]
+    cotangents    J^T v               summed      a tree like the parameters
+    gram          J^T J step          summed      a tree like the parameters
+
+All bodies of these loops go through `channels_last`: on a CPU convolutions in a loop are slow else.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +24,7 @@ from ntkdiag import _jax
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.linearization.pushforward import linearization, pushforward
 
-Function: TypeAlias = Callable[[Any, Any], jax.Array]
+Function: TypeAlias = Callable[[PyTree, PyTree], jax.Array]  # f(params, x)
 
 
 def split(tree: PyTree, n: int, size: int) -> PyTree:
@@ -26,7 +33,8 @@ def split(tree: PyTree, n: int, size: int) -> PyTree:
     It is filled with copies of a real example, which are safe where zeros are not: a norm at zero
     has no derivative.
     """
-    return jax.tree.map(lambda leaf: _cut(leaf, -(-n // size), size, mode="edge"), tree)
+    count = -(-n // size)  # rounded up
+    return jax.tree.map(lambda leaf: _cut(leaf, count, size, mode="edge"), tree)
 
 
 def outputs(f: Function, params: PyTree, batches: PyTree, n: int) -> Float[Array, "n *o"]:
@@ -58,7 +66,8 @@ def cotangents(f: Function, params: PyTree, batches: PyTree, v: Float[Array, "n 
 
     def pull(x: PyTree, cotangent: jax.Array) -> PyTree:
         y, back = jax.vjp(lambda p: f(p, x), params)
-        return back(cotangent.astype(y.dtype))[0]
+        (pulled,) = back(cotangent.astype(y.dtype))
+        return pulled
 
     return _summed(pull, params, batches, v)
 
@@ -69,10 +78,13 @@ def gram(f: Function, params: PyTree, batches: PyTree, step: PyTree, n: int) -> 
 
     def product(x: PyTree, is_example: jax.Array) -> PyTree:
         y, push, pull = linearization(lambda p: f(p, x), params)
+        # Copies that only fill up the microbatch change too: their part must not be pulled back.
         keep = is_example.reshape(size, *[1] * (y.ndim - 1))  # [size] -> [size 1 ... 1]
-        return pull(jnp.where(keep, push(step), 0).astype(y.dtype))
+        change = jnp.where(keep, push(step), 0)
+        return pull(change.astype(y.dtype))
 
-    return _summed(product, params, batches, jnp.ones(n, bool))
+    is_example = jnp.ones(n, bool)  # `_summed` continues it by False
+    return _summed(product, params, batches, is_example)
 
 
 def _summed(
@@ -81,18 +93,21 @@ def _summed(
     """The sum of `part(x, rows)` over microbatches, with rows `[n ...]` continued by zeros."""
     count, size = jax.tree.leaves(batches)[0].shape[:2]
     zero = jax.tree.map(lambda p: jnp.zeros(p.shape, _jax.at_least_float32(p.dtype)), params)
+    rows_of_batches = _cut(rows, count, size, mode="constant")  # [b size ...]
 
     def add(total: PyTree, microbatch: tuple[PyTree, jax.Array]) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, total, channels_last(part)(*microbatch)), None
+        x, rows = microbatch
+        return jax.tree.map(jnp.add, total, channels_last(part)(x, rows)), None
 
-    total, _ = jax.lax.scan(add, zero, (batches, _cut(rows, count, size, mode="constant")))
+    total, _ = jax.lax.scan(add, zero, (batches, rows_of_batches))
     return total
 
 
 def _cut(leaf: jax.Array, count: int, size: int, *, mode: str) -> jax.Array:
     """`[n ...] -> [count size ...]`, filled up at the end as `jnp.pad` does in a mode."""
     missing = count * size - leaf.shape[0]
-    padded = jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1), mode=mode)
+    widths = [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)  # the example axis alone
+    padded = jnp.pad(leaf, widths, mode=mode)
     return padded.reshape(count, size, *leaf.shape[1:])
 
 

@@ -10,13 +10,14 @@ than asked for.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-VectorFunction: TypeAlias = Callable[[jax.Array], jax.Array]
+VectorFunction: TypeAlias = Callable[[Float[Array, " size"]], Float[Array, " size"]]
 
 
 def nystrom(
@@ -25,7 +26,7 @@ def nystrom(
     rank: int,
     ridge: Float[Array, ""],
     seed: int,
-    dtype: Any,
+    dtype: DTypeLike,
 ) -> VectorFunction:
     """r -> P^-1 r with P = U (L + ridge) U^T / (l_k + ridge) + (1 - U U^T), for A + ridge.
 
@@ -49,13 +50,13 @@ def nystrom(
 
 
 def _approximation(
-    product: VectorFunction, size: int, rank: int, seed: int, dtype: Any
+    product: VectorFunction, size: int, rank: int, seed: int, dtype: DTypeLike
 ) -> tuple[Float[Array, "size k"], Float[Array, " k"]]:
     """U and L of the Nyström approximation, eigenvalues descending."""
     eps = jnp.finfo(dtype).eps
     normal = jax.random.normal(jax.random.key(seed), (size, rank), dtype)
     omega = jnp.linalg.qr(normal)[0]  # [size k]
-    image = jax.lax.map(product, omega.T).T
+    image = jax.lax.map(product, omega.T).T  # A Omega, [size k]
     # A is shifted by what rounding leaves of it, so that the core is positive definite.
     shift = eps * jnp.linalg.norm(image)
     image = image + shift * omega

@@ -7,7 +7,7 @@ ever formed, and no more than one microbatch is differentiated at a time.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
+from ntkdiag._jax import TreeStructure
+from ntkdiag.display import PlainValue
 from ntkdiag.engine.calls import arguments, meshes
 from ntkdiag.engine.independence import check_few
 from ntkdiag.matrix_free import microbatches
@@ -63,7 +65,7 @@ class NTKOperator:
     @errors.public
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[..., PyTree],
         params: PyTree,
         x: PyTree,
         x2: PyTree = None,
@@ -154,11 +156,13 @@ class NTKOperator:
         """
         v = jnp.asarray(v, _jax.at_least_float32(self.dtype))
         n_columns = self.shape[1]
-        like_outputs = (n_columns // int(np.prod(self.output_shape)), *self.output_shape)
+        m = n_columns // int(np.prod(self.output_shape))
+        like_outputs = (m, *self.output_shape)  # [m ...], in which the product is computed
         if v.shape == like_outputs:
             return run(_product, self, v)
         if v.shape == (n_columns,):
-            return run(_product, self, v.reshape(like_outputs)).reshape(-1)
+            product = run(_product, self, v.reshape(like_outputs))
+            return product.reshape(-1)  # [n ...] -> [(n o)]
         if v.ndim == 2 and v.shape[0] == n_columns:
             # Column by column, so that the memory stays that of one product.
             return jax.lax.map(self.mv, v.T).T
@@ -197,12 +201,13 @@ class NTKOperator:
         Raises:
             InvalidInputError: When it is not like them.
         """
-        expected = _structure_and_shapes(self.params)
-        got = _structure_and_shapes(step)
-        if expected != got:
+        structure, shapes = _structure_and_shapes(self.params)
+        structure_got, shapes_got = _structure_and_shapes(step)
+        if (structure, shapes) != (structure_got, shapes_got):
+            # The first 300 characters: a network has hundreds of leaves.
             raise errors.InvalidInputError(
-                expected=f"a tree like the parameters, {expected[0]} of shapes {expected[1]}"[:300],
-                got=f"{got[0]} of shapes {got[1]}"[:300],
+                expected=f"a tree like the parameters, {structure} of shapes {shapes}"[:300],
+                got=f"{structure_got} of shapes {shapes_got}"[:300],
                 do="Pass a step of the parameters, such as a difference of two checkpoints.",
             )
         return run(_tangent, self, step)
@@ -245,11 +250,12 @@ class NTKOperator:
 
         It is tagged positive semidefinite where rows and columns are the same examples.
         """
+        # Here: only this method and LSMR need lineax, which is not loaded with the package.
         from ntkdiag.matrix_free.lineax_operators import KernelOperator
 
         return KernelOperator(self)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, PlainValue]:
         """What the operator is, as plain JSON values: sizes, dtype and settings."""
         leaves = jax.tree.leaves(self.params)
         return {
@@ -279,8 +285,9 @@ class NTKOperator:
         ]
         return display.html_table("NTKOperator: the kernel, never formed", rows)
 
-    def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[str, Any], ...]]:
+    def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[str, object], ...]]:
         """Arrays, and what is fixed when a function of the operator is compiled."""
+        # With their names, by which `tree_unflatten` puts them back.
         names = (
             "f",
             "batch_size",
@@ -296,7 +303,7 @@ class NTKOperator:
 
     @classmethod
     def tree_unflatten(
-        cls, fixed: tuple[tuple[str, Any], ...], arrays: tuple[PyTree, ...]
+        cls, fixed: tuple[tuple[str, object], ...], arrays: tuple[PyTree, ...]
     ) -> "NTKOperator":
         """Put an operator together again."""
         # Not by `__init__`: JAX puts other things than arrays in the place of leaves.
@@ -306,7 +313,7 @@ class NTKOperator:
         return operator
 
 
-def require_square(operator: Any) -> None:
+def require_square(operator: object) -> None:
     """Refuse what is no operator of a set of examples with itself."""
     if isinstance(operator, NTKOperator) and operator.symmetric:
         return
@@ -351,14 +358,16 @@ def gram_product(operator: NTKOperator, step: PyTree) -> PyTree:
 
 
 def _product(operator: NTKOperator, v: Float[Array, "m *p"]) -> Float[Array, "n *o"]:
-    """J(x) (J(x2)^T v)."""
+    """J(x) (J(x2)^T v), from the right to the left."""
     columns = operator.x if operator.symmetric else operator.x2
+    # J(x2)^T v, a tree like the parameters
     pulled = microbatches.cotangents(operator.f, operator.params, _batches(operator, columns), v)
     return _tangent(operator, pulled)
 
 
 def _tangent(operator: NTKOperator, step: PyTree) -> Float[Array, "n *o"]:
     """J(x) step, in float32 at least."""
+    # A derivative along the step gives the outputs, too; here they are not needed.
     _, change = microbatches.tangents(
         operator.f,
         operator.params,
@@ -397,12 +406,13 @@ def _in_dtypes_of_parameters(operator: NTKOperator, step: PyTree) -> PyTree:
     return jax.tree.map(lambda d, p: d.astype(p.dtype), step, operator.params)
 
 
-def _structure_and_shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+def _structure_and_shapes(tree: PyTree) -> tuple[TreeStructure, list[tuple[int, ...]]]:
     """What two trees have in common that are alike."""
-    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [jnp.shape(leaf) for leaf in leaves]
 
 
-def _require_one_output(outputs: Any, n: int) -> tuple[tuple[int, ...], np.dtype]:
+def _require_one_output(outputs: PyTree, n: int) -> tuple[tuple[int, ...], np.dtype]:
     """Shape for one example, and dtype, of the one floating array that f has to return."""
     is_array = hasattr(outputs, "shape")
     if is_array and jnp.issubdtype(outputs.dtype, jnp.floating) and outputs.shape[:1] == (n,):

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
-from ntkdiag.kernel.operand import is_concrete
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.conjugate_gradients import dot, norm_ratio, solve_shifted
 from ntkdiag.matrix_free.operator import (
@@ -28,7 +27,7 @@ from ntkdiag.matrix_free.operator import (
 )
 from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_after
 from ntkdiag.matrix_free.solvers import CG, LSMR
-from ntkdiag.scalars import Number, require_at_least_zero
+from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
 Outputs: TypeAlias = Float[Array, "n *o"]
 Scalar: TypeAlias = Float[Array, ""]
@@ -109,7 +108,7 @@ def _in_function_space(
 def _in_parameter_space(
     operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: CG
 ) -> SolvedStep:
-    """The step with (J^T J + ridge) step = J^T residual."""
+    """The step with (J^T J + ridge) step = J^T residual, in trees like the parameters."""
 
     def product(step: PyTree) -> PyTree:
         return gram_product(operator, step)
@@ -121,6 +120,7 @@ def _in_parameter_space(
 
 def _by_lsmr(operator: NTKOperator, residual: Outputs, ridge: Scalar, solver: LSMR) -> SolvedStep:
     """The step that minimises ||J step - residual||^2 + ridge ||step||^2, by lineax."""
+    # Here: only LSMR and `NTKOperator.lineax` need lineax, which is not loaded with the package.
     import lineax as lx
 
     from ntkdiag.matrix_free.lineax_operators import DampedJacobian

@@ -1,7 +1,7 @@
 """What an iterative solve arrived at, and how well."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import display
 from ntkdiag._jax import Tracer
+from ntkdiag.display import PlainValue
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG, LSMR
 from ntkdiag.nouns import pytree
@@ -43,7 +44,7 @@ class Solution:
     converged: Bool[Array, ""]
     solver: CG | LSMR
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, PlainValue]:
         """How the solve went, as plain JSON values, without parameters and outputs."""
         solver = {"name": type(self.solver).__name__, **dataclasses.asdict(self.solver)}
         return display.plain(
@@ -56,6 +57,7 @@ class Solution:
         )
 
     def __repr__(self) -> str:
+        # Inside `jax.jit` there are no numbers to show yet.
         if isinstance(self.residual, Tracer):
             return f"Solution(traced, {self.solver})"
         word = "converged" if bool(self.converged) else "not converged"
@@ -105,16 +107,20 @@ def solution_after(
 
     That point is theta_0, or an earlier solution.
     """
+    # Steps and their weights count from theta_0, so those of the earlier solution are added.
     step = solved.step
     weights = solved.weights
     if before is not None:
         step = jax.tree.map(jnp.add, before.step, step)
         if weights is not None and before.weights is not None:
             weights = before.weights + weights
+    # theta_0 + step, in the dtypes of the parameters, and the outputs there: the model is linear.
+    params = jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, step)
+    outputs = outputs + operator.tangent(solved.step)
     return Solution(
-        params=jax.tree.map(lambda p, d: (p + d).astype(p.dtype), operator.params, step),
+        params=params,
         step=step,
-        outputs=outputs + operator.tangent(solved.step),
+        outputs=outputs,
         weights=weights,
         iterations=solved.iterations,
         residual=solved.residual,

@@ -6,12 +6,13 @@ directions of the eigenvectors, and for the rest from z^T K z with random signs 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from ntkdiag import display, errors
+from ntkdiag.display import PlainValue
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.matrix_free import lanczos
@@ -76,7 +77,7 @@ class TopSpectrum:
             return None
         return np.cumsum(self.eigenvalues) / self.trace
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, PlainValue]:
         """The numbers as plain JSON values, without the vectors."""
         return display.plain(
             {
@@ -255,13 +256,15 @@ def top_spectrum(
     trace_error = None
     if trace_probes:
         trace, trace_error = _estimated_trace(products, pairs, int(trace_probes), seed)
+    # The resolution of the products is relative to the largest eigenvalue.
+    noise_floor = products.noise_floor * float(np.abs(pairs.values).max())
     return TopSpectrum(
         eigenvalues=pairs.values,
         residuals=pairs.residuals,
         converged=pairs.converged,
         tolerance=reachable,
         vectors=pairs.vectors,
-        noise_floor=products.noise_floor * float(np.abs(pairs.values).max()),
+        noise_floor=noise_floor,
         size=products.size,
         trace=trace,
         trace_error=trace_error,
@@ -313,7 +316,7 @@ def _estimated_trace(
 
     For z of independent random signs the mean of z^T A z is the trace of A (Hutchinson).
     """
-    rng = np.random.default_rng(seed + 1)
+    rng = np.random.default_rng(seed + 1)  # other vectors than those that Lanczos began with
     vectors = pairs.vectors
     rest = []
     for _ in range(probes):
@@ -321,5 +324,5 @@ def _estimated_trace(
         z = z - vectors @ (vectors.T @ z)  # what the eigenvectors span is known exactly
         rest.append(float(z @ kernel.product(z)))
     trace = float(pairs.values.sum() + np.mean(rest))
-    trace_error = float(np.std(rest, ddof=1) / probes**0.5)
+    trace_error = float(np.std(rest, ddof=1) / probes**0.5)  # of a mean of independent probes
     return trace, trace_error

@@ -18,7 +18,7 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.gauss_newton import require_number
+from ntkdiag.matrix_free.gauss_newton import require_scalar_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict.linear_model import LinearModel, read_model
 from ntkdiag.predict.ode import solve_ode
@@ -101,7 +101,7 @@ def integrate_flow(
     model = read_model(kernel, f0, kernel_test, f0_test, toward)
     labels = trained.read(y, model.shape)
     dtype = model.start.dtype
-    require_number(lambda f: trained(f, labels), jax.ShapeDtypeStruct(model.shape, dtype))
+    require_scalar_loss(lambda f: trained(f, labels), jax.ShapeDtypeStruct(model.shape, dtype))
 
     if tolerance is None:
         tolerance = 1e-8 if dtype == np.float64 else 1e-5

@@ -23,7 +23,7 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.gauss_newton import require_number
+from ntkdiag.matrix_free.gauss_newton import require_scalar_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict.linear_model import LinearModel, read_model
 from ntkdiag.predict.origin import Toward
@@ -112,7 +112,7 @@ def iterate_descent(
     model = read_model(kernel, f0, kernel_test, f0_test, toward)
     labels = trained.read(y, model.shape)
     outputs = jax.ShapeDtypeStruct(model.shape, model.start.dtype)
-    require_number(lambda f: trained(f, labels), outputs)
+    require_scalar_loss(lambda f: trained(f, labels), outputs)
 
     one = jnp.ones((), model.start.dtype)
     penalty = ridge / trained.denominator_for(model.shape)
