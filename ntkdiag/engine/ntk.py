@@ -219,7 +219,8 @@ def _kernel_of_read(call: Call) -> Kernel:
     task = Task.of(call, rows, columns)
     mesh = meshes.within(call, task.closes_over_explicit)
     if mesh is not None:
-        # Once more from the trace on: there every axis of the mesh is automatic.
+        # On a mesh with explicit axes JAX would ask us how every product is laid out. So once more
+        # from the trace on, with every axis of it automatic: there XLA chooses.
         return meshes.automatically(_kernel_of_read, mesh, call)
 
     # 3. Plan: how many examples at a time, so that the memory suffices.
@@ -233,11 +234,12 @@ def _kernel_of_read(call: Call) -> Kernel:
 
 
 def kernel_array(call: Call) -> KernelArray:
-    """The numbers of a kernel alone, for `neural_tangents`, whose calls are checked by itself."""
+    """The numbers of a kernel alone, for `neural_tangents`, which checks its calls itself."""
     rows, columns = trace(call)
     task = Task.of(call, rows, columns)
     [array] = run(task, _planned(task))
-    return task.finish(array)[0]
+    kernel, _ = task.finish(array)
+    return kernel
 
 
 def _planned(task: Task) -> Plan | None:
@@ -285,8 +287,8 @@ def _convention(task: Task) -> Convention:
         n_outputs=task.reduction.n_outputs,
         examples="joint" if call.joint else "independent",
         mode=getattr(call.rows.f, "mode", "unspecified"),
-        precision=task.gram.dot.name,
-        unit_roundoff=task.gram.dot.relative,
+        precision=task.gram.precision.name,
+        unit_roundoff=task.gram.precision.unit_roundoff,
         model_roundoff=max(side.program.jacobian.roundoff for side in task.sides),
         preconditioner=call.preconditioner.kind,
         probe=probe,

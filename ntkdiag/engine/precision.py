@@ -31,12 +31,12 @@ class Precision:
     Attributes:
         name: "highest", "bf16x3", "bf16x6" or "float64".
         pieces: bfloat16 pieces each factor is split into; 0 for none.
-        relative: Unit roundoff of one product, for the noise floor; None is that of the dtype.
+        unit_roundoff: Of one product, for the noise floor; None is that of the dtype.
     """
 
     name: str
     pieces: int = 0
-    relative: float | None = None
+    unit_roundoff: float | None = None
 
     def mode(self) -> contextlib.AbstractContextManager:
         """JAX's 64-bit mode where products are float64, whatever the mode of the caller is."""
@@ -88,8 +88,8 @@ def _split(x: Float[Array, "..."], pieces: int) -> list[Float[Array, "..."]]:
 HIGHEST = Precision("highest")
 POLICIES = {
     "highest": HIGHEST,
-    "bf16x3": Precision("bf16x3", 2, 2.0**-16),
-    "bf16x6": Precision("bf16x6", 3, 2.0**-22),
+    "bf16x3": Precision("bf16x3", pieces=2, unit_roundoff=2.0**-16),
+    "bf16x6": Precision("bf16x6", pieces=3, unit_roundoff=2.0**-22),
     "float64": Precision("float64"),
 }
 

@@ -1,7 +1,8 @@
 """Checks of what is handed to a kernel function, before any work.
 
-Every check names what was expected, what came, and what to do. None of them copies an array from a
-device: what lies on an accelerator is looked at there.
+The sentence at the head of each check is what has to hold; where it does not, the check raises
+`InvalidInputError` with what was expected, what came, and what to do. None of them copies an array
+from a device: what lies on an accelerator is looked at there.
 """
 
 import functools
@@ -79,6 +80,7 @@ def _instead_of(params: PyTree, leaf: object) -> str:
         return "Pass its `params` alone."
     if isinstance(leaf, float):
         return "Make numbers arrays: jnp.asarray(1.0)."
+    # What has no dtype (a name, None) counts as whole numbers: it is no parameter either.
     if jnp.issubdtype(getattr(leaf, "dtype", np.int32), jnp.complexfloating):
         return (
             "Keep real and imaginary parts as two parameters, and join them in f with "

@@ -21,12 +21,14 @@ from ntkdiag.engine.calls.keywords import hashable
 
 # Entries of a cache.
 _KEPT = 64
+# What a weak reference calls, with itself, when its function is gone.
+WhenGone = Callable[[weakref.ReferenceType], None]
 
 
 class Weakly:
     """A function as part of a key that does not keep it alive: equal to its equals till it goes."""
 
-    def __init__(self, function: Callable, when_gone: Callable[[Any], None] | None = None):
+    def __init__(self, function: Callable, when_gone: WhenGone | None = None):
         # A bound method is made anew at every access; what lives is its owner.
         is_method = isinstance(function, types.MethodType)
         reference = weakref.WeakMethod if is_method else weakref.ref
@@ -54,6 +56,7 @@ class Cache:
     """
 
     def __init__(self):
+        # Any: every cache has entries of a kind of its own.
         self._entries: OrderedDict[tuple[Hashable, Hashable], Any] = OrderedDict()
         self._lock = threading.RLock()
         _ALL.add(self)
@@ -81,7 +84,7 @@ class Cache:
         with self._lock:
             self._entries.clear()
 
-    def drop(self, reference: Any) -> None:
+    def drop(self, reference: weakref.ReferenceType) -> None:
         """Forget what was kept for the function this weak reference stood for."""
         with self._lock:
             # The function is gone and equal to nothing: its entries are known by their reference.
@@ -94,14 +97,14 @@ class Cache:
         return Cache, ()
 
 
-def _drop(cache: "weakref.ref[Cache]", reference: Any) -> None:
+def _drop(cache: "weakref.ref[Cache]", reference: weakref.ReferenceType) -> None:
     """What a weak reference calls when its function is gone; the cache may be gone before it."""
     alive = cache()
     if alive is not None:
         alive.drop(reference)
 
 
-def _weakly(function: Callable, when_gone: Callable[[Any], None] | None = None) -> Hashable:
+def _weakly(function: Callable, when_gone: WhenGone | None = None) -> Hashable:
     """A key for a function; one to which there are no weak references is kept."""
     try:
         return Weakly(function, when_gone)

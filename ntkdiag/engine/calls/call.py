@@ -84,7 +84,7 @@ class Batch:
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One call.
+    """Everything one call of `ntk` or `plan` was given.
 
     Attributes:
         params: Parameters of both functions.

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ntkdiag._jax import TreeStructure
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Same:
@@ -68,12 +70,12 @@ class Fixed:
         leaves: Type and value of each leaf, None where it is an array.
     """
 
-    structure: Any
+    structure: TreeStructure
     leaves: tuple[tuple[type, Hashable] | None, ...]
 
     @staticmethod
     def of(kwargs: dict[str, Any]) -> "Fixed":
-        """What is left when the arrays are taken out."""
+        """The keyword arguments with their arrays taken out."""
         leaves, structure = jax.tree.flatten(kwargs)
         kept = []
         for leaf in leaves:

@@ -30,7 +30,10 @@ def explicit(tree: PyTree) -> AnyMesh | None:
 
 
 def spread(tree: PyTree) -> AnyMesh | None:
-    """The first such mesh over which an array is spread; None where all are whole everywhere."""
+    """The first mesh with explicit axes over which an array of a tree is spread out.
+
+    None where every array is whole on every device.
+    """
     for sharding in _explicit_shardings(tree):
         if any(sharding.spec):
             return sharding.mesh
@@ -40,11 +43,11 @@ def spread(tree: PyTree) -> AnyMesh | None:
 def within(arrays: PyTree, closes_over: bool) -> AnyMesh | None:
     """The mesh within which a kernel is computed with automatic axes; None where none is needed.
 
-    An f that closes over arrays with explicit axes cannot be computed so. It need not be as long as
-    nothing is spread.
+    An f that closes over arrays with explicit axes cannot be computed so: what it closes over keeps
+    its axes. It need not be computed so as long as nothing is spread.
 
     Raises:
-        UnsupportedModelError: f closes over one, and something is spread.
+        UnsupportedModelError: f closes over an array with explicit axes, and something is spread.
     """
     mesh = explicit(arrays)
     if mesh is None or not closes_over:
@@ -86,6 +89,7 @@ def automatically(function: Callable[..., Result], mesh: AnyMesh, *arguments: Py
             explicit_axes.append(name)
     whole_everywhere = NamedSharding(mesh, PartitionSpec())
     # Whole on every device at the end: anything may be done with the result.
+    # Any: JAX declares it as what decorates a function, too.
     run: Any = jax.sharding.auto_axes(
         on_arrays, axes=tuple(explicit_axes), out_sharding=whole_everywhere
     )

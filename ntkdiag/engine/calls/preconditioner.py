@@ -60,8 +60,9 @@ class Preconditioner:
         kind = "per leaf"
         if any(value.ndim and value.size > 1 for value in values):
             kind = "elementwise"
-        elif all(value is values[0] for value in values):
+        elif all(value is values[0] for value in values):  # the same number for every leaf
             kind = "scalar"
+        # Arrays in the order of the parameters of their leaf, [...] -> [P]; numbers as they are.
         flat = [value.reshape(-1) if value.ndim else value for value in values]
         return Preconditioner(kind, [1 / value for value in flat])
 

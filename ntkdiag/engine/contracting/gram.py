@@ -18,6 +18,7 @@ from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
 from ntkdiag.engine.precision import Precision
 from ntkdiag.kernel.tied_outputs import Contraction
 
+# Axes of a kernel, as `Tile` lays it out.
 _N_AXES = {"full": 4, "diagonal": 3, "trace": 2}
 # 1/P of the parameters of one factor: a number, or one for every parameter.
 Weight = Float[Array, "..."]
@@ -29,14 +30,14 @@ class Gram:
 
     Attributes:
         contraction: Which output directions are paired.
-        dot: Rounding of the products.
+        precision: Rounding of the products.
         groups: For every factor, the group its product is added to; several where the factor is
             split by layer.
         n_groups: Number of groups; there is one kernel for each.
     """
 
     contraction: Contraction
-    dot: Precision
+    precision: Precision
     groups: tuple[tuple[int, ...], ...]
     n_groups: int
 
@@ -63,8 +64,9 @@ class Gram:
             rows_by_layer = _layers(row, len(groups))
             columns_by_layer = _layers(column, len(groups))
             for layer, group in enumerate(groups):
-                row_of_layer = rows_by_layer[layer]
-                product = row_of_layer.gram(columns_by_layer[layer], self.contraction, self.dot)
+                product = rows_by_layer[layer].gram(
+                    columns_by_layer[layer], self.contraction, self.precision
+                )
                 if weight is not None:
                     product = product * weight
                 total = totals[group]

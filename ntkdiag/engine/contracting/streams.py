@@ -163,7 +163,7 @@ class Stream:
         return piece.dense()
 
     def _blocks(self, array: Array, start: Index, axis: int) -> Array:
-        """The blocks of a piece."""
+        """The blocks of a piece, from `start` on; `axis` is counted from the end of the array."""
         return lax.dynamic_slice_in_dim(array, start, self.cut.blocks.width, array.ndim + axis)
 
 
@@ -185,7 +185,7 @@ def with_share(
     row: Stream,
     column: Stream | None,
     tile: Tile,
-    dot: Precision,
+    precision: Precision,
     share: Index,
     n_shares: int,
 ) -> list[Float[Array, "..."]]:
@@ -206,7 +206,7 @@ def with_share(
             columns_of_strip = columns
             if symmetric:
                 columns_of_strip = columns.take(slice(first, tile.n))
-            product = rows_of_strip.gram(columns_of_strip, tile.contraction, dot)
+            product = rows_of_strip.gram(columns_of_strip, tile.contraction, precision)
             added.append(_with_product(total, product, row.cut, index, tile.contraction))
         return added
 

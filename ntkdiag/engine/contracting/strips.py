@@ -39,7 +39,7 @@ def in_strips(tile: Tile) -> bool:
 
 def edges_at_once(tile: Tile) -> list[int]:
     """Where strips begin and end in a symmetric kernel that is contracted at once."""
-    if tile.product_rows < _STRIPS:
+    if not in_strips(tile):
         n_strips = 1
     elif tile.product_rows < _LARGE:
         n_strips = 2

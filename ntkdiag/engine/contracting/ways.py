@@ -1,7 +1,9 @@
 """Every exact way of contracting one part of the Jacobian, and which is cheapest.
 
 The kernel is a sum over parts. A weight that enters a contraction has per example the Jacobian
-J[o][b, i, d] = sum_t a[b, t, i] c[o][b, t, d], and its term of the kernel can be had in several
+J[o][b, i, d] = sum_t a[b, t, i] c[o][b, t, d], where a is what the weight is multiplied by and c
+the cotangent of the result, b are blocks, t and s positions, i inputs and d outputs. Capital
+letters are how many of them there are, P = B I D. Its term of the kernel can be had in several
 ways. Per pair of examples, with k output directions and pairs = k^2 (full) or k (trace, diagonal):
 
     outer     (a a^T) * (c c^T), summed over positions t, s          B T^2 (I + pairs D + pairs)

@@ -63,6 +63,7 @@ def evaluate(jaxpr: Jaxpr, consts: list, *values: Any) -> list:
 
 
 def _has_convolution(jaxpr: Jaxpr) -> bool:
+    """Whether there is a convolution in a jaxpr, or in one nested in it."""
     return _jax.contains(jaxpr, "conv_general_dilated")
 
 

@@ -1,11 +1,11 @@
 """Parameters of functions with a derivative rule of their own (`custom_vjp`, `custom_jvp`).
 
 The rule is opened (see `opened_rule`) to see where the cotangent of each parameter comes from.
-Where it is a product a . c, the parameter becomes a constant of the function, and a tap of the
-shape of c is put beside it: the function with taps has a rule that returns c as the cotangent of
-the tap. The product itself is then never made. Where the function hands the cotangent of its output
-straight through to the parameter, its output is a view of the parameter. Everything else is left to
-JAX.
+Where it is a product a . c, the parameter becomes a constant of the function, and a tap, zeros of
+the shape of c, becomes one more argument: the function with taps has a rule that returns c as the
+cotangent of the tap. The product itself is then never made. Where the function hands the cotangent
+of its output straight through to the parameter, its output is a view of the parameter. Everything
+else is left to JAX.
 """
 
 import dataclasses
@@ -162,6 +162,7 @@ def _constants(eqn: Equation, values: list) -> frozenset[int]:
 
 
 def _is_traced(value: object) -> bool:
+    """Whether a value is a parameter, or what a tracer stands for; anything else is a constant."""
     return isinstance(value, View | JoinedViews | _jax.Tracer)
 
 

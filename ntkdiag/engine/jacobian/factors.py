@@ -101,6 +101,7 @@ class Outer:
         has_bias: Whether the Jacobian of a bias rides along: that of one more input, a = 1.
     """
 
+    # Two letters, n and m, for the one axis of examples: either array may lack it.
     a: Float[Array, "*n b t i"] | PyTree
     c: Float[Array, "*m o b t d"] | PyTree
     has_bias: bool = False

@@ -1,8 +1,9 @@
 """Parameters that are concatenated: one weight to the product that reads it, several to the kernel.
 
 The gates of a recurrent cell and the heads of an attention layer are often separate parameters that
-are concatenated and then multiplied by as one weight. The product runs once, with one tap; each
-parameter is a use of its own, whose cotangent is its window of the cotangent of that tap.
+are concatenated and then multiplied by as one weight. The product runs once, with one tap (zeros
+added to the result, the derivative by which is the cotangent of the result); each parameter is a
+use of its own, whose cotangent is its window of the cotangent of that tap.
 """
 
 import dataclasses

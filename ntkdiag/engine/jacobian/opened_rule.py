@@ -267,8 +267,8 @@ class OpenedRule:
         """
         for precursor in self._precursors(argument, layout):
             if precursor.variable in uses and not precursor.scalings:
-                of, tap_key = uses[precursor.variable]
-                use = bias_use(of, precursor.layout)
+                use_of_weight, tap_key = uses[precursor.variable]
+                use = bias_use(use_of_weight, precursor.layout)
                 if use is None:
                     return None
                 return use, tap_key
@@ -440,4 +440,5 @@ def _scale(a: Shaped[Array, "..."], scalings: tuple[Scaling, ...], scalars: list
 
 
 def _shapes(atoms: list[Atom]) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of variables and literals."""
     return [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]

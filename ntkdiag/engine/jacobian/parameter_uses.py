@@ -4,9 +4,9 @@ An equation that reads a view of a parameter is one of three things, tried in th
 
 1. its outputs are views again, and the walk follows them;
 2. its primitive has a rule (`rules`), or it adds the parameter to the result of one: a use with
-   structure. It runs with the weight as a constant, a zero tap is added to its result, and the
-   other operand is handed out. The cotangent of the tap and that operand are the two factors of the
-   weight's Jacobian;
+   structure. It runs with the weight as a constant, a tap (an array of zeros) is added to its
+   result, and the other operand is handed out. The cotangent of the tap and that operand are the
+   two factors of the weight's Jacobian;
 3. anything else: it runs with the differentiable copy of the leaf, and this part of the Jacobian is
    an ordinary VJP.
 """
@@ -62,6 +62,7 @@ def apply_to_views(eqn: Equation, values: list, path: Path, state: WalkState) ->
     joined = JoinedViews.of(eqn, values)
     if joined is not None:
         return [joined]
+    # Which operands are views, by number: 0 is the left one.
     sides = [k for k, value in enumerate(values) if is_view(value)]
     # Of two parameters that are multiplied one may be taken as data that the other is applied to.
     if len(sides) == 2 and eqn.primitive.name in RULES:

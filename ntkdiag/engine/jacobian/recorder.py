@@ -1,5 +1,8 @@
 """What a walk over a jaxpr records: the sites it finds, and the operands it hands out.
 
+A site is an equation that applies a parameter to data, which is its operand. A tap is an array of
+zeros that is added to the result: the derivative by it is the cotangent of that result.
+
 The first walk runs on shapes and finds out which taps there are. Later walks are given these taps,
 add them, and hand out the other operand at each site; one VJP of such a walk by its taps gives the
 cotangents that belong to these operands.
@@ -77,7 +80,9 @@ class Recorder:
         scans: The enclosing scans: their path and length.
     """
 
-    def __init__(self, taps: dict[Path, Array] | None = None, untapped: frozenset = frozenset()):
+    def __init__(
+        self, taps: dict[Path, Array] | None = None, untapped: frozenset[Path] = frozenset()
+    ):
         self.taps = taps
         self.untapped = untapped
         self.sites: dict[Path, Site] = {}
@@ -114,7 +119,10 @@ class Recorder:
         return {key: tap for key, tap in self.taps.items() if key[: len(path)] == path}
 
     def differentiable(self, value: object) -> Any:
-        """The differentiable copy of a view; any other value as it is."""
+        """The differentiable copy of a view; any other value as it is.
+
+        From then on its leaf is one with a use that has no structure.
+        """
         if not isinstance(value, View | JoinedViews):
             return value
         if isinstance(value, JoinedViews):

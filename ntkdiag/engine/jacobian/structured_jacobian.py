@@ -5,8 +5,9 @@
 2. A first walk over the jaxpr, on shapes alone, finds every use of every parameter (see `walk`):
    sites where its Jacobian is an outer product, and leaves with a use that has no structure.
 3. The sites are sorted into the parts that the kernel is a sum over (see `sites_to_parts`).
-4. A later walk adds a zero tap to the result of each site and hands out its other operand. One VJP
-   of that walk by all taps and all leaves without structure, mapped over output directions, gives
+4. A later walk adds a tap to the result of each site and hands out its other operand. A tap is an
+   array of zeros: the derivative by it is the cotangent of the result it is added to. One VJP of
+   that walk by all taps and all leaves without structure, mapped over output directions, gives
    every cotangent and every dense Jacobian in a single backward pass. It is JAX's own: there are no
    transposition rules here.
 5. Operands and cotangents become the factors of the parts (see `parts` and `factors`).

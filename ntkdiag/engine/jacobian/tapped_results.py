@@ -1,9 +1,11 @@
 """Results that are fresh from a tap, so that what is added to them can share it.
 
-A bias that is added to h . w has the same cotangent as the product, and so has a second product
-that is added, as in a recurrent cell x . w + s . u. They need no tap of their own: they read the
-cotangent of the first one's. This holds as long as nothing else reads the result in between, so
-only variables that are read once count; transposes and reshapes on the way are undone.
+A tap is an array of zeros that is added to a product with a parameter, h . w, to get the cotangent
+of that product: it is the derivative by the tap. A bias that is added to h . w has the same
+cotangent as the product, and so has a second product that is added, as in a recurrent cell x . w +
+s . u. They need no tap of their own: they read the cotangent of the first one's. This holds as long
+as nothing else reads the result in between, so only variables that are read once count; transposes
+and reshapes on the way are undone.
 """
 
 import dataclasses

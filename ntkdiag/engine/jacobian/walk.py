@@ -1,9 +1,11 @@
 """One walk over a jaxpr that follows every parameter from where it comes in to where it is used.
 
 A parameter leaf begins as a view of itself. The walk evaluates the equations in order. One that
-reads no view runs as it is; one that reads a view is looked at by `parameter_uses`. So every use of
-a parameter either has a tap or goes through its differentiable copy; one that does neither cannot
-run.
+reads no view runs as it is; one that reads a view is looked at by `parameter_uses`. There a use
+with structure gets a tap (zeros added to its result, whose cotangent is wanted) and hands out its
+operand (what the parameter is applied to); any other use reads the differentiable copy of the leaf,
+and is left to JAX. So every use of a parameter either has a tap or goes through its differentiable
+copy; one that does neither cannot run.
 
 Control flow is rebuilt around the same walk:
 
@@ -64,6 +66,7 @@ def walk(jaxpr: Jaxpr, consts: list, inputs: list, recorder: Recorder, path: Pat
 
 
 def _read(atom: Atom, known: dict[Variable, Any]) -> Any:
+    """The value of a variable or literal."""
     return atom.val if isinstance(atom, _jax.Literal) else known[atom]
 
 

@@ -92,32 +92,34 @@ class WeightUse:
 Rule: TypeAlias = Callable[[dict[str, Any], int, LeafLayout, tuple[int, ...]], WeightUse | None]
 
 
-def bias_use(of: WeightUse, layout: LeafLayout) -> WeightUse | None:
-    """The use of a parameter that is added to the output of another use: the same c, with a = 1.
+def bias_use(product: WeightUse, layout: LeafLayout) -> WeightUse | None:
+    """The use of a parameter that is added to the output of a product: the same c, with a = 1.
 
     `layout` is that of the parameter in the shape of the output, repeated where it is broadcast.
     None unless it is repeated along the positions t of that output and along nothing else.
     """
-    if of.window is not None or of.kind != "outer":
+    if product.window is not None or product.kind != "outer":
         return None
-    view = layout.reshape(of.out_shape)
+    view = layout.reshape(product.out_shape)
     if view is None:
         return None
     # A bias that was repeated along d, or not along t, would not have the cotangent [b t d] summed
     # over t as its derivative.
-    for size, stride, role in zip(of.out_shape, view.strides, of.out_roles, strict=True):
+    for size, stride, role in zip(product.out_shape, view.strides, product.out_roles, strict=True):
         repeated = stride == 0
         if size > 1 and repeated != (role == "t"):
             return None
     # The positions are axes of length 1 of the parameter; they count as its inputs i, of which
     # there is one: a = 1.
-    first_position = tuple(slice(0, 1) if role == "t" else slice(None) for role in of.out_roles)
-    blocks = of.out_axes("b")
-    positions = of.out_axes("t")
-    outputs = of.out_axes("d")
-    weight = view.select(first_position).transpose((*blocks, *positions, *outputs))
+    first_position = []
+    for role in product.out_roles:
+        first_position.append(slice(0, 1) if role == "t" else slice(None))
+    blocks = product.out_axes("b")
+    positions = product.out_axes("t")
+    outputs = product.out_axes("d")
+    weight = view.select(tuple(first_position)).transpose((*blocks, *positions, *outputs))
     n_axes = (len(blocks), len(positions), len(outputs))
-    b, t, _, _ = of.sizes()
+    b, t, _, _ = product.sizes()
 
     def repeat_over_positions(scale: Shaped[Array | np.ndarray, ""]) -> Shaped[Array, "b t 1"]:
         return jnp.broadcast_to(scale, (b, t, 1))
@@ -126,7 +128,7 @@ def bias_use(of: WeightUse, layout: LeafLayout) -> WeightUse | None:
         weight=weight,
         n_axes=n_axes,
         arrange_operand=repeat_over_positions,
-        out_shape=of.out_shape,
-        out_roles=of.out_roles,
+        out_shape=product.out_shape,
+        out_roles=product.out_roles,
         kind="ones",
     )

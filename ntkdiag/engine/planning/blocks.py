@@ -37,6 +37,7 @@ _IN_PIECES = 16
 _CHOICES = 48
 # Beyond this many numbers a larger tile makes no product faster.
 _LARGEST_TILE = 2**24
+_BYTES_OF_FLOAT32 = 4
 # Examples of a tile below which keeping all factors is not worth it: larger tiles are faster.
 _SMALLEST_KEPT = 8
 # A little more, so that what is shown with three digits is not less than what is needed.
@@ -59,9 +60,10 @@ class Sizes:
         joined: Of the factors of one example, what is copied to join several steps of a kernel of
             one tile.
         pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
-        piece: The same in one of several tiles; see `in_pieces`.
+        piece: Of Jacobians that are contracted piece by piece, in one of several tiles (see
+            `in_pieces`).
         strips: Whether triangles are cut into strips.
-        shared: What the network passes need at their peak that does not depend on the example.
+        shared: What the network passes need at their peak besides, once for all examples.
     """
 
     factors: int
@@ -126,7 +128,7 @@ class Sizes:
 
     def tile_is_useful(self, b: int) -> bool:
         """Whether a tile of b by b examples is not larger than makes products faster."""
-        return b * b * self.pair <= 4 * _LARGEST_TILE
+        return b * b * self.pair <= _BYTES_OF_FLOAT32 * _LARGEST_TILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Blocks:
 
     @property
     def with_file(self) -> "Blocks":
-        """The same, with a file for the factors of what is needed again."""
+        """These blocks, with a file for the factors of those that are needed again."""
         return dataclasses.replace(self, spilled=self.again > 0)
 
     def at_most(self, size: int, n: int, m: int) -> "Blocks":
@@ -214,7 +216,7 @@ class Blocks:
         if at_once <= budget:
             return Blocks(
                 size=max(n, m),
-                held=2,
+                held=2,  # the block of rows, and that of columns
                 n_rows=1,
                 n_columns=1 if m else 0,
                 peak=at_once,

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import jax
 
-# Numbers of one example that are read with a piece: a piece grows with the examples it is for.
+# Bytes of a piece for each example it is for, at least: with many examples pieces are larger.
 _PIECE_PER_EXAMPLE = 2**14
 # Bytes of the caches of a CPU, about: intermediate values stay in the one, pieces in the other.
 _CACHE_OF_LAST_LEVEL = 24 * 2**20
@@ -54,7 +54,7 @@ class Machine:
 
     @staticmethod
     def here() -> "Machine":
-        """That of the default device."""
+        """How work is cut for the default device."""
         if jax.default_backend() == "cpu":
             return Machine(_CACHE_OF_LAST_LEVEL, _CACHE_OF_SECOND_LEVEL, workers=_cores())
         # An accelerator takes all examples at once, and large pieces one after the other.

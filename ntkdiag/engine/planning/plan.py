@@ -239,16 +239,18 @@ def make_plan(task: Task, budget: int | None) -> Plan:
     program = task.rows.program
     # In one tile, Jacobians are formed while they are contracted. With groups or weights every
     # product is needed by itself: nothing is formed late.
-    late = streamed(task.rows.ways) if task.is_plain_sum else task.rows.ways
+    ways_of_one_tile = task.rows.ways
+    if task.is_plain_sum:
+        ways_of_one_tile = streamed(ways_of_one_tile)
 
     # Most kernels fit, whatever the budget is: what is planned without one is kept.
-    roomy = program.keep(_key(task), lambda: _plan(task, late, _UNBOUNDED))
+    unlimited = program.keep(_key(task), lambda: _plan(task, ways_of_one_tile, _UNBOUNDED))
     if budget is None:
-        budget = _SMALL if roomy.peak_bytes <= _SMALL else memory.budget(None)
-    most = task.call.options.most_examples
-    may_be_one_tile = most is None or most >= max(roomy.n, roomy.m)
-    if roomy.peak_bytes <= budget and may_be_one_tile:
-        return dataclasses.replace(roomy, budget_bytes=budget)
+        budget = _SMALL if unlimited.peak_bytes <= _SMALL else memory.budget(None)
+    most_examples = task.call.options.most_examples
+    may_be_one_tile = most_examples is None or most_examples >= max(unlimited.n, unlimited.m)
+    if unlimited.peak_bytes <= budget and may_be_one_tile:
+        return dataclasses.replace(unlimited, budget_bytes=budget)
 
     # In several tiles, Jacobians are formed once, with their block, and not again for every tile.
     return _plan(task, task.rows.ways, budget)
@@ -259,11 +261,11 @@ def _key(task: Task) -> tuple:
     shape = task.rows.basis_shape.shape
     keys = tuple(way.key for way in task.rows.ways)
     groups = task.reduction.groups
-    n_groups = None if groups is None else groups.rows.shape
+    shape_of_groups = None if groups is None else groups.rows.shape
     tile = task.tile(task.rows.n, 0 if task.columns is None else task.m)
     sums = task.gram.n_groups, task.is_plain_sum
     name = task.reduction.name
-    return "plan", keys, name, shape, tile, task.dtype, n_groups, sums, Machine.here()
+    return "plan", keys, name, shape, tile, task.dtype, shape_of_groups, sums, Machine.here()
 
 
 def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
@@ -284,6 +286,7 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     # What it costs. Every group of outputs is a kernel of its own.
     groups = task.reduction.groups
     n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
+    # Examples, counted as often as they are differentiated.
     differentiated = n_groups * blocks.passes * (n + m)
     pairs = n * m if m else n * (n + 1) // 2  # a rectangle, or a triangle with its diagonal
     pairs *= n_groups
@@ -341,6 +344,7 @@ def _sizes(task: Task, ways: tuple[Way, ...], network: JaxprCost) -> tuple[Sizes
     # Each of the workers that share out the pieces adds them to a kernel of its own.
     shares = machine.shares(n_examples, output)
     sums_of_pieces = shares * output if in_pieces else 0
+    # In a kernel of several tiles there are pieces too, unless all directions are paired.
     piece_of_a_tile = 0
     if in_pieces and task.reduction.contraction != "full":
         piece_of_a_tile = _PIECE_COPIES * machine.workers * machine.piece

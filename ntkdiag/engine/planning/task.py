@@ -118,7 +118,7 @@ class Task:
         weights = _weights(call, ways_of_rows)
         gram = Gram(
             contraction="full" if call.joint else reduction.contraction,
-            dot=precision.policy(call.options.precision),
+            precision=precision.policy(call.options.precision),
             groups=groups.of_parts,
             n_groups=max(1, len(groups.names)),
         )
@@ -140,7 +140,7 @@ class Task:
             gram=gram,
             names=groups.names,
             weights=weights,
-            dtype=gram.dot.dtype(jnp.result_type(*outputs)),
+            dtype=gram.precision.dtype(jnp.result_type(*outputs)),
         )
 
     @property
@@ -172,13 +172,13 @@ class Task:
 
     @functools.cached_property
     def placed(self) -> bool:
-        """Whether somebody chose the devices."""
+        """Whether somebody chose the devices, and not JAX its default one."""
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
         return default is not None or _jax.committed(self.call)
 
     def mode(self) -> contextlib.AbstractContextManager:
         """The 64-bit mode its products need; inside a caller's trace theirs stays."""
-        return contextlib.nullcontext() if self.traced else self.gram.dot.mode()
+        return contextlib.nullcontext() if self.traced else self.gram.precision.mode()
 
     def at(self, call: Call) -> "Task":
         """The same task at other arrays of the same shapes; it has no preconditioner."""
@@ -305,8 +305,9 @@ def _weights(call: Call, ways: tuple[Way, ...]) -> list[Float[Array, "..."]] | N
 def _form(call: Call) -> Form:
     """The coarsest form of the parts that groups and preconditioner allow."""
     kind = call.preconditioner.kind
-    if kind == "elementwise":
+    if kind == "elementwise":  # a weight for every column of J: they stand as in the leaf
         return "leaf order"
+    # A kernel, or a weight, for every leaf: no part may have two of them.
     if call.options.per_leaf or kind == "per leaf":
         return "by leaf"
     return "fused"

@@ -76,7 +76,7 @@ class KernelContraction:
     n_shares: int
 
     def __call__(self, sides: Sides) -> list[Float[Array, "..."]]:
-        """The kernels of all groups."""
+        """The kernels of all groups of leaves."""
         # Pieces first: each chain of them adds to a sum of its own, on a thread of its own.
         streamed, at_once = self._divided(sides)
         sums: list[Sum] = []
@@ -122,6 +122,8 @@ class KernelContraction:
         names = [way.name for way in self.ways]
         if not self.task.is_plain_sum:
             return names
+        # Formed Jacobians were joined to one factor, if there are any: those of dense ways, and of
+        # biases that were kept apart from their weights.
         not_dense = [name for name in names if name != "dense"]
         return ["dense"] * (n_factors - len(not_dense)) + not_dense
 
@@ -160,7 +162,7 @@ def _factor_of(sides: Sides, number: int) -> SidesOfFactor:
 
 
 def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Sum]:
-    """So many sums to begin with."""
+    """Zeros for so many sums of pieces."""
     return [streams.nothing(tile, dtype, symmetric) for _ in range(n_sums)]
 
 
@@ -188,10 +190,12 @@ def _chain(streamed: list[_Streamed], total: Sum, number: int, n_sums: int) -> S
 
     A part of fewer pieces than there are sums leaves some out; which ones goes round.
     """
+    # Which share of a part falls to this sum; none where there are not so many.
     turn = number
     for part in streamed:
         if turn < part.n_shares:
             total = part.add_share(total, part.factor, turn)
+        # The sums that this part leaves out are the first to get a share of the next one.
         turn = (turn - part.n_shares) % n_sums
     return total
 
@@ -210,4 +214,4 @@ def _with_share(
     column = None
     if len(factor) == 2:
         column = Stream.of(factor[1], tile.m, cut)  # type: ignore[arg-type]
-    return streams.with_share(total, row, column, tile, gram.dot, share, n_shares)
+    return streams.with_share(total, row, column, tile, gram.precision, share, n_shares)

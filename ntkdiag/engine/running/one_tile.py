@@ -19,7 +19,7 @@ from ntkdiag.engine.running.kernel_contraction import KernelContraction
 
 
 def compute(task: Task, plan: Plan) -> list[Float[Array, "..."]]:
-    """The kernels of all groups."""
+    """The kernels of all groups of leaves; one, of all of them, where no groups are asked for."""
     # How each side is differentiated.
     differentiations = []
     for side in task.sides:

@@ -5,9 +5,10 @@
     one tile                   everything at once, compiled here
     tile by tile               into arrays on the host
 
-Where only some output axes are tied, the outputs are cut into groups of equal tied indices. Each
-group is a full kernel of few outputs, computed like any other; kernels of traced groups are added
-up, those of diagonal groups stacked.
+Of an output axis that is tied (`TiedOutputs`) only equal indices are paired. Where some axes are
+tied and others are not, the outputs are cut into D x T groups of equal tied indices. Each group is
+a full kernel of few outputs, computed like any other; kernels of the T traced groups are added up,
+those of the D diagonal groups stacked.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def run(task: Task, plan: Plan | None) -> Kernels:
 
 def _require_float64(task: Task) -> None:
     """Refuse float64 products in a trace of 32 bits, whose mode cannot be changed from inside."""
-    if task.gram.dot.name == "float64" and not jax.config.read("jax_enable_x64"):
+    if task.gram.precision.name == "float64" and not jax.config.read("jax_enable_x64"):
         raise errors.InvalidInputError(
             expected='precision="float64" outside of jit, grad and vmap, or with jax_enable_x64',
             got="traced arguments and 32-bit JAX",
@@ -69,7 +70,7 @@ def _kernels(task: Task, plan: Plan | None) -> Kernels:
 
 
 def _inline(task: Task) -> list[Array]:
-    """As one block, inside a caller's trace."""
+    """The kernels of all groups of leaves as one block, inside a caller's trace."""
     rows = _factors_in_a_trace(task, task.rows)
     tile = task.tile(task.rows.n, task.m)
     if task.columns is None:
@@ -148,7 +149,7 @@ def _of_groups(task: Task, groups: OutputGroups, plan: Plan | None) -> Kernels:
 
 
 def _of_groups_in_a_trace(task: Task, groups: OutputGroups) -> Kernels:
-    """The same as a loop of the caller's program."""
+    """The kernels of groups of outputs [n k m l D], as a loop of the caller's program."""
 
     def of_group(rows: Array, columns: Array) -> list[Array]:
         return _inline(task.of_outputs(rows, columns))

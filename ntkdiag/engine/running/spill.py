@@ -14,13 +14,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
+from ntkdiag._jax import TreeStructure
 from ntkdiag.engine.planning.memory import readable
 
 # Bytes at whose multiples XLA wants arrays on CPU to begin.
@@ -40,7 +41,7 @@ class _Entry(NamedTuple):
 
     start: int
     kinds: list[_Kind]
-    structure: Any
+    structure: TreeStructure
 
 
 class Spill:
@@ -61,6 +62,7 @@ class Spill:
         kinds = []
         for leaf in leaves:
             self._file.write(_bytes(np.ascontiguousarray(leaf)))
+            # An array that nobody put anywhere goes to the default device again.
             placement = leaf.sharding if leaf.committed else None
             kinds.append(_Kind(leaf.shape, leaf.dtype, placement))
         self._entries[key] = _Entry(start, kinds, structure)

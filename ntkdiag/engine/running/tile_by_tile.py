@@ -28,7 +28,7 @@ from ntkdiag.engine.running.spill import Spill, opened
 
 
 def compute(task: Task, plan: Plan) -> list[Float[np.ndarray, "..."]]:
-    """The kernels of all groups."""
+    """The kernels of all groups of leaves; one, of all of them, where no groups are asked for."""
     options = task.call.options
     directory = options.spill if plan.blocks.spilled else None
     with opened(directory, plan.again_bytes) as file:
@@ -103,6 +103,7 @@ class _Tiles:
 
     def _factors_of_rows(self, start: int) -> list[Factor]:
         """The factors of a block of rows."""
+        # Of a triangle, the rows of a later sweep were columns of an earlier one.
         if self._symmetric and self._file is not None and start in self._file:
             return self._file.read(start)
         return self._rows.block(start, self._blocks.size)
@@ -137,8 +138,8 @@ class _Tiles:
         tile = self._task.tile(size, size)
         inside = tile.at(slice(0, n), slice(0, m))
         for kernel, array in zip(self.kernels, computed, strict=True):
-            # To fetch an array waits until it is computed. A kernel of no part has no axes.
-            on_host = np.broadcast_to(np.asarray(array), tile.shape)[inside]
+            # To fetch an array waits until it is computed.
+            on_host = np.asarray(array)[inside]
             kernel[tile.at(rows, columns)] = on_host
             if self._symmetric and row != column:
                 kernel[tile.at(columns, rows)] = tile.mirrored(on_host)
@@ -146,7 +147,7 @@ class _Tiles:
 
 
 def _contraction(task: Task, plan: Plan) -> KernelContraction:
-    """That of one tile."""
+    """How the factors of a block of rows and a block of columns become a tile."""
     size = plan.blocks.size
     tile = task.tile(size, size)
     machine = Machine.here()

@@ -1,5 +1,8 @@
 """Forward pass, backward passes and factors of one example as a jaxpr, mapped over examples.
 
+The factors are the arrays that stand for the Jacobian of each part of the parameters, along the
+output directions that are asked for: one backward pass each.
+
 Tracing is what takes time in Python, so it is done once, for one example. `vmap` of the jaxpr then
 gives the factors of a batch. What does not depend on the example (the cotangents of a last linear
 layer) is not mapped: it is computed and kept once.
@@ -24,7 +27,7 @@ class FactorTrace:
         consts: Its constants.
         structure: Tree of its outputs.
         n_fixed: How many of its inputs all examples share; the rest are the example.
-        varying: Which of its outputs depend on the example.
+        varying: For each of its outputs whether it depends on the example.
     """
 
     jaxpr: Jaxpr

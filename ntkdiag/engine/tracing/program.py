@@ -56,7 +56,8 @@ class Program:
         jacobian: How every parameter is used.
         closes_over_explicit: Whether f closes over an array of a mesh with explicit axes.
         closes_over_tracers: Whether f closes over values of a trace under way.
-        reduces: Whether f contains reductions in float32, which need compiler options of their own.
+        reduces: Whether f contains sums in float32: on some CPUs XLA gets their derivatives wrong
+            without compiler options of their own.
         verified: Settings among the keyword arguments for which examples did not interact.
     """
 
@@ -66,6 +67,7 @@ class Program:
         self.joint = joint
         self.paths = _paths(params)
         self.verified: set[tuple] = set()
+        # Shapes only: a program outlives the arrays it was made for.
         self._params = jax.tree.leaves(_shapes(params))
         self._kwargs = _shapes(keywords.arrays(kwargs))
         self._example = _shapes(x) if joint else _shapes(x, without_examples=True)
@@ -122,7 +124,10 @@ class Program:
     def trace(
         self, ways: tuple[Way, ...], directions: Directions, merged: bool = False
     ) -> FactorTrace:
-        """The factors of one example in the form these ways contract; `merged` joins dense ones."""
+        """The factors of one example in the form these ways contract.
+
+        With `merged`, Jacobians that are formed stand side by side as one.
+        """
         shape = jax.ShapeDtypeStruct(directions.shape, directions.dtype)
         key = "trace", _keys(ways), shape.shape, shape.dtype, merged
         return self.keep(key, lambda: self._traced(ways, shape, merged))
@@ -163,7 +168,7 @@ class Program:
         return self.compiled("outputs", outputs, once=True)
 
     def forget_outputs(self) -> None:
-        """Let go of f."""
+        """Let go of the f that `compiled_outputs` holds: a program must not keep it alive."""
         self._kept.pop(("compiled", "outputs"), None)
 
     def compiled(
@@ -177,7 +182,8 @@ class Program:
     ) -> Compiled:
         """The first function given under this key, compiled: its compilations are found again.
 
-        For `reduces` and `once` see `_jax.compiler_options`.
+        `reduces` says that it contains a reduction and runs in float32, `once` that it is run once:
+        both decide how it is compiled. The memory of argument number `donate` goes to the result.
         """
 
         def make() -> Compiled:
