@@ -235,7 +235,7 @@ def _import_module(name: str, call: str) -> object:
     if path.suffix == ".py":
         sys.path.insert(0, str(path.parent.resolve()))
         return _import_file(path, call)
-    sys.path.insert(0, "")
+    sys.path.insert(0, "")  # the working directory
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -15,8 +15,10 @@ from ntkdiag import errors
 
 ITEM_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
-UNFINISHED = ".orbax-checkpoint-tmp"
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory until a save completes
+# Of several items the first of these is meant: names that scripts, or Orbax, give to parameters.
 PREFERRED_ITEMS = ("params", "state", "default")
+# A number alone, or at the end of a name: "100", "checkpoint_100".
 _STEP = re.compile(r"^(?:.*_)?(\d+)$")
 
 
@@ -25,7 +27,8 @@ class Location:
     """One Orbax item on disk.
 
     Attributes:
-        root: The path that was asked for; nothing outside it is opened.
+        root: The path that was asked for, or the checkpoint around it where that is an item;
+            nothing outside it is opened.
         directory: The directory Orbax is asked to open.
         item: Name of the item inside `directory`; None when the arrays lie in `directory` itself.
         step: Step number when the item was found through a manager root or lies in a numbered

@@ -37,6 +37,7 @@ def leaf_names(location: Location) -> set[Keys]:
 
 def _names_in(metadata: str) -> set[Keys]:
     """The keys of every leaf with data, from the text of a metadata file."""
+    # {"tree_metadata": {a name: {"key_metadata": [{"key": ...}, ...], "value_metadata": {...}}}}
     names = set()
     for entry in json.loads(metadata)["tree_metadata"].values():
         if not entry["value_metadata"].get("skip_deserialize", False):

@@ -104,6 +104,8 @@ def compare(
     # What does not depend on the model is checked before a checkpoint is read.
     settings = read_settings(x, y, reduction, loss, descent, memory)
     label_a, label_b = _read_names(names)
+    # Parameters mean nothing without a model: the argument, or the side that is one itself. A
+    # Functional brings its options, too, such as the mode and what is trainable.
     template = Template(
         model=_model_among(a, b) if model is None else unbound(model),
         variables=variables,
@@ -234,6 +236,7 @@ def _error_of_the_model(side: Side, error: Exception) -> errors.InvalidInputErro
     text = str(error).strip() or "no message"
     first_line = text.splitlines()[0][:MOST_CHARACTERS]
     got = f"{side.label}: {type(error).__name__}: {first_line}"
+    # Linen misses a collection, such as batch statistics. Known by name: Flax may not be loaded.
     if type(error).__name__ == "ScopeCollectionNotFound":
         return _fit_error(
             got, "Pass variables=, as init returns them, for collections that were not saved."

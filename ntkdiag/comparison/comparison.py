@@ -1,4 +1,8 @@
-"""The result of comparing two checkpoints."""
+"""The result of comparing two checkpoints.
+
+The numbers are held here. How they are shown is told in `ntkdiag.report`, which is imported by the
+methods that need it, so that comparing does not load what draws.
+"""
 
 import dataclasses
 import json
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
     from ntkdiag.report.monitor_records import History
 
+# The fields of `drift` and of `prediction` that are single numbers: `to_dict` gives these.
 _DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
 _PREDICTION = ("rms", "max", "e1", "e2", "agreement")
 
@@ -104,6 +109,7 @@ class Comparison:
             (line,) = ax.plot(np.arange(1, len(resolved) + 1), resolved, ".-", label=side.label)
             # Dashed, in the colour of its side: what lies below is rounding.
             ax.axhline(float(spectrum.noise_floor), color=line.get_color(), linestyle="--")
+        # Without a resolved eigenvalue nothing positive is drawn, and a logarithm has no place.
         if self.a.spectrum.rank or self.b.spectrum.rank:
             ax.set_xscale("log")
             ax.set_yscale("log")
@@ -187,6 +193,7 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
         from ntkdiag.report.dependencies import require_report
         from ntkdiag.report.monitor_records import read_history
 
+        # Both are called for what they refuse.
         require_report()
         read_history(history)
     elif history is not None:

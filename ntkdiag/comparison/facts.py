@@ -16,7 +16,7 @@ from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.scalars import Number
 
-FEW_EXAMPLES = 256
+FEW_EXAMPLES = 256  # of fewer, a note says what their number does to the largest eigenvalue
 NO_LOSS = "none named"
 
 # Conventions by name: text, or plain numbers.
@@ -50,6 +50,7 @@ def facts(
         "loss": loss,
         "learning_rate": learning_rate,
         "momentum": descent.momentum,
+        # With the learning rate, and without: the critical learning rate does not depend on it.
         "descent": descent.describe(),
         "update_rule": dataclasses.replace(descent, learning_rate=None).describe(),
         "backend": jax.default_backend(),

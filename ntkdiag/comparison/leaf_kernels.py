@@ -10,7 +10,7 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.models.paths import leaves_by_path
 
-_LAYER = re.compile(r"\[\d+\]$")
+_LAYER = re.compile(r"\[\d+\]$")  # the number of a layer at the end of a path: "kernel[3]"
 
 
 def leaf_kernels(
@@ -30,12 +30,13 @@ def leaf_kernels(
         Path -> `[n n]` in float64, in leaf order; zeros for a leaf that the outputs do not depend
         on.
     """
-    kernel = ntk(f, params, x, reduction="trace", per_leaf=True, memory=memory)
+    kernel = ntk(f, params, x, reduction="trace", per_leaf=True, memory=memory)  # [n n]
+    # A leaf that the outputs do not depend on has no entry in `kernel.leaves`: zeros stay.
     kernels = {path: np.zeros(kernel.shape) for path in leaves_by_path(params)}
     for name, part in (kernel.leaves or {}).items():
         path = name
         if path not in kernels:
-            # Layers stacked in one leaf, "kernel[3]", have a kernel each: they are added up.
+            # Layers stacked in one leaf have a kernel each: they are added up.
             path = _LAYER.sub("", name)
         kernels[path] = kernels[path] + np.asarray(part.array, np.float64)
     return kernels

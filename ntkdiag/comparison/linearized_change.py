@@ -20,10 +20,9 @@ from ntkdiag._jax import compiler_options
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.taylor import linearize, taylor_expand
 
-# Rounding over the change of the outputs up to which it does not decide on which side of 0.1 e1
-# lies.
+# Rounding up to this part of the change cannot decide on which side of 0.1 e1 lies.
 _RESOLVED = 0.03
-# Error of the prediction over rounding from which the error is none of it.
+# An error of the prediction beyond this many times rounding is an error of the linear model.
 _ABOVE_ROUNDING = 3.0
 
 
@@ -60,11 +59,12 @@ def predict(
 ) -> LinearizedChange:
     """Predict the outputs at B from A and compare.
 
-    The fixed arrays (batch statistics) of the prediction are those of A, those of `outputs_b` are
-    B's
-    own: what they changed counts as not predicted.
-    Cost: nested `jax.jvp`, about six forward passes. Source: Chizat et al. 2019 (arXiv 1812.07956)
-    for e_1.
+    The fixed arrays (batch statistics) of the prediction are those of A, while `outputs_b` were
+    computed with those of B: what the change of these arrays did counts as not predicted.
+
+    Cost: nested `jax.jvp`, about six forward passes.
+
+    Source: Chizat et al. 2019 (arXiv 1812.07956) for e_1.
 
     Args:
         f: The function of side A.
@@ -83,6 +83,7 @@ def predict(
     error = float(np.linalg.norm(difference))
     change = float(np.linalg.norm(outputs_b - outputs_a))
 
+    # How far rounding alone may move the outputs: their size by the unit roundoff of the model.
     rounding = roundoff_of(f, params_a, x) * float(np.linalg.norm(outputs_b))
     change_is_resolved = rounding < _RESOLVED * change
     error_is_resolved = error > _ABOVE_ROUNDING * rounding
@@ -109,5 +110,6 @@ def _evaluate(
     model: Callable[..., Float[Array, "n *o"]], params: PyTree, x: PyTree
 ) -> Float[np.ndarray, "n o"]:
     """Outputs of a Taylor model in float64, flat over the axes of an example."""
+    # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
     outputs = jax.jit(model, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64).reshape(outputs.shape[0], -1)

@@ -113,6 +113,7 @@ def measure_side(
     f, params = side.functional
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
+    # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     critical_rate, margin = _stability(kernel, outputs, settings)
     measured = Measured(
         label=side.label,
@@ -137,6 +138,7 @@ def measure_side(
     loss = None
     if settings.loss is not None:
         loss = float(_loss(outputs, settings))
+    # Centred: a network with biases would show little more than its constant mode.
     return dataclasses.replace(
         measured,
         alignment=float(alignment(kernel, targets)),
@@ -148,6 +150,7 @@ def measure_side(
 
 def evaluate(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> Float[np.ndarray, "n *o"]:
     """Outputs on the probe in float64."""
+    # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
     outputs = jax.jit(f, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64)
 

@@ -87,6 +87,7 @@ def parameter_movement(
             distance_centred=_distance_centred(kernels_a[path], kernels_b[path]),
         )
         rows.append(row)
+    # Leaves are parts of one vector: their norms add in squares.
     total = LeafMovement(
         path=ALL,
         size=sum(row.size for row in rows),
@@ -101,6 +102,7 @@ def parameter_movement(
 def _distance_centred(a: Float[np.ndarray, "n n"], b: Float[np.ndarray, "n n"]) -> float | None:
     """S_c between two kernels of one leaf; None where one of them is the same for all examples."""
     for kernel in (a, b):
+        # H K H with H = I - 1 1^T / n: the mean over examples removed on both sides.
         centred = kernel - kernel.mean(0) - kernel.mean(1)[:, None] + kernel.mean()
         if not np.linalg.norm(centred) > RESOLUTION * np.linalg.norm(kernel):
             return None

@@ -148,9 +148,9 @@ def _into_nnx(model: Model, params: PyTree) -> tuple[Functional, str]:
     from flax import nnx
 
     in_model = leaves_by_path(nnx.to_pure_dict(nnx.state(model)))
-    random = leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.RngState)))
+    random_keys = leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.RngState)))
     trainable = leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    saved = {path: leaf for path, leaf in leaves_by_path(params).items() if path not in random}
+    saved = {path: leaf for path, leaf in leaves_by_path(params).items() if path not in random_keys}
     _require_fit(in_model, saved, trainable)
 
     # A copy: the caller's model keeps its values.
@@ -160,7 +160,7 @@ def _into_nnx(model: Model, params: PyTree) -> tuple[Functional, str]:
     nnx.update(copy, state)
 
     functional = functionalize(copy, check=False)
-    fixed = {path: leaf for path, leaf in functional.fixed.items() if path not in random}
+    fixed = {path: leaf for path, leaf in functional.fixed.items() if path not in random_keys}
     return functional, _origin(saved, fixed)
 
 
@@ -214,6 +214,7 @@ def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves) -> None:
 
 def _with_leaves(tree: PyTree, values: Leaves) -> PyTree:
     """A tree with the values at their paths, as arrays of JAX, and its own leaves elsewhere."""
+    # Among the leaves of an Equinox module are functions and settings: they stay what they are.
     leaves = []
     for path, leaf in leaves_by_path(tree).items():
         value = values.get(path, leaf)

@@ -36,6 +36,7 @@ from ntkdiag.models.paths import differences, leaves_by_path
 # A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
 Source: TypeAlias = Any
 
+# "root@100": step 100 of the checkpoints in `root`.
 _AT_STEP = re.compile(r"(?P<root>.+)@(?P<step>\d+)")
 
 
@@ -78,6 +79,7 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
 
     `name` is ``"A"`` or ``"B"``: the label where neither `label` nor a path gives one.
     """
+    # A model is taken as it is; values are put into the model that both sides share.
     brings_model = is_model(source) and not _holds_parameters_only(source, template.model)
     if brings_model:
         functional = _as_functional(source, template.options)
@@ -162,6 +164,7 @@ def _are_one_checkpoint(a: Side, b: Side) -> bool:
 
 
 def _absolute(path: str) -> str:
+    """A path by which two names of one directory are known as the same, links included."""
     return os.path.realpath(os.path.expanduser(path))
 
 
@@ -223,6 +226,7 @@ def _holds_parameters_only(source: Source, model: Model) -> bool:
         return True
     if not is_module_of("equinox", model):
         return False
+    # What was filtered out is None, and no leaf: the activation functions, for one.
     return len(jax.tree.leaves(source)) < len(jax.tree.leaves(model))
 
 

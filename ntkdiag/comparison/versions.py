@@ -8,7 +8,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "orbax-checkpoint", "nu
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> list[str]:
     """Name and version of ntkdiag, of every package that is installed, and of Python."""
-    import ntkdiag
+    import ntkdiag  # at the top of the file this would close a circle
 
     lines = [f"ntkdiag {ntkdiag.__version__}"]
     for name in packages:

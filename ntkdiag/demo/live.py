@@ -12,6 +12,7 @@ from rich.table import Table
 # A measurement as writers get it: numbers by name, a list of them for the eigenvalues.
 Values: TypeAlias = Mapping[str, Any]
 
+# Numbers of a measurement that are shown, and what they are called.
 _SHOWN = {
     "ntk_trace": "trace",
     "ntk_participation_ratio": "participation ratio",

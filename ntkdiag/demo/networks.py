@@ -1,6 +1,7 @@
 """One small convolutional network of 6,090 parameters in three libraries.
 
-conv 16, pool, conv 32, pool, dense 10.
+Images [8 8 1] -> conv 16 -> pool [4 4 16] -> conv 32 -> pool [2 2 32] -> dense [10]. Each function
+makes the model as a user of that library would write it, and says what that user would save.
 """
 
 import dataclasses
@@ -71,7 +72,8 @@ def _nnx(seed: int) -> DemoModel:
             self.convs = nnx.List(
                 [nnx.Conv(1, first, (3, 3), rngs=rngs), nnx.Conv(first, second, (3, 3), rngs=rngs)]
             )
-            self.head = nnx.Linear(4 * second, 10, rngs=rngs)
+            # After two poolings, 2 x 2 positions are left of 8 x 8.
+            self.head = nnx.Linear(2 * 2 * second, 10, rngs=rngs)
 
         def __call__(self, x: Float[Array, "n 8 8 1"]) -> Float[Array, "n 10"]:
             for conv in self.convs:
@@ -103,7 +105,8 @@ def _equinox(seed: int) -> DemoModel:
                 eqx.nn.Conv2d(first, second, 3, padding=1, key=key_second),
             ]
             self.pool = eqx.nn.AvgPool2d(2, 2)
-            self.head = eqx.nn.Linear(4 * second, 10, key=key_head)
+            # After two poolings, 2 x 2 positions are left of 8 x 8.
+            self.head = eqx.nn.Linear(2 * 2 * second, 10, key=key_head)
 
         def __call__(self, x: Float[Array, "8 8 1"]) -> Float[Array, "10"]:
             x = x.transpose(2, 0, 1)  # one example, channels last -> channels first

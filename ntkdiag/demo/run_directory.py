@@ -57,6 +57,7 @@ def make_run_directory(out: pathlib.Path | None, default: str) -> RunDirectory:
     """
     if out is None:
         out = _first_free(pathlib.Path("runs"), default)
+    # Fails where the folder exists, also when another run made it a moment ago.
     try:
         out.mkdir(parents=True)
     except OSError as error:

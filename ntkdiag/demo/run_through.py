@@ -59,6 +59,7 @@ def run_demo(
     with checkpointer(run.checkpoints, settings.steps) as save, view:
 
         def on_step(step: int, params: PyTree, loss: float | None) -> None:
+            # The tree is made only at the steps that are saved.
             save(step, functools.partial(built.saved, params))
             view.advance(step, loss)
 

@@ -23,6 +23,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor import watch
 from ntkdiag.monitor.writers import Writer
 
+# on_step(step, params, loss of the batch before)
 OnStep: TypeAlias = Callable[[int, PyTree, float | None], None]
 
 
@@ -90,6 +91,7 @@ def batches(
     digits: Digits, settings: DemoSettings
 ) -> Iterator[tuple[Float[np.ndarray, "n 8 8 1"], Int[np.ndarray, " n"]]]:
     """Random batches without replacement, epoch after epoch, one per step."""
+    # Other random numbers than those of the split, which is drawn from the seed itself.
     rng = np.random.default_rng(settings.seed + 1)
     order = np.empty(0, int)
     for _ in range(settings.steps):

@@ -1,4 +1,10 @@
-"""What can be wrong with a model, a probe and settings, found before training starts."""
+"""What can be wrong with a model, a probe and settings, found before training starts.
+
+1. `check_settings`: arguments that are wrong by themselves;
+2. `require_outputs`: a function that does not run on the probe, or returns something else than one
+   array with the examples first;
+3. `check_fit`: settings and labels that do not fit these outputs and their kernel.
+"""
 
 from collections.abc import Callable
 
@@ -36,8 +42,8 @@ def check_settings(
     # One number of examples, on the leading axis of every leaf.
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
-    has_none = () in n_examples or (0,) in n_examples
-    if len(n_examples) != 1 or has_none:
+    lacks_examples = () in n_examples or (0,) in n_examples  # without axes, or of length 0
+    if len(n_examples) != 1 or lacks_examples:
         raise errors.InvalidInputError(
             expected="x with the same number of examples, at least one, on the leading axis of "
             "every leaf",

@@ -49,18 +49,23 @@ class Monitor:
     Cost: as `watch`; see the attribute `cost` for what it was.
 
     Args:
-        f: As for `watch`.
-        x: As for `watch`.
-        y: As for `watch`.
-        every: As for `watch`.
-        top_k: As for `watch`.
-        loss: As for `watch`.
-        descent: As for `watch`; where it has no learning rate, that is taken from the `opt_state`
-            of the call if `optax.inject_hyperparams` keeps it there.
-        reduction: As for `watch`.
-        writers: As for `watch`; they also get `<name>_seconds`, the time of the measurement.
-        name: As for `watch`.
-        memory: As for `watch`.
+        f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
+        x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
+        y: Their labels: integer classes, or targets shaped like the outputs. None leaves the
+            alignment out.
+        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
+        top_k: Number of eigenvalues kept.
+        loss: The loss that is trained: a name, an object of `ntkdiag.losses`, or a function
+            `loss(outputs, y)`, as for `watch`. None leaves out all numbers about stability.
+        descent: How it is trained: a `Descent`, or the learning rate of plain gradient descent.
+            Where it has no learning rate, that is taken from the `opt_state` of the call if
+            `optax.inject_hyperparams` keeps it there.
+        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits",
+            or "auto", which is "full" up to 2048 rows and "mean" beyond.
+        writers: Objects with `write(step, values)`, or one of them. They also get
+            `<name>_seconds`, the time of the measurement.
+        name: First part of the names the writers see: "ntk" gives "ntk_trace".
+        memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
         time_share: Largest share of the wall time that measuring may take, not counting the first
             measurement, which compiles; scheduled measurements beyond it are skipped. None for no
             limit. What a measurement costs is known from the second one on.
@@ -167,13 +172,15 @@ class Monitor:
 
     def _measure(self, step: int, params: PyTree, opt_state: PyTree, begun: float) -> Measurement:
         """Measure, write, and keep the first kernel that could be measured as the reference."""
+        # The parameters in the structure `f` takes; whether its fixed arrays are still those of the
+        # model in training; and once, whether examples interact.
         _require_concrete(params)
         params, unmoved = as_parameters_of(self._probe.f, params)
         layout = self._probe.layout(params)
         self._probe.verify(params)
         update_rule = self._update_rule(opt_state)
 
-        # Drift is measured from the first kernel that was finite.
+        # Drift is measured from the first kernel that was finite; until then zeros stand for it.
         is_first = self._kernel0 is None
         kernel0 = self._kernel0
         if kernel0 is None:

@@ -90,7 +90,9 @@ def measure(
     Raises:
         InvalidInputError: When an argument is out of range, or labels do not fit the outputs.
     """
+    # Whoever differentiates a whole training step does not mean the diagnostics.
     params = jax.lax.stop_gradient(params)
+    # Whether examples interact was checked before: `Probe.verify` does, once.
     kernel = ntk(f, params, x, reduction=reduction, memory=memory, check=False)
 
     trained_loss = as_loss(loss)

@@ -19,7 +19,7 @@ class Cost:
         elapsed: Wall time since the end of the first.
         measurements: Measurements made.
         skipped: Scheduled measurements left out to stay within the budget.
-        last: Seconds of the last of them.
+        last: The last of the times that `seconds` adds up.
     """
 
     time_share: float | int | np.number | None

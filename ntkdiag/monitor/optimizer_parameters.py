@@ -51,6 +51,8 @@ def as_parameters_of(
     if not isinstance(f, Functional):
         return params, True
     trainable = leaves_by_path(f.params)
+    # Paths of fixed arrays of linen begin with their collection, and so do those of parameters that
+    # are not trained, "params/...": the optimizer holds these without it.
     fixed = {path.removeprefix("params/"): leaf for path, leaf in f.fixed.items()}
 
     leaves = {}

@@ -24,6 +24,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
+from ntkdiag._jax import ClosedJaxpr, Jaxpr
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
@@ -111,6 +112,7 @@ class Probe:
         """The beginning of the digest as two integers; 0 for examples that are being traced."""
         if self.digest is None:
             return np.zeros(2, np.int32)
+        # 16 hexadecimal digits are 8 bytes: two integers of 32 bits, as JAX has them by default.
         return np.frombuffer(bytes.fromhex(self.digest[:16]), np.int32)
 
     def layout(self, params: PyTree) -> ProbeLayout:
@@ -122,6 +124,7 @@ class Probe:
         reduction = self.reduction
         if reduction == "auto":
             reduction = automatic(outputs.shape[0], math.prod(outputs.shape[1:]))
+        # Numbers are float32 or wider, also where the model computes in bfloat16.
         dtype = _jax.at_least_float32(outputs.dtype)
         layout = ProbeLayout(tuple(outputs.shape), reduction, dtype)
         check_fit(layout, self.top_k, self.loss, self.y)
@@ -136,6 +139,7 @@ class Probe:
         if self._verified or _is_traced((params, self.x)):
             return
         check_few(self.function, params, self.x)
+        # The one thing about a probe that changes: everything else is frozen.
         object.__setattr__(self, "_verified", True)
 
     def blank(self, layout: ProbeLayout) -> tuple[Measurement, Float[Array, "k k"]]:
@@ -194,6 +198,7 @@ def _host_copy(leaf: Any) -> Any:
 
     On the host it is committed to no device, and follows the parameters to theirs.
     """
+    # Neither what is being traced nor random keys have values that NumPy could hold.
     is_random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
     if isinstance(leaf, Tracer) or is_random_key:
         return leaf
@@ -209,8 +214,8 @@ def _digest(x: PyTree) -> str | None:
         return digest_of(jax.tree.map(jnp.asarray, x))
 
 
-def _has_reduction(jaxpr: Any) -> bool:
-    """Whether a jaxpr, or one nested in it, reduces."""
+def _has_reduction(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    """Whether a jaxpr, or one nested in it, such as the body of a loop, reduces."""
     for equation in _jax.open_jaxpr(jaxpr)[0].eqns:
         if equation.primitive.name.startswith("reduce_"):
             return True

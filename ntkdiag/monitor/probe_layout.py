@@ -1,4 +1,4 @@
-"""The static facts about one measured kernel."""
+"""Shapes and reduction of a measured kernel, which are known before it is computed."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 @dataclasses.dataclass(frozen=True)
 class ProbeLayout:
-    """Shapes and reduction of a kernel.
+    """What the outputs on the probe tell about the kernel: N, C, its rows and its dtype.
 
     Attributes:
         output_shape: Of the outputs on the probe, `[N ...]`.
@@ -39,5 +39,8 @@ class ProbeLayout:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the largest eigenvalue is that of another kernel than the full one."""
+        """Whether the largest eigenvalue is that of another kernel than the full one.
+
+        Of a single output all reductions are the full kernel.
+        """
         return self.reduction != "full" and self.n_outputs > 1

@@ -67,6 +67,7 @@ def _denominator(loss: Loss | None, layout: ProbeLayout) -> float | str | None:
         return None
     if isinstance(loss, CustomLoss):
         return "its own"
+    # A number the user stated is written as such, one that was counted by what was counted.
     denominator = loss.denominator_for(layout.output_shape)
     if getattr(loss, "denominator", None) is not None:
         return float(denominator)

@@ -1,4 +1,8 @@
-"""When to measure: schedules are frozen objects, called with a step, under jit or not."""
+"""When to measure: schedules are frozen objects, called with a step, under jit or not.
+
+Under jit a step is traced, and so is the answer. So `Every` divides, and `LogSpaced` and `At` hold
+all of their steps as an array and ask whether the step is among them.
+"""
 
 import dataclasses
 import functools
@@ -175,6 +179,7 @@ def _is_in(step: Step, steps: Int[np.ndarray, " steps"]) -> IsDue:
 @functools.cache
 def _log_steps(ratio: float | int) -> Int[np.ndarray, " steps"]:
     """0 and the powers of a ratio that fit into int32, rounded, each once."""
+    # ratio^0, ratio^1, ... up to the last that can fit; small ones may round to the same step.
     count = int(np.log(LAST_STEP) / np.log(ratio)) + 1
     powers = np.round(ratio ** np.arange(count, dtype=np.float64))
     powers = powers[powers <= LAST_STEP]

@@ -154,7 +154,7 @@ def watch(
     )
     due = as_schedule(every)
     outbox = Outbox(writers)
-    call = errors.current_call()
+    call = errors.current_call()  # as code: errors of init and update begin with it
 
     @errors.called(f"{call}.init(params)")
     def init(params: PyTree) -> WatchState:
@@ -172,6 +172,8 @@ def watch(
     def with_measurement(state: WatchState, params: PyTree) -> WatchState:
         params, unmoved = as_parameters_of(probe.f, params)
         layout = probe.layout(params)
+        # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
+        # computes reductions wrongly.
         if isinstance(state.ntk_count, Tracer):
             is_float32 = layout.dtype == jnp.float32
             warn_if_untrusted_jit(reduces=is_float32 and probe.reduces(params))
@@ -199,13 +201,14 @@ def watch(
             mark=jnp.asarray(probe.mark),
         )
 
+    # The other branch of the conditional has to take the same arguments.
     def as_it_is(state: WatchState, params: PyTree) -> WatchState:
         del params
         return state
 
     @errors.called(f"{call}.update(updates, state, params)")
     def update(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+        updates: PyTree, state: WatchState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WatchState]:
         del extra_args  # values for other transforms of the chain
         if params is None:

@@ -36,7 +36,7 @@ LEAF_COLUMNS = (
 
 
 def terminal() -> Console:
-    """The console to print tables to; as wide as they want to be where it is no terminal."""
+    """The console to print tables to: as wide as the terminal, or 110 columns where it is none."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
@@ -61,6 +61,7 @@ def comparison_table(comparison: Comparison) -> Group:
     parts.append(_quantities("From A to B", ("value",), between))
     parts.append(_parameters(comparison))
     parts.append(_footer(comparison))
+    # An empty line under each.
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
@@ -73,6 +74,7 @@ def comparison_text(comparison: Comparison) -> str:
     Returns:
         The text.
     """
+    # No colours, and no trailing blanks: the text may be compared and pasted.
     file = io.StringIO()
     console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)
     console.print(comparison_table(comparison))
@@ -134,7 +136,7 @@ def _parameters(comparison: Comparison) -> Table:
 def _footer(comparison: Comparison) -> Text:
     """Conventions and notes."""
     facts = comparison.facts
-    probe = str(facts["probe_sha256"])[:12]
+    probe = str(facts["probe_sha256"])[:12]  # enough to tell two probes apart
     lines = [
         f"{facts['model']}, {facts['parameters']:,} {facts['parameter_dtype']} parameters, "
         f"mode {facts['mode']}; N = {facts['n_examples']}, C = {facts['n_outputs']}, probe {probe}",

@@ -23,6 +23,7 @@ def require_report() -> None:
 
 
 def _installed(name: str) -> bool:
+    # Imported, not only looked for: a damaged installation is no use to the page either.
     try:
         importlib.import_module(name)
     except ImportError:

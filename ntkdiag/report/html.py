@@ -41,6 +41,9 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
     import jinja2
 
     rows = read_history(history)
+    history_steps = None
+    if rows:
+        history_steps = (rows[0]["step"], rows[-1]["step"], len(rows))  # first, last, how many
     # Every value is escaped, and a name that the template misspells is an error.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ntkdiag.report"),
@@ -64,7 +67,7 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
         movement_rows=movement_rows(comparison),
         readings=readings(comparison),
         methods=methods(comparison),
-        history_steps=(rows[0]["step"], rows[-1]["step"], len(rows)) if rows else None,
+        history_steps=history_steps,
         **_figures(comparison, rows),
     )
 
@@ -89,6 +92,7 @@ def _typeset(text: str) -> "Markup":
     """Escape a text of ours and set its subscripts: S_c, f_lin, e1."""
     from markupsafe import Markup, escape
 
+    # One to three letters or digits after an underscore inside a word; then e1 and e2.
     escaped = str(escape(text))
     with_subscripts = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", escaped)
     return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", with_subscripts))

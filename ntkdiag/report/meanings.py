@@ -1,4 +1,9 @@
-"""Name, symbol and meaning of every quantity a report shows."""
+"""Name, symbol and meaning of every quantity a report shows.
+
+Texts may hold fields in braces. `rows` fills them when a report is made: from the facts of the
+comparison, and besides with `k`, a number of modes, and `loss_capital`, the loss with a capital
+first letter.
+"""
 
 import dataclasses
 
@@ -8,10 +13,9 @@ class Meaning:
     """How a quantity is presented.
 
     Attributes:
-        name: In words.
-        symbol: As in the papers; may be empty.
-        text: What it tells, with its convention; may hold fields such as ``{learning_rate:g}``,
-            filled from the facts.
+        name: In words; may hold fields.
+        symbol: As in the papers; may be empty, or hold fields.
+        text: What it tells, with its convention; may hold fields such as ``{learning_rate:g}``.
     """
 
     name: str
@@ -20,6 +24,7 @@ class Meaning:
 
 
 MEANINGS = {
+    # Each kernel by itself.
     "trace": Meaning("trace", "tr Θ", "Sum of the eigenvalues: the overall speed of learning."),
     "largest": Meaning(
         "largest eigenvalue",
@@ -46,6 +51,7 @@ MEANINGS = {
         "ε √n λ₁",
         "Unit roundoff of the kernel's dtype × √size × λ₁, or that of the model × λ₁ if larger.",
     ),
+    # Each kernel beside labels, loss and update rule.
     "loss": Meaning("loss on the probe", "L", "{loss_capital}."),
     "accuracy": Meaning(
         "accuracy on the probe", "", "Share of probe examples whose largest output is the label."
@@ -73,6 +79,7 @@ MEANINGS = {
         "At learning rate {learning_rate:g}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge "
         "of stability, above it a catapult, or divergence.",
     ),
+    # How far kernel and parameters moved from A to B.
     "drift": Meaning("kernel drift", "D", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included."),
     "scale": Meaning("scale", "a", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size."),
     "rotation": Meaning("rotation", "φ", "Angle between the kernels: D² = (a − 1)² + (a tan φ)²."),
@@ -85,6 +92,7 @@ MEANINGS = {
         "The same, mean over examples removed: below 0.01 lazy, above 0.1 features moved.",
     ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
+    # What Taylor models at A explain of the outputs at B.
     "e1": Meaning(
         "linearization error",
         "e₁",

@@ -2,6 +2,7 @@
 
 from ntkdiag.report.reported import Comparison, Measured
 
+# What holds for every comparison.
 _NUMERICS = (
     "Eigenvalues were computed in float64 from the symmetrised kernel; those below the noise floor "
     "are unresolved and not shown: ε √n λ₁, with ε the unit roundoff of the kernel's dtype and n "
@@ -63,6 +64,7 @@ def _labels_and_loss(comparison: Comparison) -> str:
         labels = "the targets" if comparison.classes is None else "one-hot labels"
         sentences.append(f"Alignment and label power are against {labels}.")
     sentences.append(f"Loss: {facts['loss']}.")
+    # There is a margin of full kernels only, and where a loss and a learning rate were named.
     if comparison.a.margin is not None:
         sentences.append(
             f"Stability: full-batch gradient descent with {facts['descent']} on the linearized "

@@ -1,4 +1,12 @@
-"""Records of a monitor for a report."""
+"""Records of a monitor for a report.
+
+A monitor writes numbers under names that begin with its own, "ntk_trace" or "probe1_trace". A
+report draws those of one monitor:
+
+1. read the rows, where they are not in memory already;
+2. find the name of the monitor: "ntk", or the only one there is;
+3. keep the last row of each step, under the names that a monitor called "ntk" writes.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -38,6 +46,7 @@ def read_history(history: History | None) -> list[Row]:
             raise _error(f"no file at {os.fspath(path)!r}")
         _, history = read_json_lines(path)
     name = _monitor_in(history)
+    # A run that was resumed writes some steps again: the later row takes the place of the earlier.
     by_step = {}
     for row in history:
         if "step" in row and _has_values(row.get(name + _MARK)):

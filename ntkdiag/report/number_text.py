@@ -22,6 +22,7 @@ def number(value: Number | None, digits: int = 4) -> str:
         digits_before_point = 1 + math.floor(math.log10(size))
         decimals = max(0, digits - digits_before_point)
     text = f"{float(value):,.{decimals}f}"
+    # Zeros at the end are dropped after a decimal point only: 100 stays 100.
     if "." not in text:
         return text
     return text.rstrip("0").rstrip(".")

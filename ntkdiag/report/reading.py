@@ -97,6 +97,7 @@ def _alignment(comparison: Comparison) -> str:
         return (
             f"Alignment with the labels is undefined at {undefined}: centred, the kernel is zero."
         )
+    # Less than a fifth up or down counts as no change.
     if before > 0 and after >= 1.2 * before:
         somewhat = "" if after >= 2 * before else "somewhat "
         return (

@@ -74,7 +74,7 @@ def task_rows(comparison: Comparison) -> list[Row]:
     if a.alignment is not None:
         rows.append(_pair(comparison, "alignment", a.alignment, b.alignment))
     if a.label_power is not None and b.label_power is not None:
-        k = min(10, len(a.label_power))
+        k = min(10, len(a.label_power))  # C(10) is shown, or C of all modes of a smaller kernel
         power_a = percent(float(a.label_power[k - 1]))
         power_b = percent(float(b.label_power[k - 1]))
         rows.append(_row(comparison, "power", power_a, power_b, MISSING, k=k))
@@ -90,7 +90,7 @@ def task_rows(comparison: Comparison) -> list[Row]:
 def motion_rows(comparison: Comparison) -> list[Row]:
     """How far kernel and parameters moved."""
     drift = comparison.drift
-    everything = comparison.movement[-1]
+    everything = comparison.movement[-1]  # the leaves, and their sum at the end
     return [
         _row(comparison, "drift", number(float(drift.relative))),
         _row(comparison, "scale", number(float(drift.scale))),
@@ -150,6 +150,7 @@ def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) 
 
 def _row(comparison: Comparison, key: str, *values: str, k: int | None = None) -> Row:
     """A quantity with its name, symbol and meaning, into which the conventions are written."""
+    # The texts hold fields such as {learning_rate:g}: these are their values.
     meaning = MEANINGS[key]
     loss = str(comparison.facts["loss"])
     fields = {**comparison.facts, "k": k, "loss_capital": loss[:1].upper() + loss[1:]}

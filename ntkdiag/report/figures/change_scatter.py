@@ -1,6 +1,7 @@
 """The change of the outputs from A to B against what the model linearized at A predicts of it."""
 
 import numpy as np
+from jaxtyping import Bool
 
 from ntkdiag.report.figures.style import A_COLOUR, FAINT, INK, figure, svg
 from ntkdiag.report.reported import Comparison
@@ -28,7 +29,8 @@ def prediction(comparison: Comparison) -> str:
         high = max(actual.max(), predicted.max())
         axes.plot([low, high], [low, high], color=FAINT, linewidth=1)
 
-        def draw(mask: np.ndarray, **look: object) -> None:
+        def draw(mask: Bool[np.ndarray, "n o"], **look: object) -> None:
+            """The points where the mask is true, in a look of their own; no more than POINTS."""
             if mask.any():
                 x = predicted[mask][::stride]
                 y = actual[mask][::stride]

@@ -56,7 +56,7 @@ def _per_example(kernel: Kernel) -> Float[np.ndarray, "n n"]:
         array = np.einsum("nomo->nm", array) / array.shape[1]  # [n o m o] -> [n m]
     array = array - array.mean(0, keepdims=True)
     array = array - array.mean(1, keepdims=True)
-    mean_diagonal = np.trace(array) / len(array)
+    mean_diagonal = np.trace(array) / len(array)  # 0 for a kernel of zero, which stays as it is
     return array / (mean_diagonal or 1.0)
 
 

@@ -18,6 +18,7 @@ def label_power(comparison: Comparison) -> str:
         return ""
     rank_a = int(comparison.a.spectrum.rank)
     rank_b = int(comparison.b.spectrum.rank)
+    # Directions of eigenvalues below the noise floor are rounding, and not drawn.
     n_modes = len(power_a)
     k = np.arange(1, n_modes + 1)
     with figure(6.4, 3.3) as (canvas, axes):

@@ -65,6 +65,7 @@ def _bars(leaves: Sequence[LeafMovement]) -> list[_Bar]:
         name = leaf.path
         if len(leaves) > BARS:
             name = leaf.path.rpartition("/")[0]
+        # A leaf at the top is in no layer, and the only leaf of a model may have no path either.
         layers.setdefault(name or leaf.path or "all", []).append(leaf)
     bars = []
     for name, members in layers.items():
@@ -81,7 +82,7 @@ def _bars(leaves: Sequence[LeafMovement]) -> list[_Bar]:
 
 def _most_important(bars: list[_Bar]) -> list[_Bar]:
     """The bars with the largest share of the movement, or of a kernel, in their order."""
-    all_moved = sum(bar.moved**2 for bar in bars) or 1.0
+    all_moved = sum(bar.moved**2 for bar in bars) or 1.0  # where nothing moved, no bar has a share
 
     def importance(bar: _Bar) -> float:
         return max(bar.moved**2 / all_moved, bar.share_a, bar.share_b)

@@ -50,7 +50,7 @@ def _draw_side(
     axes.annotate(
         text,
         xy=(1, noise_floor),
-        xytext=(2, 2 if name_above else -3),
+        xytext=(2, 2 if name_above else -3),  # in points, from the left end of the line
         textcoords="offset points",
         va="bottom" if name_above else "top",
         color=colour,

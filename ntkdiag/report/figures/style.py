@@ -1,4 +1,8 @@
-"""The look of every figure, and figures as inline SVG that follows the page's colours."""
+"""The look of every figure, and figures as inline SVG that follows the page's colours.
+
+A page is light or dark, and a drawing does not know which. So it is drawn in colours that occur
+nowhere else, and in the finished SVG these are replaced by variables of the page's style sheet.
+"""
 
 import contextlib
 import io
@@ -16,13 +20,13 @@ A_COLOUR = "#3b7dd8"
 B_COLOUR = "#e07b1f"
 INK = "#010203"  # stands for the page's text colour
 FAINT = "#040506"  # stands for the page's line colour
-RASTER_DPI = 110
+RASTER_DPI = 110  # of images in a figure, such as heat maps
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _RC = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ntkdiag",
-    "text.parse_math": False,
+    "svg.fonttype": "none",  # text stays text, in a font of the reader
+    "svg.hashsalt": "ntkdiag",  # the same ids at every run
+    "text.parse_math": False,  # names of parameters are no TeX
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -56,7 +60,7 @@ _RC = {
 @contextlib.contextmanager
 def figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
-) -> Iterator[tuple[Any, Any]]:
+) -> Iterator[tuple["Figure", Any]]:
     """Open a figure in the house look, without pyplot and without touching the user's settings.
 
     Args:
@@ -76,7 +80,7 @@ def figure(
     look: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "svg"}
     with matplotlib.rc_context(look):
         canvas = Figure(figsize=(width, height))
-        FigureCanvasSVG(canvas)
+        FigureCanvasSVG(canvas)  # makes itself what draws the figure
         yield canvas, canvas.subplots(rows, columns, **options)
 
 
@@ -126,6 +130,7 @@ def _power_of_ten(value: float, position: int | None) -> str:
 
 
 def _plain(value: float, position: int | None) -> str:
+    """A tick between powers of ten, as a plain number."""
     del position
     return f"{value:g}"
 
@@ -146,6 +151,7 @@ def svg(canvas: "Figure", name: str) -> str:
         format="svg",
         transparent=True,
         dpi=RASTER_DPI,
+        # Left out: the same comparison gives the same page.
         metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
     )
     text = stream.getvalue()

@@ -16,6 +16,7 @@ def history(rows: Sequence[Row]) -> str:
     n_eigenvalues = eigenvalues.shape[1]
     with figure(9.6, 5.2, columns=2, rows=2, sharex=True) as (canvas, axes):
         top, drift, alignment, margin = axes.ravel()
+        # From dark, the largest, to pale.
         for index in range(n_eigenvalues):
             fading = 1 - 0.75 * index / max(1, n_eigenvalues)
             top.plot(steps, eigenvalues[:, index], color=INK, alpha=fading, linewidth=1.3)
@@ -30,6 +31,7 @@ def history(rows: Sequence[Row]) -> str:
         margin.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
         margin.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
         margin.set(title="Stability margin", xlabel="step")
+        # From zero on: a small change of a large number is not to look like a large one.
         for panel in (drift, alignment, margin):
             panel.set_ylim(bottom=0)
         return svg(canvas, "history")
