@@ -69,6 +69,7 @@ def read_contents(
     parts_to_read = (params_keys, *collection_keys.values())
 
     def is_read(keys: Keys) -> bool:
+        """Whether a leaf lies in one of these parts."""
         return any(_begins(keys, part) for part in parts_to_read)
 
     tree = load(location, described, is_read)

@@ -110,4 +110,5 @@ def _distance_centred(a: Float[np.ndarray, "n n"], b: Float[np.ndarray, "n n"]) 
 
 
 def _share(part: float, total: float) -> float:
+    """A part of a trace; NaN where the kernel is zero."""
     return float(part / total) if total > 0 else math.nan

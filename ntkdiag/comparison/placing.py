@@ -247,4 +247,5 @@ def _some(paths: Iterable[str]) -> str:
 
 
 def _are_equal(left: Any, right: Any) -> bool:
+    """Whether two arrays have one shape, one dtype and the same numbers."""
     return describe(left) == describe(right) and bool(jnp.all(left == right))

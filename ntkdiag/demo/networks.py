@@ -84,6 +84,7 @@ def _nnx(seed: int) -> DemoModel:
     functional = functionalize(model)
 
     def as_saved(params: PyTree) -> PyTree:
+        """The arrays of the model in dictionaries, which Orbax reads back without the class."""
         return nnx.to_pure_dict(nnx.state(functional.restore(params)))
 
     return DemoModel(model, functional, as_saved)
@@ -118,6 +119,7 @@ def _equinox(seed: int) -> DemoModel:
     functional = functionalize(model)
 
     def as_saved(params: PyTree) -> PyTree:
+        """The module with its floating arrays alone: functions cannot be saved."""
         return eqx.filter(functional.restore(params), eqx.is_inexact_array)
 
     return DemoModel(model, functional, as_saved)

@@ -68,6 +68,7 @@ def train(
     def loss_and_gradients(
         params: PyTree, x: Float[Array, "n 8 8 1"], y: Int[Array, " n"]
     ) -> tuple[Float[Array, ""], PyTree]:
+        # JAX differentiates in the first argument.
         def mean_loss(params: PyTree) -> Float[Array, ""]:
             return optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
 

@@ -46,7 +46,9 @@ class Monitor:
     returns None. It waits for its own result, touches no buffer of the loop, and leaves
     measurements out when they would cost more than `time_share`.
 
-    Cost: as `watch`; see the attribute `cost` for what it was.
+    Cost: per measurement one kernel and its eigenvalues, K^3, with K = N C for the full kernel, N
+    for a reduced one; a second set of eigenvalues for losses other than squared error. In memory
+    the first kernel, K^2 numbers. The attribute `cost` says what it was in seconds.
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
@@ -55,8 +57,9 @@ class Monitor:
             alignment out.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
-        loss: The loss that is trained: a name, an object of `ntkdiag.losses`, or a function
-            `loss(outputs, y)`, as for `watch`. None leaves out all numbers about stability.
+        loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
+            of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out all numbers about
+            stability.
         descent: How it is trained: a `Descent`, or the learning rate of plain gradient descent.
             Where it has no learning rate, that is taken from the `opt_state` of the call if
             `optax.inject_hyperparams` keeps it there.
@@ -78,7 +81,8 @@ class Monitor:
         last: The last `Measurement`, None before the first.
 
     Raises:
-        InvalidInputError: As `watch`, and when `time_share` is not positive.
+        InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
+            do not fit together.
     """
 
     @errors.public

@@ -100,6 +100,7 @@ def _kinds(opt_state: PyTree) -> set[str]:
     kinds: set[str] = set()
 
     def note_kind(node: object) -> bool:
+        """Note the class of a state on the way down the tree."""
         is_named_tuple = hasattr(node, "_fields")
         if is_named_tuple and type(node).__module__.split(".")[0] == "optax":
             kinds.add(type(node).__name__)
@@ -114,6 +115,7 @@ def _fields(opt_state: PyTree, name: str) -> list[PyTree]:
     import optax
 
     def is_field(path: tuple, value: object) -> bool:
+        """Whether a path ends in a field of a named tuple, not in a key of the parameters."""
         del value
         return isinstance(path[-1], optax.tree_utils.NamedTupleKey)
 
@@ -127,6 +129,7 @@ def _injected(opt_state: PyTree, name: str) -> list[PyTree]:
     import optax
 
     def is_hyperparameter(path: tuple, value: object) -> bool:
+        """Whether a path ends in a key of the dictionary `hyperparams` of a state."""
         del value
         if len(path) < 2:
             return False

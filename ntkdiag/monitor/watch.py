@@ -158,6 +158,7 @@ def watch(
 
     @errors.called(f"{call}.init(params)")
     def init(params: PyTree) -> WatchState:
+        """The state before training: all numbers NaN, no reference kernel yet."""
         params, _ = as_parameters_of(probe.f, params)
         blank, kernel0 = probe.blank(probe.layout(params))
         probe.verify(params)
@@ -170,6 +171,7 @@ def watch(
         )
 
     def with_measurement(state: WatchState, params: PyTree) -> WatchState:
+        """The state with the measurement at these parameters, which the writers get, too."""
         params, unmoved = as_parameters_of(probe.f, params)
         layout = probe.layout(params)
         # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
@@ -201,8 +203,8 @@ def watch(
             mark=jnp.asarray(probe.mark),
         )
 
-    # The other branch of the conditional has to take the same arguments.
     def as_it_is(state: WatchState, params: PyTree) -> WatchState:
+        """The other branch of the conditional, which has to take the same arguments."""
         del params
         return state
 
@@ -210,6 +212,7 @@ def watch(
     def update(
         updates: PyTree, state: WatchState, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WatchState]:
+        """The updates as they came, and the state one step later, measured if the step is due."""
         del extra_args  # values for other transforms of the chain
         if params is None:
             as_parameters_of(probe.f, params)  # refused at every step, measured or not

@@ -85,6 +85,7 @@ def _most_important(bars: list[_Bar]) -> list[_Bar]:
     all_moved = sum(bar.moved**2 for bar in bars) or 1.0  # where nothing moved, no bar has a share
 
     def importance(bar: _Bar) -> float:
+        """The largest share that a bar has of anything that is drawn."""
         return max(bar.moved**2 / all_moved, bar.share_a, bar.share_b)
 
     largest = sorted(bars, key=importance, reverse=True)[: 2 * BARS]

@@ -77,6 +77,7 @@ def figure(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
+    # Any: matplotlib's stubs list the names of its settings one by one.
     look: Any = {**matplotlib.rcParamsDefault, **_RC, "backend": "svg"}
     with matplotlib.rc_context(look):
         canvas = Figure(figsize=(width, height))
