@@ -210,10 +210,11 @@ def watch(
 
     @errors.called(f"{call}.update(updates, state, params)")
     def update(
-        updates: PyTree, state: WatchState, params: PyTree = None, **extra_args: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, WatchState]:
         """The updates as they came, and the state one step later, measured if the step is due."""
         del extra_args  # values for other transforms of the chain
+        # `state` is a WatchState; for Optax, which calls this, it may be any tree.
         if params is None:
             as_parameters_of(probe.f, params)  # refused at every step, measured or not
         count = state.ntk_count
