@@ -5,7 +5,8 @@ With c the weights on the training rows of J and a what is left of the initial p
     theta_t = a theta_0 + J^T c,
     c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0.
 
-Without a pull to zero a = 1, and J theta_0 drops out. The outputs are
+Here psi and chi are the responses of a law (`laws`): how far a mode has answered the residual, and
+the pull to zero. Without a pull to zero a = 1, and J theta_0 drops out. The outputs are
 f_0 + (a - 1) J theta_0 + Theta c.
 """
 
@@ -91,12 +92,12 @@ def assemble(problem: Problem, modes: Modes, law: Law, axes: tuple[int, ...]) ->
 def _of_source(
     law: Law, values: Float[Array, " k"], floor: Float[Array, ""]
 ) -> Float[Array, "h k"]:
-    """lambda psi and psi, for the outputs and for the weights."""
+    """lambda psi for the outputs, and psi for the weights."""
     psi, _ = law.responses(values, floor)
-    return jnp.concatenate([values * psi, psi])
+    return jnp.concatenate([values * psi, psi])  # [T k] each -> [2T k]
 
 
 def _of_pull(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "h k"]:
-    """lambda chi and chi likewise."""
+    """lambda chi for the outputs, and chi for the weights."""
     _, chi = law.responses(values, floor)
-    return jnp.concatenate([values * chi, chi])
+    return jnp.concatenate([values * chi, chi])  # [T k] each -> [2T k]

@@ -1,6 +1,7 @@
 """Mean and covariance of the trained linear model over initialisations.
 
-Trained outputs are affine in the initial ones: with B = Theta(x, X) psi_t(Theta),
+Trained outputs are affine in the initial ones: with X the training examples, psi_t(lambda) how far
+training has brought a mode of the kernel (`laws`), and B = Theta(x, X) psi_t(Theta),
 
     f_t(x) = f_0(x) - B (f_0(X) - y).
 
@@ -12,15 +13,17 @@ which on the training set is A S(X, X) A with A = 1 - Theta psi_t(Theta).
 """
 
 import dataclasses
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
 from ntkdiag.descent import DescentLike
+from ntkdiag.display import PlainValue
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -80,6 +83,7 @@ class Prior:
                 got=f"shapes {shapes}",
                 do="Stack the outputs of every network along a first axis.",
             )
+        # Around the mean over the networks, an output of an example at a time.
         centred = samples - samples.mean(axis=0)
         if test is None:
             return cls(_covariance(centred, centred))
@@ -116,7 +120,7 @@ class Ensemble:
     covariance: Float[Array, "..."]
     covariance_test: Float[Array, "..."] | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, PlainValue]:
         """Means and covariances as plain JSON values."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
@@ -196,6 +200,7 @@ def over_initializations(
     modes = modes_of(problem, kernel)
     times = jnp.asarray(time, problem.kernel.dtype)
     law = _law(problem, modes, times, descent, ridge)
+    # The mean of f_t is f_t of the mean: `problem` has the mean of f_0.
     mean = assemble(problem, modes, law, times.shape)
     train, test = _covariances(problem, modes, law, prior_matrices)
     train = train.reshape(*times.shape, *_twice(problem.shape, problem.full))  # [T k k] -> [...]
@@ -213,6 +218,7 @@ def _law(
 ) -> Law:
     """How modes are learned: by flow, or by descent with its warning."""
     if descent is None:
+        # A flow has one ridge for each time.
         ridges = jnp.broadcast_to(jnp.asarray(ridge, times.dtype), (times.size,))
         return FlowLaw(times.reshape(-1) / problem.denominator, ridges)
     rule = read_rule(descent)
@@ -243,14 +249,15 @@ def _covariances(
 
     # A, what is left of f_0 on the training set: [T k k]
     left = of_kernel(_left, jnp.eye(len(prior.train), dtype=prior.train.dtype))
-    covariance = left @ prior.train @ left
+    covariance = left @ prior.train @ left  # A S(X, X) A, and A is symmetric
     if problem.cross is None or prior.test is None or prior.test_train is None:
         return covariance, None
     # B = Theta(x, X) psi: [T k l] -> [T l k]
     reach = jnp.swapaxes(of_kernel(_response, problem.cross.T), 1, 2)
     mixed = reach @ prior.test_train.T  # B S(X, x), [T l l]
-    spread = reach @ prior.train @ jnp.swapaxes(reach, 1, 2)
-    return covariance, prior.test - mixed - jnp.swapaxes(mixed, 1, 2) + spread
+    spread = reach @ prior.train @ jnp.swapaxes(reach, 1, 2)  # B S(X, X) B^T
+    covariance_test = prior.test - mixed - jnp.swapaxes(mixed, 1, 2) + spread
+    return covariance, covariance_test
 
 
 def _left(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
@@ -259,13 +266,14 @@ def _left(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Floa
 
 
 def _response(law: Law, values: Float[Array, " k"], floor: Float[Array, ""]) -> Float[Array, "T k"]:
-    """psi."""
+    """psi, how far a mode has answered the residual, in units of 1 / lambda."""
     psi, _ = law.responses(values, floor)
     return psi
 
 
 def _read_prior(prior: Prior, problem: Problem) -> _PriorMatrices:
     """The prior as matrices `[k k]`, `[l k]` and `[l l]`, refused where it does not fit."""
+    # A full kernel couples outputs: axes of examples and outputs. A reduced one has examples alone.
     axes = problem.shape if problem.full else problem.shape[:1]
     axes_test = problem.shape_test if problem.full else problem.shape_test[:1]
     dtype = problem.kernel.dtype
@@ -273,11 +281,11 @@ def _read_prior(prior: Prior, problem: Problem) -> _PriorMatrices:
     train = _read_covariance(prior.train, "train", (*axes, *axes), (k, k), dtype)
     if problem.cross is None:
         return _PriorMatrices(train, None, None)
-    m = problem.cross.shape[0]
+    rows = problem.cross.shape[0]
     test_train = _read_covariance(
-        prior.test_train, "test_train", (*axes_test, *axes), (m, k), dtype
+        prior.test_train, "test_train", (*axes_test, *axes), (rows, k), dtype
     )
-    test = _read_covariance(prior.test, "test", (*axes_test, *axes_test), (m, m), dtype)
+    test = _read_covariance(prior.test, "test", (*axes_test, *axes_test), (rows, rows), dtype)
     return _PriorMatrices(train, test_train, test)
 
 
@@ -285,22 +293,22 @@ def _read_covariance(
     value: Covariance | None,
     name: str,
     axes: tuple[int, ...],
-    matrix: tuple[int, int],
-    dtype: Any,
+    matrix_shape: tuple[int, int],
+    dtype: DTypeLike,
 ) -> Float[Array, "l k"]:
     """One covariance as a matrix; axes of length 1 may be missing."""
     if isinstance(value, Kernel):
         value = value.array
     shape = None if value is None else np.shape(value)
-    accepted = (_without_ones(matrix), _without_ones(axes))
+    accepted = (_without_ones(matrix_shape), _without_ones(axes))
     if shape is None or _without_ones(shape) not in accepted:
         got = "None" if shape is None else f"shape {shape}"
     elif is_concrete(value) and not np.isfinite(np.asarray(value)).all():
         got = f"shape {shape}, NaN or Inf in it"
     else:
-        return jnp.asarray(value, dtype).reshape(matrix)
+        return jnp.asarray(value, dtype).reshape(matrix_shape)
     raise errors.InvalidInputError(
-        expected=f"`prior.{name}` of shape {axes} or {matrix}, finite",
+        expected=f"`prior.{name}` of shape {axes} or {matrix_shape}, finite",
         got=got,
         do="Compute it for the same examples and outputs; beside a reduced kernel it is [n n] for "
         "each output.",
@@ -313,7 +321,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _twice(shape: tuple[int, ...], full: bool) -> tuple[int, ...]:
-    """The axes of a covariance of outputs of a shape."""
+    """The axes of a covariance of outputs of a shape; of one output beside a reduced kernel."""
     if not full:
         shape = shape[:1]
     return (*shape, *shape)

@@ -2,6 +2,9 @@
 
 The weights w on the training rows follow dw/dt = -grad_f L(f) - (ridge / D) w, where f depends on w
 as in `linear_model`; under a pull to zero the initial parameters decay by a = exp(-ridge t / D).
+
+The equation is solved for w on the training rows alone, with a in closed form; outputs, on test
+examples too, are put together from both at the times that were asked for.
 """
 
 from collections.abc import Sequence
@@ -97,11 +100,12 @@ def integrate_flow(
     require_positive(max_steps, "max_steps")
     require_at_least_zero(ridge, "ridge")
     times = _read_times(time)
-    trained = require_loss(loss, "the flow")
+    loss_object = require_loss(loss, "the flow")
     model = read_model(kernel, f0, kernel_test, f0_test, toward)
-    labels = trained.read(y, model.shape)
+    labels = loss_object.read(y, model.shape)
     dtype = model.start.dtype
-    require_scalar_loss(lambda f: trained(f, labels), jax.ShapeDtypeStruct(model.shape, dtype))
+    outputs = jax.ShapeDtypeStruct(model.shape, dtype)
+    require_scalar_loss(lambda f: loss_object(f, labels), outputs)
 
     if tolerance is None:
         tolerance = 1e-8 if dtype == np.float64 else 1e-5
@@ -110,14 +114,14 @@ def integrate_flow(
         needed = int(np.ceil(times.max() / dt0)) + times.size + 2
         max_steps = max(max_steps, needed)
     integrator = _Integrator(solver, dt0, tolerance, max_steps)
-    penalty = jnp.asarray(ridge / trained.denominator_for(model.shape), dtype)
+    penalty = jnp.asarray(ridge / loss_object.denominator_for(model.shape), dtype)  # ridge / D
 
     # The integrator wants each time once.
     ascending, positions = np.unique(times, return_inverse=True)
     ends = jnp.asarray(ascending, dtype)
-    path = run(_integrate, model, labels, ends, penalty, static=(trained, integrator))
+    path = run(_integrate, model, labels, ends, penalty, static=(loss_object, integrator))
     weights = path[positions.reshape(-1)]  # [T ...]
-    kept = jnp.ones(times.size, dtype)
+    kept = jnp.ones(times.size, dtype)  # a
     if model.pull is not None:
         kept = jnp.exp(-penalty * jnp.asarray(times.reshape(-1), dtype))
     return model.follow(weights, kept, times.shape)
@@ -143,10 +147,11 @@ def _integrate(
     penalty: Scalar,
     loss_and_integrator: tuple[Loss, _Integrator],
 ) -> Float[Array, "T ..."]:
-    """The weights at ascending times."""
+    """The weights w at ascending times, from w = 0 at time 0."""
     loss, integrator = loss_and_integrator
 
     def velocity(t: Scalar, weights: Rows, args: tuple[LinearModel, PyTree, Scalar]) -> Rows:
+        """dw/dt = -grad_f L(f) - (ridge / D) w."""
         model, labels, penalty = args
 
         def loss_of_outputs(outputs: Rows) -> Scalar:
@@ -156,6 +161,7 @@ def _integrate(
         gradient = jax.grad(loss_of_outputs)(outputs).reshape(weights.shape)
         return -gradient - penalty * weights
 
+    # The weights begin at 0, where a relative error alone asks for steps of no length.
     return solve_ode(
         velocity,
         jnp.zeros_like(model.start),

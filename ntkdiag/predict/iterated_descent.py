@@ -44,11 +44,11 @@ class _DescentState(NamedTuple):
     kept_velocity: Scalar
 
 
-class _Rule(NamedTuple):
-    """The numbers of the update."""
+class _UpdateNumbers(NamedTuple):
+    """The numbers of the update, which may be traced; its kind is fixed in the program."""
 
-    rate: Scalar
-    momentum: Scalar
+    rate: Scalar  # eta
+    momentum: Scalar  # beta
     penalty: Scalar  # ridge / D
 
 
@@ -108,25 +108,34 @@ def iterate_descent(
     rule = read_rule(descent)
     require_at_least_zero(ridge, "ridge")
     counts = _read_counts(steps)
-    trained = require_loss(loss, "descent")
+    loss_object = require_loss(loss, "descent")
     model = read_model(kernel, f0, kernel_test, f0_test, toward)
-    labels = trained.read(y, model.shape)
-    outputs = jax.ShapeDtypeStruct(model.shape, model.start.dtype)
-    require_scalar_loss(lambda f: trained(f, labels), outputs)
+    labels = loss_object.read(y, model.shape)
+    dtype = model.start.dtype
+    outputs = jax.ShapeDtypeStruct(model.shape, dtype)
+    require_scalar_loss(lambda f: loss_object(f, labels), outputs)
 
-    one = jnp.ones((), model.start.dtype)
-    penalty = ridge / trained.denominator_for(model.shape)
-    numbers = (rule.require_learning_rate(), rule.momentum, penalty)
-    numbers = _Rule(*[jnp.asarray(number, one.dtype) for number in numbers])
+    penalty = ridge / loss_object.denominator_for(model.shape)
+    numbers = _UpdateNumbers(
+        rate=jnp.asarray(rule.require_learning_rate(), dtype),
+        momentum=jnp.asarray(rule.momentum, dtype),
+        penalty=jnp.asarray(penalty, dtype),
+    )
 
-    # From one number of steps to the next: the program is the same for all of them.
+    # At theta_0 there are no weights yet, and nothing of theta_0 has decayed: w = 0 and a = 1.
     no_weights = jnp.zeros_like(model.start)
-    state = _DescentState(no_weights, no_weights, one, jnp.zeros_like(one))
+    state = _DescentState(
+        weights=no_weights,
+        velocity=no_weights,
+        kept=jnp.ones((), dtype),
+        kept_velocity=jnp.zeros((), dtype),
+    )
+    # From one number of steps to the next: the program is the same for all of them.
     weights = []
     kept = []
     for further in np.diff(counts.reshape(-1), prepend=0):
         state = run(
-            _advance, model, labels, state, int(further), numbers, static=(trained, rule.kind)
+            _advance, model, labels, state, int(further), numbers, static=(loss_object, rule.kind)
         )
         weights.append(state.weights)
         kept.append(state.kept)
@@ -151,18 +160,22 @@ def _advance(
     labels: PyTree,
     state: _DescentState,
     count: Int[Array, ""] | int,
-    rule: _Rule,
+    numbers: _UpdateNumbers,
     loss_and_kind: tuple[Loss, MomentumKind],
 ) -> _DescentState:
     """The state after some steps more."""
     loss, kind = loss_and_kind
 
     def move(gradient: Rows, velocity: Rows) -> tuple[Rows, Rows]:
-        """The direction of a step, and the velocity after it; see `ntkdiag.Descent`."""
-        fresh = (1.0 - rule.momentum) * gradient if kind == "ema" else gradient
-        velocity = rule.momentum * velocity + fresh
+        """The direction of a step, and the velocity v after it, from the gradient g.
+
+        heavy-ball: v <- beta v + g, along v. nesterov: the same v, along g + beta v. ema:
+        v <- beta v + (1 - beta) g, along v.
+        """
+        fresh = (1.0 - numbers.momentum) * gradient if kind == "ema" else gradient
+        velocity = numbers.momentum * velocity + fresh
         if kind == "nesterov":
-            return gradient + rule.momentum * velocity, velocity
+            return gradient + numbers.momentum * velocity, velocity
         return velocity, velocity
 
     def step(_: Int[Array, ""], state: _DescentState) -> _DescentState:
@@ -171,16 +184,17 @@ def _advance(
 
         outputs = model.train(state.weights, state.kept)
         gradient = jax.grad(loss_of_outputs)(outputs).reshape(state.weights.shape)
-        direction, velocity = move(gradient + rule.penalty * state.weights, state.velocity)
+        with_penalty = gradient + numbers.penalty * state.weights
+        direction, velocity = move(with_penalty, state.velocity)
         # Without a pull to zero theta_0 stays what it is.
         fading = jnp.zeros_like(state.kept)
         if model.pull is not None:
-            fading = rule.penalty * state.kept
+            fading = numbers.penalty * state.kept
         kept_direction, kept_velocity = move(fading, state.kept_velocity)
         return _DescentState(
-            weights=state.weights - rule.rate * direction,
+            weights=state.weights - numbers.rate * direction,
             velocity=velocity,
-            kept=state.kept - rule.rate * kept_direction,
+            kept=state.kept - numbers.rate * kept_direction,
             kept_velocity=kept_velocity,
         )
 

@@ -2,7 +2,8 @@
 
 A law answers two questions about a mode of eigenvalue lambda. psi: how far it has answered a
 constant source, the residual. chi: how far it has answered the pull to zero, which fades while the
-initial parameters decay. Both in units of 1 / lambda. `decay` says what is left of the latter.
+initial parameters decay. Both in units of 1 / lambda. `decay` says what is left of the initial
+parameters. Every answer is for T times, or numbers of steps, and k modes at once.
 """
 
 import dataclasses
@@ -40,6 +41,7 @@ class FlowLaw:
 
     def responses(self, values: Float[Array, " k"], floor: Float[Array, ""]) -> Responses:
         """psi and chi of every mode at every time, from eigenvalues that are not negative."""
+        # The residual is answered at the speed lambda + ridge, the pull at lambda.
         shifted = values + self.ridge[:, None]  # [T k]
         psi = flow_response(shifted, floor, self.time)
         # The pull fades by exp(-ridge t) in all modes alike.
@@ -84,6 +86,7 @@ class DescentLaw:
     def decay(self) -> Float[Array, " T"]:
         """As of `FlowLaw`: (1 - rate ridge)^t without momentum."""
         if self.momentum is not None:
+            # It is the same in every mode: asked for one of eigenvalue 0, with noise floor 0.
             nothing = jnp.zeros(1, self.steps.dtype)
             _, _, kept = self._with_momentum(nothing, nothing[0])
             return kept

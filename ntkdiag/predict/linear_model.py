@@ -89,13 +89,13 @@ class LinearModel:
 
     def follow(self, weights: Rows, kept: Float[Array, " T"], axes: tuple[int, ...]) -> Prediction:
         """Outputs along a path of weights `[T ...]`, with the axes of the time in front."""
-        points = list(zip(weights, kept, strict=True))
+        points = list(zip(weights, kept, strict=True))  # (w, a) of each time
         train = jnp.stack([self.train(w, a) for w, a in points])
         train = train.reshape(*axes, *self.shape)  # [T n o] -> [... n o]
         if self.cross is None:
             return Prediction(train)
         tests = [self.test(w, a) for w, a in points]
-        test = jnp.stack([outputs for outputs in tests if outputs is not None])
+        test = jnp.stack([outputs for outputs in tests if outputs is not None])  # [T m o]
         return Prediction(train, test.reshape(*axes, *self.shape_test))
 
 
@@ -149,6 +149,7 @@ def _read_operators(
     toward: Toward,
 ) -> LinearModel:
     """The model of operators, which compute the outputs that are not handed in."""
+    # The training set.
     require_square(kernel)
     cross = _read_cross_operator(kernel, kernel_test)
     origin = origin_of_operators(toward, kernel, cross)
@@ -158,6 +159,7 @@ def _read_operators(
     if cross is None:
         return LinearModel(kernel, start, pull, None, None, None, shape, ())
 
+    # The test set.
     require_origin_of_tests(origin)
     start_test = require_outputs(cross, cross.outputs() if f0_test is None else f0_test, "f0_test")
     pull_test = None

@@ -11,14 +11,15 @@ which are smooth: where the quotient would cancel, they come from h' and h'' (Eu
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-Profile: TypeAlias = Callable[[Any, Any, Any], Any]  # (law, values [k], floor) -> [h k]
+# (law, values, floor) -> several functions h at every eigenvalue
+Profile: TypeAlias = Callable[[PyTree, Float[Array, " k"], Float[Array, ""]], Float[Array, "h k"]]
 
 
 class Modes(NamedTuple):
@@ -40,7 +41,7 @@ def apply(
     profile: Profile,
     kernel: Float[Array, "k k"],
     modes: Modes,
-    law: Any,
+    law: PyTree,
     b: Float[Array, "k c"],
 ) -> Float[Array, "h k c"]:
     """h(Theta) b = U diag(h(lambda)) U^T b for the several functions h of a profile.
@@ -50,13 +51,15 @@ def apply(
     coincide. Cost: O(k^2 c) for each h; for a derivative O(k^3), and O(k^2 c) for each.
     """
     h = profile(law, modes.values, modes.floor)  # [h k]
-    return _rotate(modes.vectors, h[:, :, None] * (modes.vectors.T @ b))
+    inner = modes.vectors.T @ b  # [k c], in the eigenbasis
+    return _rotate(modes.vectors, h[:, :, None] * inner)
 
 
 @apply.defjvp
 def _apply_jvp(
     profile: Profile, primals: tuple, tangents: tuple
 ) -> tuple[Float[Array, "h k c"], Float[Array, "h k c"]]:
+    """h(Theta) b and its derivative: by b, by the law and eigenvalues, and by turning Theta."""
     _, modes, law, b = primals
     kernel_dot, modes_dot, law_dot, b_dot = tangents
     values, vectors, floor = modes
@@ -65,7 +68,7 @@ def _apply_jvp(
     inner_dot = vectors.T @ b_dot
     turning = vectors.T @ kernel_dot @ vectors  # [k k]
 
-    def at(law: Any, values: Float[Array, " k"]) -> Float[Array, "h k"]:
+    def at(law: PyTree, values: Float[Array, " k"]) -> Float[Array, "h k"]:
         return profile(law, values, floor)
 
     def slope(values: Float[Array, " k"]) -> Float[Array, "h k"]:
@@ -80,8 +83,10 @@ def _apply_jvp(
     h, h_dot = jax.jvp(at, (law, values), (law_dot, modes_dot.values))
 
     @jax.checkpoint  # a [k k] for each h would be kept
-    def turned(one: tuple[Array, Array, Array]) -> Float[Array, "k c"]:
-        return (_divided_differences(values, floor, *one) * turning) @ inner
+    def turned(h_and_derivatives: tuple[Array, Array, Array]) -> Float[Array, "k c"]:
+        """(H * (U^T dTheta U)) U^T b for one of the functions h."""
+        divided = _divided_differences(values, floor, *h_and_derivatives)
+        return (divided * turning) @ inner
 
     change = h[:, :, None] * inner_dot + h_dot[:, :, None] * inner
     change += lax.map(turned, (h, slope(values), bend(values)))
@@ -110,6 +115,7 @@ def _divided_differences(
     the better one.
     """
     eps = jnp.finfo(values.dtype).eps
+    # All [k k], of mode i and mode j.
     gap = values[:, None] - values
     difference = h[:, None] - h
     size = jnp.abs(h)[:, None] + jnp.abs(h)
@@ -122,6 +128,7 @@ def _divided_differences(
     is_across = is_resolved[:, None] != is_resolved
     jumps = jnp.abs(difference - gap * series) > jnp.sqrt(eps) * size
     takes_quotient |= is_across & jumps
+    # Where the series is taken the gap may be 0: its quotient, which nobody reads, is by 1.
     quotient = difference / jnp.where(takes_quotient, gap, 1.0)
     divided = jnp.where(takes_quotient, quotient, series)
     return divided * (1.0 - jnp.eye(len(values), dtype=values.dtype))

@@ -71,7 +71,8 @@ def momentum_response(
     psi_end = jnp.where(_is_stable(to_constant) | ~is_resolved, psi_end, jnp.nan)
     ridge_mode = transitions(jnp.asarray(ridge, values.dtype)[None], "constant")
     kept_end = jnp.where(_is_stable(ridge_mode)[0], 0.0, jnp.nan)
-    # Without a ridge the initial parameters stay, and chi is psi.
+    # Without a ridge the initial parameters stay, and chi is psi. With one chi ends at 0, but for
+    # modes that diverge: 0 x psi hands their NaN on.
     has_no_ridge = ridge == 0.0
     chi_end = jnp.where(has_no_ridge, psi_end, kept_end + 0.0 * psi_end)
     kept_end = jnp.where(has_no_ridge, 1.0, kept_end)
@@ -117,7 +118,7 @@ def _power(changes: Float[Array, "k 5 5"], steps: Int[Array, "T k"]) -> Float[Ar
     states = jnp.broadcast_to(start, (*steps.shape, 5))
 
     def body(bit: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        states, change = carry
+        states, change = carry  # change is (I + d)^(2^bit) - I
         moved = states + jnp.einsum("kij,Tkj->Tki", change, states, precision="highest")
         is_taken = ((steps >> bit) & 1) == 1
         twice = 2.0 * change + jnp.matmul(change, change, precision="highest")

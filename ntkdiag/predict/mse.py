@@ -109,7 +109,7 @@ def gradient_flow(
     require_at_least_zero(jnp.asarray(time, jnp.result_type(float)), "time", many=True)
     squared_error = read_squared_error(loss)
     if isinstance(kernel, NTKOperator):
-        one_ridge = _read_one_ridge(ridge)
+        one_ridge = _read_one_ridge(ridge)  # a path of ridges needs eigenmodes
         regression = on_operators.Regression(
             y, kernel_test, f0, f0_test, one_ridge, toward, squared_error
         )
@@ -138,6 +138,7 @@ def follow_flow(problem: Problem, modes: Modes, time: Times, ridge: Times) -> Pr
             got=f"shapes {times.shape} and {ridges.shape}",
             do="Pass one time with a vector of ridges, or as many of both.",
         ) from None
+    # As vectors [T] of one time and one ridge each; `axes` gives the outputs their shape again.
     times = jnp.broadcast_to(times, axes).reshape(-1)
     ridges = jnp.broadcast_to(ridges, axes).reshape(-1)
     return assemble(problem, modes, FlowLaw(times / problem.denominator, ridges), axes)
@@ -222,6 +223,7 @@ def gradient_descent(
         loss=squared_error,
     )
     modes = modes_of(problem, kernel)
+    # The largest curvature of the loss with its penalty.
     warn_above_critical(rule, (modes.values[0] + ridge) / problem.denominator)
     counts = jnp.asarray(steps, problem.kernel.dtype)
     return assemble(problem, modes, descent_law(problem, rule, counts, ridge), counts.shape)
@@ -229,6 +231,7 @@ def gradient_descent(
 
 def descent_law(problem: Problem, rule: Descent, counts: jax.Array, ridge: Number) -> DescentLaw:
     """The law of gradient descent on a problem, at numbers of steps of any shape."""
+    # A momentum that is traced may be 0, too, but then nobody knows it yet.
     is_plain = isinstance(rule.momentum, float | int) and rule.momentum == 0
     return DescentLaw(
         steps=counts.reshape(-1),
@@ -259,7 +262,7 @@ def read_squared_error(loss: SquaredError) -> MSE:
 
 def _require_steps(steps: Times, rule: Descent) -> None:
     """Refuse steps that are no non-negative integers, or that momentum cannot count."""
-    if not is_concrete(steps):
+    if not is_concrete(steps):  # traced: what they are is not known
         return
     counts = np.asarray(steps, np.float64)
     is_integer = (counts == np.floor(counts)) | np.isinf(counts)

@@ -1,7 +1,11 @@
-"""Ordinary differential equations, by diffrax."""
+"""Ordinary differential equations, by diffrax.
+
+The way from a velocity and times to a solution at these times, with a choice between steps of
+controlled error and fixed ones.
+"""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -11,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def solve_ode(
-    velocity: Callable[[Any, Any, Any], Any],
+    velocity: Callable[..., Float[Array, "..."]],  # (t, y, args) -> dy/dt
     start: Float[Array, "..."],
     times: Float[Array, " T"],
     args: PyTree = None,
@@ -46,7 +50,8 @@ def solve_ode(
         saveat=diffrax.SaveAt(ts=times),
         stepsize_controller=step_sizes,
         max_steps=max_steps,
-        throw=False,
+        throw=False,  # what is not reached is NaN, which a caller may warn about
     )
-    assert solved.ys is not None
+    assert solved.ys is not None  # there are, with `ts`
+    # diffrax leaves infinity where it did not arrive.
     return jnp.where(jnp.isfinite(solved.ys), solved.ys, jnp.nan)

@@ -49,7 +49,7 @@ class Regression(NamedTuple):
     loss: MSE
 
     def options(self) -> dict[str, Any]:
-        """Those that the predictions for any loss take by name."""
+        """Those that the predictions for any loss take by name, of the types above."""
         return {name: value for name, value in self._asdict().items() if name != "y"}
 
 
@@ -129,6 +129,7 @@ def _at_all(
     at_infinity: Callable[[], Prediction],
 ) -> Prediction:
     """Times in any order from a function of ascending finite times, and one for infinity."""
+    # The different times, of which infinity is the last, and where each time is among them.
     ascending, positions = np.unique(times.reshape(-1), return_inverse=True)
     finite = ascending[np.isfinite(ascending)]
     parts = []
@@ -156,11 +157,12 @@ def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
     ridge = regression.ridge
     if is_concrete(ridge) and not float(ridge):
         regression = regression._replace(toward="start")  # nothing pulls
-    y, kernel_test, f0, f0_test, ridge, toward, _ = regression
-    model = read_model(kernel, f0, kernel_test, f0_test, toward)
+    model = read_model(
+        kernel, regression.f0, regression.kernel_test, regression.f0_test, regression.toward
+    )
     # With a pull to zero theta_0 has gone in the end: the model is f_0 - J theta_0 + K w.
     start = model.start if model.pull is None else model.start - model.pull
-    solution = least_squares(kernel, y, ridge=ridge, f0=start)
+    solution = least_squares(kernel, regression.y, ridge=ridge, f0=start)
     if not isinstance(solution.converged, Tracer) and not bool(solution.converged):
         errors.warn(
             f"{errors.current_call()}: at infinity the solver stopped at a residual of "
@@ -170,6 +172,7 @@ def _minimum(kernel: NTKOperator, regression: Regression) -> Prediction:
         )
     if not isinstance(model.cross, NTKOperator) or model.start_test is None:
         return Prediction(solution.outputs)
+    # The same on the test examples, where the step changes the outputs by J step.
     start_test = model.start_test
     if model.pull_test is not None:
         start_test = start_test - model.pull_test

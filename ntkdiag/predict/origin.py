@@ -8,7 +8,7 @@ and computes it for `toward="zero"`; beside kernels that are arrays the user doe
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ Toward: TypeAlias = Literal["start", "zero"] | Origin
 
 @errors.public
 def origin(
-    f: Callable[..., Any], params: PyTree, x: PyTree, x_test: PyTree = None, **kwargs: Any
+    f: Callable[..., PyTree], params: PyTree, x: PyTree, x_test: PyTree = None, **kwargs: PyTree
 ) -> Origin:
     """Compute J theta_0, with J the Jacobian of f at `params` and theta_0 = `params`.
 
@@ -69,10 +69,13 @@ def origin(
     base = as_arrays(params)
 
     def along_params(inputs: PyTree) -> Float[Array, "n *o"]:
-        moved = pushforward(lambda q: f(q, inputs, **kwargs), base, base)[1]
+        # J theta_0: the derivative of f at theta_0 along theta_0 itself.
+        _, moved = pushforward(lambda q: f(q, inputs, **kwargs), base, base)
         return jnp.asarray(moved)
 
-    return Origin(along_params(x), None if x_test is None else along_params(x_test))
+    train = along_params(x)
+    test = None if x_test is None else along_params(x_test)
+    return Origin(train, test)
 
 
 def origin_beside_arrays(toward: Toward) -> Origin | None:
@@ -95,5 +98,7 @@ def origin_of_operators(
     """What a ridge beside operators pulls to: an origin, or None for theta_0."""
     if toward != "zero":
         return origin_beside_arrays(toward)
+    # J theta_0 is J along the parameters themselves.
+    train = kernel.tangent(kernel.params)
     test = None if kernel_test is None else kernel_test.tangent(kernel_test.params)
-    return Origin(kernel.tangent(kernel.params), test)
+    return Origin(train, test)

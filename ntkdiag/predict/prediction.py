@@ -1,7 +1,7 @@
 """What the linearized model outputs after training."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from ntkdiag import display, errors
 from ntkdiag._jax import Tracer
+from ntkdiag.display import PlainValue
 from ntkdiag.nouns import pytree
 from ntkdiag.scalars import Scalar
 
@@ -34,7 +35,7 @@ class Prediction:
     unlearned: Scalar | None = None
     unresolved: Int[Array, ""] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, PlainValue]:
         """Outputs and what was left out, as plain JSON values."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 

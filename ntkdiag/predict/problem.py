@@ -2,15 +2,21 @@
 
 A full kernel couples all outputs: one column with a row for each example and output (n, o). A
 reduced kernel stands for K kron I_C: a row for each example, and a column for each output.
+
+    full       kernel [k k], k = n o    outputs [k 1]
+    reduced    kernel [n n]             outputs [n o]    k = n, c = o
+
+Likewise for the test examples, with l rows instead of k.
 """
 
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
@@ -94,6 +100,7 @@ def read_problem(
     denominator = _denominator(loss, operand, y, labels.shape[0])
     rows = operand.matrix.shape[0]
     dtype = operand.array.dtype
+    # Outputs come back shaped like y: [n] where it is one number for each example.
     is_column = jnp.ndim(y) != 2 and labels.shape[1] == 1
     shape = (labels.shape[0],) if is_column else labels.shape
     start = _lay_out(f0, "f0", shape, rows, dtype)
@@ -111,10 +118,12 @@ def read_problem(
     else:
         _require_both(f0, f0_test)
         require_origin_of_tests(origin)
-        lines = cross.shape[0]
-        start_test = _lay_out(f0_test, "f0_test", shape_test, lines, dtype)
+        rows_test = cross.shape[0]
+        start_test = _lay_out(f0_test, "f0_test", shape_test, rows_test, dtype)
         if origin is not None:
-            pull_test = _lay_out(origin.test, "origin.test", shape_test, lines, dtype)
+            pull_test = _lay_out(origin.test, "origin.test", shape_test, rows_test, dtype)
+    # A matrix with other rows than there are examples has their outputs among its rows.
+    is_full = operand.array.ndim == 4 or rows != shape[0]
     return Problem(
         kernel=operand.symmetric_matrix,
         noise_floor=operand.noise_floor,
@@ -127,7 +136,7 @@ def read_problem(
         denominator=denominator,
         shape=shape,
         shape_test=shape_test,
-        full=operand.array.ndim == 4 or rows != shape[0],
+        full=is_full,
     )
 
 
@@ -148,7 +157,11 @@ def _denominator(loss: MSE, operand: Operand, y: jax.typing.ArrayLike, n_example
 
 
 def _lay_out(
-    value: jax.typing.ArrayLike | None, name: str, shape: tuple[int, ...], rows: int, dtype: Any
+    value: jax.typing.ArrayLike | None,
+    name: str,
+    shape: tuple[int, ...],
+    rows: int,
+    dtype: DTypeLike,
 ) -> Float[Array, "rows c"]:
     """Outputs of a shape as a matrix, 0 for None; refused where they do not fit."""
     if value is None:
@@ -241,7 +254,7 @@ def _require_same_convention(train: Operand, test: Operand) -> None:
     """Refuse kernels that were reduced in different ways."""
     a = train.convention
     b = test.convention
-    if a is None or b is None:
+    if a is None or b is None:  # a bare array says nothing
         return
     if (a.reduction, a.n_outputs) != (b.reduction, b.n_outputs):
         raise errors.InvalidInputError(
@@ -265,6 +278,7 @@ def _refuse_transposed(train: Operand, test: Operand, matrix: Float[Array, "l k"
         return
     if not is_concrete(matrix) or matrix.shape[0] != matrix.shape[1]:
         return
+    # A symmetric one is the training kernel itself: tested on the training examples.
     values = np.asarray(matrix)
     if np.max(np.abs(values - values.T)) > 1e-3 * np.max(np.abs(values)):
         raise errors.InvalidInputError(
