@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import Array, Float, PyTree
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-# Of a contender -> its title in the table, and how its numbers are written.
+# Field of a contender -> its title in the table, and how its numbers are written.
 COLUMNS = {
     "train_loss": ("train loss", "{:.4g}"),
     "test_loss": ("test loss", "{:.4g}"),
@@ -120,7 +120,7 @@ class LinearBaseline:
             with_numbers.append(any(number is not None for number in numbers))
         return with_numbers
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """The table, both gaps and the methods as plain JSON values, without outputs and params."""
         lines = []
         for contender in self.contenders:
@@ -162,9 +162,10 @@ class LinearBaseline:
         # A table of three columns: the name, the test loss, all other numbers in words.
         rows = []
         for contender in self.contenders:
-            titles = [title for title, _ in COLUMNS.values()]
-            numbers = [f"{t} {c}" for t, c in zip(titles, contender.cells(), strict=True)]
-            rows.append((contender.name, numbers[1], ", ".join([numbers[0], *numbers[2:]])))
+            cells = dict(zip(COLUMNS, contender.cells(), strict=True))
+            numbers = {field: f"{title} {cells[field]}" for field, (title, _) in COLUMNS.items()}
+            test_loss = numbers.pop("test_loss")
+            rows.append((contender.name, test_loss, ", ".join(numbers.values())))
         rows.append(("methods", "", self.methods))
         return display.html_table("Linear baselines", rows)
 
@@ -177,6 +178,7 @@ class LinearBaseline:
     def __str__(self) -> str:
         from rich.console import Console
 
+        # 100 columns and no colours, whatever terminal this is printed on.
         file = io.StringIO()
         console = Console(file=file, width=100, color_system=None, legacy_windows=False)
         console.print(self.__rich__())

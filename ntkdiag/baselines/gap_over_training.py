@@ -9,7 +9,7 @@ Both go through the same batches with the same optimizer, each by itself. At som
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GAPS = ("e1", "e2", "rms", "max", "relative", "accuracy_gap")
-Series = Float[np.ndarray, " T"]
+Series: TypeAlias = Float[np.ndarray, " T"]  # one number for each mark
+# The quantities at one mark, by their fields in `GapHistory`: numbers of JAX or NumPy, or None.
+Row: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +105,7 @@ class GapHistory:
         beyond = np.flatnonzero((np.abs(values) > tolerance) | has_diverged)
         return int(self.steps[beyond[0]]) if beyond.size else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """Every series as plain JSON values."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
@@ -148,9 +150,9 @@ class GapHistory:
 
 @errors.public
 def gap_over_training(
-    f: Callable[..., Any],
+    f: Callable[..., PyTree],
     params: PyTree,
-    data: Any,
+    data: PyTree,
     optimizer: Any,
     *,
     loss: LossLike,
@@ -210,7 +212,8 @@ def _read_marks(marks: Sequence[int] | None, steps: int) -> list[int]:
     """The steps to record, refused where they do not ascend from 0 to the last step."""
     recorded = log_spaced(steps) if marks is None else [int(mark) for mark in marks]
     is_ascending = recorded == sorted(set(recorded))
-    if steps < 0 or not recorded or not is_ascending or recorded[0] < 0 or recorded[-1] > steps:
+    is_within = all(0 <= mark <= steps for mark in recorded)
+    if steps < 0 or not recorded or not is_ascending or not is_within:
         raise errors.InvalidInputError(
             expected="ascending `marks` between 0 and `steps`",
             got=f"{recorded} and {steps}",
@@ -220,8 +223,8 @@ def _read_marks(marks: Sequence[int] | None, steps: int) -> list[int]:
 
 
 def comparer(
-    f: Callable[..., Any], params: PyTree, data: Data, second_order: bool
-) -> Callable[[PyTree, PyTree], dict[str, Any]]:
+    f: Callable[..., PyTree], params: PyTree, data: Data, second_order: bool
+) -> Callable[[PyTree, PyTree], Row]:
     """What evaluates parameters of f against parameters of its linearization at `params`.
 
     It returns one row for `history_of`, at the cost of about eight forward passes over the test
@@ -230,8 +233,12 @@ def comparer(
     f_lin = linearize(f, params)
 
     def compare(
-        network_params: PyTree, linear_params: PyTree, x: PyTree, y: PyTree, classes: Any
-    ) -> dict[str, Any]:
+        network_params: PyTree,
+        linear_params: PyTree,
+        x: PyTree,
+        y: PyTree,
+        classes: Int[Array, "..."] | None,
+    ) -> Row:
         # Each trained on its own: outputs [m ...] of both, and how far they are apart.
         outputs = f(network_params, x)
         outputs_lin = f_lin(linear_params, x)
@@ -258,7 +265,7 @@ def comparer(
     # Data are arguments: constants of the program would be folded, and held twice.
     compiled = jax.jit(compare, compiler_options=compiler_options(reduces=True) or None)
 
-    def on_test_examples(network_params: PyTree, linear_params: PyTree) -> dict[str, Any]:
+    def on_test_examples(network_params: PyTree, linear_params: PyTree) -> Row:
         row = compiled(network_params, linear_params, data.x_test, data.y_test, data.classes_test)
         return jax.device_get(row)
 
@@ -270,7 +277,7 @@ def _root_mean_square(values: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.sqrt(jnp.mean(values**2))
 
 
-def history_of(marks: Sequence[int], rows: Sequence[dict[str, Any]]) -> GapHistory:
+def history_of(marks: Sequence[int], rows: Sequence[Row]) -> GapHistory:
     """The rows of a `comparer`, one for each mark, as a history."""
     series = {}
     for field in dataclasses.fields(GapHistory):
@@ -279,7 +286,7 @@ def history_of(marks: Sequence[int], rows: Sequence[dict[str, Any]]) -> GapHisto
     return GapHistory(steps=np.asarray(marks), **series)
 
 
-def _series(name: str, rows: Sequence[dict[str, Any]]) -> Series | None:
+def _series(name: str, rows: Sequence[Row]) -> Series | None:
     """One quantity of all rows; None where it was not measured."""
     if rows[0].get(name) is None:
         return None

@@ -1,7 +1,6 @@
 """Kernel ridge regression with the empirical kernel of a network, on its own data."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from ntkdiag.predict.mse import gradient_flow
 
 
 def kernel_ridge(
-    f: Callable[..., Any],
+    f: Callable[..., PyTree],
     params: PyTree,
     data: Data,
     rows: int,

@@ -32,7 +32,7 @@ from ntkdiag.models import functionalize
 @errors.public
 def linear_baseline(
     model: Any,
-    data: Any,
+    data: PyTree,
     optimizer: Any,
     *,
     variables: Any = None,
@@ -95,7 +95,8 @@ def linear_baseline(
     _require_optimizer(optimizer)
     check_few(f, params, read.x)
 
-    # Training: the network and its two linearizations, on the same batches.
+    # Training: the network and its two linearizations, on the same batches. Trained models are
+    # compared with the network, the network with nobody.
     order = batches(read.n, batch_size, steps, seed)
     runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)
     gap, gap_later = runs.follow()
@@ -182,7 +183,7 @@ class _Runs:
 
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[..., PyTree],
         params: PyTree,
         optimizer: Any,
         data: Data,
@@ -220,6 +221,7 @@ class _Runs:
             if mark == self.checkpoint:
                 break
         # From the checkpoint on there is a third run, with parameters and optimizer of the first.
+        # Its first mark is the checkpoint itself, where nothing has been trained.
         compare_later = comparer(self.f, self.network, self.data, second_order=True)
         self.f_lin_later = linearize(self.f, self.network)
         later = self._train_later(state)
@@ -233,7 +235,7 @@ class _Runs:
             rows_later.append(compare_later(self.network, self.linear_later))
         return history_of(self.marks, rows), history_of(self._later_marks(), rows_later)
 
-    def _train(self, f: Callable[..., Any], params: PyTree) -> Iterator[Position]:
+    def _train(self, f: Callable[..., PyTree], params: PyTree) -> Iterator[Position]:
         """Train a model from the start, stopping by at the marks."""
         return train(f, params, self.optimizer, self.data, self.order, self.marks)
 
@@ -258,7 +260,7 @@ class _Runs:
 
 
 def _trained(
-    name: str, f: Callable[..., Any], params: PyTree, data: Data, network: Contender | None
+    name: str, f: Callable[..., PyTree], params: PyTree, data: Data, network: Contender | None
 ) -> Contender:
     """A trained model, judged on the test examples and beside the network."""
     # Compiled, with the options that its float32 reductions need.
@@ -280,7 +282,7 @@ def _regressed(
     # [n o] -> [n ...], as the loss takes outputs.
     train_values = jnp.asarray(train_outputs, jnp.float32).reshape(-1, *data.shape[1:])
     values = jnp.asarray(outputs, jnp.float32).reshape(-1, *data.shape[1:])
-    # Only squared error has a meaning for them.
+    # Squared error alone has a meaning for them: under another loss there are no losses to show.
     if not data.loss.is_quadratic:
         return _contender(name, None, None, values, data, network, same_scale=False)
     train_loss = float(data.loss(train_values, data.y[: len(train_values)]))

@@ -18,10 +18,10 @@ def methods(
     seed: int,
 ) -> str:
     """What was done, in sentences from which a reader can repeat it."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(functional.params))
-    is_full = batch_size is None or batch_size >= data.n
+    n_parameters = sum(leaf.size for leaf in jax.tree.leaves(functional.params))
+    # What differs from call to call in words; the order has none where every batch is full.
     order = f"batches of {batch_size} in the same order (seed {seed})"
-    if is_full:
+    if batch_size is None or batch_size >= data.n:
         order = "full batches"
     kernel = "the kernel averaged over outputs, the same for each output"
     if reduction == "full":
@@ -29,7 +29,7 @@ def methods(
     targets = "targets" if data.classes_test is None else "one-hot labels"
     loss = data.loss.describe(data.shape)
     return (
-        f"The {functional.library} model {functional.name} with {size:,} parameters "
+        f"The {functional.library} model {functional.name} with {n_parameters:,} parameters "
         f"({functional.mode} mode) was trained on N = {data.n} examples for {steps} steps of "
         f"{order} on the loss {loss}, beside its first-order Taylor model f(θ₀) + J(θ₀)(θ − θ₀) at "
         f"initialisation and, from its parameters and optimizer state at step {checkpoint}, beside "

@@ -30,7 +30,7 @@ class Position(NamedTuple):
 
 
 def train(
-    f: Callable[..., Any],
+    f: Callable[..., PyTree],
     params: PyTree,
     optimizer: Any,
     data: Data,
@@ -50,6 +50,7 @@ def train(
     def step(
         index: Int[Array, ""], position: Position, rows_of_steps: Array, x: PyTree, y: PyTree
     ) -> Position:
+        # The examples of this step [size]; a table of one row serves all steps.
         rows = rows_of_steps[index % rows_of_steps.shape[0]]
         batch, labels = jax.tree.map(lambda leaf: leaf[rows], (x, y))
 
@@ -63,13 +64,20 @@ def train(
         return Position(params, state)
 
     def steps_from_to(
-        position: Position, first: Any, last: Any, rows_of_steps: Array, x: PyTree, y: PyTree
+        position: Position,
+        first: Int[Array, ""],
+        last: Int[Array, ""],
+        rows_of_steps: Array,
+        x: PyTree,
+        y: PyTree,
     ) -> Position:
         def body(index: Int[Array, ""], position: Position) -> Position:
             return step(index, position, rows_of_steps, x, y)
 
         return jax.lax.fori_loop(first, last, body, position)
 
+    # One program for all stretches: where they begin and end are arguments of it, and so are data,
+    # which would be folded and held twice as constants.
     advance = jax.jit(steps_from_to, compiler_options=compiler_options(reduces=True) or None)
     position = Position(params, state)
     done = 0
@@ -83,6 +91,7 @@ def log_spaced(steps: int, count: int = 12) -> list[int]:
     """About `count` integers from 0 and 1 to `steps`, ascending, evenly spaced in the logarithm."""
     if steps == 0:
         return [0]
+    # 0, then 1, ratio, ratio^2, ... to ratio^(count - 2) = steps.
     ratio = steps ** (1.0 / max(count - 2, 1))
     powers = {round(ratio**k) for k in range(count - 1)}
     return sorted({0, steps} | {power for power in powers if 0 <= power <= steps})

@@ -6,7 +6,6 @@ numbers, or targets shaped like the outputs, accuracy and kernel regression read
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +63,9 @@ class Data:
         return targets.reshape(self.n, -1)
 
 
-def read_data(data: Any, loss: LossLike | None, f: Callable[..., PyTree], params: PyTree) -> Data:
+def read_data(
+    data: PyTree, loss: LossLike | None, f: Callable[..., PyTree], params: PyTree
+) -> Data:
     """Read `(x, y, x_test, y_test)` beside the outputs of f.
 
     Raises:
@@ -76,7 +77,7 @@ def read_data(data: Any, loss: LossLike | None, f: Callable[..., PyTree], params
         do = "Hold some examples out: without them a baseline says nothing about generalisation."
         raise errors.InvalidInputError(expected="`data` as (x, y, x_test, y_test)", got=got, do=do)
     # The example axis is the first one everywhere, and as long for labels as for inputs.
-    trained = require_loss(loss, "a baseline")
+    loss_object = require_loss(loss, "a baseline")
     x, y, x_test, y_test = jax.tree.map(jnp.asarray, tuple(data))
     _require_as_many("", x, y)
     _require_as_many("_test", x_test, y_test)
@@ -90,11 +91,11 @@ def read_data(data: Any, loss: LossLike | None, f: Callable[..., PyTree], params
     return Data(
         x=x,
         labels=y,
-        y=trained.read(y, shape),
+        y=loss_object.read(y, shape),
         x_test=x_test,
-        y_test=trained.read(y_test, shape_test),
+        y_test=loss_object.read(y_test, shape_test),
         classes_test=classes_test,
-        loss=trained,
+        loss=loss_object,
         shape=shape,
     )
 
@@ -114,7 +115,7 @@ def _output_shape(
     f: Callable[..., PyTree], params: PyTree, x: PyTree, y: jax.Array
 ) -> tuple[int, ...]:
     """The shape of the one array that f returns for the training examples."""
-    outputs = jax.eval_shape(f, params, x)
+    outputs = jax.eval_shape(f, params, x)  # traced only: nothing is computed
     shape = getattr(outputs, "shape", None)
     if shape is None or shape[:1] != y.shape[:1]:
         raise errors.InvalidInputError(
@@ -152,7 +153,7 @@ def batches(n: int, size: int | None, steps: int, seed: int) -> Int[np.ndarray, 
         return np.arange(n)[None]
     rng = np.random.default_rng(seed)
     per_epoch = n // size  # what is left over of an epoch is left out
-    n_epochs = -(-steps // per_epoch)
+    n_epochs = -(-steps // per_epoch)  # rounded up
     epochs = []
     for _ in range(n_epochs):
         examples = rng.permutation(n)[: per_epoch * size]

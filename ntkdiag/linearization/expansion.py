@@ -52,7 +52,7 @@ class Expansion:
             The library's own object: linen variables, an NNX model, an Equinox module, parameters
             of a function.
         """
-        # theta_0 + d, which is rounded here and nowhere before.
+        # p = theta_0 + d, which is rounded here and nowhere before.
         if self.coordinates == "displacement":
             values = jax.tree.map(jnp.add, self.functional.params, values)
         return self.functional.restore(values)

@@ -66,7 +66,7 @@ class LinearizationGap:
     parameter_change: Float[Array, ""]
     resolution: Float[Array, ""]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values; what is not finite or not known is None."""
         return display.plain({name: getattr(self, name) for name in _MEANINGS})
 
@@ -153,7 +153,7 @@ def linearization_gap(
         roundoff = roundoff_of(outputs, base)
         reached = outputs(target)
 
-    # Integer outputs have no derivative and are left out.
+    # Integer outputs have no derivative and are left out. The series is f(a), J d, d^T H d.
     keep = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(reached)]
     f_a, first_order, *higher_orders = [_leaves(order, keep) for order in series]
     f_b = _leaves(reached, keep)

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
 from ntkdiag._jax import TreeStructure
-from ntkdiag.display import PlainValue
 from ntkdiag.engine.calls import arguments, meshes
 from ntkdiag.engine.independence import check_few
 from ntkdiag.matrix_free import microbatches
@@ -255,7 +254,7 @@ class NTKOperator:
 
         return KernelOperator(self)
 
-    def to_dict(self) -> dict[str, PlainValue]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """What the operator is, as plain JSON values: sizes, dtype and settings."""
         leaves = jax.tree.leaves(self.params)
         return {

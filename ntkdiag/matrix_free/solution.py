@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import display
 from ntkdiag._jax import Tracer
-from ntkdiag.display import PlainValue
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG, LSMR
 from ntkdiag.nouns import pytree
@@ -44,7 +43,7 @@ class Solution:
     converged: Bool[Array, ""]
     solver: CG | LSMR
 
-    def to_dict(self) -> dict[str, PlainValue]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """How the solve went, as plain JSON values, without parameters and outputs."""
         solver = {"name": type(self.solver).__name__, **dataclasses.asdict(self.solver)}
         return display.plain(

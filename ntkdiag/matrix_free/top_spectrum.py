@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from ntkdiag import display, errors
-from ntkdiag.display import PlainValue
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.matrix_free import lanczos
@@ -77,7 +76,7 @@ class TopSpectrum:
             return None
         return np.cumsum(self.eigenvalues) / self.trace
 
-    def to_dict(self) -> dict[str, PlainValue]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values, without the vectors."""
         return display.plain(
             {

@@ -25,7 +25,7 @@ from ntkdiag.predict.problem import Problem
 
 
 def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:
-    """The modes of the training kernel; NaN throughout where it is too late to refuse it.
+    """The modes of the training kernel; NaN throughout where a traced one cannot be refused.
 
     Cost: one eigendecomposition, O((NC)^3); none where the kernel came as a spectrum with vectors.
 

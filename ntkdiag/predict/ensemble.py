@@ -23,7 +23,6 @@ from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
 from ntkdiag.descent import DescentLike
-from ntkdiag.display import PlainValue
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -120,7 +119,7 @@ class Ensemble:
     covariance: Float[Array, "..."]
     covariance_test: Float[Array, "..."] | None
 
-    def to_dict(self) -> dict[str, PlainValue]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """Means and covariances as plain JSON values."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float, Int
 
 from ntkdiag import display, errors
 from ntkdiag._jax import Tracer
-from ntkdiag.display import PlainValue
 from ntkdiag.nouns import pytree
 from ntkdiag.scalars import Scalar
 
@@ -35,7 +34,7 @@ class Prediction:
     unlearned: Scalar | None = None
     unresolved: Int[Array, ""] | None = None
 
-    def to_dict(self) -> dict[str, PlainValue]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """Outputs and what was left out, as plain JSON values."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
