@@ -259,7 +259,7 @@ def _rms_norm_vjp(
 def _rms_norm_vjp_numpy(
     x: Float[np.ndarray, "n *t d"], c: Float[np.ndarray, "n k *t d"]
 ) -> Float[np.ndarray, "n k *t d"]:
-    """The same by hand: r c - r^3 x mean_d(x c), with r = 1 / sqrt(mean_d x^2)."""
+    """What `_rms_norm_vjp` computes, by hand: r c - r^3 x mean_d(x c), r = 1 / sqrt(mean_d x^2)."""
     x = x[:, None]  # [n 1 *t d], against the k cotangents
     r = 1 / np.sqrt(np.mean(x**2, -1, keepdims=True))
     return r * c - x * r**3 * np.mean(x * c, -1, keepdims=True)
@@ -311,7 +311,10 @@ def _first_passing_options() -> dict[str, str] | None:
 
 @functools.cache
 def known_answer_test() -> concurrent.futures.Future:
-    """The known-answer test, which begins on another thread when this is first called."""
+    """The known-answer test, which begins on another thread when this is first called.
+
+    It has to compile: who knows early that its result is needed calls this, and goes on meanwhile.
+    """
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ntkdiag-known-answer")
     return thread.submit(_first_passing_options)
 
@@ -379,5 +382,5 @@ def warn_untrusted(do: str) -> None:
         "XLA on this CPU computes float32 backward passes of normalisation layers wrongly at some "
         f"shapes (known-answer test failed). {do}",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=4,  # above this function, `warn_if_untrusted_jit`, and what of ours called that
     )

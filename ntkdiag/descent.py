@@ -154,8 +154,10 @@ class Descent:
         return self.learning_rate
 
 
-# A schedule is a function: it belongs to the structure of the tree, a number is one of its leaves.
+# The decorator `nouns.pytree` will not do here. Whether the learning rate is a leaf depends on what
+# it is: a number is one; a schedule is a function, and belongs to the structure of the tree.
 def _flatten(descent: Descent) -> tuple[tuple, tuple]:
+    """The numbers of an update rule, and what is fixed: the kind of momentum and the schedule."""
     schedule = None
     learning_rate = descent.learning_rate
     if callable(learning_rate):
@@ -165,9 +167,11 @@ def _flatten(descent: Descent) -> tuple[tuple, tuple]:
 
 
 def _unflatten(fixed: tuple, numbers: tuple) -> Descent:
+    """The update rule again."""
     kind, schedule = fixed
     learning_rate, momentum, weight_decay, preconditioner = numbers
-    descent = object.__new__(Descent)  # what JAX holds in the place of numbers is not checked
+    # Without `__post_init__`: what JAX holds in the place of numbers would not pass its checks.
+    descent = object.__new__(Descent)
     vars(descent).update(
         learning_rate=learning_rate if schedule is None else schedule,
         momentum=momentum,

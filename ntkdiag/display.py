@@ -43,7 +43,7 @@ def plain(value: PyTree) -> PlainValue:
     array = np.asarray(value)
     if array.ndim > 0:
         return [plain(item) for item in array.tolist()]
-    if array.dtype.kind in "biu":
+    if array.dtype.kind in "biu":  # booleans and integers
         return array.item()
     return float(array) if math.isfinite(array) else None
 

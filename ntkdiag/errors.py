@@ -24,15 +24,17 @@ R = TypeVar("R")
 
 
 class _PublicCall(NamedTuple):
-    """A public call under way: what writes it, and the arguments it was called with."""
+    """A public call under way: what writes it in code form, and the arguments it was given."""
 
-    written: Callable[..., str]
+    write: Callable[..., str]
     args: tuple[object, ...]
     kwargs: dict[str, object]
 
 
-_under_way: contextvars.ContextVar[_PublicCall | None]
-_under_way = contextvars.ContextVar("ntkdiag_call", default=None)
+# The outermost public call that runs now, for each thread (and each asynchronous task) by itself.
+_under_way: contextvars.ContextVar[_PublicCall | None] = contextvars.ContextVar(
+    "ntkdiag_call", default=None
+)
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 # Type checkers at run time stand between a function and its caller with frames of their own.
@@ -106,23 +108,26 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
 def called(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function that is handed to the user, who calls it by another name: `call`."""
 
-    def written(*args: object, **kwargs: object) -> str:
+    def write(*args: object, **kwargs: object) -> str:
         return call
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        return _named(function, written)
+        return _named(function, write)
 
     return decorate
 
 
-def _named(function: Callable[P, R], written: Callable[..., str]) -> Callable[P, R]:
-    """The function, noted as the public call under way while it runs outside of another one."""
+def _named(function: Callable[P, R], write: Callable[..., str]) -> Callable[P, R]:
+    """The function, noted as the public call under way while it runs outside of another one.
+
+    `write` makes the call in code form of its arguments; it is asked only when an error needs it.
+    """
 
     @functools.wraps(function)
     def named(*args: P.args, **kwargs: P.kwargs) -> R:
         if _under_way.get() is not None:
             return function(*args, **kwargs)
-        token = _under_way.set(_PublicCall(written, args, kwargs))
+        token = _under_way.set(_PublicCall(write, args, kwargs))
         try:
             return function(*args, **kwargs)
         finally:
@@ -139,7 +144,7 @@ def current_call(argument: str = "") -> str:
     under_way = _under_way.get()
     if under_way is None:
         return argument or "ntkdiag"
-    call = under_way.written(*under_way.args, **under_way.kwargs)
+    call = under_way.write(*under_way.args, **under_way.kwargs)
     if not argument:
         return call
     # Open the closing parenthesis again.
@@ -183,11 +188,13 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
     if is_method:
         name = owner if name == "__init__" else f"{owner}.{name}"
 
-    def written(*args: object, **kwargs: object) -> str:
+    def write(*args: object, **kwargs: object) -> str:
         shown = []
         for position, parameter in enumerate(signature.parameters.values()):
             if is_method and position == 0:
-                continue
+                continue  # self
+            # Arguments by position are shown by name, if they are required or were given. Of the
+            # keyword arguments only required ones are: an error names the optional one at fault.
             is_required = parameter.default is parameter.empty
             value = args[position] if position < len(args) else kwargs.get(parameter.name)
             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
@@ -197,7 +204,7 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
                 shown.append(f"{parameter.name}=...")
         return f"{name}({', '.join(shown)})"
 
-    return written
+    return write
 
 
 def _write_construction(instance: object) -> str:

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are pytrees and check themselves: losses and update rules.
+"""Frozen dataclasses that are pytrees: kernels, spectra, losses, and other nouns of the package.
 
 `jax.tree_util.register_dataclass` puts an instance together again by calling the class, and so runs
 its checks on whatever JAX holds in the place of a leaf: a batch of numbers, a shape, a marker. Here
@@ -22,21 +22,23 @@ def pytree(*data_fields: str) -> Callable[[type[T]], type[T]]:
         names = [field.name for field in fields]
         fixed_fields = [name for name in names if name not in data_fields]
 
-        def flatten(noun: T) -> tuple[tuple, tuple]:
-            leaves = tuple(getattr(noun, name) for name in data_fields)
-            fixed = tuple(getattr(noun, name) for name in fixed_fields)
+        # JAX takes an instance apart in two ways: by values alone, which is fast, and with the
+        # names of the fields, for the paths of leaves.
+        def flatten(instance: T) -> tuple[tuple, tuple]:
+            leaves = tuple(getattr(instance, name) for name in data_fields)
+            fixed = tuple(getattr(instance, name) for name in fixed_fields)
             return leaves, fixed
 
-        def flatten_with_keys(noun: T) -> tuple[tuple, tuple]:
-            leaves, fixed = flatten(noun)
+        def flatten_with_keys(instance: T) -> tuple[tuple, tuple]:
+            leaves, fixed = flatten(instance)
             keys = map(jax.tree_util.GetAttrKey, data_fields)
             return tuple(zip(keys, leaves, strict=True)), fixed
 
         def unflatten(fixed: tuple, leaves: Iterable) -> T:
-            noun = object.__new__(cls)
-            vars(noun).update(zip(fixed_fields, fixed, strict=True))
-            vars(noun).update(zip(data_fields, leaves, strict=True))
-            return noun
+            instance = object.__new__(cls)  # no `__init__`, so no checks
+            vars(instance).update(zip(fixed_fields, fixed, strict=True))
+            vars(instance).update(zip(data_fields, leaves, strict=True))
+            return instance
 
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
         return cls

@@ -56,6 +56,7 @@ def require_number(value: Number | np.ndarray, name: str, *, many: bool = False)
     """Refuse what is not one number: a schedule, a string, or (unless `many`) an array."""
     if isinstance(value, bool | int | float):
         return
+    # Arrays, traced values and the numbers of NumPy have a shape; what else has none is no number.
     shape = getattr(value, "shape", None)
     if shape is None:
         got = f"a {type(value).__name__}"

@@ -145,9 +145,11 @@ def _centred(operand: Operand) -> Float[Array, "..."]:
 def _read(
     kernel: KernelLike, y: jax.typing.ArrayLike, centred: bool
 ) -> tuple[Operand, Float[Array, "n o"]]:
-    """The kernel, and labels of size 1 that point somewhere."""
+    """The kernel, and labels that are not all zero (or, centred, not all the same)."""
     operand, labels = read_labels(y, read_square(kernel))
-    labels = labels / jnp.max(jnp.abs(labels))  # their scale drops out of every ratio
+    # The scale drops out of every ratio. With a largest entry of 1, what centring leaves of labels
+    # that are all the same is known to be of the size of a roundoff.
+    labels = labels / jnp.max(jnp.abs(labels))
     if centred:
         labels = centre_labels(labels)
     largest = jnp.max(jnp.abs(labels))

@@ -120,7 +120,7 @@ def _distance(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, ""
 
 def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:
     """The kernel divided by its Frobenius norm; NaN for zero."""
-    a = a / jnp.max(jnp.abs(a))
+    a = a / jnp.max(jnp.abs(a))  # first, or the squares could overflow
     return a / jnp.linalg.norm(a)
 
 

@@ -118,7 +118,7 @@ def _left_out(
     weights = inverse @ labels.reshape(k, -1)  # alpha, [k columns]
 
     # e_i = ((A^-1)_ii)^-1 alpha_i, example by example.
-    blocks = jnp.einsum("nonp->nop", inverse.reshape(n, c, n, c))
+    blocks = jnp.einsum("nonp->nop", inverse.reshape(n, c, n, c))  # [k k] -> [n c c]
     residuals = jnp.linalg.solve(blocks, weights.reshape(n, c, -1)).reshape(labels.shape)
 
     mean_of_diagonal = jnp.mean(jnp.diagonal(inverse))
@@ -142,10 +142,13 @@ def _regularised_inverse(
 
     All derivatives go through the matrix: see `_inverse`.
     """
+    # The modes give the value of the inverse. To its derivative they are constants.
     eigenvalues, vectors, noise_floor = jax.lax.stop_gradient((eigenvalues, vectors, noise_floor))
     shifted = eigenvalues + jax.lax.stop_gradient(ridge)
     resolved = shifted[-1] > noise_floor  # eigenvalues descend
-    inverse_eigenvalues = jnp.where(resolved, 1.0 / jnp.where(resolved, shifted, 1.0), jnp.nan)
+    divisors = jnp.where(resolved, shifted, 1.0)  # nothing is divided by zero
+    inverse_eigenvalues = jnp.where(resolved, 1.0 / divisors, jnp.nan)
+    # K + ridge I itself takes part in derivatives only.
     regularised = matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype)
     return _inverse(regularised, inverse_eigenvalues, vectors), resolved
 
@@ -169,5 +172,5 @@ def _inverse_jvp(
     primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
 ) -> tuple[Float[Array, "k k"], Float[Array, "k k"]]:
     inverse = _inverse(*primals)
-    change = tangents[0]
+    change = tangents[0]  # dA: the modes have no tangents
     return inverse, -inverse @ change @ inverse

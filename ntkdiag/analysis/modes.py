@@ -94,9 +94,11 @@ def steps_to_residual(
     require_positive(fraction, "fraction")
     require_positive(1.0 - fraction, "1 - fraction")
     rates = _rates(kernel, descent, loss)
-    # Beyond a rate of 1 the residual changes its sign: |1 - r| = 1 - (2 - r).
-    distance_from_2 = jnp.where(rates < 1.0, rates, 2.0 - rates)
-    decay = -jnp.log1p(-distance_from_2)  # of log|residual| in one step
+    # The share |1 - r| that a step leaves is 1 - s with s = r; beyond a rate of 1, where the
+    # residual changes its sign, with s = 2 - r. Small s keep their digits in log(1 - s).
+    share_removed = jnp.where(rates < 1.0, rates, 2.0 - rates)
+    decay = -jnp.log1p(-share_removed)  # of log|residual| in one step
+    # No decay: the rate is 0, not resolved, or 2 and more, and the mode diverges.
     return jnp.where(decay > 0.0, -jnp.log(fraction) / decay, jnp.inf)
 
 

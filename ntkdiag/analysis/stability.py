@@ -5,9 +5,10 @@ nonzero eigenvalues of L^T Theta L / D, Sigma = L L^T. Its largest one is the cu
 gradient descent meets first, and how large a learning rate the update rule bears at that curvature
 is its own affair:
 
-1. read the kernel, the loss and the outputs, and find D; 2. h = lambda_max(L^T Theta L) / D, from
-the spectrum of the kernel, or from products with an operator; 3. `Descent.margin(h)` or
-`Descent.critical_rate(h)`.
+1. Read the kernel, the loss and the outputs, and find D.
+2. h = lambda_max(L^T Theta L) / D, from the spectrum of the kernel, or from products with an
+   operator.
+3. The answer is `Descent.margin(h)` or `Descent.critical_rate(h)`.
 """
 
 import dataclasses
@@ -142,14 +143,14 @@ def _largest_curvature(
     y: PyTree | None,
 ) -> Float[Array, ""]:
     """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
-    trained = require_loss(loss, "the curvature")
+    trained_loss = require_loss(loss, "the curvature")
     if isinstance(kernel, NTKOperator):
         _require_preconditioned("none", descent)  # operators know no preconditioner
-        return _of_operator(kernel, trained, outputs, y)
+        return _of_operator(kernel, trained_loss, outputs, y)
     operand = _read_full(kernel)
     if operand.convention is not None:
         _require_preconditioned(operand.convention.preconditioner, descent)
-    return _of_kernel(operand, trained, outputs, y)
+    return _of_kernel(operand, trained_loss, outputs, y)
 
 
 def _of_kernel(

@@ -155,6 +155,8 @@ def _answers(
 def _with_keywords(
     functional: Functional, call_kwargs: Mapping[str, PyTree]
 ) -> Callable[[PyTree, PyTree], PyTree]:
+    """The model as `f(params, x)`."""
+
     def f(params: PyTree, x: PyTree) -> PyTree:
         return functional(params, x, **call_kwargs)
 
@@ -185,6 +187,7 @@ def _require_batch(arguments: tuple[PyTree, ...]) -> None:
     leaves = jax.tree.leaves(arguments[-1]) if arguments else []
     shapes = [np.shape(leaf) for leaf in leaves]
     lengths = {shape[:1] for shape in shapes}
+    # One first axis for all: () would be a number, which has none, (0,) a batch without examples.
     one_length = len(lengths) == 1 and lengths.isdisjoint({(), (0,)})
     if one_length and len(arguments) <= 2:
         return

@@ -53,6 +53,7 @@ def describe_leaves(tree: PyTree) -> tuple[Leaf, ...]:
 
 
 def _describe_leaf(path: str, leaf: jax.Array | np.ndarray) -> Leaf:
+    """What one array is, and how much it holds."""
     raw = leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raw = jax.random.key_data(leaf)  # a random key is an array of integers

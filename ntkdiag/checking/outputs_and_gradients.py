@@ -114,5 +114,6 @@ def dtypes(subject: Subject) -> Finding:
 
 
 def _floating_dtypes(tree: PyTree) -> set[np.dtype]:
+    """The floating dtypes that occur in a tree."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(tree)}
     return {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}

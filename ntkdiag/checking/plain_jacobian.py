@@ -43,7 +43,7 @@ class JacobianRows:
 
     @property
     def kernel(self) -> Float64[np.ndarray, "nk nk"]:
-        """Their inner products."""
+        """Inner products of the rows: the kernel in these directions."""
         kernel = np.empty((len(self.rows), len(self.rows)))
         for i, a in enumerate(self.rows):
             for j, b in enumerate(self.rows):
@@ -51,16 +51,16 @@ class JacobianRows:
         return kernel
 
     def error(self, kernel: ArrayLike) -> float:
-        """How far a kernel [n k n k] is from theirs, relative to the largest entry."""
-        # [n k n k] -> [nk nk]
+        """How far a kernel [n k n k] is from that of the rows, relative to its largest entry."""
         plain_kernel = self.kernel
-        gap = np.abs(
-            np.asarray(kernel, np.float64).reshape(plain_kernel.shape) - plain_kernel
-        ).max()
-        return float(gap / max(np.abs(plain_kernel).max(), 1e-300))
+        matrix = np.asarray(kernel, np.float64).reshape(plain_kernel.shape)  # -> [(n k) (n k)]
+        gap = np.abs(matrix - plain_kernel).max()
+        largest = np.abs(plain_kernel).max()
+        return float(gap / max(largest, 1e-300))  # a zero kernel is not divided by
 
 
 def _inner_product(a: np.ndarray, b: np.ndarray) -> float:
+    """<a, b> over all entries, summed in float64."""
     return float(np.vdot(a.astype(np.float64), b.astype(np.float64)))
 
 

@@ -52,10 +52,11 @@ class Subject:
 
     def is_rounding(self, difference: float) -> bool:
         """Whether rounding explains how far some outputs are from what they should be."""
-        return independence.is_rounding(
-            difference,
-            independence.largest_entry(self.outputs),
-            lambda params: self.compiled(params, self.x),
-            self.params,
-            self.roundoff,
-        )
+
+        # Where the outputs are small differences of large numbers, rounding moves them by more than
+        # their size tells: it is measured, by moving the parameters a little.
+        def outputs_at(params: PyTree) -> PyTree:
+            return self.compiled(params, self.x)
+
+        scale = independence.largest_entry(self.outputs)
+        return independence.is_rounding(difference, scale, outputs_at, self.params, self.roundoff)

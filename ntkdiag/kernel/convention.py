@@ -1,7 +1,6 @@
 """What a kernel's numbers mean: reduction over outputs, mode, precision, probe."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -86,7 +85,7 @@ class Convention:
         eps = float(jnp.finfo(dtype).eps)
         return max(eps, self.unit_roundoff or 0.0, self.model_roundoff or 0.0)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int | float | None]:
         """Its attributes by name, as JSON has them."""
         return dataclasses.asdict(self)
 

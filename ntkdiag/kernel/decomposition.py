@@ -70,7 +70,10 @@ def decomposed(operand: Operand, *, vectors: bool = True) -> Spectrum:
 
 
 def square_matrix(array: AnyArray, symmetric: bool) -> Float[AnyArray, "k k"]:
-    """A kernel as a matrix, refused if it is not one of examples with themselves."""
+    """A kernel as a matrix, refused if it is not one of examples with themselves.
+
+    `symmetric` says whether rows and columns are the same examples, as far as the kernel knows.
+    """
     shape = tuple(array.shape)
     half = len(shape) // 2
     is_square = len(shape) in (2, 4) and shape[:half] == shape[half:] and 0 not in shape

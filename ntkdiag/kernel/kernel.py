@@ -5,12 +5,12 @@ a matrix form for linear algebra, and prints, plots and exports itself.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
@@ -99,6 +99,7 @@ class Kernel:
         if not isinstance(v, jax.Array | np.ndarray):
             v = np.asarray(v)
         matrix = self.matrix
+        # A full kernel takes v laid out as outputs are, too.
         shape_of_outputs = self.shape[2:] if self.ndim == 4 else None
         if v.shape == shape_of_outputs:  # [m p] -> [n o]
             return (matrix @ v.reshape(-1)).reshape(self.shape[:2])
@@ -149,7 +150,7 @@ class Kernel:
         ax.set_title(f"NTK, {self.convention.reduction}")
         return ax
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """Plain values as JSON has them: arrays as nested lists, the convention by name."""
         leaves = None
         if self.leaves is not None:
@@ -165,7 +166,7 @@ class Kernel:
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.array)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.array, dtype=dtype)
         return array.copy() if copy else array
 

@@ -55,11 +55,13 @@ def read_labels(
     if _counts_outputs(targets, operand):
         array = operand.array.reshape(*targets.shape, *targets.shape)  # [(n o) (m p)] -> [n o m p]
         return dataclasses.replace(operand, array=array), targets
-    is_full = operand.array.ndim == 4
     if targets.shape == (n * o,):
         return operand, targets.reshape(n, o)
-    if targets.ndim == 2 and targets.shape[0] == n and (targets.shape[1] == o or not is_full):
-        return operand, targets
+    if targets.ndim == 2 and targets.shape[0] == n:
+        # A matrix [n n] stands for every output: labels may have any number of columns.
+        is_full = operand.array.ndim == 4
+        if targets.shape[1] == o or not is_full:
+            return operand, targets
     raise errors.InvalidInputError(
         expected=f"`{name}` of shape {_accepted(operand, n_classes)}",
         got=f"shape {tuple(jnp.shape(y))}",
@@ -78,8 +80,9 @@ def _counts_outputs(targets: Float[Array, "..."], operand: Operand) -> bool:
     """Whether targets `[n o]` say what the rows of a bare matrix `[(n o) (n o)]` stand for."""
     if operand.convention is not None or operand.array.ndim != 2 or targets.ndim != 2:
         return False
+    # Nothing says yet that the rows of a bare matrix are more than examples.
     rows = operand.n_examples
-    return targets.shape[0] < rows == targets.size
+    return targets.size == rows and targets.shape[0] < rows
 
 
 def _accepted(operand: Operand, n_classes: int | None) -> str:

@@ -37,7 +37,8 @@ class Operand:
             `Convention.noise_floor`.
         convention: The kernel's convention; None for a bare array.
         symmetric: False for a `Kernel` between two different sets of examples.
-        spectrum: Where the kernel came as its spectrum, that; see `decomposition.decomposed`.
+        spectrum: The spectrum, where the kernel came as one, so that it need not be decomposed
+            again; None otherwise.
     """
 
     array: Float[Array, "..."]
@@ -198,15 +199,15 @@ def refuse_trace(operand: Operand) -> None:
 
 def noise_floor(array: AnyArray, convention: Convention | None, rows: int) -> float:
     """Resolution of the eigenvalues of a kernel of so many rows: see `Convention.noise_floor`."""
-    return (convention or Convention()).noise_floor(_floating(array), rows)
+    return (convention or Convention()).noise_floor(_floating_dtype(array), rows)
 
 
 def coarsest(array: AnyArray, convention: Convention | None) -> float:
     """The largest unit roundoff of all that a kernel went through."""
-    return (convention or Convention()).coarsest(_floating(array))
+    return (convention or Convention()).coarsest(_floating_dtype(array))
 
 
-def _floating(array: AnyArray) -> DTypeLike:
+def _floating_dtype(array: AnyArray) -> DTypeLike:
     """The dtype of a kernel; integers count as float32."""
     return array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32
 
@@ -239,10 +240,11 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
             "`gradient_flow`, `gradient_descent`, `iterate_descent` and `integrate_flow` take "
             "operators.",
         )
-    # [n m o p] with n = m and o = p: read as [n o m p] it would be another kernel without a word.
+    # neural-tangents lays kernels out as [n m o p], with n = m and o = p among the same examples.
+    # Read as [n o m p] that would silently be another kernel. (Where n = o too, nothing tells.)
     shape = array.shape
-    is_bare = convention is None
-    if is_bare and len(shape) == 4 and shape[0] == shape[1] != shape[2] == shape[3]:
+    in_pairs = len(shape) == 4 and shape[0] == shape[1] and shape[2] == shape[3]
+    if convention is None and in_pairs and shape[0] != shape[2]:
         raise errors.InvalidInputError(
             expected=f"`{name}` of shape [n o m p], the outputs of an example beside it",
             got=f"shape {tuple(shape)}, which is the layout [n m o p] of neural-tangents",

@@ -100,6 +100,7 @@ class Directions:
             return np.eye(self.n_outputs, dtype=dtype)
         if isinstance(self.source, RandomProjections):
             return self.source.directions(self.n_outputs, dtype)
+        # A projection has them as columns: [C k] -> [k C].
         if isinstance(self.source, np.ndarray):
             return np.asarray(self.source, dtype).T
         return jnp.asarray(self.source, dtype).T
@@ -138,11 +139,11 @@ class Reduction:
         """
         if n_outputs_of_columns is None:
             n_outputs_of_columns = n_outputs
-        counts = n_outputs, n_outputs_of_columns
         if isinstance(reduction, TiedOutputs):
             return _tied(reduction)
         name, contraction, k, source = _read(reduction, n_outputs)
-        # Only these two pair no output of f with one of f2, or make one output of each before.
+        # "full" pairs every output of f with every one of f2, "sum-of-logits" makes one output of
+        # each first. All others need the same outputs on both sides.
         if n_outputs != n_outputs_of_columns and name not in ("full", "sum-of-logits"):
             raise errors.InvalidInputError(
                 argument="f2=..., reduction=...",
@@ -151,7 +152,8 @@ class Reduction:
                 got=f'"{name}" with {n_outputs} and {n_outputs_of_columns} outputs per example',
                 do="The other reductions pair output o of f with output o of f2.",
             )
-        rows, columns = (_directions(name, count, k, source) for count in counts)
+        rows = _directions(name, n_outputs, k, source)
+        columns = _directions(name, n_outputs_of_columns, k, source)
         return Reduction(name, contraction, rows, columns)
 
     @property
@@ -184,11 +186,13 @@ class Reduction:
         if self.name == "mean":
             return kernel / self.n_outputs, None
         if self.name == "sum-of-logits":
-            return kernel[:, 0, :, 0], None
+            return kernel[:, 0, :, 0], None  # [n 1 m 1] -> [n m]
         if self.name == "random-projections":
-            # Without replacement from M = 2^(C - 1) directions: 1 - k / M of them are left.
+            # [n m k] -> [n m]. Without replacement from M = 2^(C - 1) directions, the variance of
+            # the mean is smaller: times 1 - k / M, the share of those that are left.
             k = self.rows.n
-            left = max(0.0, 1.0 - k / 2.0 ** min(self.n_outputs - 1, 1000))
+            n_possible = 2.0 ** min(self.n_outputs - 1, 1000)  # 2^1024 is no float64 any more
+            left = max(0.0, 1.0 - k / n_possible)
             return kernel.mean(-1), kernel.std(-1, ddof=1) * math.sqrt(left / k)
         return kernel, None
 
@@ -241,9 +245,14 @@ def _is_real(dtype: np.dtype) -> bool:
 
 def _tied(ties: TiedOutputs) -> Reduction:
     """The reduction of tied outputs; its directions are those of one group, if there are any."""
-    counts = math.prod(ties.rows), math.prod(ties.columns)
-    sizes = counts
+    c_rows = math.prod(ties.rows)
+    c_columns = math.prod(ties.columns)
+    # One backward pass for each output, or for each output of a group.
+    k_rows = c_rows
+    k_columns = c_columns
     if ties.groups is not None:
-        sizes = ties.groups.rows.shape[-1], ties.groups.columns.shape[-1]
-    rows, columns = (Directions(c, k) for c, k in zip(counts, sizes, strict=True))
+        k_rows = ties.groups.rows.shape[-1]
+        k_columns = ties.groups.columns.shape[-1]
+    rows = Directions(c_rows, k_rows)
+    columns = Directions(c_columns, k_columns)
     return Reduction("tied", ties.contraction, rows, columns, ties)

@@ -42,6 +42,9 @@ class Spectrum:
     It stands for its kernel: every function of a kernel takes it instead, and does not decompose
     that kernel again.
 
+    Its numbers follow from the eigenvalues, and are computed by the library these came in: NumPy
+    for a kernel decomposed on the host, JAX for a traced one.
+
     Attributes:
         eigenvalues: `[k]`, descending; NaN throughout when the kernel was not finite.
         vectors: `[k k]`, column j belongs to eigenvalue j; None unless asked for.
@@ -88,6 +91,7 @@ class Spectrum:
         """`status` as a number, for `jax.jit`: 0 is "ok", 1 "indefinite", 2 "nonfinite"."""
         xp = self.eigenvalues.__array_namespace__()
         is_finite = xp.isfinite(self.eigenvalues).all(-1)
+        # NaN is neither above nor below the floor: that they are finite decides first.
         of_finite = xp.where(xp.asarray(self.negative) > 0, 1, 0)
         return _number(xp.where(is_finite, of_finite, 2))
 
@@ -137,9 +141,8 @@ class Spectrum:
     def stable_rank(self) -> Number:
         """Stable rank sum lambda / lambda_max over the resolved eigenvalues.
 
-        The smallest of the effective ranks, in [1, rank], NaN for a zero kernel; for K = J J^T it
-        is
-        ||J||_F^2 / ||J||^2.
+        The smallest of the effective ranks, in [1, rank], NaN for a zero kernel. For K = J J^T it
+        is ||J||_F^2 / ||J||^2.
         """
         return _number(effective_ranks.stable_rank(self.resolved))
 
@@ -177,6 +180,7 @@ class Spectrum:
         is_full = self.rank == self.size
         if self._is_known:
             return self.resolved_condition_number if is_full else None
+        # What is traced, or a batch, is an array in any case.
         return jnp.where(is_full, self.resolved_condition_number, jnp.nan)
 
     @property
@@ -194,6 +198,7 @@ class Spectrum:
             InvalidInputError: When eigenvalues are below minus the noise floor.
         """
         negative = self.negative
+        # Inside a trace nothing can be raised: NaN says it.
         if not is_concrete(negative):
             eigenvalues = jnp.where(negative > 0, jnp.nan, self.eigenvalues)
             return dataclasses.replace(self, eigenvalues=eigenvalues)
@@ -206,7 +211,7 @@ class Spectrum:
             )
         return self
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values, without the vectors and the kernel."""
         return display.plain(
             {
@@ -251,8 +256,8 @@ class Spectrum:
         # they lie below the line is the message.
         eigenvalues = np.asarray(self.eigenvalues)
         is_shown = eigenvalues > 0
-        number = 1 + np.arange(self.size)
-        ax.plot(number[is_shown], eigenvalues[is_shown], "o-", markersize=4, label="eigenvalue")
+        index = 1 + np.arange(self.size)
+        ax.plot(index[is_shown], eigenvalues[is_shown], "o-", markersize=4, label="eigenvalue")
         ax.axhline(float(self.noise_floor), color="grey", linestyle="--", label="noise floor")
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -365,9 +370,10 @@ def _on_host(matrix: Float[np.ndarray, "k k"], vectors: bool) -> _Decomposition:
     """By divide and conquer (LAPACK syevd), at any scale; NaN for a matrix that is not finite."""
     k = matrix.shape[0]
     if not np.isfinite(matrix).all():
-        nothing = np.full((k, k), np.nan)
-        return _Decomposition(nothing[0], nothing if vectors else None, float("nan"))
+        undefined = np.full((k, k), np.nan)
+        return _Decomposition(undefined[0], undefined if vectors else None, float("nan"))
     # Divided by its largest entry no square or product of the matrix leaves the range of float64.
+    # A zero matrix stays as it is: `or 1.0` here and below.
     scale = np.abs(matrix).max() or 1.0
     matrix = matrix / scale
     norm = np.linalg.norm(matrix) or 1.0

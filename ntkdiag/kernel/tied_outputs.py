@@ -22,6 +22,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+# (axis of the outputs of a row example, axis of those of a column example)
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
 Contraction: TypeAlias = Literal["full", "trace", "diagonal"]
 
@@ -90,6 +91,7 @@ class TiedOutputs:
         """The groups of equal tied indices; None where one contraction does it all."""
         if self._pairs_equal_outputs_only or not self.traced + self.diagonal:
             return None
+        # Axes in the order diagonal, traced, free: they become the three axes [D T k].
         tied = self.diagonal + self.traced
         rows = _numbers(self.rows, [row for row, _ in tied], self.free_rows)
         columns = _numbers(self.columns, [column for _, column in tied], self.free_columns)
@@ -104,6 +106,8 @@ class TiedOutputs:
         """Whether the outputs of rows and columns, numbered alike, are paired one by one."""
         free = [self.rows[axis] for axis in self.free_rows]
         free += [self.columns[axis] for axis in self.free_columns]
+        # Nothing is free (but axes of length 1), and the tied axes follow each other in one order
+        # on both sides: then an output has the same number in a row and in a column example.
         columns_in_order = [column for _, column in sorted(self.traced + self.diagonal)]
         return math.prod(free) == 1 and columns_in_order == sorted(columns_in_order)
 
@@ -120,11 +124,12 @@ class TiedOutputs:
         else:
             m = kernel.shape[1]
         if self.contraction == "diagonal":
-            # The outputs o are all axes of the rows: sum over the traced, keep the diagonal ones.
+            # [n m o] -> [n m *rows]: the outputs o are all axes of the rows. Sum over the traced.
             kernel = kernel.reshape(n, m, *self.rows)
             kernel = kernel.sum(axis=tuple(2 + axis for axis, _ in self.traced))
-            left = sorted((*self.free_rows, *(axis for axis, _ in self.diagonal)))
+            # What is left stands in the order of the rows: move the diagonal axes to the end.
             order = [*self.free_rows, *(axis for axis, _ in self.diagonal)]
+            left = sorted(order)
             kernel = kernel.transpose(0, 1, *(2 + left.index(axis) for axis in order))
         shape = n, *free_rows, m, *free_columns, *diagonal
         return kernel if kernel.shape == shape else kernel.reshape(shape)
@@ -133,6 +138,6 @@ class TiedOutputs:
 def _numbers(
     shape: tuple[int, ...], tied: list[int], free: tuple[int, ...]
 ) -> Int[np.ndarray, "..."]:
-    """Numbers of the outputs of an example, its tied axes first."""
+    """The outputs of an example, numbered in order, as an array with its tied axes first."""
     numbers = np.arange(math.prod(shape)).reshape(shape)
     return numbers.transpose([*tied, *free])

@@ -57,6 +57,7 @@ def _needs_x64(arguments: PyTree) -> bool:
 
 
 def _is_spectrum(value: object) -> bool:
+    """Whether a node of the arguments is a spectrum, which is taken as one leaf here."""
     return isinstance(value, Spectrum)
 
 
@@ -66,6 +67,9 @@ def _kernel_of(value: object) -> object:
 
 
 def _is_float64_matrix(leaf: object) -> bool:
-    """Labels and outputs alone, with fewer axes, do not decide about the precision."""
+    """Whether a leaf is a float64 array of two axes or more, as kernels are.
+
+    Numbers and vectors beside a kernel do not decide about the precision.
+    """
     is_array = isinstance(leaf, jax.Array | np.ndarray)
     return is_array and leaf.ndim >= 2 and leaf.dtype == np.float64

@@ -75,10 +75,10 @@ class DiagonalFactor(CurvatureFactor):
 
     def times(self, columns: Columns) -> Columns:
         """s times every column."""
-        return (self.scale * columns.T).T
+        return (self.scale * columns.T).T  # the k rows come last for a moment, beside s
 
     def transposed_times(self, columns: Columns) -> Columns:
-        """The same: L is symmetric."""
+        """s times every column: L is symmetric."""
         return self.times(columns)
 
 

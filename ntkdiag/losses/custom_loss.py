@@ -120,12 +120,16 @@ class CustomLoss(Loss):
         gradient = jax.grad(self.function)
         flat = outputs.reshape(outputs.shape[0], -1)  # [n o]
 
-        def product(columns: Float[Array, "n o"]) -> Float[Array, "n o"]:
-            moved = jax.jvp(lambda f: gradient(f.reshape(outputs.shape), y), (flat,), (columns,))[1]
+        def gradient_at(flat: Float[Array, "n o"]) -> Float[Array, "n *o"]:
+            return gradient(flat.reshape(outputs.shape), y)
+
+        @jax.jit
+        def product(v: Float[Array, "n o"]) -> Float[Array, "n o"]:
+            # H v: how the gradient moves when the outputs move along v.
+            _, moved = jax.jvp(gradient_at, (flat,), (v,))
             return moved.reshape(flat.shape)
 
         n, o = flat.shape
-        product = jax.jit(product)
         if _is_sum_over_examples(product, flat):
             _require_few_rows(o, f"an example has {o} outputs")
             # Column o of every block: the unit vector of output o, in all examples at once.
@@ -135,7 +139,7 @@ class CustomLoss(Loss):
         # All columns of the whole Hessian, one unit vector after the other.
         _require_few_rows(n * o, f"a loss that is no sum over examples, of {n} x {o} outputs")
         units = jnp.eye(n * o, dtype=flat.dtype).reshape(n * o, n, o)
-        return jax.lax.map(product, units).reshape(1, n * o, n * o)
+        return jax.lax.map(product, units).reshape(1, n * o, n * o)  # H is symmetric
 
 
 def _is_sum_over_examples(product: Callable[[Array], Array], outputs: Float[Array, "n o"]) -> bool:
@@ -172,14 +176,15 @@ def _factor(blocks: Float[Array, "b r r"]) -> Float[Array, "b r r"]:
     Products of a Hessian round: what is negative by less than the square root of the unit roundoff
     counts as 0.
     """
-    # In float64 on the host where the numbers are known, like the eigenvalues of kernels.
     roundoff = float(jnp.finfo(blocks.dtype).eps)
     blocks = 0.5 * (blocks + blocks.mT)
+    # In float64 on the host where the numbers are known, like the eigenvalues of kernels.
     if is_concrete(blocks):
         values, vectors = np.linalg.eigh(np.asarray(blocks, np.float64))
     else:
         values, vectors = jnp.linalg.eigh(blocks.astype(_jax.at_least_float32(blocks.dtype)))
-    smallest, largest = values.min(), abs(values).max()
+    smallest = values.min()
+    largest = abs(values).max()
     is_negative = smallest < -(roundoff**0.5) * largest
     if is_concrete(is_negative) and is_negative:
         raise errors.InvalidInputError(
@@ -188,4 +193,4 @@ def _factor(blocks: Float[Array, "b r r"]) -> Float[Array, "b r r"]:
             do="Stability by the Gauss-Newton matrix holds for convex losses only.",
         )
     roots = jnp.sqrt(jnp.where(is_negative, jnp.nan, jnp.maximum(values, 0.0)))
-    return jnp.asarray(vectors * roots[:, None, :], blocks.dtype)
+    return jnp.asarray(vectors * roots[:, None, :], blocks.dtype)  # column j of U times sqrt(h_j)

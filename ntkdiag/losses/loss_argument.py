@@ -36,7 +36,7 @@ def as_loss(loss: LossLike | None) -> Loss | None:
 
 
 def require_loss(loss: LossLike | None, what: str) -> Loss:
-    """The loss, refused where none was named: `what` would be of a loss that nobody means.
+    """Read the argument `loss`, and refuse None: `what` names the number that depends on it.
 
     Raises:
         InvalidInputError: Without a loss, or as `as_loss`.

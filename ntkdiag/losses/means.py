@@ -103,7 +103,8 @@ class MSE(MeanLoss):
 
     def per_example(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, " n"]:
         """1/2 ||f_i - y_i||^2."""
-        return 0.5 * jnp.square(outputs - y).reshape(outputs.shape[0], -1).sum(axis=1)
+        squares = jnp.square(outputs - y).reshape(outputs.shape[0], -1)  # [n *o] -> [n (o)]
+        return 0.5 * squares.sum(axis=1)
 
     def curvature(
         self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None

@@ -164,6 +164,7 @@ def _look_behind(model: object, request: ModelRequest) -> tuple[Any, ModelReques
 def _is_module_of(library: str, model: object) -> bool:
     """Whether a model is a module of a library, which then has been imported."""
     loaded = sys.modules.get(library)
+    # Without the library there is no class: of no classes nothing is an instance.
     return isinstance(model, getattr(loaded, "Module", ()))
 
 

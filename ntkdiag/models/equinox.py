@@ -38,6 +38,7 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     request.method_of(module)  # refuses a method that does not exist, before anything is computed
     state = request.options.get("state")
     _require_state(module, state)
+    # `part` keeps the leaves that are held fixed, and puts them back beside params.
     params, part = partition(module, request.trainable, check=request.check)
     _warn_of_tied_arrays(params)
 
@@ -99,7 +100,7 @@ def _require_no_key_in_outputs(
         outputs = outputs_with(model, {**kwargs, "key": key})
         return select(request.output_selector, outputs, x)
 
-    def drawing() -> list[str]:
+    def layers_drawing() -> list[str]:
         # A module that splits its key does so in any mode. So ask of every dropout by itself
         # whether the key reaches the outputs through it alone.
         layers = []
@@ -111,7 +112,7 @@ def _require_no_key_in_outputs(
     randomness.require_no_key_in_outputs(
         functools.partial(outputs_of, model),
         key,
-        drawing,
+        layers_drawing,
         held_switches=_held_switches(model, request),
         flags=request.undecided_flags(request.method_of(model)),
     )
@@ -193,7 +194,7 @@ class _BatchEvaluation:
         return self._on_examples(call, x, keys, key_axis=0)
 
     def state_after_step(self, model: eqx.Module, state: PyTree, x: PyTree) -> PyTree:
-        """The new state of such a step."""
+        """The new state that a training step on the batch leaves."""
         _, new_state = self.step(model, state, x, {})
         if self._takes_batch:
             return new_state
@@ -246,6 +247,8 @@ class _BatchEvaluation:
     def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
         """Hand a batch as it is to a module that takes one."""
         outputs, new_state = call(x, key)
+        # A module of one example would take the first axis of the batch for something else: refuse
+        # it where no output begins with an axis as long as that of an input.
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
         output_lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(outputs)}
         if lengths.isdisjoint(output_lengths):
@@ -325,11 +328,11 @@ def _require_state(module: eqx.Module, state: PyTree) -> None:
 
 def _state_by_path(module: eqx.Module, state: PyTree) -> dict[str, PyTree]:
     """The arrays of a state: those of batch normalisation by their layer, others by number."""
-    names: dict[int, str] = {}
+    names: dict[int, str] = {}  # identity of an array -> its path
     for path, norm in equinox_norm.batch_norms_by_path(module).items():
         for name, leaf in equinox_norm.entries_of(norm, state).items():
             # A module that is a single layer has an empty path.
-            names[id(leaf)] = "/".join(part for part in ("state", path, name) if part)
+            names[id(leaf)] = f"state/{path}/{name}" if path else f"state/{name}"
     leaves = {}
     for index, leaf in enumerate(jax.tree.leaves(state)):
         leaves[names.get(id(leaf), f"state/{index}")] = leaf

@@ -70,6 +70,8 @@ def entries_of(norm: eqx.nn.BatchNorm, state: PyTree) -> dict[str, PyTree]:
 def with_running_statistics(module: eqx.Module) -> eqx.Module:
     """Let every BatchNorm use its running statistics, whatever the switches around it say."""
 
+    # With the attributes of the layer, indices into the state among them: `__init__` would make
+    # new ones.
     def unswitchable_copy(norm: eqx.nn.BatchNorm) -> eqx.nn.BatchNorm:
         kind = _unswitchable_class(type(norm))
         return _with_attributes(object.__new__(kind), vars(norm))
@@ -135,7 +137,11 @@ def _with_attributes(norm: eqx.nn.BatchNorm, attributes: dict[str, PyTree]) -> e
 
 @functools.cache
 def _unswitchable_class(kind: type) -> type:
-    """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it."""
+    """A kind of BatchNorm that cannot be switched; a subclass, since models may look for it.
+
+    Made once for each kind: the class of a module is a part of the structure of its tree, and JAX
+    finds what it has compiled by that.
+    """
 
     class RunningStatistics(kind):
         def __call__(

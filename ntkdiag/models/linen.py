@@ -62,10 +62,12 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     variables = nn.meta.unbox(boxed_variables)  # boxes hold how arrays are laid out on devices
     candidates = trained.tree_of(variables)
     params, part = partition(candidates, request.trainable, check=request.check)
+    # `part` keeps the parameters that are held fixed, and puts them back beside params.
     fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
     fixed = parameters.copied(fixed)
 
-    # In calls, statistics of a batch may stand in place of the running ones.
+    # In calls, statistics of a batch may stand in place of the running ones. What is called must
+    # not keep the user's variables alive.
     request = request.without_variables()
     run = _module_call(_in_mode(module, request), request, list(fixed))
     fixed_in_calls = fixed
@@ -140,7 +142,7 @@ class _TrainedCollections:
         return {name: variables[name] for name in self.names}
 
     def as_collections(self, tree: PyTree) -> dict[str, PyTree]:
-        """The way back: collections by name."""
+        """A tree like that of `tree_of`, as collections by name again."""
         return tree if self.named else {"params": tree}
 
 
@@ -215,6 +217,7 @@ def _module_call(
     options = {
         "method": request.method,
         "rngs": request.options.get("rngs"),
+        # Flax takes False for none; with an empty list it would return a pair, as with others.
         "mutable": _writable_collections(request, fixed_collections) or False,
     }
     if isinstance(request.output, Activations):
@@ -272,7 +275,7 @@ def _require_no_key_in_outputs(
     """Refuse a module that draws what it returns in eval mode; it is traced once more if it can."""
     drawing: set[str] = set()
 
-    def note(
+    def note_drawing(
         next_call: Callable[..., PyTree],
         args: tuple[PyTree, ...],
         kwargs: dict[str, PyTree],
@@ -286,7 +289,7 @@ def _require_no_key_in_outputs(
         return outputs
 
     def outputs_of(rngs: PyTree) -> PyTree:
-        with nn.intercept_methods(note):
+        with nn.intercept_methods(note_drawing):
             outputs, _ = run(collections, x, {**kwargs, "rngs": rngs})
         return as_pytree(select(request.output_selector, outputs, x))
 

@@ -82,6 +82,7 @@ def _intercepted(
         # setattr is frozen.
         _set_attributes(norm, attributes)
         try:
+            # Of the positional arguments only x: the other one is the switch.
             return next_call(args[0], **{**kwargs, "use_running_average": use_running_average})
         finally:
             _set_attributes(norm, before)

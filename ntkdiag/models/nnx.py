@@ -59,6 +59,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     graph, _, rest = nnx.split(evaluated, candidates, ...)
 
     # Of the candidates, those that are trained; as a plain dictionary, without the `.value` level.
+    # `part` keeps the others, and puts them back.
     params, part = partition(nnx.to_pure_dict(state), trainable, check=request.check)
     structure = jax.tree.structure(state)
 
@@ -135,6 +136,7 @@ def _is_filter(choice: object) -> bool:
         return True
     if isinstance(choice, type):
         return issubclass(choice, nnx.Variable)
+    # `nnx.All`, `nnx.Not`, `nnx.PathContains` and the like.
     return type(choice).__module__ == "flax.nnx.filterlib"
 
 
@@ -161,6 +163,7 @@ def _call(
         keywords["rngs"] = _rngs_argument(signature_method, request, keywords)
     if not isinstance(request.output, Activations):
         return method(*positional, **keywords)
+    # The method is bound to this copy; NNX sows into it what each of its layers returned.
     capturing = nnx.capture(
         lambda copy: method(*positional, **keywords),
         nnx.Intermediate,
@@ -242,11 +245,13 @@ def _takes_rngs(method: Callable[..., PyTree]) -> bool:
 def _rngs_argument(
     method: Callable[..., PyTree], request: ModelRequest, keywords: Mapping[str, PyTree]
 ) -> nnx.Rngs | None:
-    """The random streams that such a call gets: none in eval mode, else fresh ones in every call.
+    """What a model that takes `rngs` gets: None in eval mode, else fresh streams in every call.
 
     Fresh streams begin at the same key, so that f is a function of its arguments.
     """
+    # An argument of the call wins over the option of `functionalize`.
     rngs = keywords.get("rngs", request.options.get("rngs"))
+    # Streams go on as they are; so does None, unless the model requires some and is to train.
     if rngs is None or isinstance(rngs, nnx.Rngs):
         is_required = parameters_of(method)["rngs"].default is inspect.Parameter.empty
         if rngs is None and is_required and request.mode.trains:
@@ -256,6 +261,7 @@ def _rngs_argument(
                 do="Pass rngs=jax.random.key(0), or a key for each of its streams by name.",
             )
         return rngs
+    # Seeds in the option are for training; those in the arguments of the call hold in any mode.
     if not request.mode.trains and "rngs" not in keywords:
         return None
     if isinstance(rngs, Mapping):

@@ -57,6 +57,7 @@ class Partition:
         """Put the held leaves back beside `params` of the same shapes; dtypes may differ."""
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(paths.repack(params, self.like))]
         if shapes != [leaf.shape for leaf in jax.tree.leaves(self.like)]:
+            # This raises, and names what differs by path.
             paths.require_same(self.like, params)
         return self.merge(params)
 
@@ -90,13 +91,13 @@ def partition(tree: PyTree, trainable: Trainable, *, check: bool) -> tuple[PyTre
             do="Pass the initialised parameters, or a `trainable=` that selects some of them.",
         )
     # Two trees of the same structure, with None where a leaf belongs to the other one.
-    moving: list[PyTree] = []
+    trained: list[PyTree] = []
     held: list[PyTree] = []
     for leaf, is_trainable in zip(leaves.values(), mask, strict=True):
-        moving.append(parameters.as_jax(leaf) if is_trainable else None)
+        trained.append(parameters.as_jax(leaf) if is_trainable else None)
         held.append(None if is_trainable else leaf)
     structure = jax.tree.structure(tree)
-    params = _without_empty_entries(jax.tree.unflatten(structure, moving))
+    params = _without_empty_entries(jax.tree.unflatten(structure, trained))
 
     parameters.require_real(params)
     parameters.require_live(params)

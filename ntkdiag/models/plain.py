@@ -27,8 +27,9 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
     _require_parameters(request)
     _require_nothing_of_a_model(request)
     tree = jax.tree.map(_float_as_array, request.variables)
+    # `part` keeps the leaves that are held fixed, and puts them back beside params.
     params, part = partition(tree, request.trainable, check=request.check)
-    request = request.without_variables()
+    request = request.without_variables()  # the function must not keep the parameters alive
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         full_params = part.merge(params)

@@ -60,13 +60,14 @@ def how_to_switch_off(held_switches: Mapping[str, bool], flags: Mapping[str, boo
         switch = f"Make the model with {_written(opposite)}"
     else:
         switch = "Its switch is none of those that ntkdiag sets: make the model with it off"
-    # The keyword argument that may switch it off, by the name the model has for it if we know that.
-    by_name = {"deterministic": False}
+    # Keyword arguments that may switch it off, with the values that leave it on: those of this
+    # model, the switches it holds, or where neither is known the most usual name.
+    left_on = {"deterministic": False}
     if held_switches:
-        by_name = {path.split(".")[-1]: value for path, value in held_switches.items()}
+        left_on = {path.split(".")[-1]: value for path, value in held_switches.items()}
     if flags:
-        by_name = dict(flags)
-    call_kwargs = ", ".join(f'"{name}": {not value}' for name, value in by_name.items())
+        left_on = dict(flags)
+    call_kwargs = ", ".join(f'"{name}": {not value}' for name, value in left_on.items())
     return (
         f"{switch}, or pass call_kwargs={{{call_kwargs}}} if it is an argument of the call. For a "
         'kernel with dropout on, choose mode="dropout".'
@@ -94,7 +95,10 @@ def contradicting(owner: Mapping[str, object], in_mode: Mapping[str, bool]) -> d
 def _contradicting_in(
     path: str, config: object, in_mode: Mapping[str, bool], depth: int
 ) -> dict[str, bool]:
-    """The same for one object that may be a config, and the configs in it."""
+    """Switches that are not as the mode has them, in what may be a config and the configs in it.
+
+    `path` leads to the object; `depth` is how many configs deep to look, this one included.
+    """
     switches: dict[str, bool] = {}
     for name, value in _attributes_of(config).items():
         inner_path = f"{path}.{name}"

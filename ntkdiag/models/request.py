@@ -143,7 +143,7 @@ class ModelRequest:
         """The method of a model (or of a copy of it) that is to be called."""
         method = self.method or "__call__"
         if not isinstance(method, str):
-            return functools.partial(method, model)
+            return functools.partial(method, model)  # a function of the model, not yet bound to it
         bound = getattr(model, method, None)
         if bound is None:
             raise errors.InvalidInputError(

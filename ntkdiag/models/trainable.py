@@ -94,7 +94,7 @@ def _chosen_by_globs(leaves: Mapping[str, PyTree], globs: Sequence[str]) -> set[
 
 def _as_regex(glob: str) -> re.Pattern[str]:
     """`*` stays within one part of a path, `**` spans any number of parts, also none."""
-    parts = _GLOB_PARTS.split(glob)
+    parts = _GLOB_PARTS.split(glob)  # the signs of a glob, and the plain text between them
     return re.compile("".join(_REGEX_OF_GLOB.get(part, re.escape(part)) for part in parts))
 
 
