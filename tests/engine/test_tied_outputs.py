@@ -91,6 +91,12 @@ def test_in_tiles(name, columns, jacobians):
     assert relative_error(kernel, expected(jacobians, TIES[name][2], columns)) < 1e-12
 
 
+def test_a_plan_in_tiles_is_not_kept_for_calls_without():
+    cut = make_plan(task_of("full", columns=False, most_examples=3), None)
+    assert not cut.blocks.one_tile
+    assert make_plan(task_of("full", columns=False), None).blocks.one_tile
+
+
 @pytest.mark.parametrize("name", ["one traced", "one of each", "all traced", "full"])
 def test_inside_a_trace_at_other_arrays(name, jacobians):
     task = task_of(name, columns=False)

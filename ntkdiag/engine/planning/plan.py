@@ -265,7 +265,8 @@ def _key(task: Task) -> tuple:
     tile = task.tile(task.rows.n, 0 if task.columns is None else task.m)
     sums = task.gram.n_groups, task.is_plain_sum
     name = task.reduction.name
-    return "plan", keys, name, shape, tile, task.dtype, shape_of_groups, sums, Machine.here()
+    cut = task.call.options.most_examples
+    return "plan", keys, name, shape, tile, task.dtype, shape_of_groups, sums, cut, Machine.here()
 
 
 def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
