@@ -1,10 +1,10 @@
 """`trace_axes` and `diagonal_axes`: which output axes are tied, and how a kernel is laid out.
 
-Every axis of a kernel has a label. Those of f(x1) are labelled 0, 1, ...; an axis of f(x2) that is
-tied shares the label of its partner, any other is numbered on. With f(x1) [n a b], f(x2) [m c b']
-and b traced:
+Every axis of a kernel has a label, and in the kernel they stand in ascending order. Axis k of f(x1)
+is labelled 2 k, axis k of f(x2) 2 k + 1; a tied axis of f(x2) shares the label of its partner. With
+f(x1) [n a b], f(x2) [m c b'] and b traced:
 
-    labels1 = 0 1 2      labels2 = 3 4 2      labels = 0 3 1 4: the kernel is [n m a c]
+    labels1 = 0 2 4      labels2 = 1 3 4      labels = 0 1 2 3: the kernel is [n m a c]
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.tied_outputs import Pairs
+from ntkdiag.kernel.tied_outputs import Pairs, TiedOutputs
 
 AxesLike: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[int, ...]
@@ -25,56 +25,37 @@ KernelArray: TypeAlias = Float[Array | np.ndarray, "..."]
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelAxes:
-    """The axes of a kernel between two outputs: `zip(shape1, shape2)` with pairs of axes tied.
+class KernelAxes(TiedOutputs):
+    """The axes of a kernel between two outputs: `zip(rows, columns)` with pairs of axes tied.
 
-    Attributes:
-        shape1: Shape of f(x1).
-        shape2: Shape of f(x2).
-        traced: Pairs of axes (of shape1, of shape2) averaged over.
-        diagonal: Pairs of axes that appear once.
+    The shapes are those of f(x1) and f(x2) here, with the axes of their examples.
     """
-
-    shape1: Shape
-    shape2: Shape
-    traced: Pairs
-    diagonal: Pairs
 
     @property
     def labels1(self) -> list[int]:
         """Labels of the axes of f(x1)."""
-        return list(range(len(self.shape1)))
+        return [2 * axis for axis in range(len(self.rows))]
 
     @property
     def labels2(self) -> list[int]:
         """Labels of the axes of f(x2)."""
-        partners = {column: row for row, column in self.traced + self.diagonal}
-        n1 = len(self.shape1)
-        return [partners.get(axis, n1 + axis) for axis in range(len(self.shape2))]
+        partners = {column: 2 * row for row, column in self.traced + self.diagonal}
+        return [partners.get(axis, 2 * axis + 1) for axis in range(len(self.columns))]
 
     @property
     def traced_labels(self) -> set[int]:
         """Labels that are averaged over."""
-        return {row for row, _ in self.traced}
-
-    @property
-    def sizes(self) -> dict[int, int]:
-        """Length of the axis of every label."""
-        columns = dict(zip(self.labels2, self.shape2, strict=True))
-        return columns | dict(zip(self.labels1, self.shape1, strict=True))
+        return {2 * row for row, _ in self.traced}
 
     @property
     def labels(self) -> list[int]:
         """Labels of the kernel: rows and columns in turn, diagonal axes once, no traced ones."""
-        n1 = len(self.shape1)
-        order = []
-        for axis in range(max(n1, len(self.shape2))):
-            if axis < n1 and axis not in self.traced_labels:
-                order.append(axis)
-            # A label of f(x1) among those of f(x2) is that of a tied axis: it stands there already.
-            if axis < len(self.shape2) and self.labels2[axis] >= n1:
-                order.append(self.labels2[axis])
-        return order
+        return sorted({*self.labels1, *self.labels2} - self.traced_labels)
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Length of the axis of every label."""
+        return dict(zip(self.labels1 + self.labels2, self.rows + self.columns, strict=True))
 
     @property
     def shape(self) -> Shape:
@@ -84,12 +65,7 @@ class KernelAxes:
     @property
     def denominator(self) -> int:
         """How many entries a traced one is the mean of."""
-        return math.prod(self.shape1[row] for row, _ in self.traced)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether an output has no entries."""
-        return 0 in self.shape1 or 0 in self.shape2
+        return math.prod(self.rows[row] for row, _ in self.traced)
 
     def laid_out(self, array: KernelArray, labels: list[int]) -> KernelArray:
         """Products of Jacobians with axes of these labels, as the kernel.
@@ -97,15 +73,8 @@ class KernelAxes:
         A tied label may stand there once, twice, or have been summed over already.
         """
         array = array.reshape([self.sizes[label] for label in labels])
-        # einsum takes few letters: labels are numbered anew.
-        letters = {label: k for k, label in enumerate(dict.fromkeys(labels))}
         einsum = np.einsum if isinstance(array, np.ndarray) else jnp.einsum
-        ordered = einsum(
-            array,
-            [letters[label] for label in labels],
-            [letters[label] for label in self.labels],
-        )
-        return ordered / self.denominator
+        return einsum(array, labels, self.labels) / self.denominator
 
 
 def read_axes(
@@ -117,11 +86,10 @@ def read_axes(
         InvalidInputError: An axis is out of range, both traced and diagonal, of different lengths
             on x1 and x2, or a negative axis that turns out to be the examples.
     """
-    # Rows and columns are canonicalised by themselves: -1 is the last axis of each.
-    traced = [_canonical(trace_axes, "trace_axes", s, output) for s in (shape1, shape2)]
-    diagonal = [_canonical(diagonal_axes, "diagonal_axes", s, output) for s in (shape1, shape2)]
+    traced = _pairs(trace_axes, "trace_axes", shape1, shape2, output)
+    diagonal = _pairs(diagonal_axes, "diagonal_axes", shape1, shape2, output)
     for side, shape in enumerate((shape1, shape2)):
-        common = set(traced[side]) & set(diagonal[side])
+        common = {pair[side] for pair in traced} & {pair[side] for pair in diagonal}
         if common:
             raise errors.InvalidInputError(
                 expected="`trace_axes` and `diagonal_axes` without an axis in common",
@@ -129,18 +97,19 @@ def read_axes(
                 do="A traced axis is gone, a diagonal one appears once: choose. trace_axes is "
                 "(-1,) unless given.",
             )
-    return KernelAxes(
-        shape1,
-        shape2,
-        _pairs(traced, "trace_axes", shape1, shape2, output),
-        _pairs(diagonal, "diagonal_axes", shape1, shape2, output),
-    )
+    return KernelAxes(shape1, shape2, traced, diagonal)
 
 
 def _canonical(axes: AxesLike, name: str, shape: Shape, output: str) -> list[int]:
-    """Distinct non-negative axes, sorted."""
-    numbers = _integers(axes, name)
-    for axis in numbers:
+    """One axis or several as distinct non-negative integers, sorted."""
+    listed: list[Any] = list(axes) if isinstance(axes, tuple | list) else [axes]
+    for axis in listed:
+        if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+            raise errors.InvalidInputError(
+                expected=f"`{name}` as an integer or a tuple of integers",
+                got=repr(axes),
+                do="They are axes of the outputs of f.",
+            )
         if not -len(shape) <= axis < len(shape):
             raise errors.InvalidInputError(
                 expected=f"`{name}` among the {len(shape)} axes of the output{output} of shape "
@@ -155,25 +124,13 @@ def _canonical(axes: AxesLike, name: str, shape: Shape, output: str) -> list[int
                 "first",
                 do=f"Pass {name}=() for a kernel [N N], or {name}=(0,) if you mean the first axis.",
             )
-    return sorted({axis % len(shape) for axis in numbers})
+    return sorted({int(axis) % len(shape) for axis in listed})
 
 
-def _integers(axes: AxesLike, name: str) -> list[int]:
-    """One integer or several, as a list."""
-    listed: list[Any] = list(axes) if isinstance(axes, tuple | list) else [axes]
-    for axis in listed:
-        if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-            raise errors.InvalidInputError(
-                expected=f"`{name}` as an integer or a tuple of integers",
-                got=repr(axes),
-                do="They are axes of the outputs of f.",
-            )
-    return [int(axis) for axis in listed]
-
-
-def _pairs(axes: list[list[int]], name: str, shape1: Shape, shape2: Shape, output: str) -> Pairs:
-    """Axes of the rows with their partners among the columns."""
-    rows, columns = axes
+def _pairs(axes: AxesLike, name: str, shape1: Shape, shape2: Shape, output: str) -> Pairs:
+    """Axes of the rows with their partners among the columns; -1 is the last axis of each."""
+    rows = _canonical(axes, name, shape1, output)
+    columns = _canonical(axes, name, shape2, output)
     if len(rows) != len(columns):
         raise errors.InvalidInputError(
             expected=f"`{name}` that name as many axes of both outputs",

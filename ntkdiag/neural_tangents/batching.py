@@ -1,5 +1,6 @@
 """`batch`: the same kernel in tiles, over several devices, or on the host."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,11 @@ def batch(
     _require_integer("batch_size", batch_size, 0, None)
     _require_integer("device_count", device_count, -1, available)
     devices = available if device_count == -1 else max(1, device_count)
-    return function.changed(tile=batch_size or None, devices=devices, on_host=not store_on_device)
+    settings = {"tile": batch_size or None, "devices": devices, "on_host": not store_on_device}
+    if isinstance(function, KernelFunction):
+        return dataclasses.replace(function, **settings)
+    nngp = dataclasses.replace(function.nngp, **settings)
+    return EmpiricalKernelFunction(nngp, dataclasses.replace(function.ntk, **settings))
 
 
 def _require_integer(name: str, value: Any, least: int, most: int | None) -> None:

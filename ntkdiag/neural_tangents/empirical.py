@@ -16,7 +16,7 @@ from ntkdiag import errors
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.neural_tangents.axes import AxesLike
 from ntkdiag.neural_tangents.examples import VmapAxes
-from ntkdiag.neural_tangents.kernel_function import KernelFunction, Request
+from ntkdiag.neural_tangents.kernel_function import KernelFunction
 
 _NAMES = ("nngp", "ntk")
 
@@ -76,9 +76,7 @@ def empirical_ntk_fn(
             it is found out whether examples stand along the leading axes and do not interact;
             otherwise the batch is differentiated as a whole.
         implementation: Accepted and of no consequence: every `NtkImplementation` is this kernel.
-        _j_rules: Accepted and ignored.
-        _s_rules: Accepted and ignored.
-        _fwd: Accepted and ignored.
+            `_j_rules`, `_s_rules` and `_fwd`, internal switches, are accepted and ignored too.
         cross_terms: Also the kernels between different outputs: a tree of trees.
         check: Evaluate f on the first call to see whether examples interact, and refuse the
             variables of a Flax module.
@@ -105,7 +103,7 @@ def empirical_ntk_fn(
     _check_implementation(implementation)
     if not (_j_rules is None and _s_rules is None and _fwd is None):
         _warn_about_switches()
-    request = Request(
+    return KernelFunction(
         kernel="ntk",
         f=f,
         trace_axes=trace_axes,
@@ -115,7 +113,6 @@ def empirical_ntk_fn(
         check=check,
         memory=memory,
     )
-    return KernelFunction(request)
 
 
 @errors.public
@@ -147,7 +144,7 @@ def empirical_nngp_fn(
         >>> empirical_nngp_fn(lambda w, x: x @ w)(x, None, jnp.eye(2)).tolist()
         [[2.5, 5.5], [5.5, 12.5]]
     """
-    return KernelFunction(Request("nngp", f, trace_axes, diagonal_axes, cross_terms=cross_terms))
+    return KernelFunction("nngp", f, trace_axes, diagonal_axes, cross_terms=cross_terms)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,32 +168,12 @@ class EmpiricalKernelFunction:
         params: PyTree,
         **apply_fn_kwargs: Any,
     ) -> PyTree:
-        """The kernels asked for.
-
-        Args:
-            x1: Row inputs.
-            x2: Column inputs; None stands for x1.
-            get: "nngp", "ntk", a tuple of them, or None for ("nngp", "ntk"). Static under
-                `jax.jit`.
-            params: Parameters.
-            **apply_fn_kwargs: Handed to f; see `empirical_ntk_fn`.
-
-        Returns:
-            For every output of f the kernel, if `get` is a string, or else a namedtuple
-            `EmpiricalKernel` of kernels in the order asked for.
-
-        Raises:
-            InvalidInputError: `get` is none of these.
-        """
+        """The kernels asked for, as `empirical_kernel_fn` says."""
         names = _read_get(get)
         kernels = [getattr(self, name)(x1, x2, params, **apply_fn_kwargs) for name in names]
         if isinstance(get, str):
             return kernels[0]
         return jax.tree.map(_empirical_kernel(names), *kernels)
-
-    def changed(self, **changes: Any) -> "EmpiricalKernelFunction":
-        """The same kernels computed with other means: fields of the requests."""
-        return EmpiricalKernelFunction(self.nngp.changed(**changes), self.ntk.changed(**changes))
 
 
 @errors.public
@@ -220,14 +197,16 @@ def empirical_kernel_fn(
         trace_axes: As for `empirical_ntk_fn`.
         diagonal_axes: As for `empirical_ntk_fn`.
         vmap_axes: As for `empirical_ntk_fn`; for the NTK.
-        implementation: As for `empirical_ntk_fn`.
-        _j_rules: Accepted and ignored.
-        _s_rules: Accepted and ignored.
-        _fwd: Accepted and ignored.
+        implementation: As for `empirical_ntk_fn`, and `_j_rules`, `_s_rules`, `_fwd` beside it.
         **options: `cross_terms`, `check` and `memory` of `empirical_ntk_fn`.
 
     Returns:
-        `kernel_fn(x1, x2, get, params, **kwargs)`.
+        `kernel_fn(x1, x2, get, params, **kwargs)`; `get` is "nngp", "ntk", a tuple of them, or None
+        for both, and static under `jax.jit`. A string gives for every output of f the kernel,
+        anything else a namedtuple `EmpiricalKernel` in the order asked for.
+
+    Raises:
+        InvalidInputError: As `empirical_ntk_fn`; from `kernel_fn`, also for another `get`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -238,7 +217,7 @@ def empirical_kernel_fn(
     ntk = empirical_ntk_fn(
         f, trace_axes, diagonal_axes, vmap_axes, implementation, _j_rules, _s_rules, _fwd, **options
     )
-    nngp = empirical_nngp_fn(f, trace_axes, diagonal_axes, cross_terms=ntk.request.cross_terms)
+    nngp = empirical_nngp_fn(f, trace_axes, diagonal_axes, cross_terms=ntk.cross_terms)
     return EmpiricalKernelFunction(nngp, ntk)
 
 
@@ -265,9 +244,8 @@ def _empirical_kernel(names: tuple[str, ...]) -> Callable[..., tuple]:
 
 def _check_implementation(implementation: Any) -> None:
     """Refuse what is no implementation and no number of one."""
-    is_number = isinstance(implementation, int | np.integer) and not isinstance(
-        implementation, bool
-    )
+    is_flag = isinstance(implementation, bool)
+    is_number = isinstance(implementation, int | np.integer) and not is_flag
     if not is_number or implementation not in list(NtkImplementation):
         raise errors.InvalidInputError(
             expected="an `NtkImplementation` or its number, 0 to 3",

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, PyTree, Shaped
 
 from ntkdiag import errors
+from ntkdiag.engine.calls import keywords
 
 # Arrays with the example axis in front, and those that all examples share.
 # _n, because one function may take and return batches of different lengths.
@@ -64,24 +65,21 @@ class Cut:
     """How x and the keyword arguments of one side are cut into examples.
 
     Attributes:
-        structure: Of (x, kwargs).
+        fixed: The arguments without their arrays.
         axes: For every array the axis of its examples, None where they share it.
-        constants: Number -> leaf, of the leaves that are no arrays.
         is_whole: Whether the whole batch counts as one example.
         n: Number of examples.
     """
 
-    structure: Any
+    fixed: keywords.Fixed
     axes: tuple[int | None, ...]
-    constants: tuple[tuple[int, Any], ...]
     is_whole: bool
     n: int = dataclasses.field(compare=False)
 
     def split(self, x: PyTree, kwargs: dict[str, Any]) -> Examples:
         """Arguments -> arrays of the examples, and those that are shared."""
         mapped, shared = [], []
-        arrays = [leaf for leaf in self.structure.flatten_up_to((x, kwargs)) if is_array(leaf)]
-        for axis, leaf in zip(self.axes, arrays, strict=True):
+        for axis, leaf in zip(self.axes, keywords.arrays((x, kwargs)), strict=True):
             if axis is None:
                 shared.append(leaf)
             elif self.is_whole:
@@ -102,9 +100,8 @@ class Cut:
                 leaves.append(next(of_examples)[0])
             else:
                 leaves.append(jnp.moveaxis(next(of_examples), 0, axis))
-        for number, constant in self.constants:  # in ascending order
-            leaves.insert(number, constant)
-        return jax.tree.unflatten(self.structure, leaves)
+        arguments = self.fixed.fill(leaves)
+        return arguments["inputs"], arguments["keywords"]
 
     def applied(self, f: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """f as a function of parameters, examples and what they share."""
@@ -126,11 +123,15 @@ class Cut:
         return of_examples
 
 
+def _without_arrays(x: PyTree, kwargs: dict[str, Any]) -> keywords.Fixed:
+    return keywords.Fixed.of({"inputs": x, "keywords": kwargs})
+
+
 def cut_whole(x: PyTree, kwargs: dict[str, Any]) -> Cut:
     """The batch as one example: the arrays of x are its inputs, those of kwargs are shared."""
-    of_x = [0] * len(jax.tree.leaves(x))
-    of_kwargs = [None] * len(jax.tree.leaves(kwargs))
-    return _cut(x, kwargs, [*of_x, *of_kwargs], is_whole=True, n=1)
+    of_x = [0] * len(keywords.arrays(x))
+    of_kwargs = [None] * len(keywords.arrays(kwargs))
+    return Cut(_without_arrays(x, kwargs), (*of_x, *of_kwargs), is_whole=True, n=1)
 
 
 def cut_examples(x: PyTree, kwargs: dict[str, Any], axes: VmapAxes, name: str) -> Cut:
@@ -141,8 +142,10 @@ def cut_examples(x: PyTree, kwargs: dict[str, Any], axes: VmapAxes, name: str) -
             passed, or have different lengths.
     """
     of_leaves = axes_of_leaves(axes.inputs, x, name) + _axes_of_kwargs(kwargs, axes.kwargs)
-    lengths, shown = set(), []
+    of_arrays, lengths, shown = [], set(), []
     for axis, leaf in zip(of_leaves, jax.tree.leaves((x, kwargs)), strict=True):
+        if keywords.arrays(leaf):
+            of_arrays.append(axis)
         if axis is not None:
             lengths.add(leaf.shape[axis])
             shown.append(f"axis {axis} of shape {tuple(leaf.shape)}")
@@ -154,26 +157,7 @@ def cut_examples(x: PyTree, kwargs: dict[str, Any], axes: VmapAxes, name: str) -
             do="Keyword arguments per example for x1 and x2 go in as a pair, such as "
             "pattern=(pattern1, pattern2).",
         )
-    return _cut(x, kwargs, of_leaves, is_whole=False, n=lengths.pop())
-
-
-def _cut(
-    x: PyTree, kwargs: dict[str, Any], axes: list[int | None], *, is_whole: bool, n: int
-) -> Cut:
-    """A cut from the axes of all leaves, those included that are no arrays."""
-    leaves, structure = jax.tree.flatten((x, kwargs))
-    of_arrays, constants = [], []
-    for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
-        if is_array(leaf):
-            of_arrays.append(axis)
-        else:
-            constants.append((number, leaf))
-    return Cut(structure, tuple(of_arrays), tuple(constants), is_whole, n)
-
-
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array, a tracer or the shape of one."""
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    return Cut(_without_arrays(x, kwargs), tuple(of_arrays), is_whole=False, n=lengths.pop())
 
 
 def _axes_of_kwargs(kwargs: dict[str, Any], axes: Any) -> list[int | None]:

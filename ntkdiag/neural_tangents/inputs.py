@@ -11,14 +11,6 @@ from ntkdiag import errors
 from ntkdiag.engine.calls.arguments import check_params
 
 
-def is_none(x2: PyTree) -> bool:
-    """Whether x2 stands for x1: None, or a tree of nothing else."""
-    if x2 is None:
-        return True
-    nones = jax.tree.leaves(x2, is_leaf=lambda node: node is None)
-    return not jax.tree.leaves(x2) and bool(nones)
-
-
 def as_arrays(tree: PyTree) -> PyTree:
     """numpy arrays and Python floats become JAX arrays; anything else is left as it is."""
     convert = lambda leaf: (
@@ -39,15 +31,7 @@ def widen(tree: PyTree) -> PyTree:
 
 
 def check_parameters(params: PyTree, *, check: bool) -> None:
-    """Real floating-point arrays, and not the variables of a Flax module.
-
-    Args:
-        params: Parameters.
-        check: Whether variables of Flax are refused.
-
-    Raises:
-        InvalidInputError: A leaf cannot be differentiated, or statistics stand beside "params".
-    """
+    """Refuse what cannot be differentiated, and with `check` the variables of a Flax module."""
     check_params(params, finite=False)
     if check and isinstance(params, Mapping) and "params" in params and len(params) > 1:
         others = ", ".join(sorted(repr(str(name)) for name in params if name != "params"))
@@ -61,14 +45,7 @@ def check_parameters(params: PyTree, *, check: bool) -> None:
 
 
 def check_outputs(outputs: PyTree) -> None:
-    """Real floating-point outputs, at least one.
-
-    Args:
-        outputs: Shapes of what f returns.
-
-    Raises:
-        InvalidInputError: An output is complex, integer, or there is none.
-    """
+    """Refuse outputs that are complex or integers, and an f without any."""
     leaves = jax.tree_util.tree_leaves_with_path(outputs)
     if not leaves:
         raise errors.InvalidInputError(
@@ -88,29 +65,18 @@ def check_outputs(outputs: PyTree) -> None:
 
 
 def check_same_structure(outputs1: PyTree, outputs2: PyTree) -> None:
-    """f(x1) and f(x2) have the same tree, and every output the same number of axes.
-
-    Args:
-        outputs1: Shapes of f(x1).
-        outputs2: Shapes of f(x2).
-
-    Raises:
-        InvalidInputError: They do not.
-    """
+    """Refuse f(x1) and f(x2) of different trees, or with outputs of different numbers of axes."""
     tree1, tree2 = jax.tree.structure(outputs1), jax.tree.structure(outputs2)
-    ndims1, ndims2 = (
-        [leaf.ndim for leaf in jax.tree.leaves(tree)] for tree in (outputs1, outputs2)
+    shapes1 = [tuple(leaf.shape) for leaf in jax.tree.leaves(outputs1)]
+    shapes2 = [tuple(leaf.shape) for leaf in jax.tree.leaves(outputs2)]
+    n_axes1, n_axes2 = list(map(len, shapes1)), list(map(len, shapes2))
+    if tree1 == tree2 and n_axes1 == n_axes2:
+        return
+    raise errors.InvalidInputError(
+        expected="f(x1) and f(x2) with the same outputs and the same numbers of axes",
+        got=f"{tree1} of shapes {shapes1} and {tree2} of shapes {shapes2}",
+        do="The kernel has the shape zip(f(x1).shape, f(x2).shape).",
     )
-    if tree1 != tree2 or ndims1 != ndims2:
-        shapes = [
-            str([tuple(leaf.shape) for leaf in jax.tree.leaves(tree)])
-            for tree in (outputs1, outputs2)
-        ]
-        raise errors.InvalidInputError(
-            expected="f(x1) and f(x2) with the same outputs and the same numbers of axes",
-            got=f"{tree1} of shapes {shapes[0]} and {tree2} of shapes {shapes[1]}",
-            do="The kernel has the shape zip(f(x1).shape, f(x2).shape).",
-        )
 
 
 def output_name(path: tuple) -> str:

@@ -45,9 +45,8 @@ class NTK:
     Attributes:
         axes: Its axes.
         rows: The output on x1: `(params, mapped, shared) -> [n ...]`.
-        columns: The output on x2.
+        columns: The output on x2; the very function `rows` where both are cut alike.
         examples: Labels of the example axes of rows and columns; empty for whole batches.
-        symmetric: Whether the columns are the rows where x2 is x1.
         memory: Budget as the user gave it.
         tile: Most examples of a tile; None for as many as fit.
     """
@@ -56,39 +55,22 @@ class NTK:
     rows: Callable[..., Array]
     columns: Callable[..., Array]
     examples: tuple[int, ...]
-    symmetric: bool
     memory: Memory | None
     tile: int | None
 
-    @staticmethod
-    def of(
-        f: Callable[..., PyTree],
-        axes: KernelAxes,
-        outputs: Outputs,
-        route: Route,
-        memory: Memory | None,
-        tile: int | None,
-    ) -> "NTK":
-        """The kernel between two outputs of f, by their numbers."""
-        i, j = outputs
-        axis_i, axis_j = (None, None) if route.axes is None else (route.axes[i], route.axes[j])
-        rows = route.rows.output(f, i, axis_i)
-        columns = rows
-        if i != j or route.rows != route.columns:
-            columns = route.columns.output(f, j, axis_j)
-        examples = ()
-        if axis_i is not None and axis_j is not None:
-            examples = axes.labels1[axis_i], axes.labels2[axis_j]
-        return NTK(axes, rows, columns, examples, i == j, memory, tile)
-
     def __call__(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
         """The kernel, on the host where it takes several tiles; `columns` are None for x1."""
-        if columns is None and not self.symmetric:
+        if 0 in self.axes.rows + self.axes.columns or not _count(params):
+            dtype = _jax.at_least_float32(jax.eval_shape(self.rows, params, *rows).dtype)
+            # The mean over no output at all is NaN, as in numpy.
+            return jnp.zeros(self.axes.shape, dtype) / jnp.asarray(self.axes.denominator, dtype)
+        if columns is None and self.columns is not self.rows:
             columns = rows
+        sides = [rows] if columns is None else [rows, columns]
         if self.is_of_partners:
-            kernel = self._of_partners(params, rows, columns)
+            kernel = self._of_partners(params, sides)
         else:
-            kernel = kernel_array(self._call(params, rows, columns))
+            kernel = kernel_array(self._call(params, *sides))
         # On the host it stays there.
         return self._lay_out(kernel) if isinstance(kernel, np.ndarray) else self._laid_out(kernel)
 
@@ -123,7 +105,7 @@ class NTK:
             labels2.remove(self.examples[1])
         return labels1, labels2
 
-    def _call(self, params: PyTree, rows: Examples, columns: Examples | None) -> Call:
+    def _call(self, params: PyTree, rows: Examples, columns: Examples | None = None) -> Call:
         """The call of the engine."""
         options = Options(
             reduction=self.ties,
@@ -138,34 +120,33 @@ class NTK:
         of_rows = Batch(self.rows, rows[0], {"shared": rows[1]})
         return Call(params, of_rows, of_columns, Preconditioner("none", None), options)
 
-    def _of_partners(self, params: PyTree, rows: Examples, columns: Examples | None) -> KernelArray:
+    def _of_partners(self, params: PyTree, sides: list[Examples]) -> KernelArray:
         """The kernel of every example with its partner: [n *free of x1 *free of x2 *diagonal]."""
-        first = self._call(params, _first(rows), None if columns is None else _first(columns))
-        task = Task.of(first, *trace(first))
-        n = rows[0][0].shape[0]
+        first = [([leaf[:1] for leaf in mapped], shared) for mapped, shared in sides]
+        call = self._call(params, *first)
+        task = Task.of(call, *trace(call))
+        n = sides[0][0][0].shape[0]
         if task.traced:  # a part of the caller's program
-            return self._pair_by_pair(params, rows, columns, n)
+            return self._pair_by_pair(params, sides, n)
         budget = budgets.budget(self.memory)
         fitting = budget // max(1, make_plan(task, budget).peak_bytes)
         at_a_time = max(1, min(n, fitting, self.tile or n))
-        return self._compiled_pair_by_pair(params, rows, columns, at_a_time)
+        return self._compiled_pair_by_pair(params, sides, at_a_time)
 
     @functools.cached_property
     def _compiled_pair_by_pair(self) -> Callable[..., KernelArray]:
         # The options for programs with reductions are right for any.
         options = _jax.compiler_options(reduces=True)
-        return jax.jit(self._pair_by_pair, static_argnums=3, compiler_options=options)
+        return jax.jit(self._pair_by_pair, static_argnums=2, compiler_options=options)
 
-    def _pair_by_pair(
-        self, params: PyTree, rows: Examples, columns: Examples | None, at_a_time: int
-    ) -> KernelArray:
+    def _pair_by_pair(self, params: PyTree, sides: list[Examples], at_a_time: int) -> KernelArray:
+        shared = [of_side[1] for of_side in sides]
+
         def of_pair(pair: list[list[Array]]) -> KernelArray:
-            row, *column = jax.tree.map(lambda leaf: leaf[None], pair)
-            of_columns = (column[0], columns[1]) if columns is not None else None
-            return kernel_array(self._call(params, (row, rows[1]), of_columns))
+            batches_of_one = jax.tree.map(lambda leaf: leaf[None], pair)
+            return kernel_array(self._call(params, *zip(batches_of_one, shared, strict=True)))
 
-        pairs = [rows[0]] if columns is None else [rows[0], columns[0]]
-        return jax.lax.map(of_pair, pairs, batch_size=at_a_time)
+        return jax.lax.map(of_pair, [of_side[0] for of_side in sides], batch_size=at_a_time)
 
     @functools.cached_property
     def _laid_out(self) -> Callable[[Array], Array]:
@@ -183,9 +164,9 @@ class NTK:
         return self.axes.laid_out(kernel, [*rows, *free1, *columns, *free2, *diagonal])
 
 
-def _first(examples: Examples) -> Examples:
-    """The first example, and what all share."""
-    return [leaf[:1] for leaf in examples[0]], examples[1]
+def _count(params: PyTree) -> int:
+    """How many parameters there are."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def ntks(
@@ -196,7 +177,17 @@ def ntks(
     tile: int | None,
 ) -> Callable[..., list[KernelArray]]:
     """The function of parameters, row and column examples that computes the NTK of every pair."""
-    kernels = [NTK.of(f, own, outputs, route, memory, tile) for outputs, own in axes.items()]
+    kernels = []
+    for (i, j), own in axes.items():
+        axis_i, axis_j = (None, None) if route.axes is None else (route.axes[i], route.axes[j])
+        rows = route.rows.output(f, i, axis_i)
+        columns = rows
+        if i != j or route.rows != route.columns:
+            columns = route.columns.output(f, j, axis_j)
+        examples = ()
+        if axis_i is not None and axis_j is not None:
+            examples = own.labels1[axis_i], own.labels2[axis_j]
+        kernels.append(NTK(own, rows, columns, examples, memory, tile))
 
     def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[KernelArray]:
         return [kernel(params, rows, columns) for kernel in kernels]
@@ -206,18 +197,18 @@ def ntks(
 
 def nngps(
     f: Callable[..., PyTree], axes: dict[Outputs, KernelAxes], route: Route
-) -> Callable[..., list[Array]]:
+) -> Callable[..., list[KernelArray]]:
     """The same for the NNGP, f(x1) f(x2)^T; f is evaluated once for each."""
     of_rows, of_columns = route.rows.applied(f), route.columns.applied(f)
 
     @functools.partial(jax.jit, compiler_options=_jax.compiler_options(reduces=False))
-    def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[Array]:
+    def compute(params: PyTree, rows: Examples, columns: Examples | None) -> list[KernelArray]:
         with jax.default_matmul_precision("highest"):
             outputs1 = jax.tree.leaves(of_rows(params, *rows))
             outputs2 = outputs1
             if columns is not None:
                 outputs2 = jax.tree.leaves(of_columns(params, *columns))
-            products = []
+            products: list[KernelArray] = []
             for (i, j), own in axes.items():
                 operands = outputs1[i], own.labels1, outputs2[j], own.labels2, own.labels
                 products.append(jnp.einsum(*operands) / own.denominator)

@@ -5,7 +5,6 @@ if it accepts one of them, that is meant; if it accepts both, `PerInput` or `Sha
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +17,7 @@ from jaxtyping import Array, Bool, PyTree
 from ntkdiag import errors
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["first", "second"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PerInput:
     """A keyword argument with one value for x1 and another for x2.
@@ -34,7 +31,7 @@ class PerInput:
     second: Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """A keyword argument that is the same for x1 and x2, also where it is a pair.
@@ -134,9 +131,9 @@ def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array, Array] | tuple[N
     """
     if rng is None:
         return None, None
-    if isinstance(rng, tuple | list) and len(rng) == 2 and all(_is_key(key) for key in rng):
+    if isinstance(rng, tuple | list) and len(rng) == 2 and all(is_key(key) for key in rng):
         return jnp.asarray(rng[0]), jnp.asarray(rng[0] if x2 is None else rng[1])
-    if not _is_key(rng):
+    if not is_key(rng):
         dtype = getattr(rng, "dtype", None)
         of_dtype = "" if dtype is None else f" of dtype {dtype}"
         raise errors.InvalidInputError(
@@ -147,50 +144,35 @@ def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array, Array] | tuple[N
     key = jnp.asarray(rng)
     if x2 is None or x1 is x2:
         return key, key
-    if not _alike(x1, x2):
-        return key, _folded(key)
-    return key, _key_of_columns(key, x1, x2)
+    # Of a batch of keys another one each.
+    folded = each_key(lambda key: jax.random.fold_in(key, 1), key)
+    return key, jnp.where(_are_equal(x1, x2), key, folded)
 
 
-def _is_key(value: Any) -> bool:
+def is_key(value: Any) -> bool:
     """Whether a value is a key, of the new or the old kind, or a batch of them."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return False
-    of_old_kind = dtype == np.uint32 and np.ndim(value) in (1, 2)
+    of_old_kind = dtype == np.uint32 and np.ndim(value) in (1, 2) and value.shape[-1] == 2
     return jnp.issubdtype(dtype, jax.dtypes.prng_key) or of_old_kind
 
 
-def _alike(x1: PyTree, x2: PyTree) -> bool:
-    """Whether two trees have the same structure, shapes and dtypes."""
-    kinds = []
-    for tree in (x1, x2):
-        leaves, structure = jax.tree.flatten(tree)
-        kinds.append((structure, [(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]))
-    return kinds[0] == kinds[1]
-
-
 @jax.jit
-def _key_of_columns(key: Array, x1: PyTree, x2: PyTree) -> Array:
-    """The same key for the same inputs, another one for others."""
-    same = jnp.array(True)
-    for a, b in zip(jax.tree.leaves(x1), jax.tree.leaves(x2), strict=True):
-        same &= _equal(a, b)
-    return jnp.where(same, key, _folded(key))
-
-
-def _equal(a: Array, b: Array) -> Bool[Array, ""]:
-    """Whether two arrays are equal up to rounding."""
-    if not jnp.issubdtype(a.dtype, jnp.floating):
-        return jnp.all(a == b)
-    largest = jnp.max(jnp.abs(a), initial=0.0)
-    tolerance = jnp.sqrt(jnp.finfo(a.dtype).eps).astype(a.dtype) * largest
-    return jnp.all(jnp.abs(a - b) <= tolerance)
-
-
-def _folded(key: Array) -> Array:
-    """Another key; of a batch of keys, another one each."""
-    return each_key(lambda key: jax.random.fold_in(key, 1), key)
+def _are_equal(x1: PyTree, x2: PyTree) -> Bool[Array, ""]:
+    """Whether two trees of inputs have the same shapes and dtypes, and are equal up to rounding."""
+    same = jnp.array(jax.tree.structure(x1) == jax.tree.structure(x2))
+    # Trees of different structure have been told apart: it does not matter what is compared then.
+    for a, b in zip(jax.tree.leaves(x1), jax.tree.leaves(x2), strict=False):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return jnp.array(False)
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            same &= jnp.all(a == b)
+            continue
+        largest = jnp.max(jnp.abs(a), initial=0.0)
+        tolerance = jnp.sqrt(jnp.finfo(a.dtype).eps).astype(a.dtype) * largest
+        same &= jnp.all(jnp.abs(a - b) <= tolerance)
+    return same
 
 
 def each_key(function: Callable[[Array], Array], keys: Array) -> Array:

@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.engine.calls.keywords import hashable
 from ntkdiag.engine.independence import check_independent, roundoff_of
 from ntkdiag.neural_tangents.examples import (
     Cut,
@@ -26,9 +26,8 @@ from ntkdiag.neural_tangents.examples import (
     axes_of_leaves,
     cut_examples,
     cut_whole,
-    is_array,
 )
-from ntkdiag.neural_tangents.per_input import each_key
+from ntkdiag.neural_tangents.per_input import each_key, is_key
 from ntkdiag.neural_tangents.stand_ins import known, without_tracers
 
 # Functions already looked at: the kernels of one function share the answer.
@@ -75,11 +74,6 @@ class Route:
     columns: Cut
     axes: list[int] | None
 
-    @staticmethod
-    def of(cuts: list[Cut], axes: list[int] | None) -> "Route":
-        """From the cuts of one side or of two."""
-        return Route(cuts[0], cuts[-1], axes)
-
 
 def find_route(
     f: Callable[..., PyTree],
@@ -98,78 +92,58 @@ def find_route(
         InvalidInputError: `vmap_axes` do not fit.
         ExamplesInteractError: `vmap_axes` are given and examples interact.
     """
-    arguments = params, [(side.x, side.kwargs) for side in sides]
+
+    def find() -> Route:
+        if axes is not None:
+            return _along(f, params, sides, axes, look_at=_SAMPLE if check else 0)
+        for guess in _guesses(sides) if check else []:
+            try:
+                return _along(f, params, sides, guess, look_at=None)
+            except Exception:  # f does not accept what the guess hands to it: the guess is wrong
+                continue
+        return whole_route(sides)
+
+    arguments = repr(axes), check, params, [(side.x, side.kwargs) for side in sides]
+    return remembered(_FOUND, f, arguments, find)
+
+
+def remembered(
+    cache: Cache, f: Callable[..., PyTree], arguments: PyTree, find: Callable[[], Any]
+) -> Any:
+    """What `find` said for f and arguments of these shapes before, or says now."""
     if is_traced(arguments):  # f may close over tracers of the same trace
-        return _find(f, params, sides, axes, check=check)
-    key = repr(axes), check, signature(arguments)
-    route = _FOUND.get(f, key)
-    if route is None:
-        route = _find(f, params, sides, axes, check=check)
-        _FOUND.put(f, key, route)
-    return route
+        return find()
+    key = signature(arguments)
+    found = cache.get(f, key)
+    if found is None:
+        found = find()
+        cache.put(f, key, found)
+    return found
 
 
 def signature(arguments: PyTree) -> tuple:
     """What calls must share to share a program: structure, shapes, dtypes, values of the rest."""
-    leaves, structure = jax.tree.flatten(arguments)
-    kinds = []
-    for leaf in leaves:
-        if is_array(leaf):
-            kinds.append((leaf.shape, leaf.dtype))
-        else:
-            kinds.append((type(leaf), hashable(leaf)))
-    return structure, tuple(kinds), _jax.trace_settings()
+    kinds = tuple((leaf.shape, leaf.dtype) for leaf in keywords.arrays(arguments))
+    return keywords.Fixed.of({"arguments": arguments}), kinds, _jax.trace_settings()
 
 
 def whole_route(sides: list[OneSide]) -> Route:
     """Whole batches, without a look at f."""
-    return Route.of([cut_whole(side.x, side.kwargs) for side in sides], None)
+    cuts = [cut_whole(side.x, side.kwargs) for side in sides]
+    return Route(cuts[0], cuts[-1], None)
 
 
-def _find(
-    f: Callable[..., PyTree],
-    params: PyTree,
-    sides: list[OneSide],
-    axes: VmapAxes | None,
-    *,
-    check: bool,
-) -> Route:
-    if axes is not None:
-        return _as_told(f, params, sides, axes, check=check)
-    for guess in _guesses(sides) if check else []:
-        try:
-            cuts, out_axes = _along(f, params, sides, guess)
-            looked_at = sides[:1] if _are_alike(sides) else sides
-            for side, cut in zip(looked_at, cuts, strict=False):
-                _require_independent(f, params, side, cut, out_axes, None)
-            return Route.of(cuts, out_axes)
-        except Exception:  # f does not accept what the guess hands to it: the guess is wrong
-            continue
-    return whole_route(sides)
-
-
-def _as_told(
+def _along(
     f: Callable[..., PyTree],
     params: PyTree,
     sides: list[OneSide],
     axes: VmapAxes,
-    *,
-    check: bool,
+    look_at: int | None,
 ) -> Route:
-    """The route along `vmap_axes`; a few examples of one side are looked at."""
-    cuts, out_axes = _along(f, params, sides, axes)
-    if check:
-        side, cut = sides[0], cuts[0]
-        if cut.n < 2:  # a single example cannot interact
-            side, cut = sides[-1], cuts[-1]
-        _require_independent(f, params, side, cut, out_axes, _SAMPLE)
-    return Route.of(cuts, out_axes)
+    """The route along axes that fit the arguments, the outputs, and f of one example.
 
-
-def _along(
-    f: Callable[..., PyTree], params: PyTree, sides: list[OneSide], axes: VmapAxes
-) -> tuple[list[Cut], list[int]]:
-    """Cuts and output axes that fit the arguments, the outputs, and f of one example."""
+    As many examples as `look_at` says, None for all, are compared with f of each alone.
+    """
     cuts = [cut_examples(side.x, side.kwargs, axes, side.name) for side in sides]
     out_axes = []
     for number, axis in enumerate(axes_of_leaves(axes.outputs, sides[0].outputs, "the outputs")):
@@ -181,15 +155,20 @@ def _along(
                 "vmap_axes=None.",
             )
         out_axes.append(axis)
-    for side, cut in zip(sides, cuts, strict=True):
-        _check_one_example(f, params, side, cut, out_axes)
-    return cuts, out_axes
+    pairs = list(zip(sides, cuts, strict=True))
+    examples = [_check_one_example(f, params, side, cut, out_axes) for side, cut in pairs]
+    if cuts[0] == cuts[-1] and examples[0] == examples[-1]:
+        # Both are cut alike into examples of the same shapes: the longer one says it for both.
+        pairs = [max(pairs, key=lambda pair: pair[1].n)]
+    for side, cut in pairs:
+        _require_independent(f, params, side, cut, out_axes, look_at)
+    return Route(cuts[0], cuts[-1], out_axes)
 
 
 def _check_one_example(
     f: Callable[..., PyTree], params: PyTree, side: OneSide, cut: Cut, axes: list[int]
-) -> None:
-    """f of one example has the outputs of the batch with a batch axis of length 1."""
+) -> list[jax.ShapeDtypeStruct]:
+    """The shapes of one example; f of it has the outputs of the batch with an axis of length 1."""
     shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(side.outputs)]
     if shapes != _with_length(cut.n, shapes, axes):
         raise errors.InvalidInputError(
@@ -216,51 +195,35 @@ def _check_one_example(
             got=f"shapes {alone}",
             do="Keyword arguments with one entry per example go under kwargs_axes.",
         )
+    return first
 
 
 def _with_length(n: int, shapes: list[tuple[int, ...]], axes: list[int]) -> list[tuple[int, ...]]:
     """Shapes with n examples along their axes."""
-    changed = []
-    for shape, axis in zip(shapes, axes, strict=True):
-        changed.append((*shape[:axis], n, *shape[axis + 1 :]))
-    return changed
+    pairs = zip(shapes, axes, strict=True)
+    return [(*shape[:axis], n, *shape[axis + 1 :]) for shape, axis in pairs]
 
 
 def _guesses(sides: list[OneSide]) -> list[VmapAxes]:
     """What `vmap_axes` may be where nothing was said: leading axes."""
     per_example: set[str] | None = None
     for side in sides:
-        lengths = {leaf.shape[:1] for leaf in _arrays(side.x) + jax.tree.leaves(side.outputs)}
-        if not _arrays(side.x) or len(lengths) != 1 or lengths == {()}:
+        arrays = keywords.arrays(side.x)
+        lengths = {leaf.shape[:1] for leaf in arrays + jax.tree.leaves(side.outputs)}
+        if not arrays or len(lengths) != 1 or lengths == {()}:
             return []
         (length,) = lengths
         # Keyword arguments that may hold one entry for each example.
         names = set()
         for name, value in side.kwargs.items():
-            leaves = jax.tree.leaves(value)
-            if leaves and all(is_array(leaf) and leaf.shape[:1] == length for leaf in leaves):
+            arrays = keywords.arrays(value)
+            if arrays and all(leaf.shape[:1] == length for leaf in arrays):
                 names.add(name)
         per_example = names if per_example is None else per_example & names
     guesses = [VmapAxes(0, 0, {})]
     if per_example:
         guesses.append(VmapAxes(0, 0, dict.fromkeys(sorted(per_example), 0)))
     return guesses
-
-
-def _arrays(tree: PyTree) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(tree) if is_array(leaf)]
-
-
-def _are_alike(sides: list[OneSide]) -> bool:
-    """Whether both sides have inputs of the same shapes, and the very same keyword arguments."""
-    rows, columns = sides[0], sides[-1]
-    of_rows, of_columns = jax.tree.leaves(rows.kwargs), jax.tree.leaves(columns.kwargs)
-    same = len(of_rows) == len(of_columns) and all(map(_is, of_rows, of_columns))
-    return same and signature(rows.x) == signature(columns.x)
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _require_independent(
@@ -278,7 +241,7 @@ def _require_independent(
     Raises:
         ExamplesInteractError: They differ by more than rounding.
     """
-    if cut.n < 2:
+    if cut.n < 2 or at_most == 0:
         return
     apply = cut.applied(f)
 
@@ -316,18 +279,13 @@ def _require_independent(
 def _with_other_keys(shared: list[Array]) -> Iterator[list[Array]]:
     """The arrays, and if there are random keys among them, a few times with others."""
     yield shared
-    if not any(map(_is_key, shared)):
+    if not any(map(is_key, shared)):
         return
     for number in range(_MORE_KEYS):
         data = 1000 + number
         others = []
         for leaf in shared:
-            if _is_key(leaf):
+            if is_key(leaf):
                 leaf = each_key(lambda key, data=data: jax.random.fold_in(key, data), leaf)
             others.append(leaf)
         yield others
-
-
-def _is_key(leaf: Array) -> bool:
-    of_old_kind = leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or of_old_kind

@@ -17,30 +17,21 @@ from ntkdiag import _jax
 from ntkdiag.engine.calls.arguments import is_traced
 
 
-def known(tree: PyTree) -> PyTree:
+def known(tree: PyTree, seed: int = 1) -> PyTree:
     """The tree with numbers in place of its tracers."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: _stand_in(rng, leaf) if is_traced(leaf) else leaf, tree)
 
 
 def without_tracers(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The same function, with numbers in place of the tracers it closes over."""
-    rng = np.random.default_rng(2)
-    # By id, with the tracer: as long as it is kept alive, no other has its id.
-    numbers: dict[int, tuple[Any, Array]] = {}
-
-    def number_for(const: Any) -> Any:
-        if not is_traced(const):
-            return const
-        if id(const) not in numbers:
-            numbers[id(const)] = const, _stand_in(rng, const)
-        return numbers[id(const)][1]
 
     def evaluated(*arguments: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         jaxpr, consts = _jax.open_jaxpr(closed)
-        leaves = jax.tree.leaves(arguments)
-        outputs = _jax.eval_jaxpr(jaxpr, [number_for(const) for const in consts], *leaves)
+        # In every trace of the function the same tracers, in the same order, get the same numbers.
+        numbers = known(consts, seed=2)
+        outputs = _jax.eval_jaxpr(jaxpr, numbers, *jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return evaluated

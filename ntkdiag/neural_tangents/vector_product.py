@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.linearization.pushforward import linearization
-from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters, is_none
+from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters
 from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
 
 
@@ -47,7 +47,7 @@ def empirical_ntk_vp_fn(
         >>> product(jnp.array([1.0, 0.0])).tolist()
         [5.0, 11.0]
     """
-    x2 = None if is_none(x2) else x2
+    x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
     x1, x2, params = as_arrays((x1, x2, params))
     check_parameters(params, check=True)
     with jax.default_matmul_precision("highest"):
@@ -70,17 +70,18 @@ def empirical_ntk_vp_fn(
 
 def _check_cotangents(cotangents: PyTree, outputs: PyTree) -> None:
     """One number for each output, of its shape and dtype."""
-    shapes = lambda tree: [
-        (tuple(jnp.shape(leaf)), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)
-    ]
-    same = jax.tree.structure(cotangents) == jax.tree.structure(outputs)
-    if not same or shapes(cotangents) != shapes(outputs):
-        shown = [
-            ", ".join(f"{dtype}{list(shape)}" for shape, dtype in shapes(tree))
-            for tree in (outputs, cotangents)
-        ]
+    wanted, got = _described(outputs), _described(cotangents)
+    if wanted != got:
         raise errors.InvalidInputError(
-            expected=f"cotangents like f(params, x2): {shown[0]} in {jax.tree.structure(outputs)}",
-            got=f"{shown[1] or 'nothing'} in {jax.tree.structure(cotangents)}",
+            expected=f"cotangents like f(params, x2): {wanted}",
+            got=got,
             do="A product takes one number for each output on x2.",
         )
+
+
+def _described(tree: PyTree) -> str:
+    """Dtypes and shapes of the leaves, and the tree."""
+    leaves = []
+    for leaf in jax.tree.leaves(tree):
+        leaves.append(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
+    return f"{', '.join(leaves) or 'nothing'} in {jax.tree.structure(tree)}"

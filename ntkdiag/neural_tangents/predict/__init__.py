@@ -1,8 +1,8 @@
 """neural-tangents' predictions for finite networks: trained outputs from kernels."""
 
+from ntkdiag.neural_tangents.predict.gradient_descent import ODEState as ODEState
 from ntkdiag.neural_tangents.predict.gradient_descent import gradient_descent as gradient_descent
 from ntkdiag.neural_tangents.predict.gradient_descent_mse import (
     gradient_descent_mse as gradient_descent_mse,
 )
 from ntkdiag.neural_tangents.predict.learning_rate import max_learning_rate as max_learning_rate
-from ntkdiag.neural_tangents.predict.ode_state import ODEState as ODEState

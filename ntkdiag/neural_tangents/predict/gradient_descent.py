@@ -1,12 +1,14 @@
 """`gradient_descent`: gradient flow, with or without momentum, on any loss."""
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from ntkdiag import _jax, errors
 from ntkdiag.kernel.operand import is_concrete
@@ -18,11 +20,28 @@ from ntkdiag.neural_tangents.predict.kernel_layout import (
     Layout,
     Numbers,
     array,
-    as_precise,
+    read_training,
 )
-from ntkdiag.neural_tangents.predict.ode_state import ODEState
 from ntkdiag.predict.ode import solve_ode
 from ntkdiag.scalars import Number, require_positive
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ODEState:
+    """The state of training in function space, to look at or to go on from.
+
+    Attributes:
+        fx_train: Outputs on the training set.
+        fx_test: Outputs on the test set, or None.
+        qx_train: Velocities of `fx_train`; None without momentum, or for zero.
+        qx_test: Velocities of `fx_test` likewise.
+    """
+
+    fx_train: Any = None
+    fx_test: Any = None
+    qx_train: Any = None
+    qx_test: Any = None
 
 
 @errors.public
@@ -48,12 +67,11 @@ def gradient_descent(
 
     Args:
         loss: `loss(f(x_train), y_train)`, one number.
-        k_train_train: Training kernel of shape `zip(y_train.shape, y_train.shape)` without
-            `trace_axes`.
+        k_train_train: As for `gradient_descent_mse`.
         y_train: Targets.
         learning_rate: Step size.
         momentum: m in [0, 1), or None.
-        trace_axes: Axes of the targets that the kernel lacks: it stands for K kron I along them.
+        trace_axes: As for `gradient_descent_mse`.
         tolerance: Of the integration, relative and absolute; None is 1.4e-8, or 1e-5 in float32.
         max_steps: Most steps; the outputs at times not reached are NaN.
 
@@ -80,9 +98,7 @@ def gradient_descent(
         raise errors.InvalidInputError(
             expected="`momentum` in [0, 1), or None", got=f"{momentum}", do="None is gradient flow."
         )
-    kernel = array(k_train_train)
-    y = as_precise(array(y_train), kernel)
-    layout = Layout.of(kernel, y, trace_axes)
+    layout, matrix, y = read_training(k_train_train, y_train, trace_axes)
     _check_loss(loss, y)
 
     @errors.called("predict_fn(t, fx_train_or_state_0, fx_test_0, k_test_train)")
@@ -92,13 +108,17 @@ def gradient_descent(
         fx_test_0: Numbers | None = None,
         k_test_train: KernelNumbers | None = None,
     ) -> AnyArray | tuple[AnyArray, AnyArray] | ODEState:
-        # neural-tangents' arguments -> matrices
+        # neural-tangents' arguments -> matrices, one of the test set behind one of the training set
         state = _read_state(fx_train_or_state_0, fx_test_0, momentum)
         times = _read_times(t)
         cross, test, shape = layout.read_test(state.fx_test, k_test_train)
-        start = _start(layout, state, test, shape, momentum)
+        start = [[layout.columns(state.fx_train, "fx_train_0"), test]]
+        if momentum is not None:
+            start.append([layout.columns(state.qx_train, "qx_train")])
+            if test is not None:
+                start[1].append(layout.columns(state.qx_test, "qx_test", shape))
         # the differential equation
-        arrays = layout.matrix(kernel), cross, y, start, times, learning_rate, momentum
+        arrays = [matrix, cross], y, start, times, learning_rate, momentum
         solved = keeps_float64(_solve)(loss, layout, tolerance, max_steps, *arrays)
         # and back
         result = _laid_out(layout, solved, shape)
@@ -111,18 +131,14 @@ def gradient_descent(
     return predict_fn
 
 
-def _laid_out(layout: Layout, state: ODEState, shape_test: tuple[int, ...]) -> ODEState:
-    """Matrices -> outputs and velocities; what is not there stays None."""
-
-    def outputs(part: AnyArray | None, shape: tuple[int, ...]) -> AnyArray | None:
-        return None if part is None else layout.outputs(part, shape)
-
-    return ODEState(
-        fx_train=outputs(state.fx_train, layout.shape),
-        fx_test=outputs(state.fx_test, shape_test),
-        qx_train=outputs(state.qx_train, layout.shape),
-        qx_test=outputs(state.qx_test, shape_test),
-    )
+def _laid_out(layout: Layout, solved: AnyArray, shape_test: tuple[int, ...]) -> ODEState:
+    """[... k (r l) c] -> outputs, and velocities where there is momentum (then k is 2)."""
+    rows = math.prod(layout.kept_shape)
+    parts = []
+    for k in range(solved.shape[-3]):
+        train, test = solved[..., k, :rows, :], solved[..., k, rows:, :]
+        parts += [layout.outputs(train), layout.outputs(test, shape_test) if shape_test else None]
+    return ODEState(*parts)
 
 
 def _check_loss(loss: Callable[[jax.Array, jax.Array], jax.Array], y: AnyArray) -> None:
@@ -178,73 +194,52 @@ def _read_times(t: Numbers | None) -> AnyArray:
     return np.asarray(t, np.float64)
 
 
-def _start(
-    layout: Layout,
-    state: ODEState,
-    test: AnyArray | None,
-    shape: tuple[int, ...],
-    momentum: Number | None,
-) -> ODEState:
-    """Initial values as matrices; velocities only where there is momentum."""
-
-    def columns(value: Numbers | None, name: str, shape: tuple[int, ...]) -> AnyArray:
-        return layout.columns(0.0 if value is None else value, name, shape)
-
-    train = columns(state.fx_train, "fx_train_0", layout.shape)
-    if momentum is None:
-        return ODEState(train, test)
-    velocity = columns(state.qx_train, "qx_train", layout.shape)
-    velocity_test = None if test is None else columns(state.qx_test, "qx_test", shape)
-    return ODEState(train, test, velocity, velocity_test)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _solve(
     loss: Callable[[jax.Array, jax.Array], jax.Array],
     layout: Layout,
     tolerance: float | None,
     max_steps: int,
-    matrix: AnyArray,
-    cross: AnyArray | None,
+    kernels: list[AnyArray | None],
     y: AnyArray,
-    start: ODEState,
+    start: list[list[AnyArray | None]],
     times: AnyArray,
     learning_rate: Number,
     momentum: Number | None,
-) -> ODEState:
-    """The state at every time, each part [... r c]."""
-    dtype = _jax.at_least_float32(matrix.dtype)
-    matrix, y = jnp.asarray(matrix, dtype), jnp.asarray(y, dtype)
-    cross = None if cross is None else jnp.asarray(cross, dtype)
-    # The solver takes one vector: the parts of the state one after the other.
-    vector, unravel = ravel_pytree(jax.tree.map(lambda part: jnp.asarray(part, dtype), start))
+) -> AnyArray:
+    """Outputs, and velocities where there is momentum, at every time: [... k (r l) c]."""
+
+    def stacked(parts: list[AnyArray | None]) -> jax.Array:
+        """Rows of the training set, and behind them those of the test set if there is one."""
+        return jnp.concatenate([jnp.asarray(part, dtype) for part in parts if part is not None])
+
+    dtype = _jax.at_least_float32(jax.tree.leaves(kernels)[0].dtype)
+    y = jnp.asarray(y, dtype)
+    matrix = stacked(kernels)  # [(r l) r]
+    rows = matrix.shape[1]
     # Time in the units of the equation: s = learning_rate t, with momentum sqrt(learning_rate) t.
     unit = jnp.asarray(learning_rate if momentum is None else jnp.sqrt(learning_rate), dtype)
 
-    def slope(_: object, vector: jax.Array, __: None) -> jax.Array:
-        state = unravel(vector)
-        gradient = jax.grad(loss)(layout.outputs(state.fx_train), y)
-        columns = layout.columns(gradient, "the gradient of the loss")
-        force = -(matrix @ columns)
-        force_test = None if cross is None else -(cross @ columns)
+    def slope(_: object, state: jax.Array, __: None) -> jax.Array:
+        gradient = jax.grad(loss)(layout.outputs(state[0, :rows]), y)
+        force = -(matrix @ layout.columns(gradient, "the gradient of the loss"))
         if momentum is None:  # df/ds = -K grad_f loss
-            return ravel_pytree(ODEState(force, force_test))[0]
+            return force[None]
         # df/ds = q, dq/ds = (m - 1) / unit q - K grad_f loss
-        damping = (momentum - 1.0) / unit
-        force = force + damping * state.qx_train
-        if force_test is not None:
-            force_test = force_test + damping * state.qx_test
-        return ravel_pytree(ODEState(state.qx_train, state.qx_test, force, force_test))[0]
+        return jnp.stack([state[1], force + (momentum - 1.0) / unit * state[1]])
 
     if tolerance is None:
         tolerance = 1.4e-8 if dtype == jnp.float64 else 1e-5
     flat = jnp.asarray(times, dtype).reshape(-1)
     # Traced times may be anything: the solver gets increasing ones, and the rest becomes NaN.
-    increasing = jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit
     solved = solve_ode(
-        slope, vector, increasing, relative=tolerance, absolute=tolerance, max_steps=max_steps
+        slope,
+        jnp.stack([stacked(parts) for parts in start]),  # [k (r l) c]
+        jax.lax.cummax(jnp.maximum(flat, 0.0)) * unit,
+        relative=tolerance,
+        absolute=tolerance,
+        max_steps=max_steps,
     )
     are_times = (jnp.diff(flat, prepend=-1.0) > 0).all() & (flat >= 0).all()
-    parts = jax.vmap(unravel)(jnp.where(are_times, solved, jnp.nan))
-    # [T r c] -> [... r c]
-    return jax.tree.map(lambda part: part.reshape(*times.shape, *part.shape[1:]), parts)
+    solved = jnp.where(are_times, solved, jnp.nan)
+    return solved.reshape(*times.shape, *solved.shape[1:])  # [T k (r l) c] -> [... k (r l) c]

@@ -13,10 +13,9 @@ from ntkdiag.neural_tangents.axes import AxesLike
 from ntkdiag.neural_tangents.predict.kernel_layout import (
     AnyArray,
     KernelNumbers,
-    Layout,
     Numbers,
     array,
-    as_precise,
+    read_training,
 )
 from ntkdiag.predict.closed_form import Modes, modes_of
 from ntkdiag.predict.mse import follow_flow
@@ -72,10 +71,8 @@ def gradient_descent_mse(
     """
     require_positive(learning_rate, "learning_rate")
     require_at_least_zero(diag_reg, "diag_reg")
-    kernel = array(k_train_train)
-    y = as_precise(array(y_train), kernel)
-    layout = Layout.of(kernel, y, trace_axes)
-    matrix = _regularized(layout.matrix(kernel), diag_reg, diag_reg_absolute_scale)
+    layout, matrix, y = read_training(k_train_train, y_train, trace_axes)
+    matrix = _regularized(matrix, diag_reg, diag_reg_absolute_scale)
     targets = layout.columns(y, "y_train")
     kept: list[Modes] = []  # the eigendecomposition, from the first call on
 
@@ -96,7 +93,7 @@ def gradient_descent_mse(
         times = array(np.inf if t is None else t)
         require_at_least_zero(times, "t", many=True)
         cross, test, shape = layout.read_test(fx_test_0, k_test_train)
-        start = layout.columns(0.0 if fx_train_0 is None else fx_train_0, "fx_train_0")
+        start = layout.columns(fx_train_0, "fx_train_0")
         # predict.gradient_flow, with |y| as the denominator of the loss
         modes = kept[0] if kept else None
         time = times * learning_rate

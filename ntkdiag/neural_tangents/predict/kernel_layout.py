@@ -41,57 +41,15 @@ class Layout:
         """Their lengths."""
         return tuple(self.shape[axis] for axis in self.kept)
 
-    @staticmethod
-    def of(kernel: AnyArray, y: AnyArray, trace_axes: AxesLike) -> "Layout":
-        """Read the axes and check the kernel.
-
-        Args:
-            kernel: Train by train.
-            y: Training targets.
-            trace_axes: Axes of y that the kernel lacks.
-
-        Raises:
-            InvalidInputError: An axis is out of range, or the kernel does not have the shape
-                `zip(y.shape, y.shape)` without the traced axes.
-        """
-        shape = tuple(y.shape)
-        axes = read_axes(trace_axes, (), shape, shape, "")
-        layout = Layout(shape, tuple(sorted(axes.traced_labels)))
-        expected = _zipped(layout.kept_shape, layout.kept_shape)
-        if tuple(kernel.shape) != expected:
-            raise errors.InvalidInputError(
-                expected=f"`k_train_train` of shape {expected}, which is "
-                f"zip(y_train.shape, y_train.shape) without trace_axes={trace_axes}",
-                got=f"shape {tuple(kernel.shape)}",
-                do="Pass the trace_axes that the kernel was computed with.",
-            )
-        return layout
-
-    def matrix(self, kernel: AnyArray) -> AnyArray:
-        """Train by train, `[r r]`."""
-        return _unzip(kernel).reshape(-1, math.prod(self.kept_shape))
-
-    def cross(self, kernel: AnyArray) -> tuple[AnyArray, tuple[int, ...]]:
-        """Test by train `[l r]`, and the shape of the test outputs."""
-        kept = self.kept_shape
-        if kernel.ndim != 2 * len(kept) or tuple(kernel.shape[1::2]) != kept or 0 in kernel.shape:
-            raise errors.InvalidInputError(
-                expected=f"`k_test_train` of shape {_zipped(('m', *kept[1:]), kept)}".replace(
-                    "'", ""
-                ),
-                got=f"shape {tuple(kernel.shape)}",
-                do="It is zip(y_test.shape, y_train.shape) without the trace_axes.",
-            )
-        shape = list(self.shape)
-        for axis, length in zip(self.kept, kernel.shape[::2], strict=True):
-            shape[axis] = length
-        return _unzip(kernel).reshape(-1, math.prod(kept)), tuple(shape)
-
     def columns(
-        self, outputs: Numbers, name: str, shape: tuple[int, ...] | None = None
+        self, outputs: Numbers | None, name: str, shape: tuple[int, ...] | None = None
     ) -> AnyArray:
-        """Outputs, or what is broadcast to them (a number, axes of length 1), as `[r c]`."""
+        """Outputs, or what is broadcast to them (a number, axes of length 1), as `[r c]`.
+
+        None is zero.
+        """
         wanted = self.shape if shape is None else shape
+        outputs = 0.0 if outputs is None else outputs
         if isinstance(outputs, int | float):
             outputs = np.asarray(outputs, jnp.result_type(float))
         outputs = array(outputs)
@@ -125,8 +83,19 @@ class Layout:
                 got="None",
                 do="Pass ntk_fn(x_test, x_train, params).",
             )
-        cross, shape = self.cross(array(k_test_train))
-        return cross, self.columns(array(fx_test_0), "fx_test_0", shape), shape
+        kernel, kept = array(k_test_train), self.kept_shape
+        if kernel.ndim != 2 * len(kept) or tuple(kernel.shape[1::2]) != kept or 0 in kernel.shape:
+            expected = str(_zipped(("m", *kept[1:]), kept)).replace("'", "")
+            raise errors.InvalidInputError(
+                expected=f"`k_test_train` of shape {expected}",
+                got=f"shape {tuple(kernel.shape)}",
+                do="It is zip(y_test.shape, y_train.shape) without the trace_axes.",
+            )
+        shape = list(self.shape)
+        for axis, length in zip(self.kept, kernel.shape[::2], strict=True):
+            shape[axis] = length
+        cross = unzip(kernel).reshape(-1, math.prod(kept))  # [l r]
+        return cross, self.columns(array(fx_test_0), "fx_test_0", tuple(shape)), tuple(shape)
 
     def outputs(self, matrix: AnyArray, shape: tuple[int, ...] | None = None) -> AnyArray:
         """`[... r c]` back to `[... n ...]`: the inverse of `columns`."""
@@ -138,24 +107,37 @@ class Layout:
 
 
 def array(value: KernelNumbers) -> AnyArray:
-    """Outputs, or a kernel in neural-tangents' layout, as a numpy or JAX array in the dtype it has.
-
-    Args:
-        value: Numbers, an array, or a `Kernel`, whose full form is laid out otherwise.
-
-    Raises:
-        InvalidInputError: A `Kernel` is neither full nor on the scale of one output.
-    """
+    """Numbers as a numpy or JAX array; a `Kernel`, full or a mean, in neural-tangents' layout."""
     value = _of_kernel(value) if isinstance(value, Kernel) else value
     return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
 
 
-def as_precise(values: AnyArray, kernel: AnyArray) -> AnyArray:
-    """Targets no more precise than the kernel, in the 32-bit mode: rows of `np.eye` are float64."""
-    wide = (
-        isinstance(values, np.ndarray) and values.dtype == np.float64 and kernel.dtype != np.float64
-    )
-    return values.astype(kernel.dtype) if wide and not jax.config.read("jax_enable_x64") else values
+def read_training(
+    k_train_train: KernelNumbers, y_train: Numbers, trace_axes: AxesLike
+) -> tuple[Layout, AnyArray, AnyArray]:
+    """The layout, the training kernel as a matrix [r r], and the targets.
+
+    Raises:
+        InvalidInputError: An axis is out of range, or the kernel does not have the shape
+            `zip(y_train.shape, y_train.shape)` without the traced axes.
+    """
+    kernel, y = array(k_train_train), array(y_train)
+    # In the 32-bit mode targets are no more precise than the kernel: rows of `np.eye` are float64.
+    is_wide = isinstance(y, np.ndarray) and y.dtype == np.float64 and kernel.dtype != np.float64
+    if is_wide and not jax.config.read("jax_enable_x64"):
+        y = y.astype(kernel.dtype)
+    shape = tuple(y.shape)
+    axes = read_axes(trace_axes, (), shape, shape, "")
+    layout = Layout(shape, tuple(row for row, _ in axes.traced))
+    expected = _zipped(layout.kept_shape, layout.kept_shape)
+    if tuple(kernel.shape) != expected:
+        raise errors.InvalidInputError(
+            expected=f"`k_train_train` of shape {expected}, which is "
+            f"zip(y_train.shape, y_train.shape) without trace_axes={trace_axes}",
+            got=f"shape {tuple(kernel.shape)}",
+            do="Pass the trace_axes that the kernel was computed with.",
+        )
+    return layout, unzip(kernel).reshape(-1, math.prod(layout.kept_shape)), y
 
 
 def _of_kernel(kernel: Kernel) -> AnyArray:
@@ -166,12 +148,12 @@ def _of_kernel(kernel: Kernel) -> AnyArray:
             got=f'reduction="{convention.reduction}" of {convention.n_outputs} outputs',
             do='"mean" is neural-tangents\' trace_axes=(-1,), "full" is trace_axes=().',
         )
-    return (
-        kernel.array.transpose(0, 2, 1, 3) if kernel.array.ndim == 4 else kernel.array
-    )  # [n o m p] -> [n m o p]
+    if kernel.array.ndim == 4:
+        return kernel.array.transpose(0, 2, 1, 3)  # [n o m p] -> [n m o p]
+    return kernel.array
 
 
-def _unzip(kernel: AnyArray) -> AnyArray:
+def unzip(kernel: AnyArray) -> AnyArray:
     """[n m o p ...] -> [n o ... m p ...]."""
     return kernel.transpose((*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2)))
 

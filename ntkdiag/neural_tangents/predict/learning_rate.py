@@ -1,10 +1,12 @@
 """`max_learning_rate`: where training with squared error starts to diverge."""
 
+import math
+
 from ntkdiag import errors
 from ntkdiag.analysis.stability import critical_learning_rate
 from ntkdiag.descent import Descent
 from ntkdiag.losses import MSE
-from ntkdiag.neural_tangents.predict.kernel_layout import KernelNumbers, array
+from ntkdiag.neural_tangents.predict.kernel_layout import KernelNumbers, array, unzip
 from ntkdiag.scalars import Number
 
 
@@ -42,9 +44,7 @@ def max_learning_rate(
         1.0
     """
     kernel = array(ntk_train_train)
-    rows = 1
-    for length in kernel.shape[::2]:
-        rows *= length
+    rows = math.prod(kernel.shape[::2])
     if kernel.ndim % 2 or tuple(kernel.shape[::2]) != tuple(kernel.shape[1::2]):
         raise errors.InvalidInputError(
             expected="a kernel of shape zip(y_train.shape, y_train.shape)",
@@ -59,10 +59,8 @@ def max_learning_rate(
             "single output.",
         )
     size = rows if y_train_size is None else y_train_size
-    order = (*range(0, kernel.ndim, 2), *range(1, kernel.ndim, 2))
+    matrix = unzip(kernel).reshape(rows, rows)
     critical = critical_learning_rate(
-        kernel.transpose(order).reshape(rows, rows),
-        Descent(momentum=momentum),
-        loss=MSE(denominator=size),
+        matrix, Descent(momentum=momentum), loss=MSE(denominator=size)
     )
     return 1.0 / (1.0 / critical + eps / (2.0 * (1.0 + momentum) * size))
