@@ -1,4 +1,4 @@
-"""How results show themselves: as a table in a notebook, as plain JSON values, on a figure's axes.
+"""How results show themselves: as a table, as plain JSON values, on the axes of a figure.
 
 A result has `_repr_html_`, `to_dict` and, where there is something to see, `plot`; the functions
 here are what these methods have in common. Nothing here knows any result.
@@ -16,6 +16,7 @@ from ntkdiag import errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.table import Table
 
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
@@ -30,6 +31,21 @@ def html_table(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
     lines.append("</tbody></table>")
     return "\n".join(lines)
+
+
+def terminal_table(title: str) -> "Table":
+    """An empty table for the terminal, with its title; it takes the whole width."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        expand=True,
+        pad_edge=False,
+    )
 
 
 def plain(value: PyTree) -> PlainValue:

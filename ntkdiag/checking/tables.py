@@ -3,11 +3,11 @@
 import io
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ntkdiag import display
 from ntkdiag.checking.findings import Finding, Leaf
 
 STYLES = {"ok": "green", "note": "bold yellow", "wrong": "bold red", "not checked": "dim"}
@@ -28,7 +28,7 @@ def as_text(renderable: RenderableType) -> str:
 
 def findings_table(title: str, findings: Sequence[Finding]) -> Table:
     """One row for every question and its answer."""
-    table = _empty_table(title)
+    table = display.terminal_table(title)
     table.add_column("question", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("answer", ratio=1, overflow="fold")
@@ -43,7 +43,7 @@ def leaves_table(title: str, leaves: Sequence[Leaf]) -> Table | Text:
     """One row for every array, or where there are many, for every beginning of their paths."""
     if not leaves:
         return Text.assemble((title, "bold"), "\nnothing")
-    table = _empty_table(title)
+    table = display.terminal_table(title)
     table.add_column("path", ratio=1, overflow="fold")
     table.add_column("shape", overflow="fold")
     table.add_column("dtype")
@@ -55,17 +55,6 @@ def leaves_table(title: str, leaves: Sequence[Leaf]) -> Table | Text:
     total = "1 array" if len(leaves) == 1 else f"{len(leaves)} arrays"
     table.add_row(*map(Text, _row(total, "", leaves)))
     return table
-
-
-def _empty_table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        expand=True,
-        pad_edge=False,
-    )
 
 
 def _rows(leaves: Sequence[Leaf]) -> list[Row]:

@@ -3,12 +3,12 @@
 import io
 import sys
 
-from rich import box
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ntkdiag import display
 from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
@@ -103,7 +103,7 @@ def _in_words(comparison: Comparison) -> Text:
 
 def _quantities(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
     """A table of quantities with their values and what they mean."""
-    table = _table(title)
+    table = display.terminal_table(title)
     table.add_column("quantity", width=38)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -116,7 +116,7 @@ def _quantities(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
 
 def _parameters(comparison: Comparison) -> Table:
     """A table of the leaves that moved most, in their order, and of all parameters together."""
-    table = _table("Parameters")
+    table = display.terminal_table("Parameters")
     table.add_column("leaf", ratio=1, min_width=16, overflow="fold")
     for name in LEAF_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -154,14 +154,3 @@ def _footer(comparison: Comparison) -> Text:
 def _add_row(table: Table, cells: tuple[str, ...]) -> None:
     """Add a row of plain text, in which rich finds no markup."""
     table.add_row(*(Text(cell) for cell in cells))
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        expand=True,
-        pad_edge=False,
-    )
