@@ -11,7 +11,8 @@ from ntkdiag._jax import Tracer
 
 AnyArray: TypeAlias = Array | np.ndarray  # NumPy's keep float64 outside x64 mode
 Number: TypeAlias = float | int | np.number | jax.Array  # an argument, which may be traced
-Scalar: TypeAlias = Float[Array, ""] | np.number  # a result
+Scalar: TypeAlias = Float[Array, ""]
+AnyScalar: TypeAlias = Scalar | np.number  # a result: NumPy's where it kept float64
 
 
 def is_concrete(value: object) -> bool:

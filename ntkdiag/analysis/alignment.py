@@ -19,7 +19,7 @@ from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.scalars import AnyArray, Scalar, is_concrete
+from ntkdiag.scalars import AnyArray, AnyScalar, is_concrete
 
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
 _ROUNDOFFS_OF_CENTRING = 8
@@ -27,7 +27,7 @@ _ROUNDOFFS_OF_CENTRING = 8
 
 @errors.public
 @keeps_float64
-def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> Scalar:
+def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True) -> AnyScalar:
     """Kernel-target alignment <K, T> / (||K||_F ||T||_F) with the target kernel T.
 
     - Full kernel: T = y y^T of the stacked labels, so the alignment is y^T K y / (||K|| ||y||^2).

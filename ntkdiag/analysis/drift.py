@@ -23,7 +23,7 @@ from ntkdiag.analysis.comparable import read_pair
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import Scalar, is_concrete
+from ntkdiag.scalars import AnyScalar, is_concrete
 
 
 @pytree("relative", "scale", "rotation", "distance", "distance_centred")
@@ -45,11 +45,11 @@ class Drift:
             biases have a large constant mode that hides motion in `distance`.
     """
 
-    relative: Scalar
-    scale: Scalar
-    rotation: Scalar
-    distance: Scalar
-    distance_centred: Scalar
+    relative: AnyScalar
+    scale: AnyScalar
+    rotation: AnyScalar
+    distance: AnyScalar
+    distance_centred: AnyScalar
 
     def __repr__(self) -> str:
         if not is_concrete(self.relative) or np.ndim(self.relative):

@@ -26,7 +26,7 @@ from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import AnyArray, Number, Scalar, require_at_least_zero
+from ntkdiag.scalars import AnyArray, AnyScalar, Number, require_at_least_zero
 
 
 @pytree("residuals", "mse", "gcv", "resolved")
@@ -43,8 +43,8 @@ class LeaveOneOut:
     """
 
     residuals: Float[AnyArray, "n o"]
-    mse: Scalar
-    gcv: Scalar
+    mse: AnyScalar
+    gcv: AnyScalar
     resolved: Bool[AnyArray, ""]
 
     @property

@@ -22,7 +22,7 @@ from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses.loss_argument import LossLike, require_loss
-from ntkdiag.scalars import AnyArray, Number, Scalar, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_positive
 
 
 @errors.public
@@ -111,7 +111,7 @@ def reachable_power(
     steps: Number,
     *,
     loss: LossLike = "mse",
-) -> Scalar:
+) -> AnyScalar:
     """The share of the labels in modes with a time constant below `steps`.
 
     It is the sum of the label power c_k over the modes with t_k < steps.
@@ -149,7 +149,7 @@ def reachable_power(
 
 @errors.public
 @keeps_float64
-def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> Scalar:
+def spectral_position(kernel: KernelLike, residual: jax.typing.ArrayLike) -> AnyScalar:
     """rho = r^T Theta r / r^T r: the eigenvalue that drives learning now; compare with lambda_max.
 
     For squared error it is D^2 ||grad L||^2 / ||r||^2, so one backward pass gives it too. Falling

@@ -31,7 +31,7 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.top_spectrum import largest_pairs, operator_products
-from ntkdiag.scalars import Number, Scalar
+from ntkdiag.scalars import AnyScalar, Number
 
 Outputs: TypeAlias = Float[ArrayLike, "n *o"]
 
@@ -45,7 +45,7 @@ def critical_learning_rate(
     loss: LossLike | None = None,
     outputs: Outputs | None = None,
     y: PyTree | None = None,
-) -> Scalar:
+) -> AnyScalar:
     """The learning rate at which the linearized model starts to diverge: the margin is 1 there.
 
     eta = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2); without momentum and decay
@@ -87,7 +87,7 @@ def stability_margin(
     loss: LossLike | None = None,
     outputs: Outputs | None = None,
     y: PyTree | None = None,
-) -> Scalar:
+) -> AnyScalar:
     """How close a learning rate is to divergence: the linearized model diverges iff it is above 1.
 
     m = eta (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2), with eta, tau and w those of

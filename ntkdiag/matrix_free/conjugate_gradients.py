@@ -23,8 +23,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag.matrix_free.nystrom import nystrom
 from ntkdiag.matrix_free.solvers import CG
+from ntkdiag.scalars import Scalar
 
-Scalar: TypeAlias = Float[Array, ""]
 Product: TypeAlias = Callable[[PyTree], PyTree]  # v -> A v, on trees like b
 
 REFRESH = 50  # iterations after which the true residual is computed

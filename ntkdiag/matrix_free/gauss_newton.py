@@ -31,10 +31,9 @@ from ntkdiag.matrix_free.conjugate_gradients import conjugate_gradients, solve_s
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
 from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_after
 from ntkdiag.matrix_free.solvers import CG
-from ntkdiag.scalars import Number, require_at_least_zero
+from ntkdiag.scalars import Number, Scalar, require_at_least_zero
 
 Outputs: TypeAlias = Float[Array, "n *o"]
-Scalar: TypeAlias = Float[Array, ""]
 WithImage: TypeAlias = tuple[jax.Array, jax.Array]  # a, K a
 
 

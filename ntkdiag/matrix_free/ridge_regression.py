@@ -27,10 +27,9 @@ from ntkdiag.matrix_free.operator import (
 )
 from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_after
 from ntkdiag.matrix_free.solvers import CG, LSMR
-from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
+from ntkdiag.scalars import Number, Scalar, is_concrete, require_at_least_zero
 
 Outputs: TypeAlias = Float[Array, "n *o"]
-Scalar: TypeAlias = Float[Array, ""]
 
 
 @errors.public

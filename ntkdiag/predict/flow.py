@@ -8,7 +8,7 @@ examples too, are put together from both at the times that were asked for.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,14 @@ from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.gauss_newton import require_scalar_loss
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.predict.linear_model import LinearModel, read_model
+from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
 from ntkdiag.predict.ode import solve_ode
 from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
-from ntkdiag.scalars import Number, require_at_least_zero, require_positive
+from ntkdiag.scalars import Number, Scalar, require_at_least_zero, require_positive
 
 if TYPE_CHECKING:
     from diffrax import AbstractSolver
-
-Rows: TypeAlias = Float[Array, "..."]
-Scalar: TypeAlias = Float[Array, ""]
 
 
 class _Integrator(NamedTuple):
@@ -154,11 +151,8 @@ def _integrate(
         """dw/dt = -grad_f L(f) - (ridge / D) w."""
         model, labels, penalty = args
 
-        def loss_of_outputs(outputs: Rows) -> Scalar:
-            return loss(outputs, labels)
-
         outputs = model.train(weights, jnp.exp(-penalty * t))
-        gradient = jax.grad(loss_of_outputs)(outputs).reshape(weights.shape)
+        gradient = jax.grad(loss)(outputs, labels).reshape(weights.shape)
         return -gradient - penalty * weights
 
     # The weights begin at 0, where a relative error alone asks for steps of no length.

@@ -9,12 +9,12 @@ the initial parameters decay beside them: a <- a - eta (ridge / D) a. Both pass 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import DescentLike, MomentumKind
@@ -25,14 +25,11 @@ from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.gauss_newton import require_scalar_loss
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.predict.linear_model import LinearModel, read_model
+from ntkdiag.predict.linear_model import LinearModel, Rows, read_model
 from ntkdiag.predict.origin import Toward
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.update_rule import read_rule
-from ntkdiag.scalars import Number, require_at_least_zero
-
-Rows: TypeAlias = Float[Array, "..."]
-Scalar: TypeAlias = Float[Array, ""]
+from ntkdiag.scalars import Number, Scalar, require_at_least_zero
 
 
 class _DescentState(NamedTuple):
@@ -179,11 +176,8 @@ def _advance(
         return velocity, velocity
 
     def step(_: Int[Array, ""], state: _DescentState) -> _DescentState:
-        def loss_of_outputs(outputs: Rows) -> Scalar:
-            return loss(outputs, labels)
-
         outputs = model.train(state.weights, state.kept)
-        gradient = jax.grad(loss_of_outputs)(outputs).reshape(state.weights.shape)
+        gradient = jax.grad(loss)(outputs, labels).reshape(state.weights.shape)
         with_penalty = gradient + numbers.penalty * state.weights
         direction, velocity = move(with_penalty, state.velocity)
         # Without a pull to zero theta_0 stays what it is.

@@ -25,9 +25,9 @@ from ntkdiag.nouns import pytree
 from ntkdiag.predict.origin import Toward, origin_beside_arrays, origin_of_operators
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import read_problem, require_origin_of_tests
+from ntkdiag.scalars import Scalar
 
 Rows: TypeAlias = Float[Array, "..."]  # [k c] beside a matrix, [n ...] beside an operator
-Scalar: TypeAlias = Float[Array, ""]
 Product: TypeAlias = Float[Array, "k k"] | NTKOperator
 Cross: TypeAlias = Float[Array, "l k"] | NTKOperator
 

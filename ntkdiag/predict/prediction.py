@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from ntkdiag import display, errors
 from ntkdiag._jax import Tracer
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import Scalar
+from ntkdiag.scalars import AnyScalar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ class Prediction:
 
     train: Float[Array, "..."]
     test: Float[Array, "..."] | None = None
-    unlearned: Scalar | None = None
+    unlearned: AnyScalar | None = None
     unresolved: Int[Array, ""] | None = None
 
     def to_dict(self) -> dict[str, display.PlainValue]:
