@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, PyTree
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis import alignment
 from ntkdiag.analysis.alignment import label_power
-from ntkdiag.analysis.stability import critical_learning_rate, stability_margin
+from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
@@ -107,14 +107,15 @@ def measure_side(
     """Measure one side.
 
     `outputs` are its own on the probe; `targets` and `classes` are None where there are no labels.
-    Cost: one kernel, two eigendecompositions (N C)^3 with labels, one more reduced kernel for its
-    parts by leaf.
+    Cost: one kernel, one eigendecomposition (N C)^3, a second one with labels and a third one for
+    a loss other than squared error; one more reduced kernel for its parts by leaf.
     """
     f, params = side.functional
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
-    critical_rate, margin = _stability(kernel, outputs, settings)
+    kernel_spectrum = spectrum(kernel)
+    critical_rate, margin = _stability(kernel_spectrum, outputs, settings)
     measured = Measured(
         label=side.label,
         path=side.path,
@@ -122,7 +123,7 @@ def measure_side(
         fixed_state=side.fixed_state,
         params_sha256=fingerprint(params),
         kernel=kernel,
-        spectrum=spectrum(kernel),
+        spectrum=kernel_spectrum,
         outputs=flat_outputs,
         leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
         critical_learning_rate=critical_rate,
@@ -184,18 +185,17 @@ def _loss(outputs: Float[np.ndarray, "n *o"], settings: Settings) -> Float[jax.A
 
 
 def _stability(
-    kernel: Kernel, outputs: Float[np.ndarray, "n *o"], settings: Settings
+    spectrum: Spectrum, outputs: Float[np.ndarray, "n *o"], settings: Settings
 ) -> tuple[float | None, float | None]:
     """Critical learning rate and margin, as far as loss, update rule and kernel allow."""
-    is_reduced = kernel.convention.reduction != "full" and kernel.convention.n_outputs > 1
+    convention = spectrum.convention
+    assert convention is not None  # that of a `Kernel`
+    is_reduced = convention.reduction != "full" and convention.n_outputs > 1
     # The largest eigenvalue of a reduced kernel is too small: the learning rate would be unsafe.
     if is_reduced or settings.loss is None:
         return None, None
     descent = settings.descent or Descent()
-    critical_rate = critical_learning_rate(
-        kernel, descent, loss=settings.loss, outputs=outputs, y=settings.y
+    critical_rate, margin = critical_rate_and_margin(
+        spectrum, descent, loss=settings.loss, outputs=outputs, y=settings.y
     )
-    if descent.learning_rate is None:
-        return float(critical_rate), None
-    margin = stability_margin(kernel, descent, loss=settings.loss, outputs=outputs, y=settings.y)
-    return float(critical_rate), float(margin)
+    return float(critical_rate), None if descent.learning_rate is None else float(margin)

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ntkdiag import errors
 from ntkdiag.analysis.alignment import alignment
 from ntkdiag.analysis.drift import drift
-from ntkdiag.analysis.stability import critical_learning_rate
+from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
@@ -32,7 +32,6 @@ from ntkdiag.losses.targets import read_targets
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import Number
 
 
 @errors.public
@@ -171,7 +170,12 @@ def _diagnose_kernel(
     reference_kernel = dataclasses.replace(raw, array=reference.reshape(raw.shape))
     motion = drift(reference_kernel, kernel)
     aligned = jnp.nan if targets is None else alignment(kernel, targets)
-    critical_rate, margin = _stability(kernel, outputs, training)
+    critical_rate = jnp.nan
+    margin = jnp.nan
+    if training.loss is not None:
+        critical_rate, margin = critical_rate_and_margin(
+            decomposed, training.descent, loss=training.loss, outputs=outputs, y=training.labels
+        )
     numbers = {
         "eigenvalues": jnp.where(is_rounding, jnp.nan, eigenvalues)[:top_k],
         "trace": jnp.trace(kernel.matrix),
@@ -196,18 +200,3 @@ def _diagnose_kernel(
 
 # Outside of a jit, one program.
 _diagnose = jax.jit(_diagnose_kernel, static_argnums=4)
-
-
-def _stability(
-    kernel: Kernel, outputs: Float[Array, "n *o"] | None, training: _Training
-) -> tuple[Number, Number]:
-    """Critical learning rate and margin; NaN without a loss, the margin also without a rate."""
-    if training.loss is None:
-        return jnp.nan, jnp.nan
-    descent = training.descent
-    critical_rate = critical_learning_rate(
-        kernel, descent, loss=training.loss, outputs=outputs, y=training.labels
-    )
-    if descent.learning_rate is None:
-        return critical_rate, jnp.nan
-    return critical_rate, descent.require_learning_rate() / critical_rate
