@@ -128,9 +128,11 @@ class NTK:
         n = sides[0][0][0].shape[0]
         if task.traced:  # a part of the caller's program
             return self._pair_by_pair(params, sides, n)
-        budget = budgets.budget(self.memory)
-        fitting = budget // max(1, make_plan(task, budget).peak_bytes)
-        at_a_time = max(1, min(n, fitting, self.tile or n))
+        budget = None if self.memory is None else budgets.budget(self.memory)
+        bytes_of_pair = max(1, make_plan(task, budget).peak_bytes)
+        if budget is None:
+            budget = budgets.budget_for(n * bytes_of_pair)
+        at_a_time = max(1, min(n, budget // bytes_of_pair, self.tile or n))
         return self._compiled_pair_by_pair(params, sides, at_a_time)
 
     @functools.cached_property

@@ -19,6 +19,8 @@ from ntkdiag import errors
 _PREFIXES = {"K": 1, "M": 2, "G": 3, "T": 4}
 # Where the memory of the host cannot be read: a small machine.
 _ASSUMED = 4 * 10**9
+# Bytes that are there without asking.
+_SMALL = 2**26
 
 
 def budget(memory: int | float | str | None) -> int:
@@ -38,6 +40,11 @@ def budget(memory: int | float | str | None) -> int:
             do="Leave it out to use half of the free memory.",
         )
     return int(size)
+
+
+def budget_for(needed: int) -> int:
+    """Bytes for work that needs so many: half of what is free, which is looked up only for much."""
+    return _SMALL if needed <= _SMALL else budget(None)
 
 
 def _read(text: str) -> float:

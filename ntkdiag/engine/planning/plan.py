@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 # Arrays as large as a piece that are alive while it is contracted: the piece and its cotangents.
 _PIECE_COPIES = 2
-# Bytes that are there without asking.
-_SMALL = 2**26
 _UNBOUNDED = 2**62
 # Of the rate of one large product, what a kernel reaches.
 _EFFICIENCY = 0.5
@@ -246,7 +244,7 @@ def make_plan(task: Task, budget: int | None) -> Plan:
     # Most kernels fit, whatever the budget is: what is planned without one is kept.
     unlimited = program.keep(_key(task), lambda: _plan(task, ways_of_one_tile, _UNBOUNDED))
     if budget is None:
-        budget = _SMALL if unlimited.peak_bytes <= _SMALL else memory.budget(None)
+        budget = memory.budget_for(unlimited.peak_bytes)
     most_examples = task.call.options.most_examples
     may_be_one_tile = most_examples is None or most_examples >= max(unlimited.n, unlimited.m)
     if unlimited.peak_bytes <= budget and may_be_one_tile:
