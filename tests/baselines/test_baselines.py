@@ -265,6 +265,13 @@ def _run(data=CLASSES, loss="cross_entropy", **options):
             "expected as many labels y as examples x; got (5,) and [24].",
         ),
         (
+            lambda: linear_baseline(
+                MODEL, CLASSES, 0.1, variables=initial_variables(), loss="cross_entropy"
+            ),
+            "linear_baseline(model, data, optimizer, loss=...): expected an Optax transformation; got 0.1. Pass "
+            "optax.sgd(0.1), for instance.",
+        ),
+        (
             lambda: _run(loss=None),
             "linear_baseline(model, data, optimizer, loss=...): expected the loss that is trained: a baseline depends "
             "on it; got loss=None.",

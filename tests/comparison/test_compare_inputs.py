@@ -132,3 +132,22 @@ def test_many_outputs_are_reduced_unless_asked_for():
     assert found.a.margin is None
     assert any('reduction="full" takes 2,400 rows' in note for note in found.notes)
     assert compare(*params, model=f, x=X[:5]).a.kernel.convention.reduction == "full"
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("names", [("start",), Y])
+def test_names_of_the_sides_are_no_labels(names):
+    match = r'the two sides, such as \("start", "end"\); got a .* Class labels and targets of the'
+    with pytest.raises(InvalidInputError, match=match):
+        compare(mlp_params(0), mlp_params(1), model=mlp, x=X, names=names)
+
+
+def test_a_model_beside_a_functional_that_holds_arrays_fixed():
+    nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
+    first = functionalize(nets[0], trainable="layers/1/**")
+    match = (
+        "expected parameters, beside a Functional as model= that holds arrays fixed; got a MLP, which "
+        "has such arrays of its own. Pass a Functional for each side, made with the same options."
+    )
+    with pytest.raises(InvalidInputError, match=match):
+        compare(*nets, model=first, x=X)
