@@ -1,28 +1,110 @@
 """Whether the directions a kernel learns fast are the directions of the labels.
 
 Two answers to one question. `alignment` compares the kernel as a whole with that of the labels, by
-the cosine of the angle between them. `label_power` goes mode by mode: what part of the labels lies
-along each eigenvector, the one that is learned fastest first.
+the cosine of the angle between them. That number has no zero of its own: `alignment_beside_chance`
+puts beside it what labels dealt out at random come to. `label_power` goes mode by mode: what part
+of the labels lies along each eigenvector, the one that is learned fastest first.
 
 Kernel and labels are centred over examples first, each output by itself: the mode that is constant
 over examples is most of the kernel of a network with biases, and no label points there.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
+from ntkdiag.analysis.permuted_labels import full_moments, reduced_moments
+from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, Operand, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.nouns import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, is_concrete
 
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
 _ROUNDOFFS_OF_CENTRING = 8
+# The same of an alignment that no permutation of labels changes.
+_ROUNDOFFS_OF_CHANCE = 64
+
+
+@pytree("value", "chance", "standard_deviation")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alignment:
+    """The centred alignment of a kernel with labels, beside that with permuted labels.
+
+    The same labels, dealt out to the examples at random, still have an alignment: little with a
+    full kernel of many outputs, 0.9 and more with a reduced kernel and labels of many classes. That
+    is the zero the number itself lacks.
+
+    Attributes:
+        value: The centred alignment, as `alignment` returns it.
+        chance: Its mean over all permutations of the labels of the examples.
+        standard_deviation: Its standard deviation over them.
+        reduction: Of the kernel: "full", "mean", ...; "matrix" for a bare array `[n n]`, which does
+            not say it. Only numbers of one reduction compare.
+    """
+
+    value: AnyScalar
+    chance: AnyScalar
+    standard_deviation: AnyScalar
+    reduction: str
+
+    @property
+    def above(self) -> AnyScalar:
+        """(value - chance) / (1 - chance): 0 at chance, 1 for the kernel of the labels themselves.
+
+        So the Rand index is adjusted for chance, too. NaN where permuting changes nothing and
+        chance is 1, as for two examples.
+        """
+        return _over(self.value - self.chance, 1 - self.chance)
+
+    @property
+    def deviations(self) -> AnyScalar:
+        """(value - chance) / standard_deviation: beyond 2 or 3 it is more than a lucky draw.
+
+        Grows with the number of examples, as tests do; `above` does not. NaN where permuting
+        changes nothing.
+        """
+        return _over(self.value - self.chance, self.standard_deviation)
+
+    def to_dict(self) -> dict[str, PlainValue]:
+        """The numbers by name, with None for what is not finite."""
+        names = ("value", "chance", "standard_deviation", "above", "deviations", "reduction")
+        return {name: display.plain(getattr(self, name)) for name in names}
+
+    def __repr__(self) -> str:
+        return (
+            f"Alignment({float(self.value):.3g} of the {self.reduction} kernel; with permuted "
+            f"labels {float(self.chance):.3g} +- {float(self.standard_deviation):.2g}, above "
+            f"chance {float(self.above):.3g})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The numbers as a table, for notebooks."""
+        meanings = {
+            "value": "cosine between kernel and labels, both centred",
+            "chance": "mean over permuted labels",
+            "standard_deviation": "over permuted labels",
+            "above": "(value - chance) / (1 - chance)",
+            "deviations": "(value - chance) / standard deviation",
+        }
+        rows = []
+        for name, meaning in meanings.items():
+            rows.append((name.replace("_", " "), f"{float(getattr(self, name)):.4g}", meaning))
+        return display.html_table(f"Alignment, {self.reduction} kernel", rows)
+
+
+def _over(difference: AnyScalar, room: AnyScalar) -> AnyScalar:
+    """A ratio; NaN where there is no more room than rounding leaves."""
+    room = jnp.asarray(room)
+    is_rounding = room <= _ROUNDOFFS_OF_CHANCE * jnp.finfo(room.dtype).eps
+    return jnp.where(is_rounding, jnp.nan, difference / jnp.where(is_rounding, 1.0, room))
 
 
 @errors.public
@@ -36,6 +118,8 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = Tr
 
     Centring removes the mean over examples, per output, from kernel and labels alike. Without it a
     network with biases shows little more than its constant mode. Rises when features are learned.
+    It is not zero for labels that have nothing to do with the kernel: `alignment_beside_chance`
+    tells what they come to.
 
     Cost: O(N^2 C^2). Source: Cristianini et al. 2001; Cortes et al. 2012 (centred); Baratin et al.
     2021 (arXiv 2008.00938) for the full kernel.
@@ -63,6 +147,72 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = Tr
     operand, labels = _read(kernel, y, centred)
     array = _centred(operand) if centred else operand.array
     return _cosine(array, labels)
+
+
+@errors.public
+@keeps_float64
+def alignment_beside_chance(kernel: KernelLike, y: jax.typing.ArrayLike) -> Alignment:
+    """The centred alignment, and what it comes to when labels are dealt out at random.
+
+    With A the alignment of the labels as they are and A' that of permuted ones, each example
+    getting the label (the whole row of it) of another,
+
+        chance = E A',    standard deviation = sqrt(E A'^2 - chance^2),
+
+    over all N! permutations, exactly and without drawing any. For a reduced kernel
+    chance = tr(K) tr(T) / ((N - 1) ||K|| ||T||), all centred. Runs under `jax.jit`.
+
+    Cost: O(N^2) for a reduced kernel; for a full one O(N (N C)^2 + N^2 C^3), less than one
+    eigendecomposition, and three times its memory. Source: Kazi-Aoual et al. 1995 for the moments
+    of a reduced kernel; for a full one see `ntkdiag.analysis.permuted_labels`. The form of `above`
+    is that of Hubert and Arabie 1985.
+
+    Args:
+        kernel: As for `alignment`.
+        y: As for `alignment`.
+
+    Returns:
+        Value, chance, standard deviation, and the part above chance; NaN as for `alignment`.
+
+    Raises:
+        InvalidInputError: As `alignment`.
+
+    Example:
+        >>> import numpy as np
+        >>> rows = np.random.default_rng(0).normal(size=(64, 1000))  # hardly alike: K is nearly I
+        >>> tokens = np.eye(64)  # 64 examples of 64 classes
+        >>> aligned = alignment_beside_chance(rows @ rows.T, tokens)
+        >>> round(float(aligned.value), 2), round(float(aligned.above), 2)
+        (0.97, 0.0)
+    """
+    operand, labels = _read(kernel, y, centred=True)
+    array = _centred(operand)
+    value, chance, deviation = _beside_chance(array, labels)
+    return Alignment(value, chance, deviation, _reduction_of(operand))
+
+
+@jax.jit
+def _beside_chance(
+    array: Float[Array, "..."], labels: Float[Array, "n o"]
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """The alignment, its mean and its standard deviation over permutations; both are centred."""
+    array = array / jnp.max(jnp.abs(array))  # keeps the fourth powers in range
+    if array.ndim == 4:
+        mean, variance = full_moments(array, labels)
+        norm_of_target = jnp.sum(labels**2)
+    else:
+        mean, variance = reduced_moments(array, labels)
+        norm_of_target = jnp.linalg.norm(labels.T @ labels)
+    # No permutation changes the norms: <K, T> is all that varies.
+    norms = jnp.linalg.norm(array) * norm_of_target
+    return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
+
+
+def _reduction_of(operand: Operand) -> str:
+    """The reduction a kernel states; of a bare array what its axes tell."""
+    if operand.convention is not None:
+        return operand.convention.reduction
+    return "full" if operand.array.ndim == 4 else "matrix"
 
 
 @jax.jit

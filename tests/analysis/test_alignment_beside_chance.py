@@ -1,0 +1,179 @@
+"""The chance level of the alignment: against all permutations, drawn ones, and closed cases."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag.analysis import alignment, alignment_beside_chance
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+
+RNG = np.random.default_rng(0)
+
+
+def problem(n, c):
+    """A full kernel, its mean over outputs, and targets, none of them centred."""
+    rows = RNG.normal(size=(n * c, 7)) + 1.0
+    array = (rows @ rows.T).reshape(n, c, n, c)
+    full = Kernel(array, Convention(reduction="full", n_outputs=c))
+    mean = Kernel(np.einsum("nomo->nm", array) / c, Convention(reduction="mean", n_outputs=c))
+    return full, mean, RNG.normal(size=(n, c)) + 1.0
+
+
+def plain_alignment(kernel, y):
+    """The cosine between the kernel and the labels' own, by the definition, with centred labels."""
+    y = y - y.mean(axis=0)
+    n, c = y.shape
+    if kernel.array.ndim == 4:
+        projector = np.kron(np.eye(n) - 1 / n, np.eye(c))
+        matrix = kernel.array.reshape(n * c, n * c)
+        target = np.outer(y.ravel(), y.ravel())
+    else:
+        projector = np.eye(n) - 1 / n
+        matrix = kernel.array
+        target = y @ y.T
+    matrix = projector @ matrix @ projector
+    return np.sum(matrix * target) / np.linalg.norm(matrix) / np.linalg.norm(target)
+
+
+@pytest.mark.parametrize("c", [1, 2, 3])
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_mean_and_deviation_are_those_over_all_permutations(n, c):
+    *kernels, y = problem(n, c)
+    for kernel in kernels:
+        permuted = [
+            plain_alignment(kernel, y[list(order)]) for order in itertools.permutations(range(n))
+        ]
+        found = alignment_beside_chance(kernel, y)
+        np.testing.assert_allclose(found.value, plain_alignment(kernel, y), rtol=1e-12)
+        np.testing.assert_allclose(found.chance, np.mean(permuted), rtol=1e-12)
+        np.testing.assert_allclose(found.standard_deviation, np.std(permuted), atol=1e-13)
+        assert found.reduction == kernel.convention.reduction
+
+
+def test_the_moments_of_many_examples_are_those_of_drawn_permutations():
+    full, mean, y = problem(20, 2)
+    draws = 1000
+    for kernel in (full, mean):
+        drawn = [plain_alignment(kernel, RNG.permutation(y)) for _ in range(draws)]
+        found = alignment_beside_chance(kernel, y)
+        assert abs(np.mean(drawn) - found.chance) < 5 * np.std(drawn) / draws**0.5
+        # The standard error of a variance is about sqrt(2 / draws) of it, more for a long tail.
+        np.testing.assert_allclose(np.std(drawn), found.standard_deviation, rtol=0.1)
+
+
+def test_value_is_that_of_alignment_and_above_and_deviations_follow():
+    _, mean, y = problem(6, 2)
+    found = alignment_beside_chance(mean, y)
+    assert found.value == alignment(mean, y)
+    np.testing.assert_allclose(found.above, (found.value - found.chance) / (1 - found.chance))
+    np.testing.assert_allclose(
+        found.deviations, (found.value - found.chance) / found.standard_deviation
+    )
+
+
+def test_random_tokens_are_at_chance():
+    """A language model at the start: an alignment of 0.99 that any labels would have."""
+    n, vocabulary = 48, 500
+    rows = RNG.normal(size=(n, 20_000))  # examples that have nothing in common
+    tokens = np.eye(vocabulary)[RNG.permutation(vocabulary)[:n]]
+    found = alignment_beside_chance(rows @ rows.T / 1e4, tokens)
+    assert found.value > 0.99
+    np.testing.assert_allclose(found.chance, found.value, rtol=1e-10)
+    np.testing.assert_allclose(found.above, 0.0, atol=1e-7)
+    # No two tokens are equal: every permutation is the same labelling up to names.
+    assert found.standard_deviation < 1e-10
+    assert np.isnan(found.deviations)
+
+
+def test_labels_drawn_at_random_are_at_chance_in_either_convention():
+    """Full and mean alignments differ tenfold; above chance both say that nothing was learned."""
+    n, c = 30, 10
+    rows = RNG.normal(size=(n * c, 600))
+    array = (rows @ rows.T).reshape(n, c, n, c)
+    mean = np.einsum("nomo->nm", array) / c
+    y = np.eye(c)[RNG.integers(0, c, n)]
+    full_alignment = alignment_beside_chance(array, y)
+    mean_alignment = alignment_beside_chance(mean, y)
+    assert mean_alignment.value > 5 * full_alignment.value
+    for found in (full_alignment, mean_alignment):
+        assert abs(found.deviations) < 3
+        assert abs(found.above) < 0.03
+
+
+def test_the_kernel_of_the_labels_is_all_above_chance():
+    y = RNG.normal(size=(12, 2))
+    for kernel in (y @ y.T, np.einsum("no,mp->nomp", y, y)):
+        found = alignment_beside_chance(kernel, y)
+        np.testing.assert_allclose(found.above, 1.0)
+        assert found.deviations > 3
+
+
+def test_of_two_examples_nothing_is_above_chance():
+    found = alignment_beside_chance(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
+    np.testing.assert_allclose([found.value, found.chance], 1.0)
+    assert np.isnan(found.above)
+
+
+@pytest.mark.parametrize("c", [1, 3])
+def test_float32_has_four_digits_of_the_deviation(c):
+    full, mean, y = problem(64, c)
+    for kernel in (full, mean):
+        narrow = Kernel(jnp.asarray(kernel.array, jnp.float32), kernel.convention)
+        exact = alignment_beside_chance(kernel, y)
+        found = alignment_beside_chance(narrow, y)
+        np.testing.assert_allclose(found.chance, exact.chance, rtol=1e-4)
+        np.testing.assert_allclose(found.standard_deviation, exact.standard_deviation, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("x64")
+def test_under_jit_it_is_the_same_number():
+    full, _, y = problem(6, 3)
+    kernel = Kernel(jnp.asarray(full.array), full.convention)
+    eager = alignment_beside_chance(kernel, y)
+    compiled = jax.jit(alignment_beside_chance)(kernel, y)
+    assert compiled.reduction == "full"
+    for name in ("value", "chance", "standard_deviation", "above"):
+        np.testing.assert_allclose(getattr(compiled, name), getattr(eager, name), rtol=1e-12)
+
+
+def test_class_numbers_and_constant_kernels_are_read_as_by_alignment():
+    full, mean, _ = problem(6, 3)
+    classes = np.array([0, 1, 2, 0, 1, 1])
+    for kernel in (full, mean):
+        of_classes = alignment_beside_chance(kernel, classes)
+        of_rows = alignment_beside_chance(kernel, np.eye(3)[classes])
+        np.testing.assert_allclose(of_classes.chance, of_rows.chance, rtol=1e-6)
+    constant = alignment_beside_chance(np.full((5, 5), 0.3), np.arange(5.0))
+    assert np.isnan([constant.value, constant.chance, constant.above]).all()
+
+
+def test_messages():
+    message = (
+        "alignment_beside_chance(kernel, y): expected labels that differ between examples; got the "
+        "same label for every example."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        alignment_beside_chance(np.eye(4), np.ones(4))
+
+
+def test_it_shows_itself_with_its_reduction():
+    _, mean, y = problem(6, 2)
+    found = alignment_beside_chance(mean, y)
+    text = repr(found)
+    assert f"{found.value:.3g} of the mean kernel" in text
+    assert f"with permuted labels {found.chance:.3g} +- {found.standard_deviation:.2g}" in text
+    assert f"above chance {found.above:.3g}" in text
+    html = found._repr_html_()
+    assert "Alignment, mean kernel" in html
+    assert "mean over permuted labels" in html
+    assert found.to_dict()["chance"] == found.chance
+    bare = alignment_beside_chance(mean.array, y)
+    assert bare.reduction == "matrix"
+    two = alignment_beside_chance(np.diag([2.0, 1.0]), np.array([1.0, -1.0]))
+    assert two.to_dict()["above"] is None
