@@ -1,4 +1,4 @@
-"""Sphinx: `sphinx-build -W docs docs/_build`, without network; pages load MathJax when read."""
+"""Sphinx: `sphinx-build -W docs docs/_build`; pages are built and read without network."""
 
 import os
 import re
@@ -13,6 +13,9 @@ os.environ["MPLBACKEND"] = (
 os.environ.setdefault(
     "JAX_PLATFORMS", "cpu"
 )  # the executed pages run wherever the documentation is built
+
+from docutils import nodes  # noqa: E402
+from latex2mathml.converter import convert  # noqa: E402
 
 import ntkdiag  # noqa: E402
 
@@ -33,6 +36,7 @@ html_theme_options = {"show_toc_level": 2, "use_download_button": False, "navbar
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
+html_math_renderer = "mathml"  # see `setup`
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
@@ -79,7 +83,21 @@ def _restore_colons(app, what, name, obj, options, lines):
     lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
+def _inline_formula(translator, node):
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _displayed_formula(translator, node):
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app):
-    """Convert docstrings before napoleon does (priority 500), and clean up after it."""
+    """Docstrings are converted before napoleon does it (priority 500), and cleaned up after it.
+
+    Formulas become MathML, which browsers draw by themselves.
+    """
+    app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
     app.connect("autodoc-process-docstring", _to_restructured_text, priority=400)
     app.connect("autodoc-process-docstring", _restore_colons, priority=600)
