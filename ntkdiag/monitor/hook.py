@@ -4,11 +4,10 @@ A call asks the schedule and the time budget, measures, and hands the numbers to
 never raises into the loop: everything after the clock is read stands in one `try`.
 """
 
-import contextlib
 import dataclasses
 import reprlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -21,11 +20,13 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.monitor.courier import CLOSING_SECONDS
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
+from ntkdiag.monitor.never_raise import warn, without_debugging_switches
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
-from ntkdiag.monitor.outbox import Outbox, warn
+from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import Schedule, Step, as_schedule
@@ -104,7 +105,7 @@ class Monitor:
     ) -> None:
         if time_share is not None:
             _require_share(time_share)
-        with _without_debugging_switches():
+        with without_debugging_switches():
             self._probe = Probe.of(
                 f,
                 x,
@@ -148,9 +149,11 @@ class Monitor:
             if not self._budget_allows(begun):
                 self.cost.skipped += 1
                 return None
-            with _without_debugging_switches():
+            with without_debugging_switches():
                 return self._measure(int(step), params, opt_state, begun)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise  # the user ends the run
+        except BaseException as error:  # asyncio.CancelledError and GeneratorExit are no Exception
             # A measurement that fails at every step is kept within the budget like any other.
             self._spend(begun, measured=False)
             if not self._has_warned:
@@ -161,9 +164,14 @@ class Monitor:
                 )
             return None
 
-    def close(self) -> None:
-        """Close the writers."""
-        self._outbox.close()
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        """Write what is still to be written, and close the writers.
+
+        Args:
+            seconds: How long to wait for writers that are behind. What they have not written then
+                is said in a warning.
+        """
+        self._outbox.close(seconds)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -292,13 +300,3 @@ def _require_concrete(params: PyTree) -> None:
             got="parameters that are being traced",
             do="Call it from the Python loop, or use ntkdiag.watch inside the compiled step.",
         )
-
-
-@contextlib.contextmanager
-def _without_debugging_switches() -> Iterator[None]:
-    """Switch off what users switch on to find faults in their own code.
-
-    What is unmeasured is NaN here, and transfers and rank promotion are meant.
-    """
-    with jax.debug_nans(False), jax.transfer_guard("allow"), jax.numpy_rank_promotion("allow"):
-        yield

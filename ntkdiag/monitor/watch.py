@@ -108,7 +108,7 @@ def watch(
 
     Writers are called on the host from inside the compiled step, asynchronously: call
     `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again,
-    with one warning.
+    with one warning; one that hangs is not waited for.
 
     Cost: per measurement one kernel and its eigenvalues, K^3, with K = N C for the full kernel, N
     for a reduced one; a second set of eigenvalues for losses other than squared error. In memory

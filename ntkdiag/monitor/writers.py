@@ -23,7 +23,8 @@ class Writer(Protocol):
 
     Two methods are optional. `start(record)` is called once, before the first `write`, with the
     convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
-    JSON values. `close()` ends the writer.
+    JSON values. `close()` ends the writer. All are called on a thread of their own, one after the
+    other, so that a writer that hangs does not hold up training.
     """
 
     def write(self, step: int, values: Values) -> None:
@@ -68,7 +69,8 @@ class JsonLines:
     it back with `read_json_lines`.
 
     Args:
-        path: The file; folders are made as needed. It is open only while a line is written.
+        path: The file, or a named pipe; folders are made as needed. It is open only while a line is
+            written.
 
     Raises:
         InvalidInputError: When it is a folder.
@@ -95,9 +97,22 @@ class JsonLines:
     def write(self, step: int, values: Values) -> None:
         """Append one measurement."""
         # Where the file was moved away, the new one has to say what its numbers mean, too.
-        if self._record and not _has_content(self.path):
+        if self._record and not self._has_begun():
             self._append({"record": self._record})
         self._append({"step": step, **values})
+
+    def close(self) -> None:
+        """Have the system put on the disk what it still holds in memory: it may lose its power."""
+        if not self.path.is_file():
+            return  # nothing was written, or it went into a pipe
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def _has_begun(self) -> bool:
+        """Whether the record went to where the next line goes; a pipe keeps nothing to look at."""
+        if self.path.exists() and not self.path.is_file():
+            return True
+        return _has_content(self.path)
 
     def _append(self, content: Mapping[str, Any]) -> None:
         """Append one line to the file."""

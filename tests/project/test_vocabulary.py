@@ -104,6 +104,7 @@ MEANINGS = {
     "memory": "bytes that a computation may hold at once",
     "spill": "a folder where factors wait that do not fit into the memory",
     "time_share": "the share of the time of training that measuring may take",
+    "seconds": "how long something is waited for",
     "batch_size": "examples at a time",
     "progress": "whether a progress bar is shown",
     "quantity": "which cost is drawn: flops or bytes",

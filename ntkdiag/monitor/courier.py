@@ -1,0 +1,262 @@
+"""One writer on a thread of its own, so that a disk that hangs does not hold up training.
+
+1. Each call of the writer goes into a queue, and a thread begins to work it off unless one does.
+2. The thread makes one call after the other, so that steps stay in order, and ends when the queue
+   is empty: between two measurements there is no thread.
+3. A full queue takes no more records; those that come are dropped and counted.
+4. Who posts gets a receipt and may wait for it, but never without a limit.
+
+No lock is ever waited for. A signal handler runs on top of whatever the main thread was doing, and
+would wait for ever for a lock that this thread holds. `queue.SimpleQueue` may be entered again from
+a handler, and `_at_work` is only tried.
+"""
+
+import atexit
+import functools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ntkdiag.monitor.never_raise import warn
+from ntkdiag.monitor.writers import Values, Writer
+
+MOST_FAILURES = 10  # in a row
+MOST_WAITING = 1000  # records, of about a kilobyte each
+PATIENCE = 1.0  # seconds that training waits for a writer, until it has once taken longer
+CLOSING_SECONDS = 10.0  # that the end of a run waits for all writers
+
+_thread = threading.local()  # `is_courier` is True on the threads that call writers
+_working: set["Courier"] = set()  # those that have a thread
+
+
+class Receipt:
+    """Tells when a call was made; may be waited for in a signal handler."""
+
+    def __init__(self) -> None:
+        self._made: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def give(self) -> None:
+        """The call was made."""
+        self._made.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the call was made, for at most so many seconds; whether it was."""
+        try:
+            self._made.get(timeout=max(seconds, 0.0))
+        except queue.Empty:
+            return False
+        self.give()  # for those who ask later
+        return True
+
+
+def _nothing() -> None:
+    """The call that only asks for a receipt."""
+
+
+class Courier:
+    """Calls one writer, in order and without ever raising.
+
+    A writer that raises is tried again with the next record, and muted after ten failures in a row.
+    The same record twice in a row is written once.
+
+    Args:
+        writer: The writer.
+        call: The call that warnings begin with, as code.
+
+    Attributes:
+        is_late: Whether training has waited for it in vain since its queue was last empty.
+        dropped: Records that found the queue full.
+    """
+
+    def __init__(self, writer: Writer, call: str) -> None:
+        self.writer = writer
+        self.dropped = 0
+        self.call = call
+        self._is_started = False
+        self._last_written = ""
+        self._failures = 0  # in a row
+        self.renew()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the queue and the lock, which cannot be copied."""
+        not_copied = ("_queue", "_at_work")
+        return {name: value for name, value in vars(self).items() if name not in not_copied}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with an empty queue and no thread."""
+        self._queue: queue.SimpleQueue[tuple[Callable[[], object], Receipt]] = queue.SimpleQueue()
+        self._at_work = threading.Lock()  # held while there is a thread
+        self.is_late = False
+
+    @property
+    def waiting(self) -> int:
+        """Calls in the queue."""
+        return self._queue.qsize()
+
+    @property
+    def name(self) -> str:
+        """The class of the writer, for messages."""
+        return type(self.writer).__name__
+
+    def post_record(self, step: int, values: Values, record: Mapping[str, Any]) -> Receipt | None:
+        """Have a measurement written; None where it is dropped or nobody should wait for it."""
+        was_late = self.is_late
+        if self.waiting >= MOST_WAITING:
+            self.dropped += 1
+            if self.dropped == 1:
+                warn(
+                    f"{self.call}: the writer {self.name} is {MOST_WAITING} records behind. What "
+                    "comes is dropped until it has caught up; close() says how much. Training goes "
+                    "on."
+                )
+            return None
+        receipt = self._post(functools.partial(self._write, step, dict(values), record))
+        return None if was_late else receipt
+
+    def post_close(self) -> Receipt:
+        """Have the writer closed after all that was posted before."""
+        return self._post(functools.partial(self._attempt, "close"))
+
+    def post_nothing(self) -> Receipt:
+        """A receipt for all that was posted before."""
+        return self._post(_nothing)
+
+    def _post(self, deliver: Callable[[], object]) -> Receipt:
+        """Put a call into the queue, and see to it that somebody works it off."""
+        receipt = Receipt()
+        self._queue.put((deliver, receipt))
+        if not self._at_work.acquire(blocking=False):
+            return receipt  # a thread is at work, and comes to it
+        _working.add(self)
+        try:
+            threading.Thread(target=self._work, name=f"ntkdiag {self.name}", daemon=True).start()
+        except RuntimeError:  # the interpreter is exiting and starts no threads any more
+            self._work()
+        return receipt
+
+    def _work(self) -> None:
+        """Make all calls in the queue."""
+        _thread.is_courier = True
+        try:
+            while True:
+                self._empty_queue()
+                self.is_late = False
+                _working.discard(self)
+                self._at_work.release()
+                # What was posted since the last look into the queue started no thread.
+                if self._queue.empty() or not self._at_work.acquire(blocking=False):
+                    return
+                _working.add(self)
+        finally:
+            _thread.is_courier = False
+
+    def _empty_queue(self) -> None:
+        while True:
+            try:
+                deliver, receipt = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            deliver()
+            receipt.give()
+
+    def _write(self, step: int, values: Values, record: Mapping[str, Any]) -> None:
+        """Write one record, after the convention record, which a writer gets once."""
+        # optax.MultiSteps updates the inner transform at every micro-step and keeps only the last,
+        # and jax.pmap updates it on every device: the same measurement comes again.
+        written = repr((step, values))
+        if written == self._last_written:
+            return
+        self._last_written = written
+        if not self._is_started:
+            self._is_started = self._attempt("start", dict(record))
+        if self._is_started:
+            self._attempt("write", step, values)
+
+    def _attempt(self, method: str, *args: Any) -> bool:
+        """Call a method of the writer, if it has one and is not muted; whether all went well."""
+        if self._failures >= MOST_FAILURES:
+            return False
+        call = getattr(self.writer, method, None)
+        try:
+            if call is not None:
+                call(*args)
+        # Nobody interrupts this thread: SystemExit is that of rich at a closed pipe,
+        # asyncio.CancelledError that of a client library.
+        except BaseException as error:
+            self._count_failure(method, error)
+            return False
+        self._failures = 0
+        return True
+
+    def _count_failure(self, method: str, error: BaseException) -> None:
+        """Count a failure; warn of the first in a row, and of the one that mutes the writer."""
+        self._failures += 1
+        if self._failures == 1:
+            consequence = "It is tried again at the next one"
+        elif self._failures == MOST_FAILURES:
+            consequence = f"It is muted after {MOST_FAILURES} in a row"
+        else:
+            return
+        warn(
+            f"{self.call}: the writer {self.name} failed in {method}() with "
+            f"{type(error).__name__}: {error}. This measurement is lost to it. {consequence}; "
+            "training goes on."
+        )
+
+
+def wait(posted: Iterable[tuple[Courier, Receipt]], seconds: float) -> list[Courier]:
+    """Wait for receipts, all together at most so many seconds; the couriers whose is missing.
+
+    On the thread of a courier nothing is waited for: it would wait for itself.
+    """
+    if getattr(_thread, "is_courier", False):
+        return []
+    end = time.monotonic() + seconds
+    missing = []
+    for courier, receipt in posted:
+        if not receipt.wait(end - time.monotonic()):
+            missing.append(courier)
+    return missing
+
+
+def wait_at_the_end(posted: Sequence[tuple[Courier, Receipt]], seconds: float) -> None:
+    """Wait for the last receipts of a run, and say which records are not written."""
+    for courier in wait(posted, seconds):
+        warn(
+            f"{courier.call}: the writer {courier.name} has {courier.waiting} records to write "
+            f"{seconds:g} s after the end, and is not waited for any longer. What it does not "
+            "write before the process ends is lost."
+        )
+    for courier, _ in posted:
+        if courier.dropped:
+            warn(
+                f"{courier.call}: {courier.dropped} records were dropped because the writer "
+                f"{courier.name} was {MOST_WAITING} records behind."
+            )
+            courier.dropped = 0  # said once
+
+
+def _wait_at_exit() -> None:
+    """Have everything written that was posted: the threads of couriers end with the process."""
+    posted = [(courier, courier.post_nothing()) for courier in tuple(_working)]
+    wait_at_the_end(posted, CLOSING_SECONDS)
+
+
+def _begin_anew_in_child() -> None:
+    """After a fork the threads are those of the parent, and so is what was posted to them."""
+    _thread.is_courier = False
+    for courier in tuple(_working):
+        courier.renew()
+    _working.clear()
+
+
+atexit.register(_wait_at_exit)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_begin_anew_in_child)

@@ -1,0 +1,47 @@
+"""What keeps faults of a measurement, or of a writer, away from the training loop."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import jax
+
+
+def warn(text: str) -> None:
+    """Warn without raising, even where warnings are errors: the training loop must go on."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except Exception:  # RuntimeWarning, or whatever a user's own `warnings.showwarning` raises
+        logging.getLogger("ntkdiag").warning(text)
+
+
+@contextlib.contextmanager
+def warnings_as_warnings() -> Iterator[None]:
+    """Show the warnings that `python -W error` turns into errors, which would end the training."""
+    are_errors = any(filter_[0] == "error" for filter_ in warnings.filters)
+    if not are_errors:
+        yield  # nothing is touched: filters are those of all threads
+        return
+    with warnings.catch_warnings():  # puts the filters back at the end
+        filters = cast(list[tuple[Any, ...]], warnings.filters)
+        for index, (action, *what_is_matched) in enumerate(filters):
+            if action == "error":
+                filters[index] = ("default", *what_is_matched)
+        yield
+
+
+@contextlib.contextmanager
+def without_debugging_switches() -> Iterator[None]:
+    """Switch off what users switch on to find faults in their own code.
+
+    What is unmeasured is NaN here, and transfers and rank promotion are meant.
+    """
+    with (
+        jax.debug_nans(False),
+        jax.transfer_guard("allow"),
+        jax.numpy_rank_promotion("allow"),
+        warnings_as_warnings(),
+    ):
+        yield

@@ -1,0 +1,286 @@
+"""Writers on threads of their own: nothing a writer does holds up the run, and nothing is lost in silence."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from ntkdiag.monitor import courier as couriers
+from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
+
+RECORD = {"reduction": "full"}
+
+
+class Stuck:
+    """A writer that hangs in its first `write` until it is released."""
+
+    def __init__(self):
+        self.released, self.steps = threading.Event(), []
+
+    def write(self, step, values):
+        self.released.wait()
+        self.steps.append(step)
+
+
+def send(outbox, steps):
+    for step in steps:
+        outbox.send(step, {"ntk_trace": float(step)}, RECORD)
+
+
+def within(seconds, call, *args):
+    """Make a call that may hang for ever; whether it came back in time."""
+    thread = threading.Thread(target=call, args=args, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def run(script, *args):
+    """Run a script of its own; what it printed."""
+    script = "from ntkdiag.monitor.outbox import Outbox\n" + textwrap.dedent(script)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True, timeout=60
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_a_writer_may_close_its_monitor():
+    closed = []
+
+    class Closing:
+        def write(self, step, values):
+            outbox.close()
+
+        def close(self):
+            closed.append(True)
+
+    outbox = Outbox([Closing()])
+    assert within(20, send, outbox, [0])
+    outbox.close()
+    assert closed == [True, True]
+
+
+def test_a_signal_handler_may_close_the_monitor():
+    code, printed, _ = run(
+        """
+        import os, signal, sys, time
+
+        class Slow:
+            def write(self, step, values):
+                if step == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(0.2)
+                print("wrote", step)
+            def close(self):
+                print("closed")
+
+        def end(*_):
+            outbox.close()
+            print("handled")
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        outbox = Outbox([Slow()])
+        for step in range(100):
+            outbox.send(step, {}, {})
+        """
+    )
+    assert code == 0
+    assert printed.split("\n")[:4] == ["wrote 0", "wrote 1", "closed", "handled"]
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt])
+def test_no_exception_of_a_writer_ends_training(error):
+    class Raising:
+        def write(self, step, values):
+            raise error("stop")
+
+    memory = InMemory()
+    with pytest.warns(
+        RuntimeWarning, match=f"the writer Raising failed in write.. with {error.__name__}: stop"
+    ):
+        send(Outbox([Raising(), memory]), [0, 1])
+    assert memory.steps == [0, 1]
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    memory = InMemory()
+    outbox = Outbox([JsonLines(tmp_path / "pipe"), memory])
+    assert within(20, send, outbox, [0, 1])
+    begun = time.monotonic()
+    send(outbox, range(2, 50))  # it is late: nobody waits for it any more
+    assert time.monotonic() - begun < couriers.PATIENCE
+    assert memory.steps == list(range(50))
+    with pytest.warns(RuntimeWarning) as caught:
+        outbox.close(seconds=0.1)
+    assert [str(warning.message) for warning in caught] == [
+        "ntkdiag: the writer JsonLines has 50 records to write 0.1 s after the end, and is not waited for any "
+        "longer. What it does not write before the process ends is lost."
+    ]
+    # Once somebody reads, everything comes, in order.
+    with (tmp_path / "pipe").open() as pipe:
+        lines = pipe.read().splitlines()
+        while len(lines) < 51:
+            lines += pipe.read().splitlines()
+    outbox.close()
+    (tmp_path / "lines").write_text("\n".join(lines))
+    records, rows = read_json_lines(tmp_path / "lines")
+    assert records == [RECORD]
+    assert [row["step"] for row in rows] == list(range(50))
+
+
+def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
+    monkeypatch.setattr(couriers, "MOST_WAITING", 3)
+    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.05)
+    stuck = Stuck()
+    outbox = Outbox(stuck)
+    with pytest.warns(RuntimeWarning) as caught:
+        send(outbox, range(10))
+    said = (
+        "ntkdiag: the writer Stuck is 3 records behind. What comes is dropped until it has caught up; close() says "
+        "how much. Training goes on."
+    )
+    assert [str(warning.message) for warning in caught] == [said]
+    stuck.released.set()
+    with pytest.warns(RuntimeWarning) as caught:
+        outbox.close()
+    said = "ntkdiag: 6 records were dropped because the writer Stuck was 3 records behind."
+    assert [str(warning.message) for warning in caught] == [said]
+    assert stuck.steps == [0, 1, 2, 3]  # one in its hands, three in the queue
+    outbox.close()  # and says nothing more
+
+
+def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
+    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.05)
+    stuck = Stuck()
+    outbox = Outbox(stuck)
+    send(outbox, [0])
+    stuck.released.set()
+    outbox.close()
+    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 10.0)
+    for step in range(1, 200):
+        send(outbox, [step])
+        assert stuck.steps[-1] == step
+    assert stuck.steps == list(range(200))
+
+
+def test_steps_stay_in_order_whoever_sends():
+    """Callbacks of a compiled step come on threads of XLA, one after the other but not on the same one."""
+    memory = InMemory()
+    outbox = Outbox(memory)
+    for step in range(100):
+        assert within(20, send, outbox, [step])
+    assert memory.steps == list(range(100))
+    assert not [t for t in threading.enumerate() if t.name.startswith("ntkdiag")]
+
+
+def test_threads_end_with_the_queue_though_many_send_at_once():
+    memory = InMemory()
+    outbox = Outbox(memory)
+    senders = [threading.Thread(target=send, args=(outbox, range(k, 200, 4))) for k in range(4)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    outbox.close()
+    assert sorted(memory.steps) == list(range(200))
+    for k in range(4):
+        assert [step for step in memory.steps if step % 4 == k] == list(range(k, 200, 4))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_after_a_fork_the_child_writes_its_own_and_only_its_own():
+    code, printed, said = run(
+        """
+        import os, sys, time
+
+        class Slow:
+            def write(self, step, values):
+                time.sleep(0.5 if step == 0 else 0.0)
+                os.write(1, f"{values['who']} {step}\\n".encode())
+
+        import ntkdiag.monitor.outbox
+        ntkdiag.monitor.outbox.PATIENCE = 0.05  # nobody waits: the fork finds a thread at work
+        outbox = Outbox([Slow()])
+        outbox.send(0, {"who": "parent"}, {})
+        outbox.send(1, {"who": "parent"}, {})
+        child = os.fork()
+        if child == 0:
+            outbox.send(2, {"who": "child"}, {})
+            outbox.close()
+            sys.exit(0)  # by way of the functions that run at the exit
+        assert os.waitpid(child, 0)[1] == 0
+        outbox.send(3, {"who": "parent"}, {})
+        """
+    )
+    assert (code, said) == (0, "")
+    lines = printed.split("\n")[:-1]
+    assert [line for line in lines if "child" in line] == ["child 2"]
+    assert [line for line in lines if "parent" in line] == ["parent 0", "parent 1", "parent 3"]
+
+
+def test_the_end_of_the_interpreter_waits_for_what_was_sent(tmp_path):
+    path = tmp_path / "run.jsonl"
+    code, _, said = run(
+        """
+        import atexit, sys, time
+        from ntkdiag.monitor import JsonLines
+
+        class Slow(JsonLines):
+            def write(self, step, values):
+                time.sleep(1.5 if step == 0 else 0.0)
+                super().write(step, values)
+
+        outbox = Outbox([Slow(sys.argv[1])])
+        for step in range(20):
+            outbox.send(step, {}, {})
+        """,
+        path,
+    )
+    assert (code, said) == (0, "")
+    assert [row["step"] for row in read_json_lines(path)[1]] == list(range(20))
+
+
+def test_what_is_closed_is_on_the_disk(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def noted(descriptor):
+        fsync(descriptor)
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    path = tmp_path / "run.jsonl"
+    outbox = Outbox(JsonLines(path))
+    send(outbox, range(5))
+    outbox.close()
+    assert synced == [path.stat().st_ino]
+    assert len(read_json_lines(path)[1]) == 5
+    Outbox(JsonLines(tmp_path / "never.jsonl")).close()  # nothing was written: nothing to sync
+    assert len(synced) == 1
+
+
+def test_what_is_closed_survives_a_kill(tmp_path):
+    path = tmp_path / "run.jsonl"
+    code, _, _ = run(
+        """
+        import os, signal, sys
+        from ntkdiag.monitor import JsonLines
+        outbox = Outbox([JsonLines(sys.argv[1])])
+        for step in range(20):
+            outbox.send(step, {}, {})
+        outbox.close()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        path,
+    )
+    assert code == -signal.SIGKILL
+    assert [row["step"] for row in read_json_lines(path)[1]] == list(range(20))
