@@ -160,7 +160,7 @@ def _largest_curvature(
     """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
     trained_loss = require_loss(loss, "the curvature")
     if isinstance(kernel, NTKOperator):
-        _require_preconditioned("none", descent)  # operators know no preconditioner
+        _require_preconditioned(kernel.preconditioner.kind, descent)
         return _of_operator(kernel, trained_loss, outputs, y)
     operand = _read_full(kernel)
     if operand.convention is not None:
@@ -279,7 +279,8 @@ def _require_preconditioned(of_kernel: str, descent: Descent) -> None:
         raise errors.InvalidInputError(
             expected="the kernel J P^-1 J^T beside a Descent with a preconditioner",
             got="the kernel J J^T",
-            do="Compute it as ntk(..., preconditioner=P), with the same P.",
+            do="Compute it as ntk(..., preconditioner=P) or NTKOperator(..., preconditioner=P), "
+            "with the same P.",
         )
 
 

@@ -28,7 +28,12 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.conjugate_gradients import conjugate_gradients, solve_shifted
-from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
+from ntkdiag.matrix_free.operator import (
+    NTKOperator,
+    require_outputs,
+    require_plain,
+    require_square,
+)
 from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_after
 from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.scalars import Number, Scalar, require_at_least_zero
@@ -98,6 +103,7 @@ def gauss_newton_step(
     _require_solver(solver)
     require_at_least_zero(ridge, "ridge")
     require_square(operator)
+    require_plain(operator)
     # Where the linearized model stands now: at theta_0, or where an earlier step led.
     if after is not None:
         f0 = after.outputs

@@ -41,7 +41,7 @@ class KernelProducts:
 
 def operator_products(operator: NTKOperator) -> KernelProducts:
     """Products with an operator; its noise floor is the roundoff of its model, at any size."""
-    _require_concrete((operator.params, operator.x))
+    _require_concrete(operator)
     if not operator.symmetric:
         raise errors.InvalidInputError(
             expected="an operator of examples with themselves",
@@ -61,6 +61,7 @@ def operator_products(operator: NTKOperator) -> KernelProducts:
         n_outputs=int(np.prod(operator.output_shape)),
         mode=getattr(operator.f, "mode", "unspecified"),  # `functionalize` notes it on f
         model_roundoff=roundoff_of(operator.f, operator.params, microbatch),
+        preconditioner=operator.preconditioner.kind,
     )
     roundoff = convention.coarsest(operator.dtype)
     return KernelProducts(product, operator.shape[0], convention, roundoff, noise_floor=roundoff)

@@ -1,9 +1,10 @@
 """The empirical NTK as a linear operator: products K v without K.
 
-K v = J(x) (J(x2)^T v). The factor on the right is one backward sweep: the cotangents v of the
-columns are pulled back to the parameters, microbatch by microbatch, and summed. The factor on the
-left is one forward-mode sweep along that sum over the microbatches of the rows. Neither K nor J is
-ever formed, and no more than one microbatch is differentiated at a time.
+K v = J(x) P^-1 (J(x2)^T v). The factor on the right is one backward sweep: the cotangents v of the
+columns are pulled back to the parameters, microbatch by microbatch, and summed. With a
+preconditioner that sum is divided by P. The factor on the left is one forward-mode sweep along it
+over the microbatches of the rows. Neither K nor J is ever formed, and no more than one microbatch
+is differentiated at a time.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from ntkdiag import _jax, display, errors
 from ntkdiag._jax import TreeStructure
 from ntkdiag.engine.calls import arguments, meshes
+from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.independence import check_few
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
@@ -29,7 +31,7 @@ _ROWS = "Rows are examples times outputs, the outputs of an example next to each
 
 @jax.tree_util.register_pytree_node_class
 class NTKOperator:
-    """K = J(x) J(x2)^T as an operator on vectors over examples and outputs.
+    """K = J(x) P^-1 J(x2)^T as an operator on vectors over examples and outputs.
 
     A product is one backward and one forward-mode sweep over microbatches: the kernel is never
     formed. Rows are ordered as in the full `Kernel`, index (n, o). `K @ v`, `K.mv(v)` and `K(v)`
@@ -45,6 +47,8 @@ class NTKOperator:
         x: Row examples.
         x2: Column examples; None for x.
         batch_size: Examples differentiated at a time: those of one microbatch.
+        preconditioner: P as it was read: its `kind` ("none", "scalar", "per leaf", "elementwise")
+            and 1/P leaf by leaf.
         n_examples: Number of row examples.
         output_shape: Shape of the outputs of one example.
         dtype: Of the outputs.
@@ -70,6 +74,7 @@ class NTKOperator:
         x2: PyTree = None,
         *,
         batch_size: int | np.integer = 256,
+        preconditioner: PyTree = None,
         check: bool = True,
     ):
         """Look at f, the parameters and the examples.
@@ -83,13 +88,15 @@ class NTKOperator:
             x: Row examples, an array or pytree of arrays.
             x2: Column examples; None for x.
             batch_size: Examples differentiated at a time.
+            preconditioner: P of K = J P^-1 J^T, as `ntk` takes it: a number, or a pytree like
+                params of numbers or of arrays of their shapes. None is P = 1.
             check: Whether to verify that examples are independent, where there are several
                 microbatches.
 
         Raises:
             InvalidInputError: When the parameters are not finite real floating arrays, the outputs
-                are not one floating array with the example axis first, or `batch_size` is no
-                positive integer.
+                are not one floating array with the example axis first, `batch_size` is no
+                positive integer, or P is not positive or does not fit the parameters.
             ExamplesInteractError: When outputs of one example depend on the others, as with batch
                 norm in train mode: a microbatch would be another network.
         """
@@ -106,6 +113,7 @@ class NTKOperator:
         self.params = jax.tree.map(jnp.asarray, params)
         self.x = jax.tree.map(jnp.asarray, x)
         self.x2 = jax.tree.map(jnp.asarray, x2)
+        self.preconditioner = Preconditioner.of(preconditioner, self.params)
         n_rows = arguments.batch_size(self.x, "x")
         n_columns = n_rows if x2 is None else arguments.batch_size(self.x2, "x2")
         n_most = max(n_rows, n_columns)
@@ -115,7 +123,7 @@ class NTKOperator:
         # One trace of f says what it returns, what it closes over, and how to compile it.
         jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
         consts = _jax.open_jaxpr(jaxpr)[1]
-        arrays = (self.params, self.x, self.x2)
+        arrays = (self.params, self.x, self.x2, self.preconditioner)
         self.closes_over_explicit = meshes.explicit(consts) is not None
         meshes.within(arrays, self.closes_over_explicit)
 
@@ -213,7 +221,7 @@ class NTKOperator:
 
     @errors.public
     def cotangent(self, v: jax.typing.ArrayLike) -> PyTree:
-        """J^T v for the row examples.
+        """J^T v for the row examples, a gradient: a preconditioner has no part in it.
 
         Cost: one forward and one backward pass.
 
@@ -240,9 +248,11 @@ class NTKOperator:
         """K^T, the operator with rows and columns exchanged."""
         if self.symmetric:
             return self
-        return NTKOperator(
+        transposed = NTKOperator(
             self.f, self.params, self.x2, self.x, batch_size=self.batch_size, check=False
         )
+        transposed.preconditioner = self.preconditioner  # diagonal: its own transpose
+        return transposed
 
     def lineax(self) -> "AbstractLinearOperator":
         """The operator for lineax, on vectors `[(m p)]`.
@@ -265,11 +275,15 @@ class NTKOperator:
             "dtype": str(self.dtype),
             "symmetric": self.symmetric,
             "batch_size": self.batch_size,
+            "preconditioner": self.preconditioner.kind,
         }
 
     def __repr__(self) -> str:
         rows, columns = self.shape
-        return f"NTKOperator({rows} x {columns}, {self.dtype}, batch_size={self.batch_size})"
+        text = f"NTKOperator({rows} x {columns}, {self.dtype}, batch_size={self.batch_size}"
+        if self.preconditioner.kind != "none":
+            text += f", preconditioner={self.preconditioner.kind}"
+        return text + ")"
 
     def _repr_html_(self) -> str:
         content = self.to_dict()
@@ -282,6 +296,8 @@ class NTKOperator:
             ("dtype", f"{self.dtype}", "of the outputs"),
             ("batch_size", f"{self.batch_size}", "examples differentiated at a time"),
         ]
+        if self.preconditioner.kind != "none":
+            rows.append(("preconditioner", self.preconditioner.kind, "K = J P^-1 J^T"))
         return display.html_table("NTKOperator: the kernel, never formed", rows)
 
     def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[str, object], ...]]:
@@ -298,7 +314,7 @@ class NTKOperator:
             "closes_over_explicit",
         )
         fixed = tuple((name, getattr(self, name)) for name in names)
-        return (self.params, self.x, self.x2), fixed
+        return (self.params, self.x, self.x2, self.preconditioner), fixed
 
     @classmethod
     def tree_unflatten(
@@ -307,7 +323,7 @@ class NTKOperator:
         """Put an operator together again."""
         # Not by `__init__`: JAX puts other things than arrays in the place of leaves.
         operator = object.__new__(cls)
-        operator.params, operator.x, operator.x2 = arrays
+        operator.params, operator.x, operator.x2, operator.preconditioner = arrays
         vars(operator).update(fixed)
         return operator
 
@@ -322,6 +338,18 @@ def require_square(operator: object) -> None:
         got="one of two sets of examples" if is_cross else type(operator).__name__,
         do="Leave x2 out; kernels that are arrays go to ntkdiag.predict.",
     )
+
+
+def require_plain(operator: NTKOperator) -> None:
+    """Refuse an operator with a preconditioner where steps of the parameters are computed."""
+    kind = operator.preconditioner.kind
+    if kind != "none":
+        raise errors.InvalidInputError(
+            expected="`operator` without a preconditioner: the step is that of least norm",
+            got=f"one that is {kind}",
+            do="Leave preconditioner= out of NTKOperator; top_spectrum, stability_margin and "
+            "products take it.",
+        )
 
 
 def require_outputs(
@@ -357,11 +385,11 @@ def gram_product(operator: NTKOperator, step: PyTree) -> PyTree:
 
 
 def _product(operator: NTKOperator, v: Float[Array, "m *p"]) -> Float[Array, "n *o"]:
-    """J(x) (J(x2)^T v), from the right to the left."""
+    """J(x) P^-1 (J(x2)^T v), from the right to the left."""
     columns = operator.x if operator.symmetric else operator.x2
     # J(x2)^T v, a tree like the parameters
     pulled = microbatches.cotangents(operator.f, operator.params, _batches(operator, columns), v)
-    return _tangent(operator, pulled)
+    return _tangent(operator, operator.preconditioner.divide(pulled))
 
 
 def _tangent(operator: NTKOperator, step: PyTree) -> Float[Array, "n *o"]:

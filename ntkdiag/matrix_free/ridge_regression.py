@@ -23,6 +23,7 @@ from ntkdiag.matrix_free.operator import (
     NTKOperator,
     gram_product,
     require_outputs,
+    require_plain,
     require_square,
 )
 from ntkdiag.matrix_free.solution import Solution, SolvedStep, solution_after
@@ -77,6 +78,7 @@ def least_squares(
     """
     require_at_least_zero(ridge, "ridge")
     require_square(operator)
+    require_plain(operator)
     # Without ridge K may be singular: LSMR finds the step of least norm then.
     if solver is None:
         has_no_ridge = is_concrete(ridge) and float(ridge) == 0.0

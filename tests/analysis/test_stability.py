@@ -318,7 +318,8 @@ def test_a_softmax_at_every_position():
         (
             lambda: stability_margin(FULL, Descent(0.1, preconditioner=2.0), loss="mse"),
             "stability_margin(kernel, descent): expected the kernel J P^-1 J^T beside a Descent with a preconditioner; "
-            "got the kernel J J^T. Compute it as ntk(..., preconditioner=P), with the same P.",
+            "got the kernel J J^T. Compute it as ntk(..., preconditioner=P) or NTKOperator(..., "
+            "preconditioner=P), with the same P.",
         ),
         (
             lambda: stability_margin(FULL, Descent(momentum=0.9), loss="mse"),

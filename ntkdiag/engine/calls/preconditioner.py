@@ -66,6 +66,17 @@ class Preconditioner:
         flat = [value.reshape(-1) if value.ndim else value for value in values]
         return Preconditioner(kind, [1 / value for value in flat])
 
+    def divide(self, step: PyTree) -> PyTree:
+        """P^-1 times a tree like the parameters, in its dtypes."""
+        if self.inverse is None:
+            return step
+        leaves, structure = jax.tree.flatten(step)
+        divided = []
+        for leaf, inverse in zip(leaves, self.inverse, strict=True):
+            weight = inverse.reshape(leaf.shape) if inverse.ndim else inverse  # [P] -> [...]
+            divided.append((leaf * weight).astype(leaf.dtype))
+        return jax.tree.unflatten(structure, divided)
+
 
 def _is_leaf(tree: PyTree) -> bool:
     """Whether a tree is a single leaf."""

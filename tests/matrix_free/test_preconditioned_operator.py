@@ -1,0 +1,184 @@
+"""NTKOperator(preconditioner=P) against J P^-1 J^T from a Jacobian by hand, in float64."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+import two_layers
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.matrix_free import NTKOperator, gauss_newton_step, least_squares
+
+N, M, D, C, W = 11, 4, 3, 2, 5
+RNG = np.random.default_rng(3)
+X, X_TEST, V = RNG.normal(size=(N, D)), RNG.normal(size=(M, D)), RNG.normal(size=N * C)
+PARAMS = {"a": RNG.normal(size=(D, W)), "b": RNG.normal(size=(W, C))}
+J = np.concatenate(two_layers.jacobian(PARAMS["a"], PARAMS["b"], X), axis=2).reshape(N * C, -1)
+J_TEST = np.concatenate(two_layers.jacobian(PARAMS["a"], PARAMS["b"], X_TEST), axis=2)
+J_TEST = J_TEST.reshape(M * C, -1)
+BY_LEAF = {"a": 0.5, "b": 4.0}
+BY_PARAMETER = {name: RNG.uniform(0.1, 3.0, size=leaf.shape) for name, leaf in PARAMS.items()}
+# What is handed in, its kind, and P as a row beside the columns of J.
+FORMS = {
+    "none": (None, np.ones(J.shape[1])),
+    "scalar": (2.5, np.full(J.shape[1], 2.5)),
+    "per leaf": (BY_LEAF, np.r_[np.full(D * W, 0.5), np.full(W * C, 4.0)]),
+    "elementwise": (BY_PARAMETER, np.r_[BY_PARAMETER["a"].ravel(), BY_PARAMETER["b"].ravel()]),
+}
+
+
+def net(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    """The kind, P as it is handed in, and the row of its diagonal; computing is in float64."""
+    with jax.enable_x64(True):
+        yield request.param, *FORMS[request.param]
+
+
+def test_products_diagonal_and_dense(form):
+    kind, preconditioner, row = form
+    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)
+    dense = (J / row) @ J.T
+    np.testing.assert_allclose(operator @ V, dense @ V, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(operator @ np.eye(N * C), dense, rtol=1e-11, atol=1e-12)
+    in_lineax = operator.lineax()
+    np.testing.assert_allclose(in_lineax.as_matrix(), dense, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(lx.diagonal(in_lineax), np.diag(dense), rtol=1e-11)
+    # What has no P in it: the outputs, and both factors of the Jacobian.
+    np.testing.assert_allclose(operator.outputs(), net(PARAMS, X))
+    pulled = operator.cotangent(V)
+    flat = np.concatenate([np.ravel(pulled["a"]), np.ravel(pulled["b"])])
+    np.testing.assert_allclose(flat, J.T @ V, rtol=1e-11, atol=1e-12)
+    assert operator.preconditioner.kind == kind
+
+
+def test_it_is_the_kernel_of_ntk(form):
+    _, preconditioner, _ = form
+    kernel = ntkdiag.ntk(net, PARAMS, X, reduction="full", preconditioner=preconditioner)
+    operator = NTKOperator(net, PARAMS, X, preconditioner=preconditioner)
+    np.testing.assert_allclose(operator @ V, kernel.matrix @ V, rtol=1e-11, atol=1e-12)
+
+
+def test_two_sets_of_examples(form):
+    _, preconditioner, row = form
+    cross = NTKOperator(net, PARAMS, X_TEST, X, batch_size=3, preconditioner=preconditioner)
+    dense = (J_TEST / row) @ J.T
+    np.testing.assert_allclose(cross @ V, dense @ V, rtol=1e-11, atol=1e-12)
+    u = V[: M * C]
+    np.testing.assert_allclose(cross.transpose() @ u, dense.T @ u, rtol=1e-11, atol=1e-12)
+
+
+def test_inside_a_program_of_the_user(form):
+    _, preconditioner, row = form
+
+    @jax.jit
+    def product(params, preconditioner, v):
+        return NTKOperator(net, params, X, preconditioner=preconditioner) @ v
+
+    expected = (J / row) @ (J.T @ V)
+    np.testing.assert_allclose(product(PARAMS, preconditioner, V), expected, rtol=1e-11)
+    operator = NTKOperator(net, PARAMS, X, batch_size=5, preconditioner=preconditioner)
+    handed_through = jax.jit(lambda K, v: K @ v)(operator, V)
+    np.testing.assert_allclose(handed_through, expected, rtol=1e-11)
+
+
+def test_largest_eigenvalues_and_their_convention(form):
+    kind, preconditioner, row = form
+    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)
+    found = ntkdiag.top_spectrum(operator, 3)
+    expected = np.linalg.eigvalsh((J / row) @ J.T)[::-1][:3]
+    np.testing.assert_allclose(found.eigenvalues, expected, rtol=1e-10)
+    assert found.convention.preconditioner == kind
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy", "sigmoid_cross_entropy"])
+def test_margin_with_the_preconditioner_of_the_update_rule(form, loss):
+    _, preconditioner, _ = form
+    rule = ntkdiag.Descent(0.3, momentum=0.9, kind="ema", preconditioner=preconditioner)
+    operator = NTKOperator(net, PARAMS, X, batch_size=4, preconditioner=preconditioner)
+    kernel = ntkdiag.ntk(net, PARAMS, X, reduction="full", preconditioner=preconditioner)
+    expected = ntkdiag.stability_margin(kernel, rule, loss=loss, outputs=net(PARAMS, X))
+    np.testing.assert_allclose(
+        ntkdiag.stability_margin(operator, rule, loss=loss), expected, rtol=1e-8
+    )
+    np.testing.assert_allclose(
+        ntkdiag.critical_learning_rate(operator, rule, loss=loss), 0.3 / expected, rtol=1e-8
+    )
+
+
+def test_adam_in_float32():
+    """P = (1 - b1^t)(sqrt(v_hat) + eps) of an optimizer whose second moments are arrays."""
+    params = jax.tree.map(jnp.float32, PARAMS)
+    second_moments = jax.tree.map(lambda p: jnp.float32(p**2), BY_PARAMETER)
+    of_adam = jax.tree.map(lambda v: (1 - 0.9**7) * (jnp.sqrt(v) + 1e-8), second_moments)
+    rule = ntkdiag.Descent(1e-2, momentum=0.9, kind="ema", preconditioner=of_adam)
+    operator = NTKOperator(net, params, np.float32(X), preconditioner=of_adam)
+    row = (1 - 0.9**7) * (FORMS["elementwise"][1] + 1e-8)
+    largest = np.linalg.eigvalsh((J / row) @ J.T)[-1]
+    # D = N; the threshold of Adam is 2 (1 + 0.9) / (1 - 0.9) = 38.
+    margin = ntkdiag.stability_margin(operator, rule, loss="mse")
+    np.testing.assert_allclose(margin, 1e-2 * largest / N / 38, rtol=1e-4)
+
+
+def test_what_it_shows_of_itself():
+    operator = NTKOperator(net, jax.tree.map(np.float32, PARAMS), np.float32(X), preconditioner=2.0)
+    assert repr(operator) == ("NTKOperator(22 x 22, float32, batch_size=11, preconditioner=scalar)")
+    assert json.loads(json.dumps(operator.to_dict()))["preconditioner"] == "scalar"
+    assert "K = J P^-1 J^T" in operator._repr_html_()
+    plain = NTKOperator(net, jax.tree.map(np.float32, PARAMS), np.float32(X))
+    assert plain.to_dict()["preconditioner"] == "none"
+
+
+def _rule():
+    return ntkdiag.Descent(0.1, preconditioner=2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ntkdiag.stability_margin(NTKOperator(net, PARAMS, X), _rule(), loss="mse"),
+            "expected the kernel J P^-1 J^T beside a Descent with a preconditioner; got the kernel "
+            "J J^T. Compute it as ntk(..., preconditioner=P) or NTKOperator(..., "
+            "preconditioner=P), with the same P.",
+        ),
+        (
+            lambda: NTKOperator(net, PARAMS, X, preconditioner={"a": 1.0}),
+            "expected preconditioner= as a positive number, one per leaf, or one per parameter; got "
+            "a tree with a. Give it the tree of params: a, b.",
+        ),
+        (
+            lambda: NTKOperator(net, PARAMS, X, preconditioner=-1.0),
+            "got a value that is zero, negative or NaN. Add the epsilon of the optimizer to P.",
+        ),
+        (
+            lambda: least_squares(
+                NTKOperator(net, PARAMS, X, preconditioner=2.0), np.zeros((N, C)), ridge=1.0
+            ),
+            "expected `operator` without a preconditioner: the step is that of least norm; got one "
+            "that is scalar. Leave preconditioner= out of NTKOperator; top_spectrum, "
+            "stability_margin and products take it.",
+        ),
+        (
+            lambda: gauss_newton_step(
+                NTKOperator(net, PARAMS, X, preconditioner=BY_LEAF),
+                np.zeros((N, C)),
+                loss="mse",
+                ridge=1.0,
+            ),
+            "expected `operator` without a preconditioner: the step is that of least norm; got one "
+            "that is per leaf.",
+        ),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
