@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Comparing two checkpoints
-# Two steps of an Orbax `CheckpointManager`, one probe, one answer: what moved, and was it lazy or
+# Two steps of an Orbax `CheckpointManager`, one answer: what moved, and was it lazy or
 # feature learning?
 
 # %%
@@ -16,7 +16,8 @@ from sklearn.datasets import load_digits
 import ntkdiag
 
 images, labels = load_digits(return_X_y=True)
-x, y = (images / 16).astype(np.float32)[:512], labels[:512]
+images = (images / 16).astype(np.float32)
+x, y = images[:512], labels[:512]
 model = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(10)])
 variables = model.init(jax.random.key(0), x)
 optimizer = optax.sgd(0.2)
@@ -42,13 +43,12 @@ with ocp.CheckpointManager(checkpoints) as manager:
     manager.wait_until_finished()
 
 # %%
-probe = slice(0, 32)
 comparison = ntkdiag.compare(
     f"{checkpoints}@0",
     f"{checkpoints}@200",
     model=model,
-    x=x[probe],
-    y=y[probe],
+    train=(x[:32], y[:32]),  # stability, drift and linearization error are of these
+    held_out=(images[-32:], labels[-32:]),  # never trained on: alignment is of these
     loss="cross_entropy",
     descent=0.2,
 )

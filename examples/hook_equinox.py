@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 import ntkdiag
 
 images, labels = load_digits(return_X_y=True)
-x, y = (images / 16).astype(np.float32)[:512], labels[:512]
-probe_x, probe_y = x[:32], y[:32]
+images = (images / 16).astype(np.float32)
+x, y = images[:512], labels[:512]
+held_out = (images[-32:], labels[-32:])  # never trained on
 learning_rate = 0.1
 
 model = eqx.nn.MLP(
@@ -37,8 +38,8 @@ def train_step(model, opt_state, x, y):
 fn = ntkdiag.functionalize(model)
 with ntkdiag.Monitor(
     fn,
-    probe_x,
-    probe_y,
+    train=(x[:32], y[:32]),  # stability and drift are of these
+    held_out=held_out,  # alignment with the labels is of these
     every=25,
     loss="cross_entropy",
     descent=learning_rate,

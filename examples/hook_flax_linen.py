@@ -14,18 +14,19 @@ from sklearn.datasets import load_digits
 import ntkdiag
 
 images, labels = load_digits(return_X_y=True)
-x, y = (images / 16).astype(np.float32)[:512], labels[:512]
-probe_x, probe_y = x[:32], y[:32]
+images = (images / 16).astype(np.float32)
+x, y = images[:512], labels[:512]
+held_out = (images[-32:], labels[-32:])  # never trained on
 learning_rate, momentum = 0.1, 0.9
 
 # %%
 model = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64), nn.relu, nn.Dense(10)])
-variables = model.init(jax.random.key(0), probe_x)
+variables = model.init(jax.random.key(0), x)
 fn = ntkdiag.functionalize(model, variables)
 watch = ntkdiag.watch(
     fn,
-    probe_x,
-    probe_y,
+    train=(x[:32], y[:32]),  # stability and drift are of these
+    held_out=held_out,  # alignment with the labels is of these
     every=20,
     loss="cross_entropy",
     descent=ntkdiag.Descent(learning_rate, momentum=momentum),

@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 import ntkdiag
 
 images, labels = load_digits(return_X_y=True)
-x, y = (images / 16).astype(np.float32)[:512], labels[:512]
-probe_x, probe_y = x[:32], y[:32]
+images = (images / 16).astype(np.float32)
+x, y = images[:512], labels[:512]
+held_out = (images[-32:], labels[-32:])  # never trained on
 
 
 class Net(nnx.Module):
@@ -28,7 +29,7 @@ class Net(nnx.Module):
 
 
 # %% [markdown]
-# The probe is seen in eval mode, without dropout, whatever the training step does. For Adam there
+# Examples are seen in eval mode, without dropout, whatever the training step does. For Adam there
 # is no margin: the plain kernel does not describe its steps, so neither loss nor update rule is
 # named.
 
@@ -37,7 +38,11 @@ model = Net(nnx.Rngs(0))
 memory = ntkdiag.monitor.InMemory()
 schedule = ntkdiag.monitor.LogSpaced()  # 0, 1, 2, 4, 8, ...: the kernel moves most at the beginning
 watch = ntkdiag.watch(
-    ntkdiag.functionalize(model), probe_x, probe_y, every=schedule, writers=[memory]
+    ntkdiag.functionalize(model),
+    train=(x[:32], y[:32]),
+    held_out=held_out,
+    every=schedule,
+    writers=[memory],
 )
 optimizer = nnx.Optimizer(model, optax.chain(optax.adam(3e-3), watch), wrt=nnx.Param)
 

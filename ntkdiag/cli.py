@@ -27,6 +27,7 @@ import numpy as np
 import typer
 
 from ntkdiag import errors
+from ntkdiag.probe_batch import Pair
 
 # What NumPy raises on a file that is no .npz archive of plain arrays.
 _UNREADABLE = (
@@ -86,9 +87,16 @@ def compare(
             "IMPORTS CODE."
         ),
     ],
-    data: Annotated[
-        pathlib.Path, typer.Option(help=".npz file with the arrays x and, optionally, y.")
-    ],
+    train: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help=".npz file with examples of the training set: arrays x and, optionally, y."
+        ),
+    ] = None,
+    held_out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help=".npz file with examples that were not trained on: x and y."),
+    ] = None,
     reduction: Annotated[
         str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")
     ] = "auto",
@@ -110,7 +118,10 @@ def compare(
         pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")
     ] = None,
 ) -> None:
-    """Compare two Orbax checkpoints of one model through their kernels on a probe.
+    """Compare two Orbax checkpoints of one model through their kernels on a batch of examples.
+
+    --train or --held-out, or both, say on which: stability and drift are of the first,
+    alignment with the labels of the second.
 
     --model imports the module it names from the working directory or the environment,
     which runs its code. Nothing is ever imported from a checkpoint.
@@ -125,13 +136,12 @@ def compare(
         check_report(out, history=history)
     elif history is not None:
         raise _usage("ntkdiag compare --history", "--out with the report to draw it in", "no --out")
-    arrays = _read_arrays(data)
     comparison = compare(
         a,
         b,
         model=_imported(model, f"ntkdiag compare --model {model}"),
-        x=arrays["x"],
-        y=arrays.get("y"),
+        train=_read_pair(train, "--train"),
+        held_out=_read_pair(held_out, "--held-out"),
         reduction=reduction,
         loss=loss,
         descent=Descent(learning_rate, momentum=momentum),
@@ -291,9 +301,11 @@ def _read_case(case: object, name: str) -> tuple[tuple[object, ...], dict[str, A
     )
 
 
-def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_pair(path: pathlib.Path | None, option: str) -> Pair | None:
     """The arrays x and, if it is there, y of an .npz file."""
-    call = f"ntkdiag compare --data {path}"
+    if path is None:
+        return None
+    call = f"ntkdiag compare {option} {path}"
     arrays = {}
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -309,7 +321,7 @@ def _read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise _usage(call, expected, got) from error
     if "x" not in arrays:
         raise _usage(call, "an array named x in the file", ", ".join(names) or "nothing")
-    return arrays
+    return arrays["x"], arrays.get("y")
 
 
 def _usage(call: str, expected: str, got: str) -> errors.InvalidInputError:

@@ -73,7 +73,7 @@ def test_compare(run, workspace, attribute):
     options = (
         "--model",
         f"net_for_cli:{attribute}",
-        "--data",
+        "--train",
         "probe.npz",
         "--out",
         "r.json",
@@ -110,19 +110,19 @@ def test_compare_says_that_the_model_is_imported(run, monkeypatch):
             ("a module with that attribute", "has no attribute 'other'"),
         ),
         ({"--model": "nowhere.py:net"}, ("a file that can be imported", "no file at 'nowhere.py'")),
-        ({"--data": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
-        ({"--data": "net_for_cli.py"}, ("an .npz file written by numpy.savez",)),
-        ({"--data": "nothing.npz"}, ("expected an array named x in the file; got z",)),
+        ({"--train": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
+        ({"--train": "net_for_cli.py"}, ("an .npz file written by numpy.savez",)),
+        ({"--train": "nothing.npz"}, ("expected an array named x in the file; got z",)),
         (
-            {"--data": "objects.npz"},
+            {"--train": "objects.npz"},
             ("an .npz file written by numpy.savez", "Object arrays cannot be loaded"),
         ),
         (
-            {"--out": "r.pdf", "--data": "nowhere.npz"},
+            {"--out": "r.pdf", "--train": "nowhere.npz"},
             ("expected a file name that ends in .html or .json",),
         ),
         (
-            {"--out": "r.html", "--history": "none.jsonl", "--data": "nowhere.npz"},
+            {"--out": "r.html", "--history": "none.jsonl", "--train": "nowhere.npz"},
             ("got no file at 'none.jsonl'",),
         ),
     ],
@@ -130,7 +130,7 @@ def test_compare_says_that_the_model_is_imported(run, monkeypatch):
 def test_errors_are_one_message_without_a_traceback(run, workspace, options, parts):
     np.savez(workspace / "nothing.npz", z=np.zeros(3))
     np.savez(workspace / "objects.npz", x=np.array([{}], dtype=object))
-    given = {"--model": "net_for_cli:net", "--data": "probe.npz", **options}
+    given = {"--model": "net_for_cli:net", "--train": "probe.npz", **options}
     status, _, err = run("compare", "a", "b", *(word for pair in given.items() for word in pair))
     assert status == 1
     assert err.startswith("ntkdiag: ")
@@ -140,7 +140,9 @@ def test_errors_are_one_message_without_a_traceback(run, workspace, options, par
 
 
 def test_a_step_of_what_is_no_manager_root(run, workspace):
-    status, _, err = run("compare", "a@3", "b", "--model", "net_for_cli:net", "--data", "probe.npz")
+    status, _, err = run(
+        "compare", "a@3", "b", "--model", "net_for_cli:net", "--train", "probe.npz"
+    )
     assert status == 1
     assert ": expected an Orbax checkpoint" in err
     assert "and step=3" in err
@@ -255,13 +257,14 @@ def test_demo_names_the_extra_that_is_missing(monkeypatch):
         load_digits(0)
 
 
-def test_the_probe_is_stratified_and_held_out():
+def test_the_probes_are_stratified_and_what_their_names_say():
     digits = load_digits(0)
-    x, y = digits.probe(6)
-    assert x.shape == (60, 8, 8, 1)
-    assert list(np.bincount(y)) == [6] * 10
     trained = {image.tobytes() for image in digits.x_train}
-    assert not any(image.tobytes() in trained for image in x)
+    for probe, is_trained in ((digits.train_probe(6), True), (digits.held_out_probe(6), False)):
+        x, y = probe
+        assert x.shape == (60, 8, 8, 1)
+        assert list(np.bincount(y)) == [6] * 10
+        assert {image.tobytes() in trained for image in x} == {is_trained}
 
 
 def test_an_error_of_ntkdiag_is_not_swallowed_outside_the_command_line():
@@ -290,7 +293,7 @@ def test_data_and_history_that_cannot_be_used(run, workspace, data, options, sai
     np.save(workspace / "bare.npy", np.ones(3))
     (workspace / "cut.npz").write_bytes((workspace / "probe.npz").read_bytes()[:-40])
     status, out, err = run(
-        "compare", "a", "b", "--model", "net_for_cli:net", "--data", data, *options
+        "compare", "a", "b", "--model", "net_for_cli:net", "--train", data, *options
     )
     assert (status, out) == (1, "")
     assert said in err
@@ -298,6 +301,6 @@ def test_data_and_history_that_cannot_be_used(run, workspace, data, options, sai
 
 
 def test_tables_in_a_pipe_are_as_wide_as_they_want_to_be(run, workspace):
-    _, out, _ = run("compare", "a", "b", "--model", "net_for_cli:net", "--data", "probe.npz")
+    _, out, _ = run("compare", "a", "b", "--model", "net_for_cli:net", "--train", "probe.npz")
     assert max(map(len, out.splitlines())) > 100
     assert "…" not in out

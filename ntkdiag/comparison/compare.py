@@ -14,7 +14,6 @@ import math
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Float, PyTree
 
 from ntkdiag import errors
@@ -36,6 +35,7 @@ from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
+from ntkdiag.probe_batch import Pair
 
 _FIT = (
     "Check that x has the shape the model takes, and wrap the model to return the outputs to "
@@ -51,8 +51,8 @@ def compare(
     *,
     model: Model = None,
     variables: PyTree = None,
-    x: PyTree,
-    y: ArrayLike | list | None = None,
+    train: Pair | None = None,
+    held_out: Pair | None = None,
     reduction: str = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
@@ -78,9 +78,11 @@ def compare(
         variables: Variables of a linen module, as `init` returns them: states the structure to
             expect, and the collections (batch statistics) that were not saved. Saved collections
             are used side by side.
-        x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
-        y: `[N]` class numbers or values, or `[N C]` targets; None leaves out alignment, loss and
-            accuracy.
+        train: Examples of the training set with their labels, (x, y): N examples on the leading
+            axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N C]`
+            targets, or None, which leaves out alignment, loss and accuracy.
+        held_out: Examples that are not trained on, with their labels. At least one of the two is
+            given.
         reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C,
             else "mean". Reduced kernels have no stability margin.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
@@ -102,7 +104,7 @@ def compare(
             not fit.
     """
     # What does not depend on the model is checked before a checkpoint is read.
-    settings = read_settings(x, y, reduction, loss, descent, memory)
+    settings = read_settings(train, held_out, reduction, loss, descent, memory)
     label_a, label_b = _read_names(names)
     # Parameters mean nothing without a model: the argument, or the side that is one itself. A
     # Functional brings its options, too, such as the mode and what is trainable.
@@ -136,7 +138,7 @@ def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, 
             argument="names=...",
             expected='the names of the two sides, such as ("start", "end")',
             got=f"a {type(names).__name__}",
-            do="Class labels and targets of the probe go into y=.",
+            do="Class labels and targets go with their examples: train=(x, y).",
         )
     return names[0], names[1]
 
@@ -226,7 +228,7 @@ def _require_outputs(side: Side, settings: Settings) -> tuple[int, ...]:
         raise errors.InvalidInputError(
             expected="the labels `y` beside a loss of the user: it may depend on them",
             got="None",
-            do="Pass the labels of the probe, or leave the loss out.",
+            do=f"Write {settings.probes.of_kernel.name}=(x, y), or leave the loss out.",
         )
     return shape
 
@@ -247,7 +249,7 @@ def _error_of_the_model(side: Side, error: Exception) -> errors.InvalidInputErro
 def _fit_error(got: str, do: str = _FIT) -> errors.InvalidInputError:
     """What is wrong between model and probe."""
     return errors.InvalidInputError(
-        call="compare(a, b, model=..., x=...)",
+        call="compare(a, b, model=..., train=...)",
         expected="a model that gives one array [N ...] for x [N ...]; for cross-entropy [N C] with "
         "C of 2 or more",
         got=got,

@@ -44,7 +44,7 @@ def facts(
         "fixed_state_b": b.fixed_state,
         "n_examples": settings.n_examples,
         "n_outputs": math.prod(output_shape[1:]),
-        "probe_sha256": settings.probe,
+        "probe_sha256": settings.probes.of_kernel.digest,
         "kernel": _describe_kernel(kernel),
         "kernel_dtype": str(kernel.dtype),
         "loss": loss,

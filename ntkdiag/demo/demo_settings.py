@@ -7,7 +7,8 @@ LEARNING_RATE = 0.05
 MOMENTUM = 0.9
 BATCH = 128
 LOSS = "cross_entropy"
-# What is measured: a probe of 60 images of ten classes, and of its kernel so many eigenvalues.
+# What is measured: 60 images of ten classes that are trained on and 60 that are not, and of the
+# kernel so many eigenvalues.
 PROBE_PER_CLASS = 6
 TOP_K = 5
 

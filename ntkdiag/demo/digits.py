@@ -1,11 +1,15 @@
 """The UCI digits that come with scikit-learn: 1797 images of 8 x 8, no download."""
 
 import dataclasses
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from ntkdiag import errors
+
+# Images [n 8 8 1] and their class numbers [n].
+LabelledImages: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 N_TRAIN = 1437  # four fifths
 
@@ -26,20 +30,24 @@ class Digits:
     x_test: Float[np.ndarray, "test 8 8 1"]
     y_test: Int[np.ndarray, " test"]
 
-    def probe(self, per_class: int) -> tuple[Float[np.ndarray, "n 8 8 1"], Int[np.ndarray, " n"]]:
-        """The first images of each class among the test images, sorted by class.
+    def train_probe(self, per_class: int) -> LabelledImages:
+        """The first images of each class among those to train on, sorted by class."""
+        return _first_of_each_class(self.x_train, self.y_train, per_class)
 
-        Args:
-            per_class: How many of each of the ten digits.
+    def held_out_probe(self, per_class: int) -> LabelledImages:
+        """The first images of each class among the test images, sorted by class."""
+        return _first_of_each_class(self.x_test, self.y_test, per_class)
 
-        Returns:
-            Images `[10 per_class 8 8 1]` and classes.
-        """
-        of_each_class = []
-        for digit in range(10):
-            of_each_class.append(np.flatnonzero(self.y_test == digit)[:per_class])
-        chosen = np.concatenate(of_each_class)
-        return self.x_test[chosen], self.y_test[chosen]
+
+def _first_of_each_class(
+    x: Float[np.ndarray, "n 8 8 1"], y: Int[np.ndarray, " n"], per_class: int
+) -> LabelledImages:
+    """So many images of each of the ten digits, and their classes."""
+    of_each_class = []
+    for digit in range(10):
+        of_each_class.append(np.flatnonzero(y == digit)[:per_class])
+    chosen = np.concatenate(of_each_class)
+    return x[chosen], y[chosen]
 
 
 def load_digits(seed: int) -> Digits:

@@ -66,13 +66,12 @@ def run_demo(
         train(built.functional, digits, settings, [log, view], on_step)
 
     _say(console, "comparing the first and the last checkpoint")
-    x, y = digits.probe(PROBE_PER_CLASS)
     comparison = compare(
         f"{run.checkpoints}@0",
         f"{run.checkpoints}@{settings.steps}",
         model=built.model,
-        x=x,
-        y=y,
+        train=digits.train_probe(PROBE_PER_CLASS),
+        held_out=digits.held_out_probe(PROBE_PER_CLASS),
         loss=LOSS,
         descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
     )

@@ -47,14 +47,13 @@ def train(
     Returns:
         The trained parameters.
     """
-    probe_x, probe_y = digits.probe(PROBE_PER_CLASS)
     f, params = functional
     optimizer = optax.chain(
         optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
         watch(
             functional,
-            probe_x,
-            probe_y,
+            train=digits.train_probe(PROBE_PER_CLASS),
+            held_out=digits.held_out_probe(PROBE_PER_CLASS),
             every=settings.every,
             top_k=TOP_K,
             loss=LOSS,

@@ -13,16 +13,16 @@ def digest(x: PyTree) -> str:
     """SHA-256 of a batch: shapes, dtypes and bytes of its leaves, in tree order."""
     state = hashlib.sha256()
     for leaf in jax.tree.leaves(x):
-        with jax.ensure_compile_time_eval():  # inside someone's jit too
-            array = np.ascontiguousarray(_numbers(leaf))
+        array = host_numbers(leaf)
         state.update(repr((array.shape, array.dtype.str)).encode())
         state.update(array.tobytes())
     return state.hexdigest()
 
 
-def _numbers(leaf: ArrayLike) -> ArrayLike:
-    """An array as it is; random keys as the numbers they are made of."""
-    dtype = getattr(leaf, "dtype", np.float32)
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(leaf)
-    return leaf
+def host_numbers(leaf: ArrayLike) -> np.ndarray:
+    """An array on the host, contiguous; of random keys the numbers they are made of."""
+    with jax.ensure_compile_time_eval():  # inside someone's jit too
+        dtype = getattr(leaf, "dtype", np.float32)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.ascontiguousarray(leaf)

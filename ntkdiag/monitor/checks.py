@@ -21,7 +21,6 @@ from ntkdiag.engine.planning.memory import budget
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
-from ntkdiag.models.paths import shown
 from ntkdiag.monitor.probe_layout import ProbeLayout
 
 REDUCTIONS = ("full", "mean", "trace", "sum-of-logits")
@@ -30,7 +29,6 @@ CHOICES = ("auto", *REDUCTIONS)
 
 def check_settings(
     f: Callable[..., PyTree],
-    x: PyTree,
     top_k: int | np.integer,
     descent: Descent | None,
     reduction: str,
@@ -39,17 +37,6 @@ def check_settings(
     """Refuse arguments that are wrong by themselves."""
     arguments.check_function(f)
 
-    # One number of examples, on the leading axis of every leaf.
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
-    n_examples = {shape[:1] for shape in shapes}
-    lacks_examples = () in n_examples or (0,) in n_examples  # without axes, or of length 0
-    if len(n_examples) != 1 or lacks_examples:
-        raise errors.InvalidInputError(
-            expected="x with the same number of examples, at least one, on the leading axis of "
-            "every leaf",
-            got=f"shapes {shown([str(shape) for shape in shapes])}",
-            do="Correct this argument.",
-        )
     # A flag is an integer to Python; nobody means one here.
     if not isinstance(top_k, int | np.integer) or isinstance(top_k, bool) or top_k < 1:
         raise errors.InvalidInputError(
@@ -125,7 +112,7 @@ def _check_custom_loss(layout: ProbeLayout, y: ArrayLike | None) -> None:
         raise errors.InvalidInputError(
             expected="the labels `y` beside a loss of the user: its curvature may depend on them",
             got="None",
-            do="Pass the labels of the probe.",
+            do="Hand them in with their examples: train=(x, y).",
         )
     if layout.reduction == "full" and layout.size > MOST_ROWS:
         raise errors.InvalidInputError(

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import multihost_utils
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
@@ -31,13 +30,19 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import Schedule, Step, as_schedule
 from ntkdiag.monitor.writers import Writer
+from ntkdiag.probe_batch import Pair, read_probes
 
 
 class Monitor:
     """Measure the neural tangent kernel of `f` on a probe batch from a Python training loop.
 
         monitor = ntkdiag.Monitor(
-            fn, x, y, every=100, loss="cross_entropy", descent=0.1, writers=[JsonLines("run.jsonl")]
+            fn,
+            train=(x, y),
+            every=100,
+            loss="cross_entropy",
+            descent=0.1,
+            writers=[JsonLines("run.jsonl")],
         )
         for step in range(steps):
             monitor(step, params, opt_state)
@@ -53,9 +58,11 @@ class Monitor:
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
-        x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
-        y: Their labels: integer classes, or targets shaped like the outputs. None leaves the
-            alignment out.
+        train: Examples of the training set with their labels, (x, y): N examples on the leading
+            axis of every leaf of x, 64 to 256 are enough; y integer classes, targets shaped like
+            the outputs, or None, which leaves the alignment out.
+        held_out: Examples that are not trained on, with their labels. At least one of the two is
+            given.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
@@ -90,9 +97,9 @@ class Monitor:
     def __init__(
         self,
         f: Callable[..., PyTree],
-        x: PyTree,
-        y: ArrayLike | list | None = None,
         *,
+        train: Pair | None = None,
+        held_out: Pair | None = None,
         every: int | np.integer | Schedule = 100,
         top_k: int | np.integer = 5,
         loss: LossLike | None = None,
@@ -108,8 +115,7 @@ class Monitor:
         with without_debugging_switches():
             self._probe = Probe.of(
                 f,
-                x,
-                y,
+                read_probes(train, held_out),
                 top_k=top_k,
                 descent=descent,
                 loss=loss,

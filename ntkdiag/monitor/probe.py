@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
@@ -28,7 +27,6 @@ from ntkdiag._jax import ClosedJaxpr, Jaxpr
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
-from ntkdiag.kernel.digest import digest as digest_of
 from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
@@ -38,6 +36,7 @@ from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
+from ntkdiag.probe_batch import Probes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,8 +71,7 @@ class Probe:
     @staticmethod
     def of(
         f: Callable[..., PyTree],
-        x: PyTree,
-        y: ArrayLike | list | None,
+        probes: Probes,
         *,
         top_k: int | np.integer,
         descent: DescentLike | None,
@@ -84,18 +82,18 @@ class Probe:
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
         update_rule = None if descent is None else as_descent(descent)
         trained_loss = as_loss(loss)
-        check_settings(f, x, top_k, update_rule, reduction, memory)
-        examples = jax.tree.map(_host_copy, x)
+        check_settings(f, top_k, update_rule, reduction, memory)
+        batch = probes.of_kernel
         probe = Probe(
             f,
-            x=examples,
-            y=None if y is None else np.array(y),
+            x=jax.tree.map(_host_copy, batch.x),
+            y=None if batch.y is None else np.array(batch.y),
             top_k=int(top_k),
             descent=update_rule,
             loss=trained_loss,
             reduction=reduction,
             memory=memory,
-            digest=_digest(examples),
+            digest=batch.digest,
         )
         if isinstance(f, Functional):
             probe.layout(f.params)
@@ -203,15 +201,6 @@ def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, Tracer) or is_random_key:
         return leaf
     return np.array(leaf)
-
-
-def _digest(x: PyTree) -> str | None:
-    """SHA-256 of the examples; None while they are being traced."""
-    if _is_traced(x):
-        return None
-    # A chain may be built inside a trace, as inject_hyperparams does.
-    with jax.ensure_compile_time_eval():
-        return digest_of(jax.tree.map(jnp.asarray, x))
 
 
 def _has_reduction(jaxpr: Jaxpr | ClosedJaxpr) -> bool:

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
@@ -34,6 +33,7 @@ from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import Schedule, as_schedule
 from ntkdiag.monitor.writers import Writer
+from ntkdiag.probe_batch import Pair, read_probes
 
 if TYPE_CHECKING:
     import optax
@@ -83,9 +83,9 @@ class WatchState(NamedTuple):
 @errors.public
 def watch(
     f: Callable[..., PyTree],
-    x: PyTree,
-    y: ArrayLike | list | None = None,
     *,
+    train: Pair | None = None,
+    held_out: Pair | None = None,
     every: int | np.integer | Schedule = 100,
     top_k: int | np.integer = 5,
     loss: LossLike | None = None,
@@ -102,9 +102,8 @@ def watch(
     the choice is a `jax.lax.cond`, and a step that is not scheduled computes one comparison. The
     last measurement is in the state.
 
-        tx = optax.chain(
-            optax.sgd(0.1), ntkdiag.watch(fn, x, y, every=100, loss="cross_entropy", descent=0.1)
-        )
+        watch = ntkdiag.watch(fn, train=(x, y), every=100, loss="cross_entropy", descent=0.1)
+        tx = optax.chain(optax.sgd(0.1), watch)
 
     Writers are called on the host from inside the compiled step, asynchronously: call
     `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again,
@@ -117,9 +116,12 @@ def watch(
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the
             optimizer trains. It is traced once: what it reads beside its arguments is fixed then.
-        x: Probe examples, N on the leading axis of every leaf; 64 to 256 are enough.
-        y: Their labels: `[N]` integer classes (`[N T]` for outputs `[N T V]`), or targets shaped
-            like the outputs. None leaves the alignment out.
+        train: Examples of the training set with their labels, (x, y): N examples on the leading
+            axis of every leaf of x, 64 to 256 are enough; y `[N]` integer classes (`[N T]` for
+            outputs `[N T V]`), targets shaped like the outputs, or None, which leaves the alignment
+            out.
+        held_out: Examples that are not trained on, with their labels. At least one of the two is
+            given.
         every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
         top_k: Number of eigenvalues kept.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
@@ -150,7 +152,13 @@ def watch(
     import optax
 
     probe = Probe.of(
-        f, x, y, top_k=top_k, descent=descent, loss=loss, reduction=reduction, memory=memory
+        f,
+        read_probes(train, held_out),
+        top_k=top_k,
+        descent=descent,
+        loss=loss,
+        reduction=reduction,
+        memory=memory,
     )
     due = as_schedule(every)
     outbox = Outbox(writers)

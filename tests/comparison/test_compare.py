@@ -47,7 +47,7 @@ def dense():
     a, b, x = mlp_params(0), mlp_params(1), probe()
     with jax.enable_x64(True):
         comparison = compare(
-            a, b, model=mlp, x=x, y=Y, loss="cross_entropy", descent=Descent(0.1, momentum=0.9)
+            a, b, model=mlp, train=(x, Y), loss="cross_entropy", descent=Descent(0.1, momentum=0.9)
         )
     return comparison, reference.jacobian(mlp, a, x), reference.jacobian(mlp, b, x)
 
@@ -164,7 +164,7 @@ def test_the_kernel_of_the_last_bias_is_constant_and_has_no_centred_distance():
         for k in (0, 1)
     )
     comparison = compare(
-        a, b, model=lambda p, x: jnp.tanh(x @ p["w"]) + p["b"], x=probe(np.float32)
+        a, b, model=lambda p, x: jnp.tanh(x @ p["w"]) + p["b"], train=(probe(np.float32), None)
     )
     distances = {row.path: row.distance_centred for row in comparison.movement}
     assert distances["b"] is distances["all"] is None
@@ -210,7 +210,7 @@ def test_everything_is_plain_json_and_names_its_convention(dense):
 
 def test_mse_is_summed_over_outputs_and_its_stability_needs_no_labels(x64):
     a, x = mlp_params(0), probe()
-    comparison = compare(a, mlp_params(1), model=mlp, x=x, loss="mse", descent=0.1)
+    comparison = compare(a, mlp_params(1), model=mlp, train=(x, None), loss="mse", descent=0.1)
     largest = np.linalg.eigvalsh(matrix(reference.jacobian(mlp, a, x)))[-1]
     np.testing.assert_allclose(comparison.a.margin, 0.1 * largest / (2 * N), rtol=1e-8)
     assert (
@@ -225,7 +225,10 @@ def test_mse_is_summed_over_outputs_and_its_stability_needs_no_labels(x64):
 
 def test_without_a_loss_there_are_no_stability_numbers_and_a_note_says_so():
     comparison = compare(
-        mlp_params(0, np.float32), mlp_params(1, np.float32), model=mlp, x=probe(np.float32), y=Y
+        mlp_params(0, np.float32),
+        mlp_params(1, np.float32),
+        model=mlp,
+        train=(probe(np.float32), Y),
     )
     assert comparison.a.critical_learning_rate is comparison.a.margin is comparison.a.loss is None
     assert comparison.a.accuracy is not None
@@ -241,19 +244,19 @@ def test_a_loss_of_the_user(x64):
         return 0.5 * jnp.mean(jnp.sum((outputs - jax.nn.one_hot(y, C)) ** 2, axis=1))
 
     a, b, x = mlp_params(0), mlp_params(1), probe()
-    options = {"model": mlp, "x": x, "y": Y, "descent": 0.1}
+    options = {"model": mlp, "train": (x, Y), "descent": 0.1}
     own, ours = compare(a, b, loss=halved, **options), compare(a, b, loss="mse", **options)
     np.testing.assert_allclose(own.a.loss, ours.a.loss, rtol=1e-10)
     np.testing.assert_allclose(own.a.margin, ours.a.margin, rtol=1e-10)
     assert own.facts["loss"] == "`halved` of the user"
     with pytest.raises(InvalidInputError, match="the labels `y` beside a loss of the user"):
-        compare(a, b, model=mlp, x=x, loss=halved)
+        compare(a, b, model=mlp, train=(x, None), loss=halved)
 
 
 def test_a_linear_model_is_lazy_and_predicted_exactly(x64):
     rng = np.random.default_rng(0)
     a, b = ({"w": rng.normal(size=(3, 2))} for _ in range(2))
-    comparison = compare(a, b, model=lambda p, x: x @ p["w"], x=probe(), y=Y)
+    comparison = compare(a, b, model=lambda p, x: x @ p["w"], train=(probe(), Y))
     assert comparison.prediction.e1 < 1e-12
     assert comparison.drift.relative == 0
     assert comparison.verdict.name == "LAZY"
@@ -261,7 +264,9 @@ def test_a_linear_model_is_lazy_and_predicted_exactly(x64):
 
 def test_examples_twice_in_the_probe_give_unresolved_eigenvalues():
     x = np.concatenate([probe(np.float32)[:3]] * 2)
-    comparison = compare(mlp_params(0, np.float32), mlp_params(1, np.float32), model=mlp, x=x, y=Y)
+    comparison = compare(
+        mlp_params(0, np.float32), mlp_params(1, np.float32), model=mlp, train=(x, Y)
+    )
     content = comparison.to_dict()["a"]
     assert content["unresolved_eigenvalues"] == 6
     assert len(content["eigenvalues"]) == 6
@@ -272,7 +277,7 @@ def test_examples_twice_in_the_probe_give_unresolved_eigenvalues():
 def test_reduced_kernels_have_no_learning_rate():
     a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
     comparison = compare(
-        a, b, model=mlp, x=probe(np.float32), y=Y, reduction="mean", loss="mse", descent=0.1
+        a, b, model=mlp, train=(probe(np.float32), Y), reduction="mean", loss="mse", descent=0.1
     )
     full = reference.ntk(mlp, a, probe())
     np.testing.assert_allclose(
@@ -287,7 +292,7 @@ def test_reduced_kernels_have_no_learning_rate():
 
 def test_nothing_moved():
     a = mlp_params(0, np.float32)
-    comparison = compare(a, a, model=mlp, x=probe(np.float32))
+    comparison = compare(a, a, model=mlp, train=(probe(np.float32), None))
     assert comparison.verdict.name == "UNCHANGED"
     assert comparison.prediction.e1 is None
 
@@ -337,7 +342,7 @@ def test_linen_checkpoints_bring_their_own_statistics(tmp_path):
     b = shifted(a, 0.1)
     v1.save(tmp_path / "1", a)
     v1.save(tmp_path / "2", b)
-    comparison = compare(tmp_path / "1", tmp_path / "2", model=module, variables=a, x=x, y=Y)
+    comparison = compare(tmp_path / "1", tmp_path / "2", model=module, variables=a, train=(x, Y))
     np.testing.assert_allclose(comparison.a.outputs, module.apply(a, x), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(comparison.b.outputs, module.apply(b, x), rtol=1e-5, atol=1e-6)
     assert (
@@ -345,7 +350,7 @@ def test_linen_checkpoints_bring_their_own_statistics(tmp_path):
         == "as saved (batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var)"
     )
     assert "fixed arrays at A: as saved (batch_stats/" in str(comparison)
-    in_memory = compare(a, b, model=module, x=x, y=Y)
+    in_memory = compare(a, b, model=module, train=(x, Y))
     assert in_memory.a.params_sha256 == comparison.a.params_sha256
     np.testing.assert_allclose(in_memory.b.alignment, comparison.b.alignment, rtol=1e-5)
 
@@ -355,7 +360,9 @@ def test_linen_statistics_that_were_not_saved_come_from_variables(tmp_path):
     variables = module.init(jax.random.key(0), x)
     moved = {"params": shifted(variables["params"], 0.1), "batch_stats": variables["batch_stats"]}
     v1.save(tmp_path / "b", moved["params"])
-    comparison = compare(variables, tmp_path / "b", model=module, variables=variables, x=x)
+    comparison = compare(
+        variables, tmp_path / "b", model=module, variables=variables, train=(x, None)
+    )
     np.testing.assert_allclose(comparison.b.outputs, module.apply(moved, x), rtol=1e-5, atol=1e-6)
     assert comparison.b.fixed_state.startswith(
         "those of the model as given (batch_stats/BatchNorm_0/mean"
@@ -375,7 +382,7 @@ def test_nnx_checkpoints_bring_their_own_statistics(tmp_path, form):
     x, a, b = probe(np.float32), NnxNet(nnx.Rngs(0)), NnxNet(nnx.Rngs(1))
     b.norm.mean[...] = b.norm.mean[...] + 0.3
     v1.save(tmp_path / "b", form(b))
-    comparison = compare(a, tmp_path / "b", model=a, x=x, y=Y)
+    comparison = compare(a, tmp_path / "b", model=a, train=(x, Y))
     b.eval()
     np.testing.assert_allclose(comparison.b.outputs, b(x), rtol=1e-5, atol=1e-6)
     assert comparison.b.fixed_state == "as saved (norm/mean, norm/var)"
@@ -387,10 +394,10 @@ def test_equinox_checkpoints(tmp_path):
     a, b = (eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in (0, 1))
     v1.save(tmp_path / "a", eqx.filter(a, eqx.is_inexact_array))
     v1.save(tmp_path / "b", eqx.filter(b, eqx.is_array))
-    comparison = compare(tmp_path / "a", tmp_path / "b", model=a, x=x, y=Y)
+    comparison = compare(tmp_path / "a", tmp_path / "b", model=a, train=(x, Y))
     np.testing.assert_allclose(comparison.b.outputs, jax.vmap(b)(x), rtol=1e-5, atol=1e-6)
     assert [row.path for row in comparison.movement][:2] == ["layers/0/weight", "layers/0/bias"]
-    assert compare(a, b, x=x).b.params_sha256 == comparison.b.params_sha256
+    assert compare(a, b, train=(x, None)).b.params_sha256 == comparison.b.params_sha256
 
 
 def test_functionals_need_no_model_and_steps_of_a_root_name_the_sides(tmp_path):
@@ -400,10 +407,10 @@ def test_functionals_need_no_model_and_steps_of_a_root_name_the_sides(tmp_path):
         checkpointer.save(7, {"params": shifted(a, 0.1), "step": 7})
     functional = functionalize(mlp, a)
     comparison = compare(
-        f"{tmp_path}@0", tmp_path.with_name(f"{tmp_path.name}@7"), model=functional, x=x
+        f"{tmp_path}@0", tmp_path.with_name(f"{tmp_path.name}@7"), model=functional, train=(x, None)
     )
     assert (comparison.a.label, comparison.b.label) == ("step 0", "step 7")
-    beside = compare(functional, tmp_path, x=x, names=("start", "end"))
+    beside = compare(functional, tmp_path, train=(x, None), names=("start", "end"))
     assert (beside.a.label, beside.b.label, beside.b.step) == ("start", "end", 7)
     np.testing.assert_allclose(beside.drift.relative, comparison.drift.relative, rtol=1e-5)
 
@@ -413,19 +420,23 @@ def test_equal_names_are_told_apart(tmp_path):
     for run, tree in (("one", a), ("two", shifted(a, 0.1))):
         v1.save(tmp_path / run / "100", tree)
     comparison = compare(
-        tmp_path / "one" / "100", tmp_path / "two" / "100", model=mlp, x=probe(np.float32)
+        tmp_path / "one" / "100",
+        tmp_path / "two" / "100",
+        model=mlp,
+        train=(probe(np.float32), None),
     )
     assert (comparison.a.label, comparison.b.label) == ("A: step 100", "B: step 100")
 
 
 def test_float64_parameters_in_float32_are_said(tmp_path):
     v1.save(tmp_path / "a", mlp_params(0))
-    comparison = compare(tmp_path / "a", mlp_params(1), model=mlp, x=probe())
+    comparison = compare(tmp_path / "a", mlp_params(1), model=mlp, train=(probe(), None))
     assert comparison.notes[0].startswith("Parameters saved as float64 were computed in float32")
 
 
 def refused(error, *parts, a=None, b=None, **options):
-    options = {"model": mlp, "x": probe(np.float32), **options}
+    train = (options.pop("x", probe(np.float32)), options.pop("y", None))
+    options = {"model": mlp, "train": train, **options}
     with pytest.raises(error) as caught:
         compare(a or mlp_params(0, np.float32), b or mlp_params(1, np.float32), **options)
     for part in parts:
@@ -439,7 +450,7 @@ def test_every_difference_is_listed_by_path(tmp_path):
     b["extra"] = {"w": np.zeros(2, np.float32)}
     del b["in"]["w"]
     parts = (
-        "compare(a, b, x=...): expected parameters with the same paths, shapes and dtypes",
+        "compare(a, b): expected parameters with the same paths, shapes and dtypes",
         "got 4 differences",
         "in/b: expected float32[4], got float16[4]",
         "in/w: missing, expected float32[3, 4]",
@@ -491,7 +502,9 @@ def test_a_functional_keeps_its_own_statistics_and_says_so(tmp_path):
     x, module = probe(np.float32), LinenNet()
     variables = module.init(jax.random.key(0), x)
     v1.save(tmp_path / "b", shifted(variables, 0.1))
-    comparison = compare(variables, tmp_path / "b", model=functionalize(module, variables), x=x)
+    comparison = compare(
+        variables, tmp_path / "b", model=functionalize(module, variables), train=(x, None)
+    )
     own = {"params": shifted(variables["params"], 0.1), "batch_stats": variables["batch_stats"]}
     np.testing.assert_allclose(comparison.b.outputs, module.apply(own, x), rtol=1e-5, atol=1e-6)
     assert comparison.a.fixed_state.startswith(
@@ -508,11 +521,11 @@ def test_a_callable_gets_the_tree_it_was_given(tmp_path):
     x, module = probe(np.float32), nn.Dense(C)
     variables = module.init(jax.random.key(0), x)
     moved = shifted(variables, 0.1)
-    comparison = compare(variables, moved, model=lambda p, x: module.apply(p, x), x=x)
+    comparison = compare(variables, moved, model=lambda p, x: module.apply(p, x), train=(x, None))
     assert [row.path for row in comparison.movement] == ["params/bias", "params/kernel", "all"]
     v1.save(tmp_path / "b", moved)
     comparison = compare(
-        variables, tmp_path / "b", model=module.apply, x=x
+        variables, tmp_path / "b", model=module.apply, train=(x, None)
     )  # this one stands for the module
     assert [row.path for row in comparison.movement] == ["bias", "kernel", "all"]
 
@@ -521,8 +534,7 @@ def test_a_network_whose_outputs_do_not_depend_on_its_parameters(tmp_path):
     comparison = compare(
         *({"w": np.full((3, 2), k, np.float32)} for k in (1, 2)),
         model=dead,
-        x=probe(np.float32),
-        y=Y,
+        train=(probe(np.float32), Y),
     )
     content = comparison.to_dict()
     assert content["a"]["eigenvalues"] == []
@@ -543,8 +555,7 @@ def test_bfloat16(tmp_path):
         tmp_path / "a",
         shifted(tree, 0.25),
         model=mlp,
-        x=probe(np.float32).astype(jnp.bfloat16),
-        y=Y,
+        train=(probe(np.float32).astype(jnp.bfloat16), Y),
     )
     assert comparison.facts["parameter_dtype"] == "bfloat16"
     assert comparison.drift.relative > 0
@@ -557,7 +568,7 @@ def test_nan_parameters_are_named():
     b["out"]["w"][0, 0] = np.inf
     refused(
         InvalidInputError,
-        "compare(a, b, x=...)",
+        "compare(a, b)",
         "NaN or infinity in in/w, out/w",
         "before training diverged",
         b=b,
@@ -579,13 +590,13 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
         ),
         (
             {"x": np.zeros((1, 3))},
-            ("compare(a, b, x=...): expected two or more examples", "got shapes (1, 3)"),
+            ("compare(a, b, train=(x, y)): expected two or more examples", "got one"),
         ),
         (
             {"x": (np.zeros((2, 3)), np.zeros((4, 3)))},
-            ("expected two or more examples on the leading axis of every leaf",),
+            ("the same number of examples, at least one, on the leading axis",),
         ),
-        ({"x": np.float32(1)}, ("expected two or more examples",)),
+        ({"x": np.float32(1)}, ("the same number of examples, at least one",)),
         ({"x": np.full((2, 3), np.nan)}, ("expected a finite probe", "got NaN or infinity in x")),
         (
             {"x": np.zeros((2, 5), np.float32)},
@@ -593,7 +604,7 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
         ),
         (
             {"reduction": "diagonal"},
-            ("compare(a, b, x=..., reduction='diagonal')", 'The default is "auto"'),
+            ("compare(a, b, reduction='diagonal')", 'The default is "auto"'),
         ),
         ({"loss": "hinge"}, ('expected `loss` as "mse", "cross_entropy"', "got 'hinge'")),
         ({"descent": -1.0}, ("expected `learning_rate` in [0, inf); got -1.0",)),
@@ -612,7 +623,7 @@ def test_the_same_checkpoint_twice_is_refused(tmp_path):
             ("expected labels that differ between examples", "the same label"),
         ),
         ({"y": np.zeros((N, C), complex)}, ("expected `y` as numbers; got dtype complex128",)),
-        ({"x": np.ones((200, 3)).tolist()}, ("(); (); and 588 more", "arrays and no lists")),
+        ({"x": np.ones((200, 3)).tolist()}, ("(); (); and 588 more", "and no lists")),
         ({"y": np.full((N, C), np.nan)}, ("expected finite `y`", "NaN or Inf")),
     ],
 )

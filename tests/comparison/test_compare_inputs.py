@@ -32,21 +32,21 @@ def mlp_params(seed):
 def test_options_of_a_functional_hold_for_models():
     nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
     first = functionalize(nets[0], output=lambda y: y[:, :1])
-    found = compare(*nets, model=first, x=X)
+    found = compare(*nets, model=first, train=(X, None))
     assert found.facts["n_outputs"] == 1
     nets = [nnx.Linear(3, 2, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
-    assert compare(nets[0], nnx.state(nets[1]), x=X).facts["n_outputs"] == 2
+    assert compare(nets[0], nnx.state(nets[1]), train=(X, None)).facts["n_outputs"] == 2
 
 
 def test_filtered_equinox_modules_are_parameters():
     nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
     (a, rest), (b, _) = (eqx.partition(net, eqx.is_array) for net in nets)
-    want = compare(*nets, x=X)
+    want = compare(*nets, train=(X, None))
     call = lambda params, x: jax.vmap(eqx.combine(params, rest))(x)
     for found in (
-        compare(a, b, model=nets[0], x=X),
-        compare(nets[0], b, x=X),
-        compare(a, b, model=call, x=X),
+        compare(a, b, model=nets[0], train=(X, None)),
+        compare(nets[0], b, train=(X, None)),
+        compare(a, b, model=call, train=(X, None)),
     ):
         assert found.prediction.e1 == pytest.approx(want.prediction.e1, rel=1e-5)
         assert found.b.trace == pytest.approx(want.b.trace, rel=1e-5)
@@ -55,7 +55,7 @@ def test_filtered_equinox_modules_are_parameters():
 def test_a_part_of_a_linen_model_takes_whole_checkpoints():
     net = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(2)])
     a, b = (net.init(jax.random.key(seed), X) for seed in (0, 1))
-    found = compare(a, b, model=functionalize(net, a, trainable="layers_2/**"), x=X)
+    found = compare(a, b, model=functionalize(net, a, trainable="layers_2/**"), train=(X, None))
     assert {row.path for row in found.movement} == {"all", "layers_2/bias", "layers_2/kernel"}
 
 
@@ -63,7 +63,7 @@ def test_a_part_of_a_linen_model_takes_whole_checkpoints():
 def test_changes_within_rounding(step, verdict):
     a = mlp_params(0)
     b = jax.tree.map(lambda p: p + np.float32(step), a)
-    found = compare(a, b, model=mlp, x=X)
+    found = compare(a, b, model=mlp, train=(X, None))
     assert found.verdict.name == verdict
     assert (found.prediction.e1 is None) == (verdict == "UNCHANGED")
 
@@ -72,30 +72,30 @@ def test_changes_within_rounding(step, verdict):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"y": np.eye(C)[Y] * 2, "loss": "cross_entropy"}, "probabilities in every row"),
-        ({"y": np.array(["a", "b"] * 3)}, "expected `y` as numbers; got dtype <U1"),
+        ({"train": (X, np.eye(C)[Y] * 2), "loss": "cross_entropy"}, "probabilities in every row"),
+        ({"train": (X, np.array(["a", "b"] * 3))}, "expected `y` as numbers; got dtype <U1"),
         ({"descent": "0.1"}, "expected `descent` as a Descent"),
     ],
 )
 def test_labels_and_numbers_that_are_none(options, match):
     with pytest.raises(InvalidInputError, match=match):
-        compare(mlp_params(0), mlp_params(1), model=mlp, x=X, **options)
+        compare(mlp_params(0), mlp_params(1), model=mlp, **{"train": (X, None), **options})
 
 
 def test_numbers_in_bfloat16_are_numbers():
     targets = np.eye(len(X), C)
     found = [
-        compare(mlp_params(0), mlp_params(1), model=mlp, x=X, y=y, loss="mse", descent=rate)
+        compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, y), loss="mse", descent=rate)
         for y, rate in ((jnp.asarray(targets, jnp.bfloat16), jnp.bfloat16(0.125)), (targets, 0.125))
     ]
     assert (found[0].b.alignment, found[0].b.margin) == (found[1].b.alignment, found[1].b.margin)
 
 
-@pytest.mark.parametrize("options", [{"loss": "cross_entropy"}, {"y": Y}])
+@pytest.mark.parametrize("options", [{"loss": "cross_entropy"}, {"train": (X, Y)}])
 def test_classes_of_outputs_with_positions_are_refused(options):
     tokens = lambda p, x: jnp.stack([mlp(p, x), mlp(p, 2 * x)], axis=1)
     with pytest.raises(InvalidInputError, match="flatten the positions"):
-        compare(mlp_params(0), mlp_params(1), model=tokens, x=X, **options)
+        compare(mlp_params(0), mlp_params(1), model=tokens, **{"train": (X, None), **options})
 
 
 @pytest.mark.parametrize("name", ["optimizer", "ema_params"])
@@ -103,10 +103,10 @@ def test_what_is_no_collection_is_left_alone(name):
     net = nn.Dense(2)
     a, b = (net.init(jax.random.key(seed), X) for seed in (0, 1))
     broken = {**b, name: {"mu": np.full(3, np.nan)}}
-    found = compare(a, broken, model=net, x=X)
+    found = compare(a, broken, model=net, train=(X, None))
     assert found.facts["fixed_state_b"] == "none"
     with pytest.raises(InvalidInputError, match="a finite probe"):
-        compare(a, b, model=net, x=jnp.asarray(X, jnp.bfloat16).at[0].set(jnp.nan))
+        compare(a, b, model=net, train=(jnp.asarray(X, jnp.bfloat16).at[0].set(jnp.nan), None))
 
 
 def test_statistics_missing_on_one_side():
@@ -120,26 +120,26 @@ def test_statistics_missing_on_one_side():
         InvalidInputError,
         match=r"B: ScopeCollectionNotFound.*Pass variables=, as init returns them",
     ):
-        compare(a, {"params": b["params"]}, model=Net(), x=X)
+        compare(a, {"params": b["params"]}, model=Net(), train=(X, None))
 
 
 def test_many_outputs_are_reduced_unless_asked_for():
     rng = np.random.default_rng(0)
     params = [{"w": rng.normal(size=(3, 400)).astype(np.float32)} for _ in range(2)]
     f = lambda p, x: jnp.tanh(x @ p["w"])
-    found = compare(*params, model=f, x=X, loss="mse", descent=0.1)
+    found = compare(*params, model=f, train=(X, None), loss="mse", descent=0.1)
     assert found.a.kernel.convention.reduction == "mean"
     assert found.a.margin is None
     assert any('reduction="full" takes 2,400 rows' in note for note in found.notes)
-    assert compare(*params, model=f, x=X[:5]).a.kernel.convention.reduction == "full"
+    assert compare(*params, model=f, train=(X[:5], None)).a.kernel.convention.reduction == "full"
 
 
 @pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize("names", [("start",), Y])
 def test_names_of_the_sides_are_no_labels(names):
-    match = r'the two sides, such as \("start", "end"\); got a .* Class labels and targets of the'
+    match = r'the two sides, such as \("start", "end"\); got a .* Class labels and targets go with'
     with pytest.raises(InvalidInputError, match=match):
-        compare(mlp_params(0), mlp_params(1), model=mlp, x=X, names=names)
+        compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, None), names=names)
 
 
 def test_a_model_beside_a_functional_that_holds_arrays_fixed():
@@ -150,4 +150,4 @@ def test_a_model_beside_a_functional_that_holds_arrays_fixed():
         "has such arrays of its own. Pass a Functional for each side, made with the same options."
     )
     with pytest.raises(InvalidInputError, match=match):
-        compare(*nets, model=first, x=X)
+        compare(*nets, model=first, train=(X, None))

@@ -18,7 +18,13 @@ def comparison():
     a = {"w": rng.normal(size=(3, 2)).astype(np.float32)}
     b = {"w": a["w"] + 1}
     return ntkdiag.compare(
-        a, b, model=f, x=x, y=np.arange(6) % 2, loss="mse", descent=0.1, names=("<start>", "end")
+        a,
+        b,
+        model=f,
+        train=(x, np.arange(6) % 2),
+        loss="mse",
+        descent=0.1,
+        names=("<start>", "end"),
     )
 
 

@@ -87,9 +87,9 @@ class Trainer:
     "use",
     [
         lambda f, w: ntkdiag.ntk(f, w, X),
-        lambda f, w: ntkdiag.Monitor(f, X)(0, w),
+        lambda f, w: ntkdiag.Monitor(f, train=(X, None))(0, w),
         lambda f, w: ntkdiag.neural_tangents.empirical_ntk_fn(f)(X, None, w),
-        lambda f, w: ntkdiag.compare(w, w + 1, model=f, x=X),
+        lambda f, w: ntkdiag.compare(w, w + 1, model=f, train=(X, None)),
     ],
     ids=["ntk", "Monitor", "compat", "compare"],
 )

@@ -91,10 +91,10 @@ for context in (False, True):
         close(ntkdiag.ntk(lambda p, x: f(p, x) * ones, copied, copied_x, reduction="full"), want)  # nothing is spread
         memories = [InMemory(), InMemory(), InMemory()]
         for memory, p, at in ((memories[0], params, x), (memories[1], copied, spread)):
-            with ntkdiag.Monitor(f, at, labels, every=1, writers=[memory]) as monitor:
+            with ntkdiag.Monitor(f, train=(at, labels), every=1, writers=[memory]) as monitor:
                 monitor(0, p)
         if context:  # a compiled step of spread arrays needs one anyway
-            transform = ntkdiag.watch(f, spread, labels, every=1, writers=[memories[2]])
+            transform = ntkdiag.watch(f, train=(spread, labels), every=1, writers=[memories[2]])
             jax.jit(transform.update)(copied, transform.init(copied), copied)
             jax.effects_barrier()
         traces = [memory.rows[0]["ntk_trace"] for memory in memories if memory.rows]

@@ -15,7 +15,7 @@ from ntkdiag.monitor.hook import Monitor
 @pytest.fixture
 def measurement():
     params, x, y = problem()
-    return Monitor(f, x, y, top_k=3)(0, params)
+    return Monitor(f, train=(x, y), top_k=3)(0, params)
 
 
 def test_plain_values(measurement):
@@ -45,7 +45,7 @@ def test_plot(measurement):
 
 def test_what_could_not_be_measured():
     params, x, y = problem()
-    broken = Monitor(f, x, y)(0, jax.tree.map(lambda leaf: leaf * jnp.nan, params))
+    broken = Monitor(f, train=(x, y))(0, jax.tree.map(lambda leaf: leaf * jnp.nan, params))
     stored = broken.to_dict()
     assert (stored["status"], stored["trace"]) == ("NON_FINITE", None)
     assert stored["eigenvalues"] == [None] * 5

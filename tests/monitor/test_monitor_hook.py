@@ -37,12 +37,13 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     params, x, y = problem()
     memory, path = InMemory(), tmp_path / "run.jsonl"
     trajectory, state = train(
-        optax.chain(optax.sgd(0.1), watch(f, x, y, every=3, loss="mse", descent=0.1)), params, 7
+        optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=3, loss="mse", descent=0.1)),
+        params,
+        7,
     )
     monitor = Monitor(
         f,
-        x,
-        y,
+        train=(x, y),
         every=3,
         loss="mse",
         descent=0.1,
@@ -68,7 +69,7 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
 
 def test_buffers_are_neither_changed_nor_taken():
     params, x, y = problem()
-    monitor = Monitor(f, x, y, every=1, time_share=None)
+    monitor = Monitor(f, train=(x, y), every=1, time_share=None)
     step = jax.jit(lambda params: jax.tree.map(lambda a: 0.9 * a, params), donate_argnums=0)
     for i in range(3):
         before = jax.tree.map(np.array, params)
@@ -87,7 +88,7 @@ def test_budget(clock, monkeypatch):
         return measure(*args, **kwargs)
 
     monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.probe"), "measure", timed)
-    monitor = Monitor(f, x, y, every=1, time_share=0.1, name="probe", writers=[memory])
+    monitor = Monitor(f, train=(x, y), every=1, time_share=0.1, name="probe", writers=[memory])
     assert monitor(0, params) is not None  # always made, and not counted: it compiles
     assert monitor.cost.setup_seconds == 30.0
     price["seconds"] = 2.0
@@ -114,7 +115,7 @@ def test_the_first_process_decides_for_all(monkeypatch):
     decide = lambda allowed: asked.append(bool(allowed)) or np.asarray(len(asked) != 2)
     monkeypatch.setattr(module.multihost_utils, "broadcast_one_to_all", decide)
     params, x, _ = problem()
-    monitor = Monitor(f, x, every=2, time_share=1e9)
+    monitor = Monitor(f, train=(x, None), every=2, time_share=1e9)
     assert [monitor(step, params) is not None for step in range(6)] == [
         True,
         False,
@@ -129,7 +130,7 @@ def test_the_first_process_decides_for_all(monkeypatch):
 
 def test_no_budget_measures_every_scheduled_step(clock):
     params, x, _ = problem()
-    monitor = Monitor(f, x, every=1, time_share=None)
+    monitor = Monitor(f, train=(x, None), every=1, time_share=None)
     assert all(monitor(step, params) is not None for step in range(3))
     assert monitor.cost.skipped == 0
     assert monitor.cost.share == 0.0
@@ -138,7 +139,7 @@ def test_no_budget_measures_every_scheduled_step(clock):
 def test_never_raises_into_the_loop():
     params, x, y = problem()
     memory = InMemory()
-    monitor = Monitor(f, x, y, every=1, time_share=None, writers=[memory])
+    monitor = Monitor(f, train=(x, y), every=1, time_share=None, writers=[memory])
     with pytest.warns(RuntimeWarning) as caught:
         assert [monitor(step, {"a": params["a"]}) for step in range(3)] == [None] * 3
     assert [str(warning.message) for warning in caught] == [
@@ -164,13 +165,13 @@ def test_never_raises_into_the_loop():
 def test_what_is_wrong_is_said(argument, text):
     _, x, y = problem()
     with pytest.warns(RuntimeWarning) as caught:
-        assert Monitor(f, x, y)(0, argument) is None
+        assert Monitor(f, train=(x, y))(0, argument) is None
     assert text in str(caught[0].message)
 
 
 def test_inside_jit_it_says_so_and_recovers():
     params, x, _ = problem()
-    monitor = Monitor(f, x, every=1, time_share=None)
+    monitor = Monitor(f, train=(x, None), every=1, time_share=None)
     with pytest.warns(RuntimeWarning) as caught:
         jax.jit(lambda params: monitor(0, params))(params)
     assert str(caught[0].message) == (
@@ -186,7 +187,7 @@ def test_record_is_json_whatever_numbers_are_given(tmp_path):
     path = tmp_path / "run.jsonl"
     Monitor(
         f,
-        x,
+        train=(x, None),
         every=lambda step: step < 3,
         descent=Descent(np.float32(0.5), momentum=jnp.asarray(0.25)),
         writers=[JsonLines(path)],
@@ -204,7 +205,7 @@ def test_a_failing_schedule_does_not_stop_the_loop():
     with pytest.warns(
         RuntimeWarning, match="Monitor: step 0 could not be measured: ZeroDivisionError"
     ):
-        assert Monitor(f, x, every=lambda step: 1 / step > 0)(0, params) is None
+        assert Monitor(f, train=(x, None), every=lambda step: 1 / step > 0)(0, params) is None
 
 
 @pytest.mark.usefixtures("wrong_types")
@@ -213,12 +214,12 @@ def test_a_step_that_is_no_number_does_not_stop_the_loop():
     with pytest.warns(
         RuntimeWarning, match="Monitor: step 'first' could not be measured: ValueError"
     ):
-        assert Monitor(f, x)("first", params) is None
+        assert Monitor(f, train=(x, None))("first", params) is None
 
 
 def test_nan_parameters():
     params, x, _ = problem()
-    monitor = Monitor(f, x, every=1, time_share=None)
+    monitor = Monitor(f, train=(x, None), every=1, time_share=None)
     bad = jax.tree.map(lambda a: a * jnp.nan, params)
     assert monitor(0, bad).status == Status.NON_FINITE
     assert np.isnan(monitor.last.eigenvalues).all()
@@ -232,7 +233,9 @@ def test_injected_learning_rate_is_read():
     expected = naive(params, params, x=x, learning_rate=0.3, tau=3.8)["margin"]
     state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.3, momentum=0.9).init(params)
     np.testing.assert_allclose(
-        Monitor(f, x, loss="mse", descent=Descent(momentum=0.9))(0, params, state).margin,
+        Monitor(f, train=(x, None), loss="mse", descent=Descent(momentum=0.9))(
+            0, params, state
+        ).margin,
         expected,
         rtol=1e-6,
     )
@@ -268,7 +271,7 @@ def test_margin_is_left_out_where_it_would_not_hold(optimizer, note):
     memory = InMemory()
     monitor = Monitor(
         lambda p, x: f({"a": p["nu"], "b": p["trace"]}, x),
-        x,
+        train=(x, None),
         loss="mse",
         descent=0.1,
         writers=[memory],
@@ -281,7 +284,7 @@ def test_margin_is_left_out_where_it_would_not_hold(optimizer, note):
 
 def test_a_monitor_can_be_copied():
     params, x, y = problem()
-    monitor = Monitor(f, x, y, every=At((0, 1)), writers=[InMemory()])
+    monitor = Monitor(f, train=(x, y), every=At((0, 1)), writers=[InMemory()])
     first = monitor(0, params)
     other = copy.deepcopy(monitor)
     assert float(other(1, params).eigenvalues[0]) == float(first.eigenvalues[0])
@@ -293,7 +296,7 @@ def test_close_closes_the_writers():
         write=lambda step, values: None, close=lambda: closed.append(True)
     )
     _, x, _ = problem()
-    with Monitor(f, x, every=At((0,)), writers=[writer]) as monitor:
+    with Monitor(f, train=(x, None), every=At((0,)), writers=[writer]) as monitor:
         assert isinstance(monitor, Monitor)
     assert closed == [True]
 
@@ -302,9 +305,9 @@ def test_close_closes_the_writers():
 def test_message_of_the_budget(share):
     _, x, _ = problem()
     with pytest.raises(errors.InvalidInputError) as caught:
-        Monitor(f, x, time_share=share)
+        Monitor(f, train=(x, None), time_share=share)
     assert str(caught.value) == (
-        f"Monitor(f, x): expected a positive share of the wall time; got time_share={share!r}. "
+        f"Monitor(f): expected a positive share of the wall time; got time_share={share!r}. "
         "0.02 is two percent; None sets no limit."
     )
 
@@ -315,7 +318,7 @@ def test_a_learning_rate_that_was_given_holds(own, rate, said):
     params, x, y = problem()
     memory = InMemory()
     state = optax.inject_hyperparams(optax.sgd)(learning_rate=0.2).init(params)
-    monitor = Monitor(f, x, y, every=1, loss="mse", descent=own, writers=[memory])
+    monitor = Monitor(f, train=(x, y), every=1, loss="mse", descent=own, writers=[memory])
     found = monitor(0, params, state)
     np.testing.assert_allclose(found.margin, rate / found.critical_learning_rate, rtol=1e-9)
     assert memory.record["learning_rate"] == said
@@ -347,7 +350,7 @@ def test_margin_only_for_what_is_sgd(optimizer, momentum, objection):
     params, x, y = problem()
     memory = InMemory()
     descent = Descent(0.1, momentum=momentum)
-    monitor = Monitor(f, x, y, every=1, loss="mse", descent=descent, writers=[memory])
+    monitor = Monitor(f, train=(x, y), every=1, loss="mse", descent=descent, writers=[memory])
     found = monitor(0, params, optimizer.init(params))
     assert np.isnan(found.margin) == (objection is not None)
     assert (
@@ -360,10 +363,10 @@ def test_margin_only_for_what_is_sgd(optimizer, momentum, objection):
 def test_among_the_switches_that_find_faults():
     params, x, y = problem()
     with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):
-        found = Monitor(f, x, y, every=1, loss="cross_entropy")(0, params)
+        found = Monitor(f, train=(x, y), every=1, loss="cross_entropy")(0, params)
     assert found.status == Status.MEASURED
     with jax.checking_leaks():
-        train(optax.chain(optax.sgd(0.1), watch(f, x, y, every=1)), params, 1)
+        train(optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=1)), params, 1)
 
 
 def test_what_fails_is_within_the_budget(clock):
@@ -375,7 +378,7 @@ def test_what_fails_is_within_the_budget(clock):
         attempts.append(clock.seconds)
         raise ValueError("broken")
 
-    monitor = Monitor(broken, x, y, every=1, time_share=0.1)
+    monitor = Monitor(broken, train=(x, y), every=1, time_share=0.1)
     with pytest.warns(RuntimeWarning, match="could not be measured"):
         monitor(0, params)
     for step in range(30):

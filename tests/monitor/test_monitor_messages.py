@@ -17,7 +17,7 @@ from ntkdiag.monitor.hook import Monitor
 from ntkdiag.monitor.schedule import At
 
 small = functools.partial(watch, top_k=3)
-CALL = "watch(f, x, y)"
+CALL = "watch(f)"
 
 
 @pytest.mark.usefixtures("wrong_types")
@@ -32,12 +32,12 @@ CALL = "watch(f, x, y)"
         (
             {"x": np.float32(1)},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes (). Correct this argument.",
+            "got shapes (). x and y are arrays with the examples first, and no lists.",
         ),
         (
             {"x": (np.ones((2, 3)), np.ones((3, 3)))},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes (2, 3); (3, 3). Correct this argument.",
+            "got shapes (2, 3); (3, 3). x and y are arrays with the examples first, and no lists.",
         ),
         (
             {"top_k": 0},
@@ -73,9 +73,11 @@ CALL = "watch(f, x, y)"
 )
 def test_messages_at_the_call(options, text):
     _, x, y = problem()
+    call = "watch(f, train=(x, y))" if "x" in options else CALL
+    x = options.pop("x", x)
     with pytest.raises(errors.InvalidInputError) as caught:
-        watch(**{"f": f, "x": x, "y": y, **options})
-    assert str(caught.value) == f"{CALL}: {text}"
+        watch(**{"f": f, "train": (x, y), **options})
+    assert str(caught.value) == f"{call}: {text}"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,8 @@ def test_messages_at_the_call(options, text):
 )
 def test_messages_when_model_and_probe_meet(options, text):
     params, x, y = problem()
-    options = {"f": f, "x": x, "y": y, "top_k": 3, **options}
+    y = options.pop("y", y)
+    options = {"f": f, "train": (x, y), "top_k": 3, **options}
     with pytest.raises(errors.InvalidInputError) as caught:
         watch(**options).init(params)
     assert str(caught.value) == f"{CALL}.init(params): {text}"
@@ -146,8 +149,8 @@ def test_message_when_examples_interact():
         return f(params, x - x.mean(axis=0))
 
     for make, call in (
-        (lambda: watch(normalised, x, y).init(params), f"{CALL}.init(params)"),
-        (lambda: watch(ntkdiag.functionalize(normalised, params), x, y), CALL),
+        (lambda: watch(normalised, train=(x, y)).init(params), f"{CALL}.init(params)"),
+        (lambda: watch(ntkdiag.functionalize(normalised, params), train=(x, y)), CALL),
     ):
         with pytest.raises(errors.ExamplesInteractError) as caught:
             make()
@@ -161,7 +164,7 @@ def test_message_when_examples_interact():
 def test_message_when_the_model_does_not_run():
     params, x, y = problem()
     with pytest.raises(errors.InvalidInputError) as caught:
-        small(f, x[:, :2], y).init(params)
+        small(f, train=(x[:, :2], y)).init(params)
     assert str(caught.value).startswith(
         f"{CALL}.init(params): expected f(params, x) to run on the probe; got TypeError: dot_general"
     )
@@ -170,7 +173,7 @@ def test_message_when_the_model_does_not_run():
 
 def test_message_without_parameters():
     params, x, y = problem()
-    tx = small(f, x, y, every=At((5,)))
+    tx = small(f, train=(x, y), every=At((5,)))
     state = tx.init(params)
     for update in (tx.update, jax.jit(tx.update)):
         with pytest.raises(errors.InvalidInputError) as caught:
@@ -191,14 +194,14 @@ def test_message_without_parameters():
 def test_settings_at_the_call(options, match):
     _, x, y = problem()
     with pytest.raises(errors.InvalidInputError, match=match):
-        watch(f, x, y, **options)
+        watch(f, train=(x, y), **options)
 
 
 @pytest.mark.usefixtures("wrong_types")
 def test_a_time_share_that_is_no_number():
     _, x, y = problem()
     with pytest.raises(errors.InvalidInputError, match="a positive share of the wall time"):
-        Monitor(f, x, y, time_share="2%")
+        Monitor(f, train=(x, y), time_share="2%")
 
 
 def test_a_train_state_in_place_of_its_parameters():
@@ -207,4 +210,4 @@ def test_a_train_state_in_place_of_its_parameters():
     state = TrainState.create(apply_fn=net.apply, params=variables["params"], tx=optax.adam(0.1))
     fn = ntkdiag.functionalize(net, variables)
     with pytest.raises(errors.StructureError, match=r"Pass the \.params of this TrainState"):
-        watch(fn, np.arange(9.0, dtype=np.float32).reshape(3, 3)).init(state)
+        watch(fn, train=(np.arange(9.0, dtype=np.float32).reshape(3, 3), None)).init(state)

@@ -82,7 +82,7 @@ def test_linen_train_state(whole):
     x, y = data()
     model, variables = linen()
     fn, memory = functionalize(model, variables), InMemory()
-    tx = optax.chain(optax.sgd(0.1), watch(fn, x, y, every=2, writers=memory))
+    tx = optax.chain(optax.sgd(0.1), watch(fn, train=(x, y), every=2, writers=memory))
     params = variables if whole else variables["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 
@@ -109,7 +109,7 @@ def test_nnx_optimizer():
     x, y = data()
     model = NnxModel(nnx.Rngs(0))
     fn, memory = functionalize(model), InMemory()
-    tx = optax.chain(watch(fn, x, y, every=2, writers=memory), optax.adam(0.01))
+    tx = optax.chain(watch(fn, train=(x, y), every=2, writers=memory), optax.adam(0.01))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -126,7 +126,7 @@ def test_nnx_optimizer():
     trace = get(optimizer.opt_state, "ntk_trace")
     np.testing.assert_allclose(np.asarray(trace[...]), memory.rows[-1]["ntk_trace"])
     # The host hook takes the model itself.
-    measurement = Monitor(fn, x, y)(0, model)
+    measurement = Monitor(fn, train=(x, y))(0, model)
     np.testing.assert_allclose(
         measurement.trace, naive(fn.extract(model), trajectory[0], x=x, model=fn)["trace"], 1e-5
     )
@@ -136,7 +136,7 @@ def test_equinox():
     x, y = data()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
     fn, memory = functionalize(model), InMemory()
-    tx = optax.chain(optax.sgd(0.1), watch(fn, x, y, every=1, writers=memory))
+    tx = optax.chain(optax.sgd(0.1), watch(fn, train=(x, y), every=1, writers=memory))
     params, static = eqx.partition(model, eqx.is_inexact_array)
     state = tx.init(params)
 
@@ -174,7 +174,8 @@ def test_multi_steps_counts_real_steps():
     params, x, y = problem()
     memory = InMemory()
     tx = optax.MultiSteps(
-        optax.chain(optax.sgd(0.1), watch(f, x, y, every=2, writers=memory)), every_k_schedule=3
+        optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=2, writers=memory)),
+        every_k_schedule=3,
     )
     trajectory, _ = run(tx, 9, params)
     assert memory.steps == [0, 2]
@@ -187,7 +188,7 @@ def test_apply_if_finite():
     params, x, y = problem()
     memory = InMemory()
     tx = optax.apply_if_finite(
-        optax.chain(optax.sgd(0.1), watch(f, x, y, every=1, writers=memory)), 5
+        optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=1, writers=memory)), 5
     )
     good = jax.tree.map(jnp.ones_like, params)
     bad = jax.tree.map(lambda a: a * jnp.nan, good)
@@ -200,7 +201,7 @@ def test_apply_if_finite():
 def test_sam_chooses_between_states_by_arithmetic():
     params, x, y = problem()
     memory = InMemory()
-    inside = optax.chain(optax.sgd(0.1), watch(f, x, y, every=1, writers=memory))
+    inside = optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=1, writers=memory))
     trajectory, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 6, params)
     assert memory.steps == [0, 1, 1, 2, 2]
     last = {step: row["ntk_trace"] for step, row in zip(memory.steps, memory.rows, strict=True)}
@@ -218,7 +219,9 @@ def test_multi_transform_from_outside():
     parts = optax.multi_transform(
         {"slow": optax.sgd(0.01), "fast": optax.adam(0.1)}, {"a": "slow", "b": "fast"}
     )
-    trajectory, _ = run(optax.chain(parts, watch(f, x, y, every=2, writers=memory)), 3, params)
+    trajectory, _ = run(
+        optax.chain(parts, watch(f, train=(x, y), every=2, writers=memory)), 3, params
+    )
     assert memory.steps == [0, 2]
     np.testing.assert_allclose(
         memory.rows[1]["ntk_trace"], naive(trajectory[2], params, x=x)["trace"], rtol=1e-5
@@ -230,12 +233,12 @@ def test_multi_transform_from_inside_is_refused(known):
     params, x, y = problem()
     fn = functionalize(f, params) if known else f
     tx = optax.multi_transform(
-        {"one": watch(fn, x, y), "two": optax.sgd(0.1)}, {"a": "one", "b": "two"}
+        {"one": watch(fn, train=(x, y)), "two": optax.sgd(0.1)}, {"a": "one", "b": "two"}
     )
     with pytest.raises(errors.StructureError) as caught:
         tx.init(params)
     assert str(caught.value) == (
-        "watch(f, x, y).init(params): expected all parameters of the measured function; got a masked part of them "
+        "watch(f).init(params): expected all parameters of the measured function; got a masked part of them "
         "(optax.masked or optax.multi_transform hides the others). "
         "Move it outside: optax.chain(optax.multi_transform(...), watch(...))."
     )
@@ -244,7 +247,7 @@ def test_multi_transform_from_inside_is_refused(known):
 def test_inject_hyperparams_keeps_the_margin_out_of_watch():
     params, x, y = problem()
     tx = optax.chain(
-        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), watch(f, x, y, loss="mse")
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), watch(f, train=(x, y), loss="mse")
     )
     _, state = run(tx, 1, params)
     assert np.isnan(get(state, "ntk_margin"))
@@ -254,13 +257,13 @@ def test_inject_hyperparams_keeps_the_margin_out_of_watch():
 def test_other_parameters_are_refused():
     x, y = data()
     model, variables = linen()
-    tx = watch(functionalize(model, variables), x, y)
+    tx = watch(functionalize(model, variables), train=(x, y))
     params = variables["params"]
     other = {"a": params["a"], "c": params["b"], "b": {"kernel": params["b"]["kernel"][:, :1]}}
     with pytest.raises(errors.StructureError) as caught:
         tx.init(other)
     assert str(caught.value) == (
-        "watch(f, x, y).init(params): expected the optimizer to hold the parameters of the measured function; got "
+        "watch(f).init(params): expected the optimizer to hold the parameters of the measured function; got "
         "b/bias: missing, expected float32[2]; c/bias: unexpected float32[2]; c/kernel: unexpected float32[4, 2]; "
         "b/kernel: expected float32[4, 2], got float32[4, 1]. "
         "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part of it)."
@@ -274,7 +277,7 @@ def test_frozen_parameters_may_be_in_the_optimizer_while_they_stay():
     x, y = data()
     model, variables = linen()
     fn, memory = functionalize(model, variables, trainable="b/**"), InMemory()
-    tx = watch(fn, x, y, every=1, writers=memory)
+    tx = watch(fn, train=(x, y), every=1, writers=memory)
     params, state = variables["params"], tx.init(variables["params"])
     moved = {**params, "a": jax.tree.map(lambda a: a + 1, params["a"])}
     for p in (params, moved, params):
@@ -298,7 +301,7 @@ def test_stale_batch_statistics_are_noticed_by_the_hook():
     x, y = data()
     model = LinenNormed()
     variables = model.init(jax.random.key(0), x)
-    monitor = Monitor(functionalize(model, variables), x, y)
+    monitor = Monitor(functionalize(model, variables), train=(x, y))
     assert monitor(0, variables).status == Status.MEASURED
     later = {**variables, "batch_stats": jax.tree.map(lambda a: a + 1, variables["batch_stats"])}
     assert monitor(0, later).status == Status.FIXED_MOVED

@@ -61,7 +61,7 @@ def test_losses_of_outputs_with_positions(trained, decay, denominator, loss):
     x, y = rng.normal(size=(N, 3, D)).astype(np.float32), rng.integers(0, C, (N, 3))
     memory = InMemory()
     descent = Descent(0.1, weight_decay=decay)
-    tx = watch(f, x, y, every=1, loss=trained, descent=descent, writers=memory, top_k=1)
+    tx = watch(f, train=(x, y), every=1, loss=trained, descent=descent, writers=memory, top_k=1)
     tx.update(params, tx.init(params), params)
     want = 0.1 * (curvature(lambda o: loss(o, y), params, x, f) + decay) / 2
     np.testing.assert_allclose(memory.rows[0]["ntk_margin"], want, rtol=1e-5)
@@ -71,9 +71,9 @@ def test_losses_of_outputs_with_positions(trained, decay, denominator, loss):
 def test_a_loss_of_the_user_needs_labels_and_few_rows():
     params, x, _ = problem()
     with pytest.raises(errors.InvalidInputError, match="the labels `y` beside a loss of the user"):
-        watch(f, x, loss=cross_entropy_of_tokens).init(params)
+        watch(f, train=(x, None), loss=cross_entropy_of_tokens).init(params)
     many = np.arange(3.0 * 1025).reshape(1025, 3)
-    tx = watch(f, many, np.arange(1025) % C, loss=cross_entropy_of_tokens, reduction="full")
+    tx = watch(f, train=(many, np.arange(1025) % C), loss=cross_entropy_of_tokens, reduction="full")
     with pytest.raises(errors.InvalidInputError, match="at most 2048 rows beside a loss"):
         tx.init(params)
 
@@ -84,9 +84,9 @@ def test_labels_of_positions_are_checked():
     with pytest.raises(
         errors.InvalidInputError, match=r"of shape \(5, 3, 2\), or integer class numbers \(5, 3\)"
     ):
-        watch(f, x, np.zeros((N, 2), int)).init(params)
+        watch(f, train=(x, np.zeros((N, 2), int))).init(params)
     with pytest.raises(
         errors.InvalidInputError,
         match=r"class numbers `y` in \[0, 2\); got values from 0 to 2",
     ):
-        watch(f, x, np.arange(N * 3).reshape(N, 3) % 3).init(params)
+        watch(f, train=(x, np.arange(N * 3).reshape(N, 3) % 3)).init(params)

@@ -32,7 +32,7 @@ def x64():
 
 def test_updates_are_the_same_objects():
     params, x, y = problem()
-    tx = small(f, x, y, every=2)
+    tx = small(f, train=(x, y), every=2)
     state = tx.init(params)
     for _ in range(3):
         updates = jax.tree.map(jnp.ones_like, params)
@@ -49,7 +49,7 @@ def test_updates_are_the_same_objects():
 def test_training_is_bitwise_the_same(optimizer, first):
     params, x, y = problem()
     params = jax.tree.map(lambda a: a.astype(jnp.float32), params)
-    watcher = small(f, x, y, every=2)
+    watcher = small(f, train=(x, y), every=2)
     chain = optax.chain(watcher, optimizer()) if first else optax.chain(optimizer(), watcher)
     plain, _ = train(optimizer(), params, 6)
     watched, _ = train(chain, params, 6)
@@ -62,7 +62,7 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
     memory, path = InMemory(), tmp_path / "run.jsonl"
     tx = optax.chain(
         optax.sgd(0.1),
-        small(f, x, y, every=3, loss="mse", descent=0.1, writers=[memory, JsonLines(path)]),
+        small(f, train=(x, y), every=3, loss="mse", descent=0.1, writers=[memory, JsonLines(path)]),
     )
     trajectory, state = train(tx, params, 8)
     assert memory.steps == [0, 3, 6]
@@ -84,7 +84,7 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
 def test_not_under_jit_the_numbers_are_the_same():
     params, x, y = problem()
     memory = InMemory()
-    tx = small(f, x, y, every=LogSpaced(), loss="mse", descent=0.1, writers=memory)
+    tx = small(f, train=(x, y), every=LogSpaced(), loss="mse", descent=0.1, writers=memory)
     state = tx.init(params)
     for step in range(4):
         p = jax.tree.map(lambda a, s=step: a * (1 + s), params)
@@ -99,7 +99,9 @@ def test_not_under_jit_the_numbers_are_the_same():
 def test_inside_scan():
     params, x, y = problem()
     memory = InMemory()
-    tx = optax.chain(optax.sgd(0.1), small(f, x, y, every=At((1, 4)), loss="mse", writers=memory))
+    tx = optax.chain(
+        optax.sgd(0.1), small(f, train=(x, y), every=At((1, 4)), loss="mse", writers=memory)
+    )
 
     def step(carry, _):
         params, state = carry
@@ -124,7 +126,7 @@ def test_inside_scan():
 def test_own_schedule_for_traced_steps_only():
     params, x, y = problem()
     memory = InMemory()
-    tx = small(f, x, y, every=lambda step: step.astype(jnp.float32) == 1.0, writers=memory)
+    tx = small(f, train=(x, y), every=lambda step: step.astype(jnp.float32) == 1.0, writers=memory)
     state, update = tx.init(params), jax.jit(tx.update)
     for _ in range(3):
         _, state = update(params, state, params)
@@ -140,7 +142,7 @@ def test_a_step_that_is_not_scheduled_runs_no_kernel():
         jax.debug.callback(lambda: runs.append(1))
         return f(params, x)
 
-    tx = small(counted, x, y, every=5)
+    tx = small(counted, train=(x, y), every=5)
     state, update = tx.init(params), jax.jit(tx.update)
     jax.effects_barrier()
     runs.clear()  # init has looked whether examples interact
@@ -159,7 +161,7 @@ def test_a_step_that_is_not_scheduled_runs_no_kernel():
 
 def test_state_has_a_fixed_structure():
     params, x, y = problem()
-    tx = small(f, x, y)
+    tx = small(f, train=(x, y))
     state = tx.init(params)
     _, later = jax.jit(tx.update)(params, state, params)
 
@@ -186,7 +188,7 @@ def test_state_has_a_fixed_structure():
 )
 def test_margin_with_momentum(options, tau):
     params, x, y = problem()
-    _, state = train(small(f, x, y, loss="mse", descent=Descent(0.1, **options)), params, 1)
+    _, state = train(small(f, train=(x, y), loss="mse", descent=Descent(0.1, **options)), params, 1)
     expected = naive(params, params, x=x, learning_rate=0.1, tau=tau)
     np.testing.assert_allclose(get(state, "ntk_margin"), expected["margin"], rtol=1e-9)
     np.testing.assert_allclose(
@@ -200,7 +202,7 @@ def test_margin_with_a_learning_rate_schedule():
     memory = InMemory()
     rate = optax.linear_schedule(0.1, 0.5, 10)
     trajectory, _ = train(
-        small(f, x, y, every=5, loss="mse", descent=rate, writers=memory), params, 6
+        small(f, train=(x, y), every=5, loss="mse", descent=rate, writers=memory), params, 6
     )
     for row in memory.rows:
         agree(
@@ -217,7 +219,7 @@ def test_margin_with_a_learning_rate_schedule():
 @pytest.mark.parametrize("loss", ["cross_entropy", "sigmoid_cross_entropy"])
 def test_margin_of_cross_entropy(loss):
     params, x, y = problem()
-    _, state = train(small(f, x, y, loss=loss, descent=0.1), params, 1)
+    _, state = train(small(f, train=(x, y), loss=loss, descent=0.1), params, 1)
     sigma = np.zeros((N * C, N * C))
     for i, logits in enumerate(np.asarray(f(params, x))):
         block = slice(i * C, (i + 1) * C)
@@ -235,7 +237,11 @@ def test_margin_of_cross_entropy(loss):
 def test_reduced_kernel_has_no_margin_and_says_so():
     params, x, _ = problem()
     memory = InMemory()
-    train(small(f, x, reduction="mean", loss="mse", descent=0.1, writers=memory), params, 1)
+    train(
+        small(f, train=(x, None), reduction="mean", loss="mse", descent=0.1, writers=memory),
+        params,
+        1,
+    )
     full = naive(params, params, x=x)
     np.testing.assert_allclose(memory.rows[0]["ntk_trace"], full["trace"] / C, rtol=1e-9)
     assert np.isnan(memory.rows[0]["ntk_margin"])
@@ -262,7 +268,7 @@ def test_reduced_kernel_of_one_output_is_the_full_kernel():
     for reduction in ("full", "mean"):
         memory = InMemory()
         options = {"reduction": reduction, "loss": "mse", "descent": 0.1, "writers": memory}
-        train(small(one, x, target, **options), params, 1)
+        train(small(one, train=(x, target), **options), params, 1)
         agree(
             memory.rows[0],
             naive(params, params, x=x, y=target[:, None], learning_rate=0.1, model=one),
@@ -274,11 +280,14 @@ def test_reduced_kernel_of_one_output_is_the_full_kernel():
 def test_large_probes_use_the_reduced_kernel():
     params, _, _ = problem()
     x = np.ones((1025, 3), np.float32)
-    state = jax.eval_shape(watch(f, x).init, params)
+    state = jax.eval_shape(watch(f, train=(x, None)).init, params)
     assert state.ntk_kernel0.shape == (1025, 1025)
-    assert jax.eval_shape(watch(f, x[:1024]).init, params).ntk_kernel0.shape == (2048, 2048)
+    assert jax.eval_shape(watch(f, train=(x[:1024], None)).init, params).ntk_kernel0.shape == (
+        2048,
+        2048,
+    )
     assert jax.eval_shape(
-        watch(f, x[:4], reduction="sum-of-logits", top_k=2).init, params
+        watch(f, train=(x[:4], None), reduction="sum-of-logits", top_k=2).init, params
     ).ntk_kernel0.shape == (4, 4)
 
 
@@ -288,8 +297,7 @@ def test_record():
     train(
         small(
             f,
-            x,
-            y,
+            train=(x, y),
             every=4,
             loss="mse",
             descent=Descent(0.1, momentum=0.5),
@@ -330,14 +338,14 @@ def test_record():
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
     other = InMemory()
-    train(small(f, x + 1, y, writers=other), params, 1)
+    train(small(f, train=(x + 1, y), writers=other), params, 1)
     assert other.record["probe"] != digest
 
 
 def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     params, x, y = problem()
     memory = InMemory()
-    train(small(f, x, y, descent=0.1, writers=memory), params, 1)
+    train(small(f, train=(x, y), descent=0.1, writers=memory), params, 1)
     assert np.isnan(memory.rows[0]["ntk_critical_learning_rate"])
     assert np.isnan(memory.rows[0]["ntk_margin"])
     assert np.isfinite(memory.rows[0]["ntk_alignment"])
@@ -352,7 +360,7 @@ def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
 def test_eigenvalues_below_the_noise_floor_are_nan(compiled):
     memory = InMemory()
     x = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)  # a linear model of rank 2
-    tx = watch(lambda p, x: x @ p, x, x[:, :1], top_k=4, writers=memory)
+    tx = watch(lambda p, x: x @ p, train=(x, x[:, :1]), top_k=4, writers=memory)
     params = jnp.ones((2, 1))
     (jax.jit(tx.update) if compiled else tx.update)(params, tx.init(params), params)
     jax.effects_barrier()
@@ -367,7 +375,7 @@ def test_the_probe_is_copied():
     for change in (False, True):
         memory = InMemory()
         probe = x.copy()
-        tx = small(f, probe, y, loss="mse", descent=0.1, writers=memory)
+        tx = small(f, train=(probe, y), loss="mse", descent=0.1, writers=memory)
         if change:
             probe[:] = 0.0
         train(tx, params, 1)
@@ -378,7 +386,7 @@ def test_the_probe_is_copied():
 def test_nan_parameters_are_reported_and_training_goes_on():
     params, x, y = problem()
     memory = InMemory()
-    tx = small(f, x, y, every=1, loss="mse", descent=0.1, writers=memory)
+    tx = small(f, train=(x, y), every=1, loss="mse", descent=0.1, writers=memory)
     update, state = jax.jit(tx.update), tx.init(params)
     bad = {**params, "a": params["a"].at[0, 0].set(jnp.nan)}
     for p in (bad, params, bad, params):
@@ -406,7 +414,7 @@ def test_failing_writer_does_not_stop_training(compiled):
 
     params, x, y = problem()
     memory = InMemory()
-    tx = small(f, x, y, every=1, writers=[Failing(), memory])
+    tx = small(f, train=(x, y), every=1, writers=[Failing(), memory])
     update, state = jax.jit(tx.update) if compiled else tx.update, tx.init(params)
 
     def run(state):
@@ -423,7 +431,7 @@ def test_failing_writer_does_not_stop_training(compiled):
 def test_under_vmap_writers_get_the_scheduled_steps_of_every_member():
     params, x, y = problem()
     memory = InMemory()
-    tx = small(f, x, y, every=2, writers=memory)
+    tx = small(f, train=(x, y), every=2, writers=memory)
     ensemble = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params)
     state, update = jax.vmap(tx.init)(ensemble), jax.jit(jax.vmap(tx.update))
     for _ in range(3):
@@ -439,7 +447,7 @@ def test_under_vmap_writers_get_the_scheduled_steps_of_every_member():
 
 def test_state_may_be_donated():
     params, x, y = problem()
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), small(f, x, y, every=2))
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), small(f, train=(x, y), every=2))
     plain, donating = jax.jit(tx.update), jax.jit(tx.update, donate_argnums=1)
     state, donated = tx.init(params), tx.init(params)
     for _ in range(3):
@@ -450,7 +458,7 @@ def test_state_may_be_donated():
 
 def test_differentiating_through_the_update():
     params, x, y = problem()
-    tx = optax.chain(optax.sgd(0.1), small(f, x, y))
+    tx = optax.chain(optax.sgd(0.1), small(f, train=(x, y)))
 
     def after(params):
         updates, _ = tx.update(jax.grad(loss)(params, x, y), tx.init(params), params)
@@ -482,7 +490,7 @@ def test_asks_whether_the_compiler_can_be_trusted(normalised, reduces, monkeypat
             x = jax.jit(lambda x: x / jnp.sqrt(jnp.mean(x**2, axis=1, keepdims=True)))(x)
         return f(params, x)
 
-    tx = small(model, x, y)
+    tx = small(model, train=(x, y))
     tx.update(params, tx.init(params), params)
     assert asked == []  # not compiled by the user: ntkdiag compiles it itself
     jax.jit(tx.update)(params, tx.init(params), params)
@@ -497,7 +505,7 @@ def test_inside_inject_hyperparams():
     def optimizer(learning_rate):
         return optax.chain(
             optax.sgd(learning_rate),
-            small(f, x, y, every=1, loss="mse", descent=learning_rate, writers=memory),
+            small(f, train=(x, y), every=1, loss="mse", descent=learning_rate, writers=memory),
         )
 
     train(optimizer(learning_rate=0.1), params, 3)
@@ -511,9 +519,9 @@ def test_inside_inject_hyperparams():
 
 def test_without_writers_the_step_has_no_callback():
     params, x, y = problem()
-    state = watch(f, x, y).init(params)
+    state = watch(f, train=(x, y)).init(params)
     for writers, expected in (((), False), ([InMemory()], True)):
-        tx = watch(f, x, y, writers=writers)
+        tx = watch(f, train=(x, y), writers=writers)
         assert (
             "debug_callback" in str(jax.make_jaxpr(tx.update)(params, state, params))
         ) == expected
@@ -521,7 +529,7 @@ def test_without_writers_the_step_has_no_callback():
 
 def test_a_state_restored_with_another_probe_begins_anew():
     params, x, y = problem()
-    one, other = (small(f, examples, y, every=1) for examples in (x, 2 * x))
+    one, other = (small(f, train=(examples, y), every=1) for examples in (x, 2 * x))
     _, state = one.update(params, one.init(params), params)
     moved = jax.tree.map(lambda p: 1.1 * p, params)
     _, same = one.update(params, state, moved)

@@ -39,14 +39,25 @@ LAYERS = {
         "linearization",
         "analysis",
         "checkpoints",
+        "probe_batch",
         "report",
     },
+    "probe_batch": {"kernel", "models"},
     "report": {"kernel", "monitor"},
-    "monitor": {"models", "kernel", "engine", "analysis", "predict"},
+    "monitor": {"models", "kernel", "engine", "analysis", "predict", "probe_batch"},
     "checking": {"models", "engine"},
     "demo": {"models", "kernel", "comparison", "monitor", "report"},
     "__main__": {"cli"},
-    "cli": {"models", "comparison", "checkpoints", "monitor", "report", "checking", "demo"},
+    "cli": {
+        "models",
+        "comparison",
+        "checkpoints",
+        "monitor",
+        "probe_batch",
+        "report",
+        "checking",
+        "demo",
+    },
 }
 
 

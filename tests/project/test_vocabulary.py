@@ -142,7 +142,8 @@ MEANINGS = {
     "operator": "an NTKOperator",
     "prior": "kernels of random initial outputs",
     "v": "a vector of the size of the outputs",
-    "train": "values at the training examples",
+    "train": "what belongs to the training examples: (x, y), or values there",
+    "held_out": "examples that are not trained on, with their labels: (x, y)",
     "test": "values at the test examples",
     "test_train": "a kernel between test and training examples",
     # Linearization

@@ -50,8 +50,7 @@ def comparison():
         params(0),
         params(1),
         model=model,
-        x=x,
-        y=np.arange(N) % C,
+        train=(x, np.arange(N) % C),
         loss="mse",
         descent=0.1,
         names=labels,
@@ -118,7 +117,10 @@ def test_rich_markup_in_names_stays_text():
     name = "[red]w[/red] :smile:"
     tree = {name: np.ones((1, 1), np.float32)}
     comparison = compare(
-        tree, {name: tree[name] * 2}, model=lambda p, x: x @ p[name], x=x.astype(np.float32)
+        tree,
+        {name: tree[name] * 2},
+        model=lambda p, x: x @ p[name],
+        train=(x.astype(np.float32), None),
     )
     assert name in str(comparison)
 
@@ -126,7 +128,9 @@ def test_rich_markup_in_names_stays_text():
 def test_a_kernel_of_zero_is_said_and_not_a_number():
     dead = jax.tree.map(np.zeros_like, params(1))
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
-    found = compare(params(1), dead, model=model, x=x, y=np.arange(N) % C, loss="mse", descent=0.1)
+    found = compare(
+        params(1), dead, model=model, train=(x, np.arange(N) % C), loss="mse", descent=0.1
+    )
     said = readings(found)
     assert said[0] == "At B the kernel is zero: no parameter moves the outputs on the probe."
     assert "Alignment with the labels is undefined at B: centred, the kernel is zero." in said
@@ -143,7 +147,7 @@ def test_a_kernel_that_is_constant_turns_by_nothing_defined():
         {"b": np.zeros(2, np.float32), "w": np.full((3, 2), w, np.float32)} for w in (1e5, 0.5)
     )
     x = np.abs(np.random.default_rng(9).normal(size=(N, 3))).astype(np.float32) + 1
-    found = compare(one, other, model=bias, x=x)
+    found = compare(one, other, model=bias, train=(x, None))
     assert readings(found)[0].startswith(
         "Centred, one of the kernels is zero: how far it turned is undefined. Its tr"
     )
@@ -200,7 +204,7 @@ def test_the_terminal_table(comparison):
 
 def test_a_page_without_labels_learning_rate_and_history(tmp_path, comparison):
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
-    bare = compare(params(1), params(2), model=model, x=x, reduction="mean")
+    bare = compare(params(1), params(2), model=model, train=(x, None), reduction="mean")
     text = bare.save(tmp_path / "bare.html").read_text(encoding="utf-8")
     assert "Stability margin" not in text
     assert "During training" not in text

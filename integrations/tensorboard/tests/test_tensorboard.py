@@ -105,14 +105,14 @@ def test_from_training(tmp_path, kind):
     options = {"every": 2, "top_k": 2, "writers": [writer, memory]}
     options |= {"loss": "mse", "descent": 0.1}
     if kind == "watch":
-        tx = watch(f, x, **options)
+        tx = watch(f, train=(x, None), **options)
         state, update = tx.init(params), jax.jit(tx.update)
         for _ in range(3):
             _, state = update(params, state, params)
             params = optax.apply_updates(params, jax.tree.map(lambda a: 0.1 * a, params))
         jax.effects_barrier()
     else:
-        monitor = Monitor(f, x, time_share=None, **options)
+        monitor = Monitor(f, train=(x, None), time_share=None, **options)
         for step in range(3):
             monitor(step, params)
     writer.close()

@@ -1,0 +1,209 @@
+"""The probes of comparisons and monitors, by name: `train=(x, y)` and `held_out=(x, y)`.
+
+Which number is of which probe:
+
+- spectrum, drift, linearization error and stability are of `train`. The curvature of a loss
+  vanishes where predictions become certain, so late in training held-out examples, some of which
+  stay uncertain, give a margin 1.7 to 2.5 times too high;
+- alignment, label power and leave-one-out are of `held_out`. A kernel after training knows the
+  labels it was trained on, and looks better on their examples than on any others.
+
+With one probe alone everything is of that one, and what it cannot tell is left out or said.
+"""
+
+import dataclasses
+import hashlib
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.kernel.digest import digest, host_numbers
+from ntkdiag.models.paths import shown
+
+# What users write: (x, y), or (x, None) without labels.
+Pair: TypeAlias = tuple[PyTree, ArrayLike | list | None]
+
+_BOTH_WAYS = "Write {name}=(x, y), or {name}=(x, None) for examples without labels."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProbeBatch:
+    """Examples with their labels, and the name they were handed in by.
+
+    Attributes:
+        name: "train" or "held_out".
+        x: Examples, N on the leading axis of every leaf.
+        y: Their labels as they came; None without.
+    """
+
+    name: str
+    x: PyTree
+    y: ArrayLike | list | None
+
+    @property
+    def n_examples(self) -> int:
+        """Number of examples, N."""
+        return np.shape(jax.tree.leaves(self.x)[0])[0]
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the examples, as kernels name them; None while they are being traced."""
+        if _is_traced(self.x):
+            return None
+        # A chain may be built inside a trace, as inject_hyperparams does.
+        with jax.ensure_compile_time_eval():
+            return digest(jax.tree.map(jnp.asarray, self.x))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Probes:
+    """The probes of a comparison or a monitor: one of them, or both.
+
+    Attributes:
+        train: Examples that are trained on, or None.
+        held_out: Examples that are not, or None.
+    """
+
+    train: ProbeBatch | None
+    held_out: ProbeBatch | None
+
+    @property
+    def of_kernel(self) -> ProbeBatch:
+        """The probe of the kernels, their drift and all that follows: `train` where it is given."""
+        probe = self.held_out if self.train is None else self.train
+        assert probe is not None  # `read_probes` refuses neither
+        return probe
+
+    @property
+    def of_labels(self) -> ProbeBatch:
+        """The probe of alignment, label power and leave-one-out: `held_out` where it is given."""
+        return self.of_kernel if self.held_out is None else self.held_out
+
+
+def read_probes(train: Pair | None, held_out: Pair | None) -> Probes:
+    """Read `train=(x, y)` and `held_out=(x, y)`, of which at least one is given.
+
+    Raises:
+        InvalidInputError: Neither is given, one is no pair, or both do not go together.
+    """
+    if train is None and held_out is None:
+        raise errors.InvalidInputError(
+            expected="examples to measure on: train=(x, y), held_out=(x, y), or both",
+            got="neither",
+            do="Pass a part of the training set as train=(x, y); (x, None) without labels.",
+        )
+    probes = Probes(_read_pair(train, "train"), _read_pair(held_out, "held_out"))
+    if probes.train is not None and probes.held_out is not None:
+        _require_fit(probes.train, probes.held_out)
+    return probes
+
+
+def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
+    """One probe from the pair it is handed in as; `pair` is anything until it is checked."""
+    if pair is None:
+        return None
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise errors.InvalidInputError(
+            argument=f"{name}=...",
+            expected="a pair (x, y) of examples and labels",
+            got=_describe(pair),
+            do=_BOTH_WAYS.format(name=name),
+        )
+    x, y = pair
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
+    n_examples = {shape[:1] for shape in shapes}
+    # Without axes, or with none on the first one.
+    lacks_examples = () in n_examples or (0,) in n_examples
+    if len(n_examples) != 1 or lacks_examples:
+        raise errors.InvalidInputError(
+            argument=f"{name}=(x, y)",
+            expected="x with the same number of examples, at least one, on the leading axis of "
+            "every leaf",
+            got=f"shapes {shown([str(shape) for shape in shapes])}",
+            do="x and y are arrays with the examples first, and no lists.",
+        )
+    return ProbeBatch(name, x, y)
+
+
+def _require_fit(train: ProbeBatch, held_out: ProbeBatch) -> None:
+    """Refuse two probes that the same model cannot take, or that are one probe twice."""
+    form_of_train = _form(train.x)
+    form_of_held_out = _form(held_out.x)
+    if form_of_train != form_of_held_out:
+        raise errors.InvalidInputError(
+            argument="train=(x, y), held_out=(x2, y2)",
+            expected=f"examples of one form in both; train has {form_of_train}",
+            got=form_of_held_out,
+            do="Only the number of examples may differ.",
+        )
+    if held_out.y is None:
+        raise errors.InvalidInputError(
+            argument="held_out=(x, None)",
+            expected="labels of the held-out examples: beside train= they are there for alignment, "
+            "label power and leave-one-out",
+            got="None",
+            do="Pass the labels, or leave held_out out.",
+        )
+    if train.digest is not None and train.digest == held_out.digest:
+        raise errors.InvalidInputError(
+            argument="train=(x, y), held_out=(x, y)",
+            expected="held-out examples that are not trained on",
+            got="the same examples for both",
+            do="Leave out the one they are not.",
+        )
+
+
+def shared_examples(probes: Probes) -> int:
+    """How many of the held-out examples are among those of `train`, equal to the last bit."""
+    if probes.train is None or probes.held_out is None:
+        return 0
+    if _is_traced((probes.train.x, probes.held_out.x)):
+        return 0
+    trained_on = set(_row_digests(probes.train))
+    return sum(row in trained_on for row in _row_digests(probes.held_out))
+
+
+def _row_digests(probe: ProbeBatch) -> list[bytes]:
+    """A hash of every example, over the leaves of x."""
+    states = [hashlib.sha256() for _ in range(probe.n_examples)]
+    for leaf in jax.tree.leaves(probe.x):
+        rows = host_numbers(leaf)
+        for state, row in zip(states, rows, strict=True):
+            state.update(row.tobytes())
+    return [state.digest() for state in states]
+
+
+def _form(x: PyTree) -> str:
+    """Structure, shape and dtype of one example, in words."""
+    # As JAX sees them: it narrows the float64 of NumPy.
+    leaves, structure = jax.tree.flatten(jax.eval_shape(_identity, x))
+    forms = ", ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves)
+    if structure == jax.tree.structure(0):
+        return forms
+    return f"{forms} in {structure}"
+
+
+def _identity(x: PyTree) -> PyTree:
+    return x
+
+
+def _describe(value: Any) -> str:
+    """What came in the place of a pair."""
+    kind = type(value).__name__
+    if hasattr(value, "shape"):
+        return f"one array of shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {kind} of {len(value)}"
+    if isinstance(value, dict):
+        return f"a dictionary with {', '.join(map(str, value))}"
+    return f"a {kind}"
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,130 @@
+"""Probes by name: what a pair may be, what is refused, and how examples are recognised in both."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.probe_batch import read_probes, shared_examples
+
+X = np.random.default_rng(0).normal(size=(4, 3))
+OTHER = X + 10
+Y = np.array([0, 1, 1, 0])
+
+
+def f(params, x):
+    return x @ params
+
+
+def test_the_probe_of_each_kind_of_number():
+    both = read_probes((X, Y), (OTHER, Y))
+    assert (both.of_kernel.name, both.of_labels.name) == ("train", "held_out")
+    alone = read_probes(None, (OTHER, Y))
+    assert (alone.of_kernel.name, alone.of_labels.name) == ("held_out", "held_out")
+    alone = read_probes((X, None), None)
+    assert (alone.of_kernel.name, alone.of_labels.name) == ("train", "train")
+
+
+def test_a_probe_has_the_name_the_kernels_give_it():
+    kernel = ntkdiag.ntk(f, jnp.ones((3, 2)), X)
+    assert read_probes((X, Y), None).of_kernel.digest == kernel.convention.probe
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "message"),
+    [
+        (
+            None,
+            None,
+            "watch(f): expected examples to measure on: train=(x, y), held_out=(x, y), or both; got neither. Pass a "
+            "part of the training set as train=(x, y); (x, None) without labels.",
+        ),
+        (
+            X,
+            None,
+            "watch(f, train=...): expected a pair (x, y) of examples and labels; got one array of shape (4, 3). Write "
+            "train=(x, y), or train=(x, None) for examples without labels.",
+        ),
+        (
+            None,
+            {"image": X, "label": Y},
+            "watch(f, held_out=...): expected a pair (x, y) of examples and labels; got a dictionary with image, "
+            "label. Write held_out=(x, y), or held_out=(x, None) for examples without labels.",
+        ),
+        (
+            (X, Y, Y),
+            None,
+            "watch(f, train=...): expected a pair (x, y) of examples and labels; got a tuple of 3. Write "
+            "train=(x, y), or train=(x, None) for examples without labels.",
+        ),
+        (
+            "train.npz",
+            None,
+            "watch(f, train=...): expected a pair (x, y) of examples and labels; got a str. Write "
+            "train=(x, y), or train=(x, None) for examples without labels.",
+        ),
+        (
+            (X, Y),
+            (OTHER[:, :2], Y),
+            "watch(f, train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
+            "got float32[2]. Only the number of examples may differ.",
+        ),
+        (
+            (X, Y),
+            (OTHER.astype(int), Y),
+            "watch(f, train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
+            "got int32[3]. Only the number of examples may differ.",
+        ),
+        (
+            (X, Y),
+            ({"x": OTHER}, Y),
+            "watch(f, train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
+            "got float32[3] in PyTreeDef({'x': *}). Only the number of examples may differ.",
+        ),
+        (
+            (X, Y),
+            (OTHER, None),
+            "watch(f, held_out=(x, None)): expected labels of the held-out examples: beside train= they are there for "
+            "alignment, label power and leave-one-out; got None. Pass the labels, or leave held_out out.",
+        ),
+        (
+            (X, Y),
+            (X.copy(), Y),
+            "watch(f, train=(x, y), held_out=(x, y)): expected held-out examples that are not trained on; got the same "
+            "examples for both. Leave out the one they are not.",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("wrong_types")
+def test_what_is_refused(train, held_out, message):
+    with jax.enable_x64(False), pytest.raises(InvalidInputError) as caught:
+        ntkdiag.watch(f, train=train, held_out=held_out)
+    assert str(caught.value) == message
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ntkdiag.watch(f, train=x),
+        lambda x: ntkdiag.Monitor(f, train=x),
+        lambda x: ntkdiag.compare(jnp.ones((3, 2)), jnp.zeros((3, 2)), model=f, train=x),
+    ],
+)
+def test_all_doors_read_the_same_pairs(call):
+    with pytest.raises(InvalidInputError, match=r"Write train=\(x, y\), or train=\(x, None\)"):
+        call(X)
+
+
+def test_examples_that_are_in_both_are_counted():
+    tree = lambda x: {"image": x, "length": np.arange(len(x))}
+    assert shared_examples(read_probes((X, Y), (OTHER, Y))) == 0
+    mixed = np.concatenate([OTHER[:1], X[1:2], X[3:], OTHER[1:2]])
+    assert shared_examples(read_probes((X, Y), (mixed, Y))) == 2
+    # Of a tree all leaves have to agree: the lengths of one of these do not.
+    assert shared_examples(read_probes((tree(X), Y), (tree(mixed), Y))) == 1
+    keys = jax.random.split(jax.random.key(0), 4)
+    assert shared_examples(read_probes((keys, Y), (keys[1:], Y[1:]))) == 3
+    assert shared_examples(read_probes((X, Y), None)) == 0
