@@ -25,7 +25,12 @@ NOT_COLLECTIONS = (
     "optim",
     "ema",
     "ema_params",
+    "target_params",
     "grads",
+    "metrics",
+    "dynamic_scale",
+    "loss_scale",
+    "rngs",
 )
 
 
@@ -154,8 +159,9 @@ def _collection_names(parent: PyTree) -> list[str]:
         return []
     names = []
     for name, subtree in parent.items():
-        is_filled_dictionary = isinstance(subtree, dict) and bool(subtree)
-        if is_filled_dictionary and name not in ("params", *NOT_COLLECTIONS):
+        # The State of Equinox is saved as a list of arrays.
+        is_collection = isinstance(subtree, dict) or name == "state"
+        if is_collection and subtree and name not in ("params", *NOT_COLLECTIONS):
             names.append(name)
     return names
 

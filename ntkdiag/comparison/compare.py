@@ -71,10 +71,12 @@ def compare(
     Args:
         a: Orbax checkpoint (path of a checkpoint or of a step, a manager root, or ``"root@100"``
             for its step 100), parameters, a variables dict, a train state, an NNX or Equinox model,
-            or a Functional.
+            `(model, state)` of a stateful Equinox model, or a Functional. Each side is evaluated
+            with its own running statistics.
         b: The same for the other side.
         model: What gives parameters their meaning: a linen module, an NNX or Equinox model, a
-            Functional, or a callable `f(params, x)`. Not needed beside Functionals and models.
+            Functional, or a callable `f(params, x)`. Not needed beside Functionals and models. The
+            options of a Functional hold for both sides; its fixed arrays only for a side without.
         variables: Variables of a linen module, as `init` returns them: states the structure to
             expect, and the collections (batch statistics) that were not saved. Saved collections
             are used side by side.
@@ -112,6 +114,7 @@ def compare(
         model=_model_among(a, b) if model is None else unbound(model),
         variables=variables,
         options=model if isinstance(model, Functional) else None,
+        x=settings.x,
     )
     side_a = read_side(a, template, name="A", label=label_a)
     side_b = read_side(b, template, name="B", label=label_b)

@@ -9,11 +9,13 @@ import jax
 import numpy as np
 
 from ntkdiag.comparison.measured import Measured
+from ntkdiag.comparison.placing import MOST_PATHS
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.models.paths import shown
 from ntkdiag.scalars import Number
 
 FEW_EXAMPLES = 256  # of fewer, a note says what their number does to the largest eigenvalue
@@ -100,12 +102,34 @@ def notes(
                 f"The spectrum of {side.label} is {side.spectrum.status}: do not rely on its "
                 "numbers."
             )
+    sentences += _notes_on_fixed_arrays(a, b)
     if settings.y is None:
         sentences.append(
             "No labels were given: alignment, label power, loss and accuracy are left out, and "
             "RICH cannot be found."
         )
     return tuple(sentences)
+
+
+def _notes_on_fixed_arrays(a: Side, b: Side) -> list[str]:
+    """Fixed arrays, such as batch statistics, that a side does not hold, and what stands in."""
+    if a.lacking and a.lacking == b.lacking:
+        return [
+            f"Neither side holds {shown(a.lacking, MOST_PATHS)}: both are evaluated with those of "
+            "the model as given, which belong to neither."
+        ]
+    sentences = []
+    for side, opposite in ((a, b), (b, a)):
+        if not side.lacking:
+            continue
+        sentence = (
+            f"{side.label} does not hold {shown(side.lacking, MOST_PATHS)}: it is evaluated with "
+            "those of the model as given"
+        )
+        if not set(side.lacking) & set(opposite.lacking):
+            sentence += f", {opposite.label} with its own"
+        sentences.append(f"{sentence}.")
+    return sentences
 
 
 def _describe_kernel(kernel: Kernel) -> str:

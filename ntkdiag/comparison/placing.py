@@ -1,16 +1,19 @@
 """Saved values put into a model, leaf by leaf, with every difference named.
 
-Every library holds its arrays in another container, so each has a function of its own. All of them
-take the same four steps:
+Every library holds its arrays in another container; a Functional names all of them by path:
 
 1. read the arrays of the model by path: parameters, which have to be saved, and fixed arrays, such
    as batch statistics, which may be;
-2. refuse saved arrays of other paths, shapes or dtypes, with all differences at once;
-3. put the saved arrays in the place of the model's own;
+2. refuse collections that the model does not read, and saved arrays of other paths, shapes or
+   dtypes, with all differences at once;
+3. put the saved arrays in the place of the model's own, which stay only where none were saved;
 4. say in a sentence where the fixed arrays come from.
+
+A linen module alone does not know its arrays: it takes what was saved.
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -20,9 +23,10 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag._jax import needs_inputs
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.paths import describe, differences, leaves_by_path
+from ntkdiag.models.paths import describe, differences, leaves_by_path, with_leaves
 
 # A linen module, an NNX or Equinox model, a Functional, or a callable f(params, x): the libraries
 # are not imported to name their types.
@@ -42,17 +46,45 @@ class Template:
             that were not saved; None takes everything from what was saved.
         options: The Functional handed in as the model, whose options hold for models of a library,
             too; None where there is none.
+        x: The probe, on which a linen module shows which collections it reads.
     """
 
     model: Model
     variables: PyTree = None
     options: Functional | None = None
+    x: PyTree = None
+
+    @functools.cached_property
+    def functional(self) -> Functional | None:
+        """The model as a Functional, for models that hold their own arrays; None for others."""
+        if isinstance(self.model, Functional):
+            return self.model
+        if is_with_state(self.model):
+            module, state = self.model
+            return functionalize(module, state=state, check=False)
+        if is_module_of("flax.nnx", self.model) or is_module_of("equinox", self.model):
+            return functionalize(self.model, check=False)
+        return None
 
 
-def place(
-    template: Template, params: PyTree, collections: Mapping[str, PyTree]
-) -> tuple[Functional, str]:
-    """Put parameters, and fixed collections where they were saved, into a model.
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """Values inside the model, and where its fixed arrays come from.
+
+    Attributes:
+        functional: Model and parameters.
+        fixed_state: Where the fixed arrays come from, in words.
+        lacking: Paths of the fixed arrays that were not among the values: the model's own stand in
+            for them.
+    """
+
+    functional: Functional
+    fixed_state: str
+    lacking: tuple[str, ...] = ()
+
+
+def place(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
+    """Put parameters, and fixed arrays where they were saved, into a model.
 
     Args:
         template: The model.
@@ -60,27 +92,31 @@ def place(
         collections: Saved collections beside the parameters, by name.
 
     Returns:
-        The Functional with these values, and one sentence on where its fixed arrays come from.
+        The Functional with these values.
 
     Raises:
         StructureError: Paths, shapes or dtypes differ from the model's; all differences are listed.
+            Or the model has no such collection.
     """
-    model = template.model
-    if isinstance(model, Functional):
-        return _into_functional(model, params, collections)
-    if is_module_of("flax.linen", model):
-        return _into_linen(model, template.variables, params, collections)
-    if is_module_of("flax.nnx", model):
-        return _into_nnx(model, params)
-    if is_module_of("equinox", model):
-        return _into_equinox(model, params)
-    return functionalize(model, params, check=False), "none"
+    if is_module_of("flax.linen", template.model):
+        return _into_linen(template, params, collections)
+    if template.functional is not None:
+        return _into_functional(template.functional, params, collections)
+    return Placed(functionalize(template.model, params, check=False), "none")
 
 
 def is_module_of(library: str, candidate: object) -> bool:
     """Whether a value is a module of a library, which is loaded if it is."""
     loaded = sys.modules.get(library)
     return loaded is not None and isinstance(candidate, loaded.Module)
+
+
+def is_with_state(candidate: object) -> bool:
+    """Whether a value is an Equinox module with its State, as `make_with_state` returns them."""
+    if not isinstance(candidate, tuple | list) or len(candidate) != 2:
+        return False
+    module, state = candidate
+    return is_module_of("equinox", module) and isinstance(state, sys.modules["equinox"].nn.State)
 
 
 def is_plain_callable(model: Model) -> bool:
@@ -115,90 +151,109 @@ def same_leaves(a: Leaves, b: Leaves) -> bool:
     return a.keys() == b.keys() and all(_are_equal(a[path], b[path]) for path in a)
 
 
-def _into_linen(
-    module: Model, variables: PyTree, params: PyTree, collections: Mapping[str, PyTree]
-) -> tuple[Functional, str]:
-    """A linen module: parameters and collections are trees of their own."""
+def _into_linen(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
+    """A linen module, whose variables are stated or else all taken from what was saved."""
     from flax import core
 
-    stated = {} if variables is None else core.unfreeze(variables)
+    stated = {} if template.variables is None else core.unfreeze(template.variables)
     stated_collections = {name: tree for name, tree in stated.items() if name != "params"}
-    # Without variables the collections that were saved are those of the model.
-    saved_collections = {}
-    for name, tree in collections.items():
-        if not stated or name in stated_collections:
-            saved_collections[name] = tree
+    placed = {**stated_collections, **collections, "params": params}
+    functional = functionalize(template.model, placed, check=False)
+    unknown = []
+    for name in collections:
+        is_known = name in stated_collections if stated else _reads(template, placed, name)
+        if not is_known:
+            unknown.append(name)
+    if unknown:
+        raise _unknown_collections_error(unknown, functional.fixed)
 
     lines = []
     if "params" in stated:
         lines += differences(stated["params"], params)
-    for name, tree in saved_collections.items():
-        if name in stated_collections:
+    for name, tree in collections.items():
+        if stated:
             lines += differences({name: stated_collections[name]}, {name: tree})
     if lines:
         raise structure_error(lines)
-
-    placed = {**stated_collections, **saved_collections, "params": params}
-    functional = functionalize(module, placed, check=False)
-    return functional, _origin(leaves_by_path(saved_collections), functional.fixed)
+    return _placed(functional, leaves_by_path(dict(collections)), functional.fixed)
 
 
-def _into_nnx(model: Model, params: PyTree) -> tuple[Functional, str]:
-    """An NNX model: all arrays are one State, in which random keys stay as they are."""
-    from flax import nnx
+def _reads(template: Template, variables: dict[str, PyTree], name: str) -> bool:
+    """Whether the outputs of a linen module on the probe need one of its collections."""
 
-    in_model = leaves_by_path(nnx.to_pure_dict(nnx.state(model)))
-    random_keys = leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.RngState)))
-    trainable = leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    saved = {path: leaf for path, leaf in leaves_by_path(params).items() if path not in random_keys}
-    _require_fit(in_model, saved, trainable)
+    def outputs(collection: PyTree) -> PyTree:
+        functional = functionalize(template.model, {**variables, name: collection}, check=False)
+        return functional(functional.params, template.x)
 
-    # A copy: the caller's model keeps its values.
-    copy = nnx.clone(model)
-    state = nnx.state(copy)
-    nnx.replace_by_pure_dict(state, _with_leaves(nnx.to_pure_dict(state), saved))
-    nnx.update(copy, state)
-
-    functional = functionalize(copy, check=False)
-    fixed = {path: leaf for path, leaf in functional.fixed.items() if path not in random_keys}
-    return functional, _origin(saved, fixed)
-
-
-def _into_equinox(module: Model, params: PyTree) -> tuple[Functional, str]:
-    """An Equinox module: every array is a leaf of the module itself."""
-    import equinox as eqx
-
-    in_module = leaves_by_path(eqx.filter(module, eqx.is_array))
-    trainable = leaves_by_path(eqx.filter(module, eqx.is_inexact_array))
-    saved = leaves_by_path(params)
-    _require_fit(in_module, saved, trainable)
-    functional = functionalize(_with_leaves(module, saved), check=False)
-    return functional, _origin(saved, functional.fixed)
+    try:
+        return needs_inputs(outputs, variables[name])
+    except Exception:
+        return True  # the model does not run: that is said where it is evaluated
 
 
 def _into_functional(
     model: Functional, params: PyTree, collections: Mapping[str, PyTree]
-) -> tuple[Functional, str]:
-    """A Functional: the parameters are replaced; what it holds fixed stays, and is compared."""
+) -> Placed:
+    """A Functional: the parameters are replaced, and of what it holds fixed all that was saved."""
     trainable = leaves_by_path(model.params)
-    saved = leaves_by_path(params)
     # The paths of linen begin with the name of the collection, those of saved parameters do not.
     fixed = {path.removeprefix("params/"): leaf for path, leaf in model.fixed.items()}
+    # Keys and counts of random streams are no part of what was learned: they stay as they are.
+    streams = random_streams(fixed)
+    saved = leaves_by_path(params)
+    unknown = []
+    for name, tree in collections.items():
+        leaves = _leaves_of_collection(name, tree, fixed)
+        if leaves.keys() & saved.keys() or not leaves.keys() & fixed.keys():
+            unknown.append(name)
+        saved.update(leaves)
+    if unknown:
+        raise _unknown_collections_error(unknown, model.fixed)
+    saved = {path: leaf for path, leaf in saved.items() if path not in streams}
     _require_fit({**fixed, **trainable}, saved, trainable)
-    saved_trainable = {path: leaf for path, leaf in saved.items() if path in trainable}
-    functional = model.with_params(_with_leaves(model.params, saved_trainable), check=False)
-    if not model.fixed:
-        return functional, "none"
 
-    origin = f"those of the Functional given as model= ({_some(model.fixed)})"
-    saved_beside = {**saved, **leaves_by_path(collections)}
-    differing = []
+    # 1. The parameters.
+    saved_trainable = {path: leaf for path, leaf in saved.items() if path in trainable}
+    functional = model.with_params(with_leaves(model.params, saved_trainable), check=False)
+    # 2. The fixed arrays, where they differ: `apply` is compiled anew for others. Statistics of a
+    #    batch are computed at the parameters, which are others.
+    saved_fixed = {}
+    for path in model.fixed:
+        short_path = path.removeprefix("params/")
+        if short_path in saved:
+            saved_fixed[path] = saved[short_path]
+    own_fixed = {path: leaf for path, leaf in model.fixed.items() if path in saved_fixed}
+    if model.mode.endswith("fixed statistics"):
+        functional = functional.with_fixed(saved_fixed)
+        return Placed(functional, "statistics of the batch in statistics=, at its parameters")
+    if not same_leaves(own_fixed, saved_fixed):
+        functional = functional.with_fixed(saved_fixed)
+    held = {path: leaf for path, leaf in model.fixed.items() if path not in streams}
+    return _placed(functional, saved_fixed, held)
+
+
+def _leaves_of_collection(name: str, tree: PyTree, fixed: Leaves) -> Leaves:
+    """The leaves of a saved collection, by the paths that the model has for them."""
+    # Linen: the collection is a level of its own.
+    by_name = leaves_by_path({name: tree})
+    if by_name.keys() & fixed.keys():
+        return by_name
+    # The State of Equinox is a row of arrays without names, in the order of the model's own.
+    state_paths = [path for path in fixed if path.startswith("state/")]
+    state_leaves = jax.tree.leaves(tree)
+    if name == "state" and len(state_leaves) == len(state_paths):
+        return dict(zip(state_paths, state_leaves, strict=True))
+    # NNX: the collections are parts of one State, in which the names of variables are the paths.
+    return leaves_by_path(tree)
+
+
+def random_streams(fixed: Leaves) -> set[str]:
+    """The paths of random keys, and of the counts that NNX keeps beside them."""
+    streams = set()
     for path, leaf in fixed.items():
-        if path in saved_beside and not _are_equal(leaf, saved_beside[path]):
-            differing.append(path)
-    if differing:
-        origin += f"; the saved {_some(differing)} differ and are not used"
-    return functional, origin
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            streams |= {path, f"{path.removesuffix('key')}count"}
+    return streams & fixed.keys()
 
 
 def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves) -> None:
@@ -212,29 +267,30 @@ def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves) -> None:
         raise structure_error(lines)
 
 
-def _with_leaves(tree: PyTree, values: Leaves) -> PyTree:
-    """A tree with the values at their paths, as arrays of JAX, and its own leaves elsewhere."""
-    # Among the leaves of an Equinox module are functions and settings: they stay what they are.
-    leaves = []
-    for path, leaf in leaves_by_path(tree).items():
-        value = values.get(path, leaf)
-        is_array = hasattr(value, "__array_interface__")
-        leaves.append(jnp.asarray(value) if is_array else value)
-    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+def _unknown_collections_error(unknown: list[str], fixed: Leaves) -> errors.StructureError:
+    """The error for saved collections that the model has no place for."""
+    return errors.StructureError(
+        expected="collections that the model reads beside its parameters; it holds fixed "
+        f"{_some(fixed) or 'nothing'}",
+        got=f"a side with {', '.join(unknown)}",
+        do="Pass the model that was saved, or a side without them: parameters and collections as a "
+        'dictionary such as {"params": ..., "batch_stats": ...}.',
+    )
 
 
-def _origin(saved: Leaves, fixed: Leaves) -> str:
-    """Where the fixed arrays of a model come from, in words."""
+def _placed(functional: Functional, saved: Leaves, fixed: Leaves) -> Placed:
+    """What was placed, with words on where the fixed arrays come from."""
     if not fixed:
-        return "none"
-    fixed_saved = [path for path in saved if path in fixed]
+        return Placed(functional, "none")
+    fixed_saved = [path for path in fixed if path in saved]
+    lacking = tuple(path for path in fixed if path not in saved)
     if not fixed_saved:
-        return f"those of the model as given ({_some(fixed)}); none were saved"
-    origin = f"as saved ({_some(fixed_saved)})"
-    fixed_unsaved = [path for path in fixed if path not in saved]
-    if fixed_unsaved:
-        origin += f"; {_some(fixed_unsaved)} those of the model as given"
-    return origin
+        origin = f"those of the model as given ({_some(fixed)}); none were saved"
+    elif lacking:
+        origin = f"as saved ({_some(fixed_saved)}); {_some(lacking)} those of the model as given"
+    else:
+        origin = f"as saved ({_some(fixed_saved)})"
+    return Placed(functional, origin, lacking)
 
 
 def _some(paths: Iterable[str]) -> str:

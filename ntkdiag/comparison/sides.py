@@ -22,9 +22,11 @@ from ntkdiag.checkpoints.contents import NOT_COLLECTIONS, read_contents, strip_v
 from ntkdiag.comparison.placing import (
     Leaves,
     Model,
+    Placed,
     Template,
     is_module_of,
     is_plain_callable,
+    is_with_state,
     place,
     same_leaves,
     structure_error,
@@ -52,6 +54,7 @@ class Side:
         step: Step number, where the checkpoint has one.
         saved_dtypes: Dtypes of the parameters as they came, before JAX could narrow them.
         shares_model: Whether the values were put into the model common to both sides.
+        lacking: Paths of fixed arrays that this side does not hold: those of the model stand in.
     """
 
     label: str
@@ -61,6 +64,7 @@ class Side:
     step: int | None
     saved_dtypes: tuple[str, ...]
     shares_model: bool
+    lacking: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,32 +83,34 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
 
     `name` is ``"A"`` or ``"B"``: the label where neither `label` nor a path gives one.
     """
-    # A model is taken as it is; values are put into the model that both sides share.
-    brings_model = is_model(source) and not _holds_parameters_only(source, template.model)
-    if brings_model:
-        functional = _as_functional(source, template.options)
-        fixed_state = "its own" if functional.fixed else "none"
+    # A model is taken as it is, and values are put into the model that both sides share; so are
+    # those of a model, where a Functional was given whose options hold for it.
+    brings_function = is_model(source) and not _holds_parameters_only(source, template.model)
+    if (brings_function and template.options is None) or isinstance(source, Functional):
+        functional = _as_functional(source)
+        placed = Placed(functional, "its own" if functional.fixed else "none")
         values = _Values(functional.params, {})
     else:
-        values = _read_values(source, template.model)
+        values = _read_values(source, template)
         _require_finite({**leaves_by_path(values.params), **leaves_by_path(values.collections)})
         _require_model(template.model)
-        functional, fixed_state = place(template, values.params, values.collections)
-    _require_finite(leaves_by_path(functional.params))
+        placed = place(template, values.params, values.collections)
+    _require_finite(leaves_by_path(placed.functional.params))
     return Side(
         label=label or values.label or name,
-        functional=functional,
-        fixed_state=fixed_state,
+        functional=placed.functional,
+        fixed_state=placed.fixed_state,
         path=values.path,
         step=values.step,
         saved_dtypes=_floating_dtypes(values.params),
-        shares_model=not brings_model,
+        shares_model=not brings_function,
+        lacking=placed.lacking,
     )
 
 
 def is_model(source: Source) -> bool:
     """Whether an argument of `compare` knows its own function."""
-    if isinstance(source, Functional):
+    if isinstance(source, Functional) or is_with_state(source):
         return True
     return is_module_of("flax.nnx", source) or is_module_of("equinox", source)
 
@@ -168,33 +174,62 @@ def _absolute(path: str) -> str:
     return os.path.realpath(os.path.expanduser(path))
 
 
-def _read_values(source: Source, model: Model) -> _Values:
-    """Parameters and collections of a checkpoint, or of a tree in memory."""
+def _read_values(source: Source, template: Template) -> _Values:
+    """Parameters and collections of a checkpoint, of a tree in memory, or of a model."""
+    # f(params, x) takes what it is given, be it a variables dictionary.
+    takes_any_tree = is_plain_callable(template.model)
     if isinstance(source, str | os.PathLike):
         path, step = split_step(source)
         contents = read_contents(path, step)
         location = contents.location
         return _Values(contents.params, contents.collections, path, location.step, location.label)
+    if takes_any_tree and isinstance(source, Mapping):
+        return _Values(source, {})
+    if is_with_state(source):
+        module, state = source
+        return _Values(_arrays_of_module(module), {"state": state})
+    if is_module_of("flax.nnx", source):
+        return _Values(_without_value_level(sys.modules["flax.nnx"].state(source)), {})
+    if is_module_of("equinox", source) and not takes_any_tree:
+        return _Values(_arrays_of_module(source), {})
     if isinstance(source, Mapping):
-        return _values_of_mapping(source, model)
+        return _values_of_mapping(source)
     if hasattr(source, "params"):
-        return _values_of_train_state(source)
+        return _values_of_mapping(_fields_of(source))
     return _Values(_without_value_level(source), {})
 
 
-def _values_of_mapping(tree: Mapping[str, PyTree], model: Model) -> _Values:
-    """A dictionary: the variables of a linen module, or parameters alone."""
-    # f(params, x) takes what it is given, be it a variables dictionary.
-    if is_plain_callable(model):
-        return _Values(tree, {})
+def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
+    """A dictionary: parameters and what is beside them by name, or parameters alone."""
     if "params" not in tree:
         return _Values(_without_value_level(tree), {})
     collections = {}
     for name, subtree in tree.items():
-        is_collection = name != "params" and name not in NOT_COLLECTIONS
-        if is_collection and isinstance(subtree, Mapping):
-            collections[name] = subtree
-    return _Values(tree["params"], collections)
+        is_collection = isinstance(subtree, Mapping) or name == "state"
+        is_filled = len(jax.tree.leaves(subtree)) > 0
+        if is_collection and is_filled and name not in ("params", *NOT_COLLECTIONS):
+            collections[name] = _without_value_level(subtree)
+    # Some keep all the variables of a linen module under `params`.
+    params = tree["params"]
+    if isinstance(params, Mapping) and "params" in params:
+        variables = _values_of_mapping(params)
+        return _Values(variables.params, {**collections, **variables.collections})
+    return _Values(_without_value_level(params), collections)
+
+
+def _fields_of(state: Any) -> dict[str, PyTree]:
+    """The fields of a train state by name; users add those for batch statistics and the like."""
+    if dataclasses.is_dataclass(state):
+        return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    if hasattr(state, "_asdict"):  # a named tuple
+        return state._asdict()
+    return {"params": state.params, "batch_stats": getattr(state, "batch_stats", None)}
+
+
+def _arrays_of_module(module: Any) -> PyTree:
+    """An Equinox module with its arrays alone."""
+    equinox = sys.modules["equinox"]
+    return equinox.filter(module, equinox.is_array)
 
 
 def _without_value_level(tree: PyTree) -> PyTree:
@@ -203,15 +238,6 @@ def _without_value_level(tree: PyTree) -> PyTree:
     if nnx is not None and isinstance(tree, nnx.State):
         return nnx.to_pure_dict(tree)
     return strip_value_level(tree)
-
-
-def _values_of_train_state(state: Any) -> _Values:
-    """A train state: its parameters, and batch statistics where it has such a field."""
-    collections = {}
-    statistics = getattr(state, "batch_stats", None)
-    if statistics is not None:
-        collections["batch_stats"] = statistics
-    return _Values(state.params, collections)
 
 
 def _holds_parameters_only(source: Source, model: Model) -> bool:
@@ -230,19 +256,12 @@ def _holds_parameters_only(source: Source, model: Model) -> bool:
     return len(jax.tree.leaves(source)) < len(jax.tree.leaves(model))
 
 
-def _as_functional(source: Source, options: Functional | None) -> Functional:
-    """A model as a Functional, with the options of another one where there is one."""
-    if isinstance(source, Functional):
-        return source
-    if options is None:
-        return functionalize(source, check=False)
-    if options.extract is None or options.fixed:
-        raise errors.InvalidInputError(
-            expected="parameters, beside a Functional as model= that holds arrays fixed",
-            got=f"a {type(source).__name__}, which has such arrays of its own",
-            do="Pass a Functional for each side, made with the same options.",
-        )
-    return options.with_params(options.extract(source), check=False)
+def _as_functional(source: Source) -> Functional:
+    """A model as a Functional, with everything that it holds fixed."""
+    if is_with_state(source):
+        module, state = source
+        return functionalize(module, state=state, check=False)
+    return source if isinstance(source, Functional) else functionalize(source, check=False)
 
 
 def _require_model(model: Model) -> None:

@@ -69,7 +69,15 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
             _require_no_key_in_outputs(outputs_with, model, request, x, kwargs)
         return outputs_with(model, kwargs)
 
-    fixed_state = _state_by_path(module, jax.tree.unflatten(state_structure, state_leaves))
+    held_state = _state_by_path(module, jax.tree.unflatten(state_structure, state_leaves))
+
+    def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> Functional:
+        # A module holds some of the fixed arrays, its State the others.
+        leaves = [values.get(path, leaf) for path, leaf in held_state.items()]
+        options = {**request.options, "state": jax.tree.unflatten(state_structure, leaves)}
+        changed = paths.with_leaves(part.restore(params), values)
+        return adapt(changed, dataclasses.replace(request, options=options, check=False))
+
     return Functional(
         apply=Apply(function, "equinox", str(request.mode), request.output_selector),
         params=params,
@@ -77,8 +85,9 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         library="equinox",
         mode=str(request.mode),
         name=type(module).__name__,
-        fixed=part.fixed | fixed_state,
+        fixed=part.fixed | held_state,
         extract=part.extract,
+        rebuild=rebuild,
     )
 
 

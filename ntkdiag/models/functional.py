@@ -8,7 +8,7 @@ params = fn.extract(model) # the parameters of the library's own object
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -97,6 +97,8 @@ class Functional:
         extract: The library's own object (a variables dictionary, a TrainState, a model later in
             training) -> parameters: the inverse of `restore`, for `with_params` and for calling
             `apply` in a loop. What is held fixed stays as it was when the Functional was made.
+        rebuild: Parameters, and path -> array of what is held fixed -> a Functional of the same
+            options; for `with_fixed`. None where an adapter does not offer it.
     """
 
     apply: Callable[..., PyTree]
@@ -107,6 +109,7 @@ class Functional:
     name: str = ""
     fixed: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     extract: Callable[[PyTree], PyTree] | None = None
+    rebuild: Callable[[PyTree, Mapping[str, PyTree]], "Functional"] | None = None
 
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         """Evaluate the model at `params` on the batch `x`."""
@@ -144,6 +147,37 @@ class Functional:
         if check:
             parameters.require_finite(params)
         return dataclasses.replace(self, params=params)
+
+    @errors.public
+    def with_fixed(self, fixed: Mapping[str, PyTree]) -> "Functional":
+        """Put other values for what is held fixed in place, such as running statistics.
+
+        Parameters, mode and all other options stay. Statistics of a batch (`statistics=`) are
+        computed anew, at the parameters that this Functional has.
+
+        Cost: none; but `apply` is another function, and is compiled anew.
+
+        Args:
+            fixed: Path -> array, with paths, shapes and dtypes as in `fixed`; what is left out
+                stays as it is.
+
+        Returns:
+            A Functional with another `apply`.
+
+        Raises:
+            StructureError: If paths, shapes or dtypes differ.
+            InvalidInputError: If the adapter of the library cannot do this.
+        """
+        if self.rebuild is None:
+            raise errors.InvalidInputError(
+                expected="a Functional whose fixed arrays can be replaced",
+                got=f"one of {self.library}",
+                do="Make another Functional, of the model with the other values.",
+            )
+        # Against itself where nothing is given; a path that is not there has no such counterpart.
+        expected = {path: self.fixed[path] for path in fixed if path in self.fixed}
+        paths.require_same(expected, dict(fixed))
+        return self.rebuild(self.params, fixed)
 
     def __repr__(self) -> str:
         leaves = jax.tree.leaves(self.params)

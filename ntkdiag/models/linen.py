@@ -100,6 +100,11 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
         collections = _read_collections(variables, trained.names)
         return part.extract(trained.tree_of(nn.meta.unbox(collections)))
 
+    def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> Functional:
+        variables = {**trained.as_collections(part.restore(params)), **fixed}
+        variables = paths.with_leaves(variables, values)
+        return adapt(module, dataclasses.replace(request, variables=variables, check=False))
+
     held_parameters = paths.leaves_by_path(trained.as_collections(part.fixed))
     return Functional(
         apply=Apply(function, "linen", str(request.mode), request.output_selector),
@@ -110,6 +115,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
         name=type(module).__name__,
         fixed=held_parameters | paths.leaves_by_path(fixed_in_calls),
         extract=extract,
+        rebuild=rebuild,
     )
 
 

@@ -89,6 +89,13 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
             source = nnx.state(source, candidates)
         return part.extract(nnx.to_pure_dict(source))
 
+    def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> Functional:
+        model = restore(params)
+        state = nnx.state(model)
+        nnx.replace_by_pure_dict(state, paths.with_leaves(nnx.to_pure_dict(state), values))
+        nnx.update(model, state)
+        return adapt(model, dataclasses.replace(request, check=False))
+
     return Functional(
         apply=Apply(function, "nnx", str(request.mode), request.output_selector),
         params=params,
@@ -98,6 +105,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         name=type(model).__name__,
         fixed=part.fixed | paths.leaves_by_path(nnx.to_pure_dict(user_rest)),
         extract=extract,
+        rebuild=rebuild,
     )
 
 

@@ -8,6 +8,7 @@ list turned into a dictionary. That is how trees in different containers are mat
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -153,6 +154,17 @@ def repack(tree: PyTree, like: PyTree) -> PyTree:
     leaves_like = leaves_by_path(like)
     _require_no_differences(_unpaired(leaves_like, leaves))
     return jax.tree.unflatten(structure, [leaves[path] for path in leaves_like])
+
+
+def with_leaves(tree: PyTree, values: Mapping[str, PyTree]) -> PyTree:
+    """A tree with the values at their paths, as arrays of JAX, and its own leaves elsewhere."""
+    # Among the leaves of an Equinox module are functions and settings: they stay what they are.
+    leaves = []
+    for path, leaf in leaves_by_path(tree).items():
+        value = values.get(path, leaf)
+        is_array = hasattr(value, "__array_interface__")
+        leaves.append(jnp.asarray(value) if is_array else value)
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def _require_no_differences(lines: list[str]) -> None:

@@ -4,6 +4,7 @@ Only the choice of inputs and outputs and the split of the parameters are added.
 does inside, whether it trains or evaluates, is its own affair: its mode is "unspecified".
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.models import paths
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest
@@ -42,6 +44,10 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
             return f(full_params, **x, **keywords)
         return f(full_params, *x, **keywords)
 
+    def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> Functional:
+        variables = paths.with_leaves(part.restore(params), values)
+        return adapt(f, dataclasses.replace(request, variables=variables, check=False))
+
     return Functional(
         apply=Apply(function, "callable", "unspecified", request.output_selector),
         params=params,
@@ -51,6 +57,7 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
         name=getattr(f, "__name__", type(f).__name__),
         fixed=part.fixed,
         extract=part.extract,
+        rebuild=rebuild,
     )
 
 

@@ -498,25 +498,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     )
 
 
-def test_a_functional_keeps_its_own_statistics_and_says_so(tmp_path):
-    x, module = probe(np.float32), LinenNet()
-    variables = module.init(jax.random.key(0), x)
-    v1.save(tmp_path / "b", shifted(variables, 0.1))
-    comparison = compare(
-        variables, tmp_path / "b", model=functionalize(module, variables), train=(x, None)
-    )
-    own = {"params": shifted(variables["params"], 0.1), "batch_stats": variables["batch_stats"]}
-    np.testing.assert_allclose(comparison.b.outputs, module.apply(own, x), rtol=1e-5, atol=1e-6)
-    assert comparison.a.fixed_state.startswith(
-        "those of the Functional given as model= (batch_stats/"
-    )
-    assert "differ and are not used" not in comparison.a.fixed_state
-    assert (
-        "the saved batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var differ"
-        in comparison.b.fixed_state
-    )
-
-
 def test_a_callable_gets_the_tree_it_was_given(tmp_path):
     x, module = probe(np.float32), nn.Dense(C)
     variables = module.init(jax.random.key(0), x)

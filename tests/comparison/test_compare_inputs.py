@@ -140,14 +140,3 @@ def test_names_of_the_sides_are_no_labels(names):
     match = r'the two sides, such as \("start", "end"\); got a .* Class labels and targets go with'
     with pytest.raises(InvalidInputError, match=match):
         compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, None), names=names)
-
-
-def test_a_model_beside_a_functional_that_holds_arrays_fixed():
-    nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
-    first = functionalize(nets[0], trainable="layers/1/**")
-    match = (
-        "expected parameters, beside a Functional as model= that holds arrays fixed; got a MLP, which "
-        "has such arrays of its own. Pass a Functional for each side, made with the same options."
-    )
-    with pytest.raises(InvalidInputError, match=match):
-        compare(*nets, model=first, train=(X, None))

@@ -20,6 +20,7 @@ from models_noisy import NNXNet as NoisyNNX
 from reference import ntk
 from thin import thin
 
+from ntkdiag.errors import StructureError
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
@@ -263,6 +264,20 @@ def test_every_model_of_the_table_comes_and_goes(name):
     assert fn.mode == "eval"
     moved = fn.with_params(jax.tree.map(lambda leaf: leaf * 2, fn.params))
     assert equal(fn.extract(moved.restore(moved.params)), moved.params)
+
+
+def test_other_fixed_arrays_of_the_same_options():
+    module = nn.BatchNorm(use_running_average=True)
+    x = jnp.arange(6.0).reshape(3, 2)
+    variables = module.init(jax.random.key(0), x)
+    fn = functionalize(module, variables, output=lambda outputs: outputs[:, :1])
+    moved = fn.with_fixed({"batch_stats/mean": np.array([2.0, 5.0], np.float32)})
+    np.testing.assert_allclose(moved(fn.params, x), fn(fn.params, x - 2.0), rtol=1e-6)
+    np.testing.assert_array_equal(fn.fixed["batch_stats/mean"], [0, 0])
+    np.testing.assert_array_equal(moved.fixed["batch_stats/var"], fn.fixed["batch_stats/var"])
+    match = r"with_fixed\(fixed\): .* 1 difference: batch_stats/median: unexpected float32\[2\]"
+    with pytest.raises(StructureError, match=match):
+        fn.with_fixed({"batch_stats/median": np.zeros(2, np.float32)})
 
 
 def test_several_inputs_are_spread():
