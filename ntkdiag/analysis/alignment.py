@@ -13,6 +13,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
@@ -25,12 +26,12 @@ from ntkdiag.kernel.operand import KernelLike, Operand, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, is_concrete
+from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
 
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
 _ROUNDOFFS_OF_CENTRING = 8
-# The same of an alignment that no permutation of labels changes.
-_ROUNDOFFS_OF_CHANCE = 64
+# Where no permutation of labels changes an alignment, a difference of less than this is rounding.
+_LEAST_ROOM = 1e-6
 
 
 @pytree("value", "chance", "standard_deviation")
@@ -50,13 +51,13 @@ class Alignment:
             not say it. Only numbers of one reduction compare.
     """
 
-    value: AnyScalar
-    chance: AnyScalar
-    standard_deviation: AnyScalar
+    value: Number
+    chance: Number
+    standard_deviation: Number
     reduction: str
 
     @property
-    def above(self) -> AnyScalar:
+    def above(self) -> Number:
         """(value - chance) / (1 - chance): 0 at chance, 1 for the kernel of the labels themselves.
 
         So the Rand index is adjusted for chance, too. NaN where permuting changes nothing and
@@ -65,7 +66,7 @@ class Alignment:
         return _over(self.value - self.chance, 1 - self.chance)
 
     @property
-    def deviations(self) -> AnyScalar:
+    def deviations(self) -> Number:
         """(value - chance) / standard_deviation: beyond 2 or 3 it is more than a lucky draw.
 
         Grows with the number of examples, as tests do; `above` does not. NaN where permuting
@@ -100,10 +101,11 @@ class Alignment:
         return display.html_table(f"Alignment, {self.reduction} kernel", rows)
 
 
-def _over(difference: AnyScalar, room: AnyScalar) -> AnyScalar:
+def _over(difference: Number, room: Number) -> Number:
     """A ratio; NaN where there is no more room than rounding leaves."""
-    room = jnp.asarray(room)
-    is_rounding = room <= _ROUNDOFFS_OF_CHANCE * jnp.finfo(room.dtype).eps
+    is_rounding = room < _LEAST_ROOM
+    if is_concrete(room):  # numbers of the host keep their digits
+        return np.nan if is_rounding else difference / room
     return jnp.where(is_rounding, jnp.nan, difference / jnp.where(is_rounding, 1.0, room))
 
 

@@ -186,8 +186,13 @@ def _measure(
         params_a, params_b, measured_a.leaf_kernels, measured_b.leaf_kernels
     )
     prediction = predict(f, params_a, params_b, settings.x, measured_a.outputs, measured_b.outputs)
+    aligned_a = measured_a.alignment
+    aligned_b = measured_b.alignment
     verdict = regime(
-        prediction.e1, float(motion.distance_centred), measured_a.alignment, measured_b.alignment
+        prediction.e1,
+        float(motion.distance_centred),
+        None if aligned_a is None else float(aligned_a.value),
+        None if aligned_b is None else float(aligned_b.value),
     )
     return Comparison(
         a=measured_a,

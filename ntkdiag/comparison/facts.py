@@ -47,6 +47,7 @@ def facts(
         "n_examples": settings.n_examples,
         "n_outputs": math.prod(output_shape[1:]),
         "probe_sha256": settings.probes.of_kernel.digest,
+        "reduction": kernel.convention.reduction,
         "kernel": _describe_kernel(kernel),
         "kernel_dtype": str(kernel.dtype),
         "loss": loss,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from ntkdiag._jax import compiler_options
-from ntkdiag.analysis import alignment
-from ntkdiag.analysis.alignment import label_power
+from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
 from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.settings import Settings
@@ -24,6 +24,7 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.models.paths import leaves_by_path
+from ntkdiag.scalars import Number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +41,8 @@ class Measured:
         spectrum: Its eigenvalues with their noise floor.
         outputs: `[N C]` model outputs.
         leaf_kernels: Path -> `[n n]`, the kernel of each leaf traced over outputs.
-        alignment: Centred kernel-target alignment; None without labels.
+        alignment: Centred kernel-target alignment, beside that of permuted labels; None without
+            labels.
         label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without
             labels.
         loss: Loss on the probe; None without labels, or where no loss was named.
@@ -60,7 +62,7 @@ class Measured:
     spectrum: Spectrum
     outputs: Float[np.ndarray, "n o"]
     leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
-    alignment: float | None = None
+    alignment: Alignment | None = None
     label_power: Float[np.ndarray, " k"] | None = None
     loss: float | None = None
     accuracy: float | None = None
@@ -88,7 +90,7 @@ class Measured:
             "trace": self.trace,
             "participation_ratio": spectrum.participation_ratio,
             "entropy_rank": spectrum.entropy_rank,
-            "alignment": self.alignment,
+            **_aligned(self.alignment),
             "label_power": self.label_power,
             "loss": self.loss,
             "accuracy": self.accuracy,
@@ -142,7 +144,7 @@ def measure_side(
     # Centred: a network with biases would show little more than its constant mode.
     return dataclasses.replace(
         measured,
-        alignment=float(alignment(kernel, targets)),
+        alignment=jax.tree.map(float, alignment_beside_chance(kernel, targets)),
         label_power=np.asarray(label_power(kernel, targets, centred=True)),
         loss=loss,
         accuracy=accuracy,
@@ -174,6 +176,18 @@ def fingerprint(params: PyTree) -> str:
         digest.update(f"{path}:{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
+    """The alignment under the names of its numbers; None without labels."""
+    if aligned is None:
+        aligned = Alignment(math.nan, math.nan, math.nan, reduction="")
+    return {
+        "alignment": aligned.value,
+        "alignment_chance": aligned.chance,
+        "alignment_standard_deviation": aligned.standard_deviation,
+        "alignment_above": aligned.above,
+    }
 
 
 @keeps_float64

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ntkdiag import errors
-from ntkdiag.analysis.alignment import alignment
+from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance
 from ntkdiag.analysis.drift import drift
 from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.descent import Descent, DescentLike, as_descent
@@ -169,7 +169,9 @@ def _diagnose_kernel(
     reference = jnp.where(first, kernel.matrix, kernel0)
     reference_kernel = dataclasses.replace(raw, array=reference.reshape(raw.shape))
     motion = drift(reference_kernel, kernel)
-    aligned = jnp.nan if targets is None else alignment(kernel, targets)
+    aligned = Alignment(jnp.nan, jnp.nan, jnp.nan, kernel.convention.reduction)
+    if targets is not None:
+        aligned = alignment_beside_chance(kernel, targets)
     critical_rate = jnp.nan
     margin = jnp.nan
     if training.loss is not None:
@@ -182,7 +184,10 @@ def _diagnose_kernel(
         "participation_ratio": decomposed.participation_ratio,
         "drift": motion.relative,
         "distance_centred": motion.distance_centred,
-        "alignment": aligned,
+        "alignment": aligned.value,
+        "alignment_chance": aligned.chance,
+        "alignment_standard_deviation": aligned.standard_deviation,
+        "alignment_above": aligned.above,
         "critical_learning_rate": critical_rate,
         "margin": margin,
     }

@@ -22,6 +22,9 @@ QUANTITIES = (
     "drift",
     "distance_centred",
     "alignment",
+    "alignment_chance",
+    "alignment_standard_deviation",
+    "alignment_above",
     "critical_learning_rate",
     "margin",
 )
@@ -33,6 +36,9 @@ _MEANINGS = {
     "drift": "relative change since the first measurement",
     "distance_centred": "change of direction since then, centred",
     "alignment": "centred kernel-target alignment with the labels",
+    "alignment_chance": "its mean over permuted labels",
+    "alignment_standard_deviation": "over permuted labels",
+    "alignment_above": "(alignment - chance) / (1 - chance)",
     "critical_learning_rate": "descent on the quadratic model of the loss diverges above it",
     "margin": "learning rate over the critical one",
 }
@@ -67,6 +73,9 @@ class Measurement:
         drift: ||K_t - K_0||_F / ||K_0||_F, with K_0 the kernel of the first measurement.
         distance_centred: 1 - cosine of the centred K_t and K_0: change of direction alone.
         alignment: Centred kernel-target alignment with the labels.
+        alignment_chance: Its mean over all permutations of the labels among the examples.
+        alignment_standard_deviation: Its standard deviation over them.
+        alignment_above: (alignment - chance) / (1 - chance): 0 at chance, 1 at most.
         critical_learning_rate: The learning rate above which descent on the quadratic model of the
             loss diverges.
         margin: learning rate / critical learning rate; about 1 at the edge of stability.
@@ -80,6 +89,9 @@ class Measurement:
     drift: Float[Array | np.ndarray, ""]
     distance_centred: Float[Array | np.ndarray, ""]
     alignment: Float[Array | np.ndarray, ""]
+    alignment_chance: Float[Array | np.ndarray, ""]
+    alignment_standard_deviation: Float[Array | np.ndarray, ""]
+    alignment_above: Float[Array | np.ndarray, ""]
     critical_learning_rate: Float[Array | np.ndarray, ""]
     margin: Float[Array | np.ndarray, ""]
 

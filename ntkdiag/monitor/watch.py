@@ -60,6 +60,9 @@ class WatchState(NamedTuple):
         ntk_drift: Relative change since `ntk_kernel0`.
         ntk_distance_centred: Change of direction since `ntk_kernel0`.
         ntk_alignment: Centred alignment with the labels.
+        ntk_alignment_chance: Its mean over permuted labels.
+        ntk_alignment_standard_deviation: Its standard deviation over them.
+        ntk_alignment_above: The part of it above chance.
         ntk_critical_learning_rate: Largest stable learning rate of gradient descent.
         ntk_margin: Learning rate over the critical one.
     """
@@ -76,6 +79,9 @@ class WatchState(NamedTuple):
     ntk_drift: Float[Array, ""]
     ntk_distance_centred: Float[Array, ""]
     ntk_alignment: Float[Array, ""]
+    ntk_alignment_chance: Float[Array, ""]
+    ntk_alignment_standard_deviation: Float[Array, ""]
+    ntk_alignment_above: Float[Array, ""]
     ntk_critical_learning_rate: Float[Array, ""]
     ntk_margin: Float[Array, ""]
 

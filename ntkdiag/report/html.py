@@ -112,9 +112,10 @@ def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
             "e₁, its error over the change of the outputs",
         ),
     ]
-    if a.alignment is not None:
-        aligned = f"{number(a.alignment, 2)} → {number(b.alignment, 2)}"
-        cards.append(("Label alignment", aligned, "centred kernel-target alignment, A → B"))
+    if a.alignment is not None and b.alignment is not None:
+        aligned = f"{number(a.alignment.above, 2)} → {number(b.alignment.above, 2)}"
+        meaning = f"{a.alignment.reduction} kernel, A → B: 0 is that of permuted labels"
+        cards.append(("Alignment above chance", aligned, meaning))
     if a.accuracy is not None:
         accuracy = f"{percent(a.accuracy)} → {percent(b.accuracy)}"
         cards.append(("Accuracy", accuracy, "on the probe, A → B"))

@@ -57,9 +57,20 @@ MEANINGS = {
         "accuracy on the probe", "", "Share of probe examples whose largest output is the label."
     ),
     "alignment": Meaning(
-        "alignment with the labels",
+        "alignment with the labels, {reduction}",
         "cKTA",
-        "Centred kernel-target alignment: rises when the fast directions become the label "
+        "Centred kernel-target alignment of the {reduction} kernel; with another reduction it is "
+        "another number.",
+    ),
+    "alignment_chance": Meaning(
+        "the same of permuted labels",
+        "",
+        "Mean and standard deviation over all permutations: what labels that mean nothing get.",
+    ),
+    "alignment_above": Meaning(
+        "alignment above chance",
+        "",
+        "(cKTA − chance) / (1 − chance): rises from 0 when the fast directions become the label "
         "directions.",
     ),
     "power": Meaning(

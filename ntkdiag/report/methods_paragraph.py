@@ -62,7 +62,10 @@ def _labels_and_loss(comparison: Comparison) -> str:
     sentences = []
     if comparison.a.alignment is not None:
         labels = "the targets" if comparison.classes is None else "one-hot labels"
-        sentences.append(f"Alignment and label power are against {labels}.")
+        sentences.append(
+            f"Alignment and label power of the {facts['reduction']} kernel are against {labels}; "
+            "chance is the mean over all permutations of the labels among the examples."
+        )
     sentences.append(f"Loss: {facts['loss']}.")
     # There is a margin of full kernels only, and where a loss and a learning rate were named.
     if comparison.a.margin is not None:

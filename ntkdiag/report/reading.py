@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 
 from ntkdiag.report.number_text import number, percent
-from ntkdiag.report.reported import Comparison
+from ntkdiag.report.reported import Alignment, Comparison
 
 # The stability margin: below SLACK the learning rate could grow, from EDGE on training oscillates,
 # beyond OVER it does not last.
 SLACK = 0.5
 EDGE = 0.8
 OVER = 1.1
+LUCK = 2.0  # standard deviations from chance that a draw of labels may well have
 SILENT = 0.001  # share of the trace below which a leaf hardly takes part
 MOST_PATHS = 4  # more are counted
 
@@ -87,29 +88,42 @@ def _linear_prediction(comparison: Comparison) -> str:
 
 
 def _alignment(comparison: Comparison) -> str:
-    """Whether the fast directions of the kernel turned towards the labels."""
-    before = comparison.a.alignment
-    after = comparison.b.alignment
-    if before is None or after is None:
+    """Whether the fast directions of the kernel turned towards the labels, beyond chance."""
+    aligned_a = comparison.a.alignment
+    aligned_b = comparison.b.alignment
+    if aligned_a is None or aligned_b is None:
         return ""
-    undefined = _sides_where(not math.isfinite(before), not math.isfinite(after))
+    undefined = _sides_where(not math.isfinite(aligned_a.value), not math.isfinite(aligned_b.value))
     if undefined:
         return (
             f"Alignment with the labels is undefined at {undefined}: centred, the kernel is zero."
         )
-    # Less than a fifth up or down counts as no change.
-    if before > 0 and after >= 1.2 * before:
-        somewhat = "" if after >= 2 * before else "somewhat "
+    before = float(aligned_a.above)
+    after = float(aligned_b.above)
+    if not (math.isfinite(before) and math.isfinite(after)):
+        return "Alignment with the labels says nothing here: permuted labels have the same."
+    of_kernel = f"({aligned_b.reduction} kernel)"
+    if max(aligned_a.deviations, aligned_b.deviations) < LUCK:
+        return f"Alignment with the labels is at chance at A and B {of_kernel}."
+
+    # Less than a fifth up or down, or than a lucky draw, counts as no change.
+    luck = LUCK * max(_share(aligned_a), _share(aligned_b))
+    values = f"from {number(before, 2)} to {number(after, 2)} above chance {of_kernel}"
+    if after - before > luck and after >= 1.2 * before:
         return (
-            f"Alignment with the labels rose {number(after / before, 3)}-fold: fast directions "
-            f"turned {somewhat}towards the labels."
+            f"Alignment with the labels rose {values}: fast directions turned towards the labels."
         )
-    if after < before / 1.2:
+    if before - after > luck and before >= 1.2 * after:
         return (
-            "Alignment with the labels fell: what the kernel learns fast is less what the labels "
-            "ask for."
+            f"Alignment with the labels fell {values}: what the kernel learns fast is less what "
+            "the labels ask for."
         )
-    return "Alignment with the labels stayed about the same."
+    return f"Alignment with the labels stayed about the same, {values}."
+
+
+def _share(alignment: Alignment) -> float:
+    """One standard deviation of permuted labels in the units of `above`."""
+    return float(alignment.standard_deviation / (1 - alignment.chance))
 
 
 def _stability(comparison: Comparison) -> str:

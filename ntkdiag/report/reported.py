@@ -7,5 +7,6 @@ would close a circle, so it goes by a name that says what it is.
 from typing import Any, TypeAlias
 
 Comparison: TypeAlias = Any  # a ntkdiag.comparison.Comparison
+Alignment: TypeAlias = Any  # a ntkdiag.analysis.Alignment
 Measured: TypeAlias = Any  # one of its two sides
 LeafMovement: TypeAlias = Any  # one entry of its `movement`

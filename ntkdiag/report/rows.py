@@ -5,7 +5,7 @@ import math
 
 from ntkdiag.report.meanings import MEANINGS
 from ntkdiag.report.number_text import MISSING, number, percent, ratio
-from ntkdiag.report.reported import Comparison, LeafMovement
+from ntkdiag.report.reported import Alignment, Comparison, LeafMovement
 from ntkdiag.scalars import Number
 
 
@@ -71,8 +71,14 @@ def task_rows(comparison: Comparison) -> list[Row]:
     if a.accuracy is not None:
         rows.append(_row(comparison, "accuracy", percent(a.accuracy), percent(b.accuracy), MISSING))
     # Labels alone give these two; a loss and a learning rate those below.
-    if a.alignment is not None:
-        rows.append(_pair(comparison, "alignment", a.alignment, b.alignment))
+    if a.alignment is not None and b.alignment is not None:
+        rows.append(_pair(comparison, "alignment", a.alignment.value, b.alignment.value))
+        chance_a = _chance(a.alignment)
+        chance_b = _chance(b.alignment)
+        rows.append(_row(comparison, "alignment_chance", chance_a, chance_b, MISSING))
+        above_a = number(a.alignment.above)
+        above_b = number(b.alignment.above)
+        rows.append(_row(comparison, "alignment_above", above_a, above_b, MISSING))
     if a.label_power is not None and b.label_power is not None:
         k = min(10, len(a.label_power))  # C(10) is shown, or C of all modes of a smaller kernel
         power_a = percent(float(a.label_power[k - 1]))
@@ -141,6 +147,11 @@ def _movement_row(name: str, leaf: LeafMovement) -> tuple[str, ...]:
         percent(leaf.share_b),
         number(leaf.distance_centred, 3),
     )
+
+
+def _chance(alignment: Alignment) -> str:
+    """The alignment of permuted labels, with its standard deviation."""
+    return f"{number(alignment.chance, 3)} ± {number(alignment.standard_deviation, 2)}"
 
 
 def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) -> Row:

@@ -88,7 +88,8 @@ def test_numbers_in_bfloat16_are_numbers():
         compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, y), loss="mse", descent=rate)
         for y, rate in ((jnp.asarray(targets, jnp.bfloat16), jnp.bfloat16(0.125)), (targets, 0.125))
     ]
-    assert (found[0].b.alignment, found[0].b.margin) == (found[1].b.alignment, found[1].b.margin)
+    assert found[0].b.alignment.value == found[1].b.alignment.value
+    assert found[0].b.margin == found[1].b.margin
 
 
 @pytest.mark.parametrize("options", [{"loss": "cross_entropy"}, {"train": (X, Y)}])

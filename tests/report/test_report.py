@@ -177,7 +177,7 @@ def test_figures_follow_the_colours_of_the_page(page):
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
     assert comparison.verdict.name in text
-    assert number(comparison.b.alignment) in text
+    assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text
     assert comparison.facts["probe_sha256"] in text
     assert "3 measurements from step 0 to step 20" in text

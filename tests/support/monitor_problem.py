@@ -1,5 +1,7 @@
 """A tiny classification problem, and the numbers a monitor must report on it, computed naively."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,9 @@ QUANTITIES = (
     "drift",
     "distance_centred",
     "alignment",
+    "alignment_chance",
+    "alignment_standard_deviation",
+    "alignment_above",
     "critical_learning_rate",
     "margin",
 )
@@ -69,8 +74,17 @@ def naive(params, params0, *, x, y=None, learning_rate=None, tau=2.0, model=f, s
         "critical_learning_rate": tau * n / curvature,
     }
     if y is not None:
-        target = centre @ (np.eye(c)[y] if y.ndim == 1 else y).ravel()
-        values["alignment"] = target @ kc @ target / (np.sqrt((kc**2).sum()) * (target @ target))
+        targets = np.eye(c)[y] if y.ndim == 1 else y
+        permuted = []
+        for order in itertools.permutations(range(n)):  # the first is the identity
+            target = centre @ targets[list(order)].ravel()
+            norms = np.sqrt((kc**2).sum()) * (target @ target)
+            permuted.append(target @ kc @ target / norms)
+        chance = np.mean(permuted)
+        values["alignment"] = permuted[0]
+        values["alignment_chance"] = chance
+        values["alignment_standard_deviation"] = np.std(permuted)
+        values["alignment_above"] = (permuted[0] - chance) / (1 - chance)
     if learning_rate is not None:
         values["margin"] = learning_rate * curvature / (tau * n)
     return values
@@ -78,16 +92,7 @@ def naive(params, params0, *, x, y=None, learning_rate=None, tau=2.0, model=f, s
 
 def agree(row, expected, *, top_k=3, name="ntk", rtol=1e-9):
     """Compare what a writer got with the naive numbers; what the naive numbers leave out must be NaN."""
-    for quantity in [
-        "eigenvalues",
-        "trace",
-        "participation_ratio",
-        "drift",
-        "distance_centred",
-        "alignment",
-        "critical_learning_rate",
-        "margin",
-    ]:
+    for quantity in QUANTITIES:
         want = expected.get(quantity, np.nan)
         want = want[:top_k] if quantity == "eigenvalues" else want
         np.testing.assert_allclose(
