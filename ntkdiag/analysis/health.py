@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.analysis.collapse import is_constant
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.operand import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -25,6 +26,7 @@ _MOST_ASYMMETRY = 1e-4
     "smallest",
     "zero_rows",
     "mean_mode_share",
+    "constant",
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
@@ -41,6 +43,8 @@ class Health:
         mean_mode_share: 1^T Kbar 1 / (N tr Kbar), Kbar the kernel summed over equal outputs: the
             weight of the mode that is constant over examples. Near 1, uncentred distances and
             alignments say little.
+        constant: Whether the kernel, centred over examples, is zero up to rounding, as a zero
+            kernel is: the network is DEAD on these examples, no parameter tells two of them apart.
         size: Number of rows.
     """
 
@@ -51,12 +55,19 @@ class Health:
     smallest: Number
     zero_rows: Number
     mean_mode_share: Number
+    constant: Number
     size: int
 
     @property
     def sound(self) -> bool:
-        """Whether the kernel is finite, symmetric to rounding, and without negative eigenvalues."""
-        return not (self.nonfinite or self.negative or self.asymmetry > _MOST_ASYMMETRY)
+        """Whether the kernel can be used.
+
+        It is finite, symmetric to rounding, without negative eigenvalues, and not `constant`.
+        """
+        is_numerically_sound = not (
+            self.nonfinite or self.negative or self.asymmetry > _MOST_ASYMMETRY
+        )
+        return is_numerically_sound and not self.constant
 
     def __repr__(self) -> str:
         if not is_concrete(self.nonfinite) or np.ndim(self.nonfinite):
@@ -64,18 +75,23 @@ class Health:
         if self.nonfinite:
             return f"Health(unsound: {self.nonfinite} NaN or Inf of {self.size**2} entries)"
         verdict = "sound" if self.sound else "unsound"
+        if self.zero_rows == 1:
+            verdict = "DEAD, no parameter moves an output"
+        elif self.constant:
+            verdict = "DEAD, no parameter tells two examples apart"
+        has_trace = np.isfinite(self.mean_mode_share)
+        mean_mode = f"{float(self.mean_mode_share):.2%}" if has_trace else "undefined"
         return (
             f"Health({verdict}: asymmetry {float(self.asymmetry):.2g}, "
             f"{self.negative} negative and {self.unresolved} unresolved of {self.size} "
-            f"eigenvalues, zero rows {float(self.zero_rows):.2%}, "
-            f"mean mode {float(self.mean_mode_share):.2%})"
+            f"eigenvalues, zero rows {float(self.zero_rows):.2%}, mean mode {mean_mode})"
         )
 
 
 @errors.public
 @keeps_float64
 def health(kernel: KernelLike) -> Health:
-    """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows, a dominant constant mode.
+    """Check a kernel for NaN, asymmetry, negative eigenvalues, dead rows, a constant mode.
 
     Cost: one eigendecomposition without vectors, O((NC)^3); none for a `Spectrum`.
 
@@ -102,6 +118,7 @@ def health(kernel: KernelLike) -> Health:
     # Kbar, [(n o) (m o)] -> [n m], and what a vector of ones sees of it.
     over_equal_outputs = jnp.einsum("nomo->nm", scaled.reshape(n, c, n, c))
     mean_mode_share = jnp.sum(over_equal_outputs) / (n * jnp.trace(over_equal_outputs))
+    constant = is_constant(operand.array, float(jnp.finfo(operand.array.dtype).eps))
 
     modes = decomposed(operand, vectors=False)
     return Health(
@@ -112,6 +129,7 @@ def health(kernel: KernelLike) -> Health:
         smallest=modes.smallest,
         zero_rows=_number(jnp.mean(jnp.diagonal(matrix) == 0)),
         mean_mode_share=_number(mean_mode_share),
+        constant=_number(constant),
         size=matrix.shape[0],
     )
 

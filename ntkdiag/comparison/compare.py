@@ -6,7 +6,7 @@
 3. Measure each side by itself: kernel, spectrum, alignment, stability.
 4. Measure what lies between them: drift of the kernel, motion of every parameter, and how much of B
    the model linearized at A predicts.
-5. Name the regime.
+5. Judge: dead, collapsed, or regime and task.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.placing import Model, Template, unbound
 from ntkdiag.comparison.settings import Settings, read_settings
 from ntkdiag.comparison.sides import Side, Source, is_model, read_side, require_comparable
-from ntkdiag.comparison.verdict import regime
+from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import automatic
@@ -186,13 +186,11 @@ def _measure(
         params_a, params_b, measured_a.leaf_kernels, measured_b.leaf_kernels
     )
     prediction = predict(f, params_a, params_b, settings.x, measured_a.outputs, measured_b.outputs)
-    aligned_a = measured_a.alignment
-    aligned_b = measured_b.alignment
-    verdict = regime(
-        prediction.e1,
-        float(motion.distance_centred),
-        None if aligned_a is None else float(aligned_a.value),
-        None if aligned_b is None else float(aligned_b.value),
+    verdict = judge(
+        measured_a,
+        measured_b,
+        e1=prediction.e1,
+        distance_centred=float(motion.distance_centred),
     )
     return Comparison(
         a=measured_a,

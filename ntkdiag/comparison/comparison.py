@@ -45,7 +45,7 @@ class Comparison:
         drift: Motion from kernel A to kernel B.
         movement: Motion of the parameters, one entry per leaf and the sum at the end.
         prediction: Outputs at B predicted by the model linearized at A.
-        verdict: LAZY, RICH, MIXED or UNCHANGED, with the numbers it rests on.
+        verdict: Regime and task, DEAD or COLLAPSED before both, with the numbers it rests on.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
         notes: What a reader has to know before trusting a number.
@@ -69,7 +69,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         sides = f"{self.a.label!r} -> {self.b.label!r}"
-        return f"Comparison({sides}: {self.verdict.name}, {self.verdict.numbers})"
+        return f"Comparison({sides}: {self.verdict.headline}; {self.verdict.numbers})"
 
     def __rich__(self) -> "Group":
         from ntkdiag.report.comparison_table import comparison_table
@@ -80,7 +80,7 @@ class Comparison:
         """Verdict and numbers as a table, for notebooks."""
         from ntkdiag.report.rows import all_rows
 
-        table = [("verdict", self.verdict.name, self.verdict.numbers)]
+        table = [("verdict", self.verdict.headline, self.verdict.numbers)]
         for row in all_rows(self):
             at_both_sides = row.values[:2]  # without their ratio; one value for what lies between
             name = f"{row.name} {row.symbol}".rstrip()
@@ -127,7 +127,7 @@ class Comparison:
             the noise floor.
         """
         content = {
-            "verdict": vars(self.verdict),
+            "verdict": self.verdict.to_dict(),
             "facts": self.facts,
             "notes": list(self.notes),
             "a": self.a.to_dict(),

@@ -107,7 +107,7 @@ def notes(
     if settings.y is None:
         sentences.append(
             "No labels were given: alignment, label power, loss and accuracy are left out, and "
-            "RICH cannot be found."
+            "whether the kernel turned to the task is unknown."
         )
     return tuple(sentences)
 

@@ -13,7 +13,9 @@ from jaxtyping import Float, Int, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
+from ntkdiag.analysis.collapse import AT_CONSTANT_LOSS
 from ntkdiag.analysis.stability import critical_rate_and_margin
+from ntkdiag.comparison.condition import Condition, condition
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
@@ -41,6 +43,7 @@ class Measured:
         spectrum: Its eigenvalues with their noise floor.
         outputs: `[N C]` model outputs.
         leaf_kernels: Path -> `[n n]`, the kernel of each leaf traced over outputs.
+        condition: Whether it still tells examples apart, and what its outputs are like.
         alignment: Centred kernel-target alignment, beside that of permuted labels; None without
             labels.
         label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without
@@ -62,12 +65,21 @@ class Measured:
     spectrum: Spectrum
     outputs: Float[np.ndarray, "n o"]
     leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
+    condition: Condition
     alignment: Alignment | None = None
     label_power: Float[np.ndarray, " k"] | None = None
     loss: float | None = None
     accuracy: float | None = None
     critical_learning_rate: float | None = None
     margin: float | None = None
+
+    @property
+    def is_at_constant_loss(self) -> bool:
+        """Whether the loss is known, and no lower than that of the best constant outputs."""
+        constant_loss = self.condition.constant_loss
+        if self.loss is None or constant_loss is None:
+            return False
+        return self.loss >= AT_CONSTANT_LOSS * constant_loss
 
     @property
     def trace(self) -> float:
@@ -90,6 +102,7 @@ class Measured:
             "trace": self.trace,
             "participation_ratio": spectrum.participation_ratio,
             "entropy_rank": spectrum.entropy_rank,
+            "condition": vars(self.condition),
             **_aligned(self.alignment),
             "label_power": self.label_power,
             "loss": self.loss,
@@ -118,6 +131,7 @@ def measure_side(
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     kernel_spectrum = spectrum(kernel)
     critical_rate, margin = _stability(kernel_spectrum, outputs, settings)
+    kernels_of_leaves = leaf_kernels(f, params, settings.x, settings.memory)
     measured = Measured(
         label=side.label,
         path=side.path,
@@ -127,7 +141,8 @@ def measure_side(
         kernel=kernel,
         spectrum=kernel_spectrum,
         outputs=flat_outputs,
-        leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
+        leaf_kernels=kernels_of_leaves,
+        condition=condition(side.functional, settings, outputs, kernel, kernels_of_leaves),
         critical_learning_rate=critical_rate,
         margin=margin,
     )

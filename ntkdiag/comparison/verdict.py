@@ -1,95 +1,231 @@
-"""One word for the regime between two checkpoints, with the criterion spelled out.
+"""What happened between two checkpoints, along two axes, with the criterion spelled out.
 
-In lazy training the kernel stays what it was, and the model linearized at the start explains what
-was learned; in the rich regime the kernel turns, and turns towards the labels. Three numbers tell:
+First of all, whether B still tells examples apart: DEAD and COLLAPSED are defined in
+`ntkdiag.analysis.collapse`, and say more than the axes do.
+
+The regime says how far the model linearized at A explains B. It rests on
 
 - e1, the error of the linearized model at B over the change of the outputs;
-- S_c, the distance of the centred kernels, 1 - cosine between them: 0 is the same direction;
-- the growth of the alignment, the cosine between the centred kernel and that of the labels.
+- S_c, the distance of the centred kernels, 1 - cosine between them: 0 is the same direction.
+
+A network may leave the linear regime by a kernel that turns, or by one that grows: then S_c is
+small, and e1 is not.
+
+The task says whether the kernel became more that of the labels. An alignment a has a chance level
+c, its mean over permuted labels, and ends at 1. Its growth is that of
+
+    odds = (a - c) / (1 - a),
+
+the part above chance over the distance that remains. Near chance, twice the odds is twice the part
+above chance; near 1 it is half the distance that remains. So a network that starts at 0.6 can grow,
+too: the ratio of alignments cannot reach 2 from there, nor can that of the parts above chance.
 """
 
 import dataclasses
 import math
 from typing import Literal
 
-# Bounds of the two regimes; between them lies MIXED.
+from ntkdiag.analysis.alignment import Alignment
+from ntkdiag.analysis.collapse import have_collapsed
+from ntkdiag.comparison.measured import Measured
+from ntkdiag.scalars import Number
+
+# Bounds of the regimes.
 LAZY_E1 = 0.1
 LAZY_DISTANCE = 0.01
-RICH_DISTANCE = 0.1
-RICH_GROWTH = 2.0  # alignment at B over alignment at A
+NONLINEAR_E1 = 0.5
+NONLINEAR_DISTANCE = 0.1
+# Bound of the task: odds at B over odds at A.
+GROWTH = 1.5
+# Standard deviations over permuted labels within which an alignment may be the luck of a draw.
+LUCK = 2.0
+
+State = Literal["alive", "dead", "collapsed"]
+Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown"]
+Task = Literal["grew", "same", "fell", "unknown"]
+
 CRITERION = (
-    f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}: the model linearized at A explains B. "
-    f"RICH if S_c > {RICH_DISTANCE} and the centred alignment with the labels grew at least "
-    f"{RICH_GROWTH:g}-fold: features were learned. UNCHANGED if the outputs are the same up to "
-    "rounding. MIXED otherwise."
+    "DEAD if no parameter tells two examples apart, COLLAPSED if the outputs are equal over "
+    "examples. Otherwise, regime: "
+    f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}, the model linearized at A explains B; "
+    f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
+    "UNCHANGED if the outputs are the same up to rounding; BETWEEN otherwise. Task: the alignment "
+    "grew or fell if (alignment - chance) / (1 - alignment) changed by a factor of "
+    f"{GROWTH:g} or more."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The regime.
+    """What happened, along two axes.
 
     Attributes:
-        name: "LAZY", "RICH", "MIXED", or "UNCHANGED".
+        state: "dead", "collapsed" or "alive": B itself, before all else.
+        regime: "lazy", "between" or "nonlinear"; "unchanged" if the outputs are the same up to
+            rounding; "unknown" where S_c is undefined and e1 does not decide.
+        task: Whether the alignment with the labels, above chance, "grew", "fell", or stayed the
+            "same"; "unknown" without labels, or where it is undefined.
         numbers: The numbers it rests on, in words.
         criterion: The rule.
     """
 
-    name: Literal["LAZY", "RICH", "MIXED", "UNCHANGED"]
+    state: State
+    regime: Regime
+    task: Task
     numbers: str
     criterion: str = CRITERION
 
+    @property
+    def name(self) -> str:
+        """The first word, in capitals: the state where it is not "alive", else the regime."""
+        return (self.regime if self.state == "alive" else self.state).upper()
 
-def regime(
-    e1: float | None, distance_centred: float, alignment_a: float | None, alignment_b: float | None
-) -> Verdict:
-    """Decide between lazy training and feature learning, by `CRITERION`.
+    @property
+    def headline(self) -> str:
+        """Both axes in a few words, such as "NONLINEAR, alignment grew"."""
+        if self.state != "alive" or self.task == "unknown":
+            return self.name
+        task = "alignment the same" if self.task == "same" else f"alignment {self.task}"
+        return f"{self.name}, {task}"
+
+    def to_dict(self) -> dict[str, str]:
+        """All fields and the name."""
+        return {"name": self.name, **vars(self)}
+
+
+def judge(a: Measured, b: Measured, *, e1: float | None, distance_centred: float | None) -> Verdict:
+    """Decide what happened from A to B, by `CRITERION`.
 
     Args:
+        a: Side A.
+        b: Side B.
         e1: Linearization error, ||f_B - f_lin|| / ||f_B - f_A||; None if the outputs did not change
             beyond rounding.
-        distance_centred: S_c, the kernel distance of the centred kernels.
-        alignment_a: Centred kernel-target alignment at A; None without labels, and then RICH cannot
-            be found.
-        alignment_b: The same at B.
+        distance_centred: S_c, the distance of the centred kernels; not finite, or None, where one
+            of them is zero.
 
     Returns:
         The verdict.
     """
+    # What centring leaves of a constant kernel is rounding, and so is its direction.
+    if a.condition.dead or b.condition.dead:
+        distance_centred = None
+    state = state_of(a, b)
+    if state == "alive":
+        regime_numbers = _describe_regime(e1, distance_centred)
+        numbers = f"{regime_numbers} {_describe_task(a.alignment, b.alignment)}"
+    else:
+        numbers = _describe_state(a, b)
+    return Verdict(
+        state=state,
+        regime=regime_of(e1, distance_centred),
+        task=task_of(a.alignment, b.alignment),
+        numbers=numbers,
+    )
+
+
+def state_of(a: Measured, b: Measured) -> State:
+    """Whether B is dead or collapsed, by the definitions of `ntkdiag.analysis.collapse`."""
+    if b.condition.dead:
+        return "dead"
+    collapsed = have_collapsed(
+        equal=b.condition.equal,
+        spread=b.condition.spread,
+        spread_before=a.condition.spread,
+        at_constant_loss=b.is_at_constant_loss,
+    )
+    return "collapsed" if collapsed else "alive"
+
+
+def regime_of(e1: float | None, distance_centred: float | None) -> Regime:
+    """How far the model linearized at A explains B."""
     if e1 is None:
-        return Verdict(
-            "UNCHANGED",
-            "The outputs on the probe are the same at A and B, or differ by too little to tell it "
-            "from rounding.",
-        )
-    growth = _describe_growth(alignment_a, alignment_b)
-    numbers = f"e1 = {e1:.3g}, S_c = {_written(distance_centred)}, {growth}."
+        return "unchanged"
+    if e1 >= NONLINEAR_E1:
+        return "nonlinear"
+    if distance_centred is None or not math.isfinite(distance_centred):
+        return "between" if e1 >= LAZY_E1 else "unknown"
     if e1 < LAZY_E1 and distance_centred < LAZY_DISTANCE:
-        return Verdict("LAZY", numbers)
-    if distance_centred > RICH_DISTANCE and _has_grown(alignment_a, alignment_b):
-        return Verdict("RICH", numbers)
-    return Verdict("MIXED", numbers)
+        return "lazy"
+    if e1 >= LAZY_E1 and distance_centred > NONLINEAR_DISTANCE:
+        return "nonlinear"
+    return "between"
 
 
-def _has_grown(before: float | None, after: float | None) -> bool:
-    """Whether the alignment is known on both sides and grew as much as the criterion asks."""
+def task_of(before: Alignment | None, after: Alignment | None) -> Task:
+    """Whether the odds of the alignment grew or fell by `GROWTH`, beyond what chance gives."""
     if before is None or after is None:
-        return False
-    # The alignment may be negative, and twice a negative number is no growth.
-    return after > 0 and after >= RICH_GROWTH * before
+        return "unknown"
+    # Not a number where a kernel is constant over examples, or permuting labels changes nothing.
+    if not (math.isfinite(before.above) and math.isfinite(after.above)):
+        return "unknown"
+    if _exceeds(after, before):
+        return "grew"
+    if _exceeds(before, after):
+        return "fell"
+    return "same"
 
 
-def _describe_growth(before: float | None, after: float | None) -> str:
-    """The alignment on both sides, and their ratio where it has a meaning."""
+def _exceeds(larger: Alignment, smaller: Alignment) -> bool:
+    """Whether one alignment is more than the luck of a draw, and `GROWTH` times the other."""
+    is_luck = not larger.deviations > LUCK
+    return not is_luck and odds(larger) >= GROWTH * odds(smaller)
+
+
+def odds(alignment: Alignment) -> float:
+    """(a - c) / (1 - a): the part above chance over the distance that remains; 0 below chance."""
+    value = float(alignment.value)
+    remaining = 1.0 - value
+    if remaining <= 0:  # the kernel of the labels themselves
+        return math.inf
+    return max(value - float(alignment.chance), 0.0) / remaining
+
+
+def _describe_state(a: Measured, b: Measured) -> str:
+    """The numbers of a network that is dead or collapsed."""
+    condition = b.condition
+    parts = [
+        f"Outputs spread {_written(a.condition.spread)} over examples at A, "
+        f"{_written(condition.spread)} at B"
+    ]
+    if b.loss is not None and condition.constant_loss is not None:
+        parts.append(
+            f"loss {_written(b.loss, 4)}, that of the best constant outputs "
+            f"{_written(condition.constant_loss, 4)}"
+        )
+    if condition.zero_rows == 1:
+        parts.append("the kernel is zero")
+    else:
+        parts.append(f"mean mode {100 * condition.mean_mode_share:.4g} % of the kernel")
+    return f"{'; '.join(parts)}."
+
+
+def _describe_regime(e1: float | None, distance_centred: float | None) -> str:
+    """The numbers of the regime."""
+    distance = f"S_c = {_written(distance_centred)}"
+    if e1 is None:
+        return (
+            "The outputs on the probe are the same at A and B, or differ by too little to tell it "
+            f"from rounding; {distance}."
+        )
+    return f"e1 = {e1:.3g}, {distance}."
+
+
+def _describe_task(before: Alignment | None, after: Alignment | None) -> str:
+    """The alignment on both sides with its chance level, and the growth of its odds."""
     if before is None or after is None:
-        return "alignment unknown without labels"
-    text = f"alignment {_written(before)} to {_written(after)}"
-    # Over zero or a negative alignment a ratio says nothing.
-    if before > 0 and math.isfinite(after):
-        text += f" ({after / before:.3g}-fold)"
-    return text
+        return "Alignment unknown without labels."
+    values = f"{_written(before.value)} to {_written(after.value)}"
+    chances = f"{_written(before.chance)} and {_written(after.chance)}"
+    text = f"Alignment {values}, by chance {chances}"
+    # Over nothing, or to 1, a ratio says nothing.
+    if odds(before) > 0 and math.isfinite(odds(after)):
+        text += f": (alignment - chance) / (1 - alignment) x {odds(after) / odds(before):.3g}"
+    return f"{text}."
 
 
-def _written(value: float) -> str:
-    """Three digits; a number that is not finite is undefined, as for a kernel of zero."""
-    return f"{value:.3g}" if math.isfinite(value) else "undefined"
+def _written(value: Number | None, digits: int = 3) -> str:
+    """Some digits; a number that is not finite is undefined, as for a kernel of zero."""
+    if value is None or not math.isfinite(value):
+        return "undefined"
+    return f"{float(value):.{digits}g}"

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkdiag import display
+from ntkdiag.report.advice import advice
 from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
@@ -20,7 +21,14 @@ from ntkdiag.report.rows import (
     task_rows,
 )
 
-STYLES = {"LAZY": "bold blue", "RICH": "bold green", "MIXED": "bold yellow", "UNCHANGED": "bold"}
+# Of verdicts by name; the others are bold without a colour.
+STYLES = {
+    "DEAD": "bold red",
+    "COLLAPSED": "bold red",
+    "LAZY": "bold blue",
+    "BETWEEN": "bold yellow",
+    "NONLINEAR": "bold green",
+}
 WIDTH = 110
 LEAVES = 16  # more are cut to those that moved most
 
@@ -90,15 +98,20 @@ def _heading(comparison: Comparison) -> Text:
         f"{comparison.a.label}\n",
         ("B  ", "bold"),
         f"{comparison.b.label}\n\n",
-        (verdict.name, STYLES[verdict.name]),
+        (verdict.headline, STYLES.get(verdict.name, "bold")),
         f"  {verdict.numbers}\n",
         (verdict.criterion, "dim"),
     )
 
 
 def _in_words(comparison: Comparison) -> Text:
-    """The numbers in sentences, one under the other."""
-    return Text("\n").join(Text(f"• {sentence}") for sentence in readings(comparison))
+    """The numbers in sentences, one under the other, and what to do next."""
+    lines = [Text(f"• {sentence}") for sentence in readings(comparison)]
+    next_steps = advice(comparison)
+    if next_steps:
+        lines.append(Text("\nWhat to do next", style="bold"))
+    lines += [Text(f"• {sentence}") for sentence in next_steps]
+    return Text("\n").join(lines)
 
 
 def _quantities(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:

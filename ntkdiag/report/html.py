@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ntkdiag.report import figures
+from ntkdiag.report.advice import advice
 from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.methods_paragraph import methods
 from ntkdiag.report.monitor_records import History, Row, read_history
@@ -66,6 +67,7 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
         prediction_rows=prediction_rows(comparison),
         movement_rows=movement_rows(comparison),
         readings=readings(comparison),
+        advice=advice(comparison),
         methods=methods(comparison),
         history_steps=history_steps,
         **_figures(comparison, rows),

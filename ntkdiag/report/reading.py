@@ -1,22 +1,26 @@
-"""The numbers in words: what they say about the run, and what one might do.
+"""The numbers in words: what they say about the run.
 
 Each function looks at one question and returns a sentence, or nothing where no number supports one.
+A half-sentence that names a cause is said only where the numbers show that cause; what one might do
+is said in `advice`.
 """
 
 import math
-from collections.abc import Sequence
 
-from ntkdiag.report.number_text import number, percent
-from ntkdiag.report.reported import Alignment, Comparison
+from ntkdiag.report.causes import (
+    EDGE,
+    LUCK,
+    OVER,
+    SLACK,
+    reached_leaves,
+    some_of,
+    unmoved_leaves,
+    unreached_leaves,
+)
+from ntkdiag.report.number_text import number, percent, ratio
+from ntkdiag.report.reported import Comparison, Measured
 
-# The stability margin: below SLACK the learning rate could grow, from EDGE on training oscillates,
-# beyond OVER it does not last.
-SLACK = 0.5
-EDGE = 0.8
-OVER = 1.1
-LUCK = 2.0  # standard deviations from chance that a draw of labels may well have
 SILENT = 0.001  # share of the trace below which a leaf hardly takes part
-MOST_PATHS = 4  # more are counted
 
 
 def readings(comparison: Comparison) -> list[str]:
@@ -28,28 +32,76 @@ def readings(comparison: Comparison) -> list[str]:
     Returns:
         Sentences, the most important first.
     """
-    sentences = [
-        _motion_of_the_kernel(comparison),
-        _linear_prediction(comparison),
-        _alignment(comparison),
-        _stability(comparison),
-        _compression(comparison),
-        _idle_leaves(comparison),
-    ]
+    sentences = [_state_of_a(comparison), _state_of_b(comparison)]
+    if comparison.verdict.state == "alive":
+        sentences += [
+            _motion_of_the_kernel(comparison),
+            _linear_prediction(comparison),
+            _alignment(comparison),
+            _loss(comparison),
+            _stability_at_a(comparison),
+            _stability_at_b(comparison),
+            _entropy_rank(comparison),
+        ]
+    else:
+        # What is wrong with B makes of its spectrum and alignment what they are.
+        sentences.append(_stability_at_a(comparison))
+    sentences.append(_leaves(comparison))
     return [sentence for sentence in sentences if sentence]
+
+
+def _state_of_a(comparison: Comparison) -> str:
+    """Whether A is dead, or its outputs are equal."""
+    condition = comparison.a.condition
+    if condition.dead:
+        return f"A is dead: {_dead(comparison.a)}."
+    if condition.equal:
+        return "At A the outputs are the same for every example."
+    return ""
+
+
+def _state_of_b(comparison: Comparison) -> str:
+    """What is wrong with B, where it is dead or collapsed."""
+    a = comparison.a
+    b = comparison.b
+    if comparison.verdict.state == "dead":
+        outputs = "are the same for every example"
+        if not b.condition.equal:
+            outputs = "differ between examples, but nothing that is trained moves them apart"
+        return f"B is dead: {_dead(b)}. Its outputs {outputs}."
+    if comparison.verdict.state == "collapsed":
+        outputs = "are the same for every example"
+        if not b.condition.equal:
+            share = percent(b.condition.spread / a.condition.spread)
+            outputs = (
+                f"spread over examples by {share} of what they did at A, and its loss is no lower "
+                "than that of constant outputs"
+            )
+        return f"B has collapsed: its outputs {outputs}. Its parameters could tell them apart."
+    return ""
+
+
+def _dead(side: Measured) -> str:
+    """Why nothing that is trained tells two examples apart on one side."""
+    if side.trace == 0:
+        return "no parameter moves an output on the probe"
+    alike = "every parameter moves the outputs of all examples alike"
+    if not unreached_leaves(side):
+        return alike
+    return f"{alike}. Only the kernel of {some_of(reached_leaves(side))} is not zero"
 
 
 def _motion_of_the_kernel(comparison: Comparison) -> str:
     """How far the kernel turned, and how much it grew."""
     a = comparison.a
     b = comparison.b
-    zero = _sides_where(a.trace == 0, b.trace == 0)
-    if zero:
-        return f"At {zero} the kernel is zero: no parameter moves the outputs on the probe."
+    if a.trace == 0:
+        return ""  # a kernel of zero has no direction to turn from: A is dead
     growth = f"Its trace changed by a factor of {number(b.trace / a.trace, 3)}."
     distance = float(comparison.drift.distance_centred)
-    if not math.isfinite(distance):
-        return f"Centred, one of the kernels is zero: how far it turned is undefined. {growth}"
+    if a.condition.dead or not math.isfinite(distance):
+        which = "the kernel at A" if a.condition.dead else "one of the kernels"
+        return f"Centred over examples, {which} is zero: how far it turned is undefined. {growth}"
     # The bounds of the verdict: below the first is lazy, beyond the second features moved.
     if distance < 0.01:
         turned = "hardly turned"
@@ -67,10 +119,7 @@ def _linear_prediction(comparison: Comparison) -> str:
     if e1 is None:
         return ""
     if e1 < 0.1:
-        return (
-            "The model linearized at A predicts B: kernel methods at A explain this part of "
-            "training."
-        )
+        return "The model linearized at A predicts B: the kernel at A explains what was learned."
     if e1 > 1:
         missed = (
             "The model linearized at A is off by more than the outputs changed "
@@ -84,11 +133,13 @@ def _linear_prediction(comparison: Comparison) -> str:
     # Curvature of the model in its parameters explains what a linear model misses.
     if e2 is not None and e2 < e1 / 2:
         return f"{missed}; the quadratic model by less than half of that."
-    return f"{missed}: the kernel at A does not explain B."
+    if comparison.verdict.regime == "nonlinear":
+        return f"{missed}: the kernel at A does not explain B."
+    return f"{missed}."
 
 
 def _alignment(comparison: Comparison) -> str:
-    """Whether the fast directions of the kernel turned towards the labels, beyond chance."""
+    """Whether the kernel became more that of the labels, beyond chance."""
     aligned_a = comparison.a.alignment
     aligned_b = comparison.b.alignment
     if aligned_a is None or aligned_b is None:
@@ -96,7 +147,8 @@ def _alignment(comparison: Comparison) -> str:
     undefined = _sides_where(not math.isfinite(aligned_a.value), not math.isfinite(aligned_b.value))
     if undefined:
         return (
-            f"Alignment with the labels is undefined at {undefined}: centred, the kernel is zero."
+            f"Alignment with the labels is undefined at {undefined}: centred over examples, the "
+            "kernel is zero."
         )
     before = float(aligned_a.above)
     after = float(aligned_b.above)
@@ -105,74 +157,110 @@ def _alignment(comparison: Comparison) -> str:
     of_kernel = f"({aligned_b.reduction} kernel)"
     if max(aligned_a.deviations, aligned_b.deviations) < LUCK:
         return f"Alignment with the labels is at chance at A and B {of_kernel}."
-
-    # Less than a fifth up or down, or than a lucky draw, counts as no change.
-    luck = LUCK * max(_share(aligned_a), _share(aligned_b))
     values = f"from {number(before, 2)} to {number(after, 2)} above chance {of_kernel}"
-    if after - before > luck and after >= 1.2 * before:
-        return (
-            f"Alignment with the labels rose {values}: fast directions turned towards the labels."
-        )
-    if before - after > luck and before >= 1.2 * after:
-        return (
-            f"Alignment with the labels fell {values}: what the kernel learns fast is less what "
-            "the labels ask for."
-        )
-    return f"Alignment with the labels stayed about the same, {values}."
+    if comparison.verdict.task == "same":
+        return f"Alignment with the labels stayed about the same, {values}."
+    return f"Alignment with the labels {comparison.verdict.task} {values}."
 
 
-def _share(alignment: Alignment) -> float:
-    """One standard deviation of permuted labels in the units of `above`."""
-    return float(alignment.standard_deviation / (1 - alignment.chance))
+def _loss(comparison: Comparison) -> str:
+    """Whether the loss at B is any better than that of outputs equal over examples."""
+    b = comparison.b
+    if not b.is_at_constant_loss:
+        return ""
+    return (
+        f"The loss at B, {number(b.loss)}, is no lower than that of the best constant outputs, "
+        f"{number(b.condition.constant_loss)}."
+    )
 
 
-def _stability(comparison: Comparison) -> str:
-    """How far the learning rate is from the critical one at B."""
-    before = comparison.a.margin
+def _stability_at_a(comparison: Comparison) -> str:
+    """How far the learning rate is from the critical one at A, where it comes close."""
+    margin = comparison.a.margin
+    if margin is None or margin < EDGE:
+        return ""
+    at = f"At A the learning rate is {number(margin, 2)} of the critical one"
+    return _near_the_edge(at, margin)
+
+
+def _near_the_edge(at: str, margin: float) -> str:
+    """What a margin of 0.8 or more means."""
+    if margin > OVER:
+        return f"{at}: on the quadratic model of the loss there, gradient descent diverges."
+    return f"{at}: the edge of stability."
+
+
+def _stability_at_b(comparison: Comparison) -> str:
+    """How far the learning rate is from the critical one at B, and why it moved away from it."""
     margin = comparison.b.margin
-    if before is None or margin is None or comparison.b.trace == 0:
+    if margin is None:
         return ""
     at = f"At B the learning rate is {number(margin, 2)} of the critical one"
-    if margin > OVER:
-        return f"{at}: if that lasts, lower the learning rate or warm up."
     if margin >= EDGE:
-        return f"{at}: the edge of stability."
+        return _near_the_edge(at, margin)
     if margin >= SLACK:
         return f"{at}: stable."
-    # The curvature of a softmax or a sigmoid vanishes where predictions become certain.
-    is_cross_entropy = "cross-entropy" in str(comparison.facts["loss"])
-    if is_cross_entropy and margin < before:
+    if not comparison.b.is_at_constant_loss:
+        at = f"{at}: there is slack"
+    return f"{at}. {_why_the_margin_fell(comparison)}".rstrip()
+
+
+def _why_the_margin_fell(comparison: Comparison) -> str:
+    """Which factor of the margin made it fall: the kernel, or the curvature of the loss.
+
+    The margin is eta times the largest eigenvalue of Sigma^1/2 Theta Sigma^1/2, up to a constant.
+    """
+    a = comparison.a
+    b = comparison.b
+    if a.margin is None or not b.margin < a.margin / 2:
+        return ""
+    kernel_fell = b.spectrum.largest < a.spectrum.largest
+    before = a.condition.certainty
+    after = b.condition.certainty
+    became_certain = before is not None and after is not None and after > before
+    if became_certain and not kernel_fell:
         return (
-            f"{at}: there is slack. It fell: so it does under cross-entropy as predictions become "
-            "certain."
+            f"It fell as predictions became certain: the largest probability is {percent(after)} "
+            f"on average, {percent(before)} at A."
         )
-    return f"{at}: there is slack."
+    if kernel_fell and not became_certain:
+        shrunk = ratio(b.spectrum.largest, a.spectrum.largest)
+        return f"It fell with the largest eigenvalue of the kernel, {shrunk} what it was."
+    return ""
 
 
-def _compression(comparison: Comparison) -> str:
+def _entropy_rank(comparison: Comparison) -> str:
     """Whether the kernel lost modes."""
     before = comparison.a.spectrum.entropy_rank
     after = comparison.b.spectrum.entropy_rank
     if not after < before / 2:  # NaN on either side says nothing
         return ""
     return (
-        f"The entropy rank fell from {number(before, 3)} to {number(after, 3)}: the kernel "
-        "compressed. Together with falling gradient norms on new data that is a sign of lost "
-        "plasticity; by itself it is not."
+        f"The entropy rank fell from {number(before, 3)} to {number(after, 3)}: fewer modes carry "
+        "the kernel."
     )
 
 
-def _idle_leaves(comparison: Comparison) -> str:
-    """The parameters that stayed where they were, and those that do little for the kernel at B."""
+def _leaves(comparison: Comparison) -> str:
+    """The parameters that no gradient reaches, that did not move, and that do little at B."""
     *leaves, _ = comparison.movement
-    unmoved = [leaf.path for leaf in leaves if leaf.moved == 0]
-    silent = [leaf.path for leaf in leaves if leaf.moved > 0 and leaf.share_b < SILENT]
+    unreached = unreached_leaves(comparison.b)
+    silent = []
+    for leaf in leaves:
+        if leaf.moved > 0 and 0 < leaf.share_b < SILENT:
+            silent.append(leaf.path)
+    unmoved = unmoved_leaves(comparison)
+    zero_rows = comparison.b.condition.zero_rows
     sentences = []
-    if unmoved and len(unmoved) < len(leaves):
-        sentences.append(f"Did not move: {_some(unmoved)}; frozen, or without a gradient.")
+    if 0 < zero_rows < 1:
+        sentences.append(f"No parameter moves {percent(zero_rows)} of the outputs at B.")
+    if unreached:
+        sentences.append(f"No gradient reaches, on the probe at B: {some_of(unreached)}.")
+    if unmoved:
+        sentences.append(f"Did not move, though the outputs depend on it: {some_of(unmoved)}.")
     if silent:
         sentences.append(
-            f"Hardly takes part at B, below {percent(SILENT)} of the trace: {_some(silent)}."
+            f"Hardly takes part at B, below {percent(SILENT)} of the trace: {some_of(silent)}."
         )
     return " ".join(sentences)
 
@@ -184,11 +272,3 @@ def _sides_where(at_a: bool, at_b: bool) -> str:
     if at_a:
         return "A"
     return "B" if at_b else ""
-
-
-def _some(paths: Sequence[str]) -> str:
-    """Paths joined by commas, the first four of them, and how many more there are."""
-    text = ", ".join(paths[:MOST_PATHS])
-    if len(paths) > MOST_PATHS:
-        text += f" and {len(paths) - MOST_PATHS} more"
-    return text

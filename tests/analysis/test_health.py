@@ -55,6 +55,28 @@ def test_broken_kernels_are_reported_not_refused():
 def test_dead_kernel():
     dead = health(np.zeros((3, 3)))
     assert (dead.zero_rows, dead.unresolved, dead.smallest) == (1.0, 3, np.inf)
+    assert dead.constant
+    assert not dead.sound
+    assert repr(dead).startswith("Health(DEAD, no parameter moves an output: ")
+    assert repr(dead).endswith("zero rows 100.00%, mean mode undefined)")
+
+
+def test_the_kernel_of_a_last_bias_alone_is_dead():
+    """Behind dead units only the last bias moves the outputs: those of all examples alike."""
+    of_the_bias = np.kron(np.ones((4, 4)), np.eye(3)).reshape(4, 3, 4, 3).astype(np.float32)
+    dead = health(of_the_bias)
+    assert dead.constant
+    assert not dead.sound
+    assert repr(dead).startswith("Health(DEAD, no parameter tells two examples apart: ")
+    alive = of_the_bias.copy()
+    alive[0, 0, 0, 0] += 1e-3
+    assert health(alive).sound
+    assert repr(health(alive)).startswith("Health(sound: ")
+
+
+def test_a_single_example_has_nothing_to_be_constant_over():
+    assert health(np.ones((1, 1))).sound
+    assert not health(np.zeros((1, 1))).sound
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def comparison():
 def test_in_a_notebook(comparison):
     page = comparison._repr_html_()
     assert "<caption>A: &lt;start&gt; → B: end</caption>" in page
-    assert f'<th scope="row">verdict</th><td>{comparison.verdict.name}</td>' in page
+    assert f'<th scope="row">verdict</th><td>{comparison.verdict.headline}</td>' in page
     assert '<th scope="row">stability margin η/η_c</th>' in page
     assert '<th scope="row">centred kernel distance S_c</th>' in page
 

@@ -132,12 +132,12 @@ def test_a_kernel_of_zero_is_said_and_not_a_number():
         params(1), dead, model=model, train=(x, np.arange(N) % C), loss="mse", descent=0.1
     )
     said = readings(found)
-    assert said[0] == "At B the kernel is zero: no parameter moves the outputs on the probe."
-    assert "Alignment with the labels is undefined at B: centred, the kernel is zero." in said
+    assert said[0] == (
+        "B is dead: no parameter moves an output on the probe. Its outputs are the same for every "
+        "example."
+    )
     assert not any("critical" in sentence for sentence in said)
-    assert "S_c = undefined" in found.verdict.numbers
-    assert found.verdict.numbers.endswith("to undefined.")
-    assert found.verdict.name == "MIXED"
+    assert found.verdict.name == "DEAD"
     assert "nan" not in " ".join([*said, found.verdict.numbers])
 
 
@@ -148,9 +148,12 @@ def test_a_kernel_that_is_constant_turns_by_nothing_defined():
     )
     x = np.abs(np.random.default_rng(9).normal(size=(N, 3))).astype(np.float32) + 1
     found = compare(one, other, model=bias, train=(x, None))
-    assert readings(found)[0].startswith(
-        "Centred, one of the kernels is zero: how far it turned is undefined. Its tr"
-    )
+    assert readings(found)[:2] == [
+        "A is dead: every parameter moves the outputs of all examples alike. Only the kernel of b "
+        "is not zero.",
+        "Centred over examples, the kernel at A is zero: how far it turned is undefined. Its trace "
+        f"changed by a factor of {number(found.b.trace / found.a.trace, 3)}.",
+    ]
 
 
 def test_ids_are_unique_over_all_figures(page):
@@ -176,7 +179,8 @@ def test_figures_follow_the_colours_of_the_page(page):
 
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
-    assert comparison.verdict.name in text
+    assert comparison.verdict.headline in text
+    assert "What to do next" in text
     assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text
     assert comparison.facts["probe_sha256"] in text

@@ -1,0 +1,57 @@
+"""What DEAD and COLLAPSED mean: said here, and nowhere else.
+
+A network that works tells examples apart. On a probe two things may be wrong with it:
+
+- DEAD: nothing that is trained can make it tell them apart. The kernel is zero, and no parameter
+  moves an output; or it is constant over examples (all of it is the mean mode), and every parameter
+  moves the outputs of all examples alike, as the last bias does behind units that are off. No
+  gradient step from there changes that.
+- COLLAPSED: the outputs are equal over examples, though parameters could tell them apart. They are
+  equal up to rounding; or their spread is below 1 % of what it was at A, and the loss is at that of
+  the best constant outputs, or above.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ntkdiag.analysis.centring import centre_kernel
+
+# What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
+_ROUNDOFFS_OF_CENTRING = 8
+# Outputs whose root mean square over examples is so many unit roundoffs of their size are equal.
+_ROUNDOFFS_OF_OUTPUTS = 2
+LEAST_SPREAD = 0.01  # of outputs over examples, beside that at A
+AT_CONSTANT_LOSS = 0.99  # of the loss of the best constant outputs
+
+
+def is_constant(array: Float[Array, "..."], roundoff: float) -> Bool[Array, ""]:
+    """Whether a kernel, centred over its examples, is zero up to rounding; as a zero kernel is.
+
+    A kernel of a single example has nothing to be constant over.
+    """
+    largest = jnp.max(jnp.abs(array))
+    if array.shape[0] == 1:
+        return largest == 0
+    return jnp.max(jnp.abs(centre_kernel(array))) <= _ROUNDOFFS_OF_CENTRING * roundoff * largest
+
+
+def spread_over_examples(outputs: Float[np.ndarray, "n o"]) -> float:
+    """Root mean square of the outputs about their mean over examples, in units of the outputs."""
+    return float(np.sqrt(np.mean((outputs - outputs.mean(axis=0)) ** 2)))
+
+
+def are_equal(outputs: Float[np.ndarray, "n o"], roundoff: float) -> bool:
+    """Whether the outputs are the same for every example, up to the rounding of the model."""
+    size = float(np.sqrt(np.mean(outputs**2)))
+    return spread_over_examples(outputs) <= _ROUNDOFFS_OF_OUTPUTS * roundoff * size
+
+
+def have_collapsed(
+    *, equal: bool, spread: float, spread_before: float, at_constant_loss: bool
+) -> bool:
+    """Whether outputs are COLLAPSED beside what they were, by the definition above.
+
+    A small spread alone may be what the labels ask for: without a loss only equal outputs count.
+    """
+    return equal or (at_constant_loss and spread < LEAST_SPREAD * spread_before)

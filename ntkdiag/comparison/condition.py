@@ -1,0 +1,110 @@
+"""Whether one side still tells the examples of the probe apart, and what its outputs are like.
+
+The words DEAD and COLLAPSED are defined in `ntkdiag.analysis.collapse`; here is what they are
+decided from.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ntkdiag.analysis import collapse
+from ntkdiag.comparison.settings import Settings
+from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.engine.jacobian.roundoff import eps_of
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy
+from ntkdiag.models.functional import Functional
+
+_LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stays finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What tells a network that works from one that is dead or collapsed.
+
+    Attributes:
+        dead: Whether nothing that is trained can tell two examples apart: DEAD.
+        zero_rows: Share of the outputs on the probe that no parameter moves.
+        mean_mode_share: Weight of the mode that is constant over examples, 1^T K 1 / (N tr K) of
+            the kernel traced over outputs; NaN for a zero kernel.
+        equal: Whether the outputs are the same for every example, up to rounding.
+        spread: Root mean square of the outputs about their mean over examples.
+        constant_loss: Loss of the best constant outputs; None without labels or where the loss does
+            not say.
+        certainty: Mean over examples of the largest probability, of a softmax or, output by output,
+            of a sigmoid; None for other losses.
+    """
+
+    dead: bool
+    zero_rows: float
+    mean_mode_share: float
+    equal: bool
+    spread: float
+    constant_loss: float | None = None
+    certainty: float | None = None
+
+
+def condition(
+    functional: Functional,
+    settings: Settings,
+    outputs: Float[np.ndarray, "n *o"],
+    kernel: Kernel,
+    leaf_kernels: dict[str, Float[np.ndarray, "n n"]],
+) -> Condition:
+    """Look at the kernel and the outputs of one side; one trace of f, N^2 per leaf."""
+    f, params = functional
+    traced = sum(leaf_kernels.values(), np.zeros(()))  # sum_c Theta_cc, [n n] in float64
+    flat_outputs = outputs.reshape(outputs.shape[0], -1)
+    constant_loss = None
+    if settings.loss is not None and settings.y is not None:
+        constant_loss = loss_of_constant_outputs(settings.loss, settings.y, outputs.shape)
+    trace = np.trace(traced)
+    with jax.enable_x64(True):
+        is_dead = bool(collapse.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
+    return Condition(
+        dead=is_dead,
+        zero_rows=float(np.mean(np.diagonal(np.asarray(kernel.matrix)) == 0)),
+        mean_mode_share=float(traced.sum() / (len(traced) * trace)) if trace > 0 else np.nan,
+        equal=collapse.are_equal(flat_outputs, roundoff_of(f, params, settings.x)),
+        spread=collapse.spread_over_examples(flat_outputs),
+        constant_loss=constant_loss,
+        certainty=certainty(settings.loss, outputs),
+    )
+
+
+def loss_of_constant_outputs(
+    loss: Loss, y: Array | np.ndarray, shape: tuple[int, ...]
+) -> float | None:
+    """The least loss that outputs of this shape can have if they are equal over examples.
+
+    ln C for cross-entropy and C classes of equal size; None for a loss of the user, which does not
+    say where its minimum is.
+    """
+    labels = loss.read(y, shape)
+    targets = labels
+    if isinstance(loss, CrossEntropy):
+        if labels.shape != shape:
+            targets = jax.nn.one_hot(targets, shape[-1])  # class numbers [n ...] -> [n ... c]
+        best = jnp.log(jnp.maximum(targets.mean(axis=0), _LEAST_PROBABILITY))
+    elif isinstance(loss, SigmoidCrossEntropy):
+        share = jnp.clip(targets.mean(axis=0), _LEAST_PROBABILITY, 1 - 1e-16)
+        best = jnp.log(share) - jnp.log1p(-share)
+    elif isinstance(loss, MSE):
+        best = targets.mean(axis=0)
+    else:
+        return None
+    return float(loss(jnp.broadcast_to(best, shape), labels))
+
+
+def certainty(loss: Loss | None, outputs: Float[np.ndarray, "n *o"]) -> float | None:
+    """Mean of the largest probability that a softmax or a sigmoid gives; None for other losses."""
+    if isinstance(loss, CrossEntropy):
+        return float(jax.nn.softmax(jnp.asarray(outputs), axis=-1).max(axis=-1).mean())
+    if isinstance(loss, SigmoidCrossEntropy):
+        # The larger of p and 1 - p.
+        return float(jax.nn.sigmoid(jnp.abs(jnp.asarray(outputs))).mean())
+    return None

@@ -1,0 +1,39 @@
+"""What sentences and advice have in common: where the parameters stand that do nothing, and how."""
+
+from collections.abc import Sequence
+
+from ntkdiag.report.reported import Comparison, Measured
+
+# The stability margin: below SLACK the learning rate could grow, from EDGE on training oscillates,
+# beyond OVER it does not last.
+SLACK = 0.5
+EDGE = 0.8
+OVER = 1.1
+LUCK = 2.0  # standard deviations from chance that a draw of labels may well have
+MOST_PATHS = 4  # more are counted
+
+
+def reached_leaves(side: Measured) -> list[str]:
+    """Paths of the leaves whose kernel is not zero: some gradient reaches them."""
+    return [path for path, kernel in side.leaf_kernels.items() if kernel.any()]
+
+
+def unreached_leaves(side: Measured) -> list[str]:
+    """Paths of the leaves whose kernel is zero: no gradient on the probe reaches them."""
+    return [path for path, kernel in side.leaf_kernels.items() if not kernel.any()]
+
+
+def unmoved_leaves(comparison: Comparison) -> list[str]:
+    """Paths of the leaves that did not move while others did, though gradients reach them at A."""
+    *leaves, everything = comparison.movement
+    if everything.moved == 0:
+        return []
+    return [leaf.path for leaf in leaves if leaf.moved == 0 and leaf.share_a > 0]
+
+
+def some_of(paths: Sequence[str]) -> str:
+    """Paths joined by commas, the first four of them, and how many more there are."""
+    text = ", ".join(path or "(the only leaf)" for path in paths[:MOST_PATHS])
+    if len(paths) > MOST_PATHS:
+        text += f" and {len(paths) - MOST_PATHS} more"
+    return text
