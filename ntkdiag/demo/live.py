@@ -19,6 +19,7 @@ _SHOWN = {
     "ntk_drift": "drift since step 0, relative",
     "ntk_distance_centred": "drift since step 0, centred distance",
     "ntk_alignment": "alignment with the labels",
+    "ntk_alignment_above": "alignment above chance",
     "ntk_margin": "stability margin (1 = edge)",
 }
 
@@ -43,6 +44,7 @@ class LiveView:
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("training", total=steps, loss="")
         self._table: Table | str = "compiling"
+        self._reduction = ""  # of the kernel the alignment is of
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=8)
 
     def __enter__(self) -> "LiveView":
@@ -59,19 +61,25 @@ class LiveView:
         text = "" if loss is None else f"loss {loss:.4f}"
         self._progress.update(self._task, completed=step, loss=text)
 
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Note the reduction: the alignment of another one is another number."""
+        self._reduction = record.get("alignment_reduction", record["reduction"])
+
     def write(self, step: int, values: Values) -> None:
         """Show one measurement."""
         # What is not a terminal, a file or a log, gets a line for each measurement.
         if self.console.is_terminal:
-            self._table = _table(step, values)
+            self._table = _table(step, values, self._reduction)
         else:
-            self.console.print(_line(step, values), soft_wrap=True, highlight=False)
+            self.console.print(
+                _line(step, values, self._reduction), soft_wrap=True, highlight=False
+            )
 
     def _draw(self) -> Group:
         return Group(self._progress, self._table)
 
 
-def _table(step: int, values: Values) -> Table:
+def _table(step: int, values: Values, reduction: str) -> Table:
     """The latest measurement, one number a line."""
     table = Table(
         title=f"kernel at step {step}",
@@ -85,16 +93,22 @@ def _table(step: int, values: Values) -> Table:
     eigenvalues = "  ".join(_number(value) for value in values["ntk_eigenvalues"])
     table.add_row("top eigenvalues", eigenvalues)
     for name, title in _SHOWN.items():
-        table.add_row(title, _number(values[name]))
+        table.add_row(_labelled(title, reduction), _number(values[name]))
     return table
 
 
-def _line(step: int, values: Values) -> str:
+def _line(step: int, values: Values, reduction: str) -> str:
     """A measurement as one line."""
     parts = [f"step {step:5d}", f"lambda {_number(values['ntk_eigenvalues'][0])}"]
     for name in _SHOWN:
-        parts.append(f"{name.removeprefix('ntk_')} {_number(values[name])}")
+        label = _labelled(name.removeprefix("ntk_"), reduction)
+        parts.append(f"{label} {_number(values[name])}")
     return "  ".join(parts)
+
+
+def _labelled(name: str, reduction: str) -> str:
+    """A name; with the reduction of the kernel where it is an alignment."""
+    return f"{name} ({reduction})" if name.startswith("alignment") else name
 
 
 def _number(value: float) -> str:

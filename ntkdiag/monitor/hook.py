@@ -27,6 +27,7 @@ from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import Schedule, Step, as_schedule
 from ntkdiag.monitor.writers import Writer
@@ -126,6 +127,7 @@ class Monitor:
         self._outbox = Outbox(writers)
         self._name = name
         self._kernel0: Float[Array, "k k"] | None = None
+        self._layout: ProbeLayout | None = None  # of that kernel
         self._first_ended: float | None = None  # when the first measurement had ended
         self._has_warned = False
         self.cost = Cost(time_share)
@@ -195,6 +197,8 @@ class Monitor:
         _require_concrete(params)
         params, unmoved = as_parameters_of(self._probe.f, params)
         layout = self._probe.layout(params)
+        if self._layout is not None:
+            layout.require_same(self._layout)
         self._probe.verify(params)
         update_rule = self._update_rule(opt_state)
 
@@ -215,6 +219,7 @@ class Monitor:
         measurement = jax.tree.map(np.asarray, measurement)  # waits for the result
         if int(measurement.status) == Status.MEASURED:
             self._kernel0 = kernel0
+            self._layout = layout
         seconds = self._spend(begun, measured=True)
 
         # The record goes to a writer once; it is made anew as its notes depend on the optimizer.

@@ -12,6 +12,7 @@ with a plain function, where the first parameters come.
 """
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -105,13 +106,16 @@ class Probe:
         """The pure function f(params, x), the same object for all measurements."""
         return self.f.apply if isinstance(self.f, Functional) else self.f
 
-    @property
-    def mark(self) -> Int[np.ndarray, "2"]:
-        """The beginning of the digest as two integers; 0 for examples that are being traced."""
+    def mark(self, layout: ProbeLayout) -> Int[np.ndarray, "2"]:
+        """Two integers that tell kernels apart which do not compare; 0 for traced examples.
+
+        They are of other examples, of other outputs, or reduced in another way.
+        """
         if self.digest is None:
             return np.zeros(2, np.int32)
-        # 16 hexadecimal digits are 8 bytes: two integers of 32 bits, as JAX has them by default.
-        return np.frombuffer(bytes.fromhex(self.digest[:16]), np.int32)
+        convention = f"{self.digest} {layout.output_shape} {layout.reduction}"
+        # 8 bytes are two integers of 32 bits, as JAX has them by default.
+        return np.frombuffer(hashlib.sha256(convention.encode()).digest()[:8], np.int32)
 
     def layout(self, params: PyTree) -> ProbeLayout:
         """Shapes and reduction of the kernel, once settings and labels fit it.

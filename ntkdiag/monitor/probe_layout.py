@@ -5,6 +5,8 @@ import math
 
 from jax.typing import DTypeLike
 
+from ntkdiag import errors
+
 
 @dataclasses.dataclass(frozen=True)
 class ProbeLayout:
@@ -19,6 +21,21 @@ class ProbeLayout:
     output_shape: tuple[int, ...]
     reduction: str
     dtype: DTypeLike
+
+    def require_same(self, first: "ProbeLayout") -> None:
+        """Refuse outputs that are no longer those of the first measurement.
+
+        With them the reduction that "auto" chose may change, and what is one series of numbers
+        would be of two kernels.
+        """
+        if (self.output_shape, self.reduction) == (first.output_shape, first.reduction):
+            return
+        raise errors.InvalidInputError(
+            expected=f"outputs of shape {first.output_shape}, as at the first measurement, whose "
+            f"{first.reduction} kernel all others are compared with",
+            got=f"shape {self.output_shape}",
+            do="Make a new Monitor for the new outputs.",
+        )
 
     @property
     def n_examples(self) -> int:

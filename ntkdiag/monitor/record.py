@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag.descent import Descent, LearningRate
+from ntkdiag.kernel.reduction import FULL_ROWS
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.monitor.probe import Probe
@@ -39,6 +40,7 @@ def convention_record(
         "name": name,
         "schedule": _schedule(every),
         "reduction": layout.reduction,
+        "reduction_asked": probe.reduction,
         "n_examples": layout.n_examples,
         "n_outputs": layout.n_outputs,
         "dtype": str(layout.dtype),
@@ -98,6 +100,12 @@ def _number(number: LearningRate | None) -> float | str | None:
 def _notes(probe: Probe, layout: ProbeLayout, injected: bool) -> list[str]:
     """What a reader has to know before trusting the numbers, and why some of them are NaN."""
     notes = _notes_on_stability(probe, layout)
+    if probe.reduction == "auto" and layout.is_reduced:
+        rows = layout.n_examples * layout.n_outputs
+        notes.append(
+            f'reduction="auto" chose "{layout.reduction}": the full kernel has {rows:,} rows, more '
+            f"than {FULL_ROWS:,}."
+        )
     if layout.is_reduced:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
     fixed_paths = _fixed_arrays(probe)

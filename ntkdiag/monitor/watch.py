@@ -50,8 +50,8 @@ class WatchState(NamedTuple):
         ntk_count: Number of updates seen.
         ntk_kernel0: The first kernel measured, `[K K]`; drift is measured from it.
         ntk_reference_step: The step of that kernel, -1 before.
-        ntk_probe: The beginning of the hash of the probe it is for; a state restored with another
-            one begins anew.
+        ntk_probe: The beginning of a hash of the probe it is for, its outputs and the reduction; a
+            state restored with another one begins anew.
         ntk_step: The step of the last measurement, -1 before the first.
         ntk_status: Its `Status`.
         ntk_eigenvalues: See `Measurement`, as for the fields below. `[top_k]`.
@@ -174,14 +174,15 @@ def watch(
     def init(params: PyTree) -> WatchState:
         """The state before training: all numbers NaN, no reference kernel yet."""
         params, _ = as_parameters_of(probe.f, params)
-        blank, kernel0 = probe.blank(probe.layout(params))
+        layout = probe.layout(params)
+        blank, kernel0 = probe.blank(layout)
         probe.verify(params)
         return _state(
             blank,
             count=jnp.zeros([], jnp.int32),
             kernel0=kernel0,
             reference_step=jnp.asarray(-1, jnp.int32),
-            mark=jnp.asarray(probe.mark),
+            mark=jnp.asarray(probe.mark(layout)),
         )
 
     def with_measurement(state: WatchState, params: PyTree) -> WatchState:
@@ -195,7 +196,7 @@ def watch(
             warn_if_untrusted_jit(reduces=is_float32 and probe.reduces(params))
 
         # Drift is measured from the first kernel; another probe has another first kernel.
-        is_first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark)
+        is_first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark(layout))
         measurement, kernel0 = probe.measure(
             params,
             layout,
@@ -214,7 +215,7 @@ def watch(
             count=state.ntk_count,
             kernel0=kernel0,
             reference_step=jnp.where(becomes_reference, state.ntk_count, state.ntk_reference_step),
-            mark=jnp.asarray(probe.mark),
+            mark=jnp.asarray(probe.mark(layout)),
         )
 
     def as_it_is(state: WatchState, params: PyTree) -> WatchState:

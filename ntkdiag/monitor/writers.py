@@ -137,6 +137,14 @@ class Terminal:
 
     digits: int = 4
     console: "Console | None" = None
+    # Name of a monitor -> the reduction its alignment is of.
+    _reductions: dict[str, str] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Note the reduction: the alignment of another one is another number."""
+        reduction = record.get("alignment_reduction", record.get("reduction"))
+        if reduction is not None:
+            self._reductions[record["name"]] = reduction
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then every name that has a number."""
@@ -146,8 +154,14 @@ class Terminal:
             self.console = Console()
         parts = [f"step {step}"]
         for name, value in values.items():
-            parts.append(f"{name} {self._written(value)}")
+            parts.append(f"{self._label(name)} {self._written(value)}")
         self.console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
+
+    def _label(self, name: str) -> str:
+        """A name; with the reduction of the kernel where it is an alignment."""
+        monitor, _, _ = name.partition("_alignment")
+        reduction = self._reductions.get(monitor)
+        return name if reduction is None else f"{name} ({reduction})"
 
     def _written(self, value: Numbers) -> str:
         """A number with its digits, a list of them in brackets; a dash for what is not finite."""
