@@ -317,6 +317,7 @@ def test_record():
         "name": "probe",
         "schedule": "Every(k=4)",
         "reduction": "full",
+        "reduction_asked": "auto",
         "n_examples": N,
         "n_outputs": C,
         "dtype": "float32",
