@@ -5,7 +5,6 @@ never raises into the loop: everything after the clock is read stands in one `tr
 """
 
 import dataclasses
-import reprlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,14 +21,14 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.courier import CLOSING_SECONDS
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
-from ntkdiag.monitor.never_raise import warn, without_debugging_switches
+from ntkdiag.monitor.never_raise import FailureNotice, without_debugging_switches
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.record import convention_record
-from ntkdiag.monitor.schedule import Schedule, Step, as_schedule
+from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
 from ntkdiag.monitor.writers import Writer
 from ntkdiag.probe_batch import Pair, read_probes
 
@@ -101,7 +100,7 @@ class Monitor:
         *,
         train: Pair | None = None,
         held_out: Pair | None = None,
-        every: int | np.integer | Schedule = 100,
+        every: ScheduleLike = 100,
         top_k: int | np.integer = 5,
         loss: LossLike | None = None,
         descent: DescentLike | None = None,
@@ -129,7 +128,7 @@ class Monitor:
         self._kernel0: Float[Array, "k k"] | None = None
         self._layout: ProbeLayout | None = None  # of that kernel
         self._first_ended: float | None = None  # when the first measurement had ended
-        self._has_warned = False
+        self._failure_notice = FailureNotice()
         self.cost = Cost(time_share)
         self.last: Measurement | None = None
 
@@ -164,12 +163,7 @@ class Monitor:
         except BaseException as error:  # asyncio.CancelledError and GeneratorExit are no Exception
             # A measurement that fails at every step is kept within the budget like any other.
             self._spend(begun, measured=False)
-            if not self._has_warned:
-                self._has_warned = True
-                warn(
-                    f"Monitor: step {reprlib.repr(step)} could not be measured: "
-                    f"{type(error).__name__}: {error} This is said once; training goes on."
-                )
+            self._failure_notice.give("Monitor", step, error)
             return None
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import reprlib
 import warnings
 from collections.abc import Iterator
 from typing import Any, cast
@@ -15,6 +16,23 @@ def warn(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:  # RuntimeWarning, or whatever a user's own `warnings.showwarning` raises
         logging.getLogger("ntkdiag").warning(text)
+
+
+class FailureNotice:
+    """Says of the first measurement that failed, and of no other, what was wrong."""
+
+    def __init__(self) -> None:
+        self._is_given = False
+
+    def give(self, call: str, step: object, error: BaseException) -> None:
+        """Warn, unless that was done; `call` is where the warning begins, as code."""
+        if self._is_given:
+            return
+        self._is_given = True
+        warn(
+            f"{call}: step {reprlib.repr(step)} could not be measured: {type(error).__name__}: "
+            f"{error} This is said once; training goes on."
+        )
 
 
 @contextlib.contextmanager

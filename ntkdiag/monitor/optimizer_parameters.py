@@ -49,6 +49,7 @@ def as_parameters_of(
         )
     _refuse_masked(params)
     if not isinstance(f, Functional):
+        _refuse_modules(params)
         return params, True
     trainable = leaves_by_path(f.params)
     # Paths of fixed arrays of linen begin with their collection, and so do those of parameters that
@@ -72,6 +73,24 @@ def as_parameters_of(
     in_order = [leaves[path] for path in trainable]
     matched = jax.tree.unflatten(jax.tree.structure(f.params), in_order)
     return matched, _have_not_moved(fixed_leaves, fixed)
+
+
+def split_arrays(tree: PyTree) -> tuple[list[Any], Callable[[list[Any]], PyTree]]:
+    """The arrays among the leaves of a tree, and how they are put back among the others.
+
+    An Equinox module has activation functions and settings among its leaves, which JAX cannot
+    trace.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+
+    def whole(arrays: list[Any]) -> PyTree:
+        """The tree with these arrays in the places of its own."""
+        remaining = iter(arrays)
+        mixed = [next(remaining) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+        return jax.tree.unflatten(structure, mixed)
+
+    return arrays, whole
 
 
 def _path_in(trainable: dict[str, Any], path: str) -> str:
@@ -125,4 +144,16 @@ def _refuse_masked(params: PyTree) -> None:
             expected="all parameters of the measured function",
             got="a masked part of them (optax.masked or optax.multi_transform hides the others)",
             do="Move it outside: optax.chain(optax.multi_transform(...), watch(...)).",
+        )
+
+
+def _refuse_modules(params: PyTree) -> None:
+    """Refuse a whole module beside a plain function, which is differentiated by all its leaves."""
+    for path, leaf in leaves_by_path(params).items():
+        if hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex):
+            continue
+        raise errors.StructureError(
+            expected="parameters that are arrays, as f is a plain function of them",
+            got=f"a {type(leaf).__name__} at {path}",
+            do="Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters.",
         )

@@ -60,7 +60,7 @@ class Probe:
 
     f: Callable[..., PyTree]
     x: PyTree
-    y: np.ndarray | None
+    y: np.ndarray | jax.Array | None
     top_k: int
     descent: Descent | None
     loss: Loss | None
@@ -88,7 +88,7 @@ class Probe:
         probe = Probe(
             f,
             x=jax.tree.map(_host_copy, batch.x),
-            y=None if batch.y is None else np.array(batch.y),
+            y=None if batch.y is None else _host_copy(batch.y),
             top_k=int(top_k),
             descent=update_rule,
             loss=trained_loss,
@@ -140,7 +140,9 @@ class Probe:
         """
         if self._verified or _is_traced((params, self.x)):
             return
-        check_few(self.function, params, self.x)
+        # A chain may be built inside a trace, which would make traced values of known ones.
+        with jax.ensure_compile_time_eval():
+            check_few(self.function, params, self.x)
         # The one thing about a probe that changes: everything else is frozen.
         object.__setattr__(self, "_verified", True)
 
@@ -196,7 +198,7 @@ def _is_traced(tree: PyTree) -> bool:
 
 
 def _host_copy(leaf: Any) -> Any:
-    """A copy of one array of examples, that the training loop can neither donate nor change.
+    """A copy of an array of examples or labels, that the loop can neither donate nor change.
 
     On the host it is committed to no device, and follows the parameters to theirs.
     """

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -29,6 +30,10 @@ class Schedule(Protocol):
     def __call__(self, step: Step) -> IsDue:
         """True when `step`, a Python int or a traced integer, is to be measured."""
         ...
+
+
+# What users write; optax.inject_hyperparams makes an array of a number of steps.
+ScheduleLike: TypeAlias = int | np.integer | Int[Array, ""] | Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +145,7 @@ class At:
         return _is_in(step, np.asarray(self.steps, np.int32))
 
 
-def as_schedule(every: int | np.integer | Schedule) -> Schedule:
+def as_schedule(every: ScheduleLike) -> Schedule:
     """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself.
 
     Args:
@@ -156,12 +161,29 @@ def as_schedule(every: int | np.integer | Schedule) -> Schedule:
         return Every(int(every))
     if callable(every):
         return every
+    if (
+        isinstance(every, jax.Array)
+        and every.ndim == 0
+        and jnp.issubdtype(every.dtype, jnp.integer)
+    ):
+        return _every_traced(every)
     raise errors.InvalidInputError(
         argument=f"every={every!r}",
         expected="a number of steps or a schedule",
         got=f"a {type(every).__name__}",
         do="Pass an int, Every(k), LogSpaced(), At((0, 10, 100)) or any function of the step.",
     )
+
+
+def _every_traced(every: Int[Array, ""]) -> Schedule:
+    """`Every` of a number that may be traced."""
+    if not isinstance(every, Tracer):
+        return Every(int(every))
+
+    def hyperparameter(step: Step) -> IsDue:
+        return step % every == 0
+
+    return hyperparameter
 
 
 def _is_integer(value: object) -> TypeGuard[int | np.integer]:

@@ -27,11 +27,16 @@ from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
-from ntkdiag.monitor.optimizer_parameters import as_parameters_of
+from ntkdiag.monitor.never_raise import (
+    FailureNotice,
+    warnings_as_warnings,
+    without_debugging_switches,
+)
+from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.record import convention_record
-from ntkdiag.monitor.schedule import Schedule, as_schedule
+from ntkdiag.monitor.schedule import Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.writers import Writer
 from ntkdiag.probe_batch import Pair, read_probes
 
@@ -92,7 +97,7 @@ def watch(
     *,
     train: Pair | None = None,
     held_out: Pair | None = None,
-    every: int | np.integer | Schedule = 100,
+    every: ScheduleLike = 100,
     top_k: int | np.integer = 5,
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
@@ -168,6 +173,7 @@ def watch(
     )
     due = as_schedule(every)
     outbox = Outbox(writers)
+    failure_notice = FailureNotice()
     call = errors.current_call()  # as code: errors of init and update begin with it
 
     @errors.called(f"{call}.init(params)")
@@ -185,9 +191,12 @@ def watch(
             mark=jnp.asarray(probe.mark(layout)),
         )
 
-    def with_measurement(state: WatchState, params: PyTree) -> WatchState:
+    @warnings_as_warnings()
+    def with_measurement(
+        whole: Callable[[list[Any]], PyTree], state: WatchState, arrays: list[Any]
+    ) -> WatchState:
         """The state with the measurement at these parameters, which the writers get, too."""
-        params, unmoved = as_parameters_of(probe.f, params)
+        params, unmoved = as_parameters_of(probe.f, whole(arrays))
         layout = probe.layout(params)
         # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
         # computes reductions wrongly.
@@ -218,9 +227,9 @@ def watch(
             mark=jnp.asarray(probe.mark(layout)),
         )
 
-    def as_it_is(state: WatchState, params: PyTree) -> WatchState:
+    def as_it_is(state: WatchState, arrays: list[Any]) -> WatchState:
         """The other branch of the conditional, which has to take the same arguments."""
-        del params
+        del arrays
         return state
 
     @errors.called(f"{call}.update(updates, state, params)")
@@ -233,13 +242,37 @@ def watch(
         if params is None:
             as_parameters_of(probe.f, params)  # refused at every step, measured or not
         count = state.ntk_count
-        # Outside of jit the count is an array, and schedules of users expect an int.
-        is_due = due(count if isinstance(count, Tracer) else int(count))
+        next_count = optax.safe_increment(count)
+        if not isinstance(count, Tracer):
+            return updates, outside_jit(state, params)._replace(ntk_count=next_count)
+        # The branches of a conditional take arrays: functions and settings, which an Equinox module
+        # has among its leaves, go round it.
+        arrays, whole = split_arrays(params)
+        is_due = due(count)
         if isinstance(is_due, Tracer):
-            state = jax.lax.cond(is_due, with_measurement, as_it_is, state, params)
+            branch = functools.partial(with_measurement, whole)
+            state = jax.lax.cond(is_due, branch, as_it_is, state, arrays)
         elif is_due:
-            state = with_measurement(state, params)
-        return updates, state._replace(ntk_count=optax.safe_increment(count))
+            state = with_measurement(whole, state, arrays)
+        return updates, state._replace(ntk_count=next_count)
+
+    def outside_jit(state: WatchState, params: PyTree) -> WatchState:
+        """The state measured if the step is due; what goes wrong is said, as nothing is compiled.
+
+        Inside a jit it is raised where the step is compiled, before the first one.
+        """
+        step = int(state.ntk_count)  # schedules of users expect an int
+        try:
+            if not due(step):
+                return state
+            with without_debugging_switches():
+                arrays, whole = split_arrays(params)
+                return with_measurement(whole, state, arrays)
+        except (KeyboardInterrupt, SystemExit):
+            raise  # the user ends the run
+        except BaseException as error:
+            failure_notice.give(call, step, error)
+            return state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

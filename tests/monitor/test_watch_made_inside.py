@@ -1,0 +1,161 @@
+"""`watch` made inside a compiled function or `inject_hyperparams`, or handed a whole Equinox module."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from monitor_problem import C, D, H, f, loss, naive, problem
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.descent import Descent
+from ntkdiag.monitor import InMemory, Monitor, watch
+from ntkdiag.monitor.schedule import as_schedule
+
+get = optax.tree_utils.tree_get
+
+
+def in_float32():
+    params, x, y = problem()
+    return jax.tree.map(jnp.float32, params), x.astype(np.float32), y
+
+
+def training(x, y, **options):
+    """A whole training of four steps, its optimizer made inside: the traces that were measured."""
+
+    def run(params, x, y):
+        tx = optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=2, loss="mse", **options))
+
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update(jax.grad(loss)(params, x, y), state, params)
+            return (optax.apply_updates(params, updates), state), (params, get(state, "ntk_trace"))
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=4)[1]
+
+    return lambda params: jax.jit(run)(params, x, y)
+
+
+def test_made_inside_a_compiled_training():
+    params, x, y = in_float32()
+    memory = InMemory()
+    trajectory, traces = training(x, y, descent=0.1, writers=memory)(params)
+    jax.effects_barrier()
+    assert memory.steps == [0, 2]
+    np.testing.assert_array_equal(traces, np.repeat(memory.series("ntk_trace"), 2))
+    for row in memory.rows:
+        at = jax.tree.map(lambda leaf, step=row["step"]: leaf[step], trajectory)
+        expected = naive(at, params, x=x, y=y, learning_rate=0.1)
+        for name in ("trace", "alignment", "margin"):
+            np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-5)
+    assert memory.record["probe"] is None  # examples that are being traced have no values to hash
+
+
+def test_made_inside_and_under_vmap_over_seeds():
+    params, x, y = in_float32()
+    seeds = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), params)
+    _, traces = jax.vmap(training(x, y))(seeds)
+    expected = [
+        naive(jax.tree.map(lambda a, k=k: k * a, params), params, x=x)["trace"] for k in (1, 2)
+    ]
+    np.testing.assert_allclose(traces[:, 0], expected, rtol=1e-5)
+
+
+def test_model_made_inside():
+    _, x, y = in_float32()
+    model = nn.Dense(C)
+
+    @jax.jit
+    def run(key, x, y):
+        variables = model.init(key, x)
+        fn = ntkdiag.functionalize(model, variables)
+        tx = watch(fn, train=(x, y))
+        _, state = tx.update(variables, tx.init(variables), variables)
+        return state.ntk_trace, state.ntk_alignment
+
+    trace, alignment = run(jax.random.key(0), x, y)
+    fn = ntkdiag.functionalize(model, model.init(jax.random.key(0), x))
+    expected = Monitor(fn, train=(x, y))(0, fn.params)
+    np.testing.assert_allclose(trace, expected.trace, rtol=1e-5)
+    np.testing.assert_allclose(alignment, expected.alignment, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+def test_with_a_functional_inside_inject_hyperparams(compiled):
+    params, x, y = in_float32()
+    fn = ntkdiag.functionalize(f, params)
+
+    def optimizer(learning_rate, momentum, every):
+        descent = Descent(learning_rate, momentum=momentum)
+        watcher = watch(fn, train=(x, y), every=every, loss="mse", descent=descent)
+        return optax.chain(optax.sgd(learning_rate, momentum), watcher)
+
+    tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1, momentum=0.5, every=2)
+    state, update = tx.init(params), jax.jit(tx.update) if compiled else tx.update
+    at = [jax.tree.map(lambda leaf, k=k: k * leaf, params) for k in (1.0, 1.1, 1.2, 1.3)]
+    for step in range(4):
+        _, state = update(params, state, at[step])
+        measured_at = 2 * (step // 2)
+        assert int(get(state, "ntk_step")) == measured_at
+        expected = naive(at[measured_at], params, x=x, y=y, learning_rate=0.1, tau=3.0)
+        np.testing.assert_allclose(get(state, "ntk_margin"), expected["margin"], rtol=1e-5)
+
+
+def test_a_functional_of_which_examples_interact_is_refused_inside_too():
+    params, x, y = in_float32()
+    fn = ntkdiag.functionalize(lambda params, x: f(params, x - x.mean(0)), params, check=False)
+
+    def optimizer(learning_rate):
+        return optax.chain(optax.sgd(learning_rate), watch(fn, train=(x, y)))
+
+    tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1)
+    with pytest.raises(errors.ExamplesInteractError):
+        jax.jit(tx.init)(params)
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_numbers_of_steps_may_be_arrays():
+    assert as_schedule(jnp.asarray(3)) == as_schedule(3)
+    with pytest.raises(errors.InvalidInputError, match="expected a number of steps or a schedule"):
+        as_schedule(jnp.asarray(3.0))
+    with pytest.raises(errors.InvalidInputError, match="expected a number of steps or a schedule"):
+        as_schedule(jnp.asarray([3]))
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["filter_jit", "eager"])
+def test_a_whole_equinox_module(compiled):
+    _, x, y = in_float32()
+    model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
+    fn, memory = ntkdiag.functionalize(model), InMemory()
+    tx = optax.chain(optax.sgd(0.1), watch(fn, train=(x, y), every=2, writers=memory))
+    state = tx.init(model if not compiled else eqx.filter(model, eqx.is_array))
+
+    def step(model, state):
+        gradient = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
+        updates, state = tx.update(gradient, state, model)
+        return eqx.apply_updates(model, updates), state
+
+    step = eqx.filter_jit(step) if compiled else step
+    trajectory = []
+    for _ in range(3):
+        trajectory.append(fn.extract(model))
+        model, state = step(model, state)
+    jax.effects_barrier()
+    assert memory.steps == [0, 2]
+    for row in memory.rows:
+        expected = naive(trajectory[row["step"]], trajectory[0], x=x, y=y, model=fn.apply)
+        np.testing.assert_allclose(row["ntk_trace"], expected["trace"], rtol=1e-5)
+
+
+def test_a_whole_module_beside_a_plain_function_is_refused():
+    _, x, y = in_float32()
+    model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
+    with pytest.raises(errors.StructureError) as caught:
+        watch(lambda model, x: jax.vmap(model)(x), train=(x, y)).init(model)
+    assert str(caught.value) == (
+        "watch(f).init(params): expected parameters that are arrays, as f is a plain function of them; got a "
+        "PjitFunction at activation. Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters."
+    )
