@@ -14,5 +14,7 @@ from ntkdiag.analysis.modes import reachable_power as reachable_power
 from ntkdiag.analysis.modes import spectral_position as spectral_position
 from ntkdiag.analysis.modes import steps_to_residual as steps_to_residual
 from ntkdiag.analysis.modes import time_constants as time_constants
+from ntkdiag.analysis.sampled_margin import SampledMargin as SampledMargin
+from ntkdiag.analysis.sampled_margin import sampled_margin as sampled_margin
 from ntkdiag.analysis.stability import critical_learning_rate as critical_learning_rate
 from ntkdiag.analysis.stability import stability_margin as stability_margin

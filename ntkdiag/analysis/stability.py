@@ -11,16 +11,14 @@ is its own affair:
 3. The answer is `Descent.margin(h)` or `Descent.critical_rate(h)`.
 """
 
-import dataclasses
 import math
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
+from ntkdiag.analysis.curvature_products import Outputs, curvature_products, require_rows
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel import Kernel
@@ -30,10 +28,7 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.matrix_free.top_spectrum import largest_pairs, operator_products
 from ntkdiag.scalars import AnyScalar, Number
-
-Outputs: TypeAlias = Float[ArrayLike, "n *o"]
 
 
 @errors.public
@@ -100,7 +95,7 @@ def stability_margin(
     kernel J P^-1 J^T and ``Descent(..., kind="ema", preconditioner=P)``.
 
     Cost: one eigendecomposition without vectors, O((NC)^3), none for a `Spectrum` under squared
-    error; for an `NTKOperator` some 50 products, as `top_spectrum`.
+    error; for an `NTKOperator` about 10 products.
 
     Source: Cohen et al. 2021 (arXiv 2103.00065), 2022 (2207.14484); decoupled decay by the same
     characteristic roots.
@@ -160,11 +155,12 @@ def _largest_curvature(
     """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
     trained_loss = require_loss(loss, "the curvature")
     if isinstance(kernel, NTKOperator):
-        _require_preconditioned(kernel.preconditioner.kind, descent)
-        return _of_operator(kernel, trained_loss, outputs, y)
+        require_preconditioned(kernel.preconditioner.kind, descent)
+        products = curvature_products(kernel, trained_loss, outputs, y)
+        return jnp.asarray(products.largest().values[0]) / products.denominator
     operand = _read_full(kernel)
     if operand.convention is not None:
-        _require_preconditioned(operand.convention.preconditioner, descent)
+        require_preconditioned(operand.convention.preconditioner, descent)
     return _of_kernel(operand, trained_loss, outputs, y)
 
 
@@ -188,37 +184,12 @@ def _of_kernel(
     return jnp.asarray(gauss_newton.largest, dtype) / denominator
 
 
-def _of_operator(
-    operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: PyTree | None
-) -> Float[Array, ""]:
-    """The largest curvature from products with an operator, in float64 on the host."""
-    shape = (operator.n_examples, *operator.output_shape)
-    products = operator_products(operator)
-    if not loss.is_quadratic:
-        # The curvature is that at the outputs: the operator computes them where they did not come.
-        values = operator.outputs() if outputs is None else jnp.asarray(outputs)
-        _require_rows(values.shape, products.size)
-        labels = None if y is None else loss.read(y, shape)
-        factor = loss.curvature(values.reshape(shape), labels).on_host()
-        # Lanczos iterations see L^T Theta L by products alone, like the kernel itself.
-        with_kernel = products.product
-
-        def with_curvature(v: np.ndarray, /) -> np.ndarray:
-            # v -> L v -> Theta L v -> L^T Theta L v
-            image = with_kernel(np.asarray(factor.times(v)))
-            return np.asarray(factor.transposed_times(image))
-
-        products = dataclasses.replace(products, product=with_curvature)
-    largest = largest_pairs(products, 1).values[0]
-    return jnp.asarray(largest) / loss.denominator_for(shape)
-
-
 def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ...] | None:
     """The shape of the outputs, as they came or as the kernel states it; None for a bare matrix."""
     rows = operand.matrix.shape[0]
     if outputs is not None:
         shape = jnp.shape(outputs)
-        _require_rows(shape, rows)
+        require_rows(shape, rows)
         # Rows of a bare matrix may be examples or examples times outputs: the outputs decide.
         if operand.array.ndim == 2 and operand.convention is None:
             return shape
@@ -233,16 +204,6 @@ def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ..
     if operand.array.ndim == 4 or operand.convention is not None:
         return operand.n_examples, operand.n_outputs
     return None
-
-
-def _require_rows(shape: tuple[int, ...], rows: int) -> None:
-    """Refuse outputs that are not as many as the kernel has rows."""
-    if not shape or math.prod(shape) != rows:
-        raise errors.InvalidInputError(
-            expected=f"`outputs` [n o] with n o = {rows} rows of the kernel",
-            got=f"shape {shape}",
-            do="Pass f(params, x) of the same examples as the kernel, and the full kernel.",
-        )
 
 
 def denominator_of(loss: Loss, shape: tuple[int, ...] | None) -> Number:
@@ -273,7 +234,7 @@ def _require_outputs(loss: Loss, outputs: Outputs | None) -> jax.Array:
     return jnp.asarray(outputs)
 
 
-def _require_preconditioned(of_kernel: str, descent: Descent) -> None:
+def require_preconditioned(of_kernel: str, descent: Descent) -> None:
     """Refuse an update rule with a preconditioner beside a kernel without one."""
     if descent.preconditioner is not None and of_kernel == "none":
         raise errors.InvalidInputError(

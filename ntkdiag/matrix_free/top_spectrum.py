@@ -286,11 +286,7 @@ def largest_pairs(
             do="Take a larger `tolerance`, or `spectrum` of the kernel if it fits into memory.",
         )
     if not np.isfinite(pairs.values).all():
-        raise errors.InvalidInputError(
-            expected="finite products with the kernel",
-            got="NaN or Inf",
-            do="Look for NaN parameters or inputs, or overflow in a half-precision model.",
-        )
+        raise lanczos.not_finite()
     return pairs
 
 

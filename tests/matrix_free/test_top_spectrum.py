@@ -289,3 +289,38 @@ def test_what_did_not_converge_is_said(monkeypatch):
     ):
         found = ntkdiag.top_spectrum(flat, 10, tolerance=1e-12)
     np.testing.assert_allclose(found.eigenvalues, [2.0])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_largest_eigenvalue_alone(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 200))
+    values = _random_spectrum(rng, n) if n > 60 else np.sort(rng.random(n))[::-1]
+    basis = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    matrix = (basis * values) @ basis.T
+    pair = lanczos.largest_pair(lambda v: matrix @ v, rng.normal(size=n), 1e-5)
+    np.testing.assert_allclose(pair.values[0], values[0], rtol=1e-4)
+    again = matrix @ pair.vectors[:, 0] - pair.values[0] * pair.vectors[:, 0]
+    np.testing.assert_allclose(np.linalg.norm(again), pair.residuals[0], atol=1e-9 * values[0])
+    assert pair.converged[0] == (pair.residuals[0] <= 1e-5 * pair.values[0])
+    assert pair.products <= lanczos.MOST_PRODUCTS + 1
+
+
+def test_the_margin_of_an_operator_takes_few_products():
+    counted = []
+
+    def net_that_counts(params, x):
+        jax.debug.callback(lambda: counted.append(1))
+        return net(params, x)
+
+    operator = ntkdiag.NTKOperator(net_that_counts, PARAMS, X, check=False)
+    ntkdiag.stability_margin(operator, 0.3, loss="mse")
+    jax.effects_barrier()
+    # Each product is a backward and a forward sweep; one residual is measured at the end.
+    assert 0 < len(counted) <= 2 * 20
+
+
+def test_a_margin_that_did_not_converge_is_said(monkeypatch):
+    monkeypatch.setattr(lanczos, "MOST_PRODUCTS", 3)
+    with pytest.warns(RuntimeWarning, match=r"after 4 products the largest eigenvalue is known to"):
+        ntkdiag.stability_margin(shared_operator(), 0.3, loss="mse")

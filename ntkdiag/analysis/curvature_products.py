@@ -1,0 +1,105 @@
+"""The curvature of a loss along the kernel, as products with an operator.
+
+The nonzero eigenvalues of the Gauss-Newton matrix J^T Sigma J / D are those of L^T Theta L / D with
+Sigma = L L^T. Lanczos iterations see that matrix by products alone:
+
+    v  ->  L v  ->  Theta L v  ->  L^T Theta L v
+"""
+
+import dataclasses
+import math
+from typing import TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Float, PyTree
+
+from ntkdiag import errors
+from ntkdiag.losses import Loss
+from ntkdiag.matrix_free import lanczos
+from ntkdiag.matrix_free.kernel_products import operator_products
+from ntkdiag.matrix_free.lanczos import Eigenpairs, Product, Vector
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.scalars import Number
+
+Outputs: TypeAlias = Float[ArrayLike, "n *o"]
+
+# Of the residual, relative to the largest eigenvalue: the error of that is about its square.
+_TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurvatureProducts:
+    """L^T Theta L of some examples and a loss, in float64 on the host.
+
+    Attributes:
+        product: v -> L^T Theta L v.
+        size: Rows, examples times outputs.
+        n_examples: Examples; the rows of one example are next to each other.
+        denominator: D of the loss.
+        roundoff: The largest unit roundoff of all that the products go through.
+    """
+
+    product: Product
+    size: int
+    n_examples: int
+    denominator: Number
+    roundoff: float
+
+    def largest(self, start: Vector | None = None) -> Eigenpairs:
+        """The largest eigenvalue and its vector, begun from a vector or at random.
+
+        Raises:
+            InvalidInputError: A product was not finite.
+        """
+        if start is None:
+            start = np.random.default_rng(0).normal(size=self.size)
+        pair = lanczos.largest_pair(self.product, start, _TOLERANCE, roundoff=self.roundoff)
+        if not np.isfinite(pair.values).all():
+            raise lanczos.not_finite()
+        if not pair.converged.all():
+            relative = float(pair.residuals[0] / np.abs(pair.values[0]))
+            errors.warn(
+                f"{errors.current_call()}: after {pair.products} products the largest eigenvalue "
+                f"is known to a residual of {relative:.1g} of itself only.",
+                RuntimeWarning,
+            )
+        return pair
+
+
+def curvature_products(
+    operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: PyTree | None
+) -> CurvatureProducts:
+    """The curvature of a loss at the outputs; the operator computes those that did not come."""
+    shape = (operator.n_examples, *operator.output_shape)
+    kernel = operator_products(operator)
+    product = kernel.product
+    if not loss.is_quadratic:
+        values = operator.outputs() if outputs is None else jnp.asarray(outputs)
+        require_rows(values.shape, kernel.size)
+        labels = None if y is None else loss.read(y, shape)
+        factor = loss.curvature(values.reshape(shape), labels).on_host()
+
+        def with_curvature(v: Vector, /) -> Vector:
+            # v -> L v -> Theta L v -> L^T Theta L v
+            image = kernel.product(np.asarray(factor.times(v)))
+            return np.asarray(factor.transposed_times(image))
+
+        product = with_curvature
+    return CurvatureProducts(
+        product=product,
+        size=kernel.size,
+        n_examples=operator.n_examples,
+        denominator=loss.denominator_for(shape),
+        roundoff=kernel.roundoff,
+    )
+
+
+def require_rows(shape: tuple[int, ...], rows: int) -> None:
+    """Refuse outputs that are not as many as the kernel has rows."""
+    if not shape or math.prod(shape) != rows:
+        raise errors.InvalidInputError(
+            expected=f"`outputs` [n o] with n o = {rows} rows of the kernel",
+            got=f"shape {shape}",
+            do="Pass f(params, x) of the same examples as the kernel, and the full kernel.",
+        )
