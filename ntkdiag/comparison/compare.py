@@ -5,7 +5,7 @@
    not fit probe, labels or loss.
 3. Measure each side by itself: kernel, spectrum, alignment, stability.
 4. Measure what lies between them: drift of the kernel, motion of every parameter, and how much of B
-   the model linearized at A predicts.
+   the model linearized at A predicts; what other running statistics did by themselves is apart.
 5. Judge: dead, collapsed, or regime and task.
 """
 
@@ -20,6 +20,7 @@ from ntkdiag import errors
 from ntkdiag.analysis import drift
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.facts import facts, notes
+from ntkdiag.comparison.fixed_arrays_change import change_of_fixed_arrays, start_of_parameters
 from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.measured import class_numbers, evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
@@ -181,17 +182,29 @@ def _measure(
     measured_b = measure_side(b, settings, outputs_b, targets, classes)
 
     # What lies between them.
-    motion = drift(measured_a.kernel, measured_b.kernel)
+    # What the parameters did is measured at the fixed arrays of B, running statistics for one.
+    start = start_of_parameters(a, b, settings, measured_a)
+    motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
-        params_a, params_b, measured_a.leaf_kernels, measured_b.leaf_kernels
+        params_a,
+        params_b,
+        measured_a.leaf_kernels,
+        measured_b.leaf_kernels,
+        start.leaf_kernels,
     )
-    prediction = predict(f, params_a, params_b, settings.x, measured_a.outputs, measured_b.outputs)
+    prediction = predict(
+        start.f, start.params, params_b, settings.x, start.outputs, measured_b.outputs
+    )
+    fixed_arrays = change_of_fixed_arrays(a, b, start, measured_a, measured_b)
     verdict = judge(
         measured_a,
         measured_b,
         e1=prediction.e1,
         distance_centred=float(motion.distance_centred),
     )
+    if fixed_arrays is not None:
+        numbers = f"{verdict.numbers} {fixed_arrays.numbers}"
+        verdict = dataclasses.replace(verdict, numbers=numbers)
     return Comparison(
         a=measured_a,
         b=measured_b,
@@ -202,6 +215,7 @@ def _measure(
         facts=facts(a, b, settings, outputs_a.shape, measured_a.kernel),
         notes=notes(a, b, settings, measured_a, measured_b),
         classes=classes,
+        fixed_arrays=fixed_arrays,
     )
 
 

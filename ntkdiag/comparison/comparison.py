@@ -16,6 +16,7 @@ from jaxtyping import Int
 from ntkdiag import display, errors
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.facts import Facts
+from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.linearized_change import LinearizedChange
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
@@ -42,14 +43,16 @@ class Comparison:
     Attributes:
         a: Everything measured at A.
         b: Everything measured at B.
-        drift: Motion from kernel A to kernel B.
+        drift: Motion of the kernel by the parameters from A to B, both with the fixed arrays of B.
         movement: Motion of the parameters, one entry per leaf and the sum at the end.
-        prediction: Outputs at B predicted by the model linearized at A.
+        prediction: Outputs at B predicted by the model linearized at A, with the fixed arrays of B.
         verdict: Regime and task, DEAD or COLLAPSED before both, with the numbers it rests on.
         facts: Conventions: what the numbers mean and where they come from, in order, as text or
             plain numbers.
         notes: What a reader has to know before trusting a number.
         classes: `[N]` class numbers of the probe, or None.
+        fixed_arrays: What the fixed arrays, such as running statistics, did by themselves; None
+            where they are the same on both sides.
     """
 
     a: Measured
@@ -61,6 +64,7 @@ class Comparison:
     facts: Facts
     notes: tuple[str, ...]
     classes: Int[np.ndarray, " n"] | None
+    fixed_arrays: FixedArraysChange | None = None
 
     def __str__(self) -> str:
         from ntkdiag.report.comparison_table import comparison_text
@@ -134,6 +138,7 @@ class Comparison:
             "b": self.b.to_dict(),
             "drift": {name: getattr(self.drift, name) for name in _DRIFT},
             "linearization": {name: getattr(self.prediction, name) for name in _PREDICTION},
+            "fixed_arrays": self.fixed_arrays and self.fixed_arrays.to_dict(),
             "movement": [leaf.to_dict() for leaf in self.movement],
         }
         return display.plain(content)

@@ -1,6 +1,7 @@
 """How well the Taylor model at A predicts what the model at B really puts out.
 
-With theta_A and theta_B the parameters and f_A, f_B the outputs on the probe,
+With theta_A and theta_B the parameters and f_A, f_B the outputs on the probe, both with the fixed
+arrays of B,
 
     f_lin = f_A + J(theta_A) (theta_B - theta_A),     e1 = ||f_B - f_lin|| / ||f_B - f_A||,
 
@@ -30,7 +31,10 @@ _ABOVE_ROUNDING = 3.0
 class LinearizedChange:
     """Outputs at B against f(theta_A) + J(theta_A) (theta_B - theta_A), on the probe.
 
+    Fixed arrays, such as running statistics, are those of B everywhere.
+
     Attributes:
+        start: `[n o]` outputs at theta_A, where the prediction starts.
         outputs: `[n o]` outputs of the linearized model at theta_B.
         rms: Root mean square of its difference to the outputs at B over examples and outputs, in
             units of f.
@@ -41,6 +45,7 @@ class LinearizedChange:
         agreement: Share of examples whose largest output is the same; None for a single output.
     """
 
+    start: Float[np.ndarray, "n o"]
     outputs: Float[np.ndarray, "n o"]
     rms: float
     max: float
@@ -59,19 +64,19 @@ def predict(
 ) -> LinearizedChange:
     """Predict the outputs at B from A and compare.
 
-    The fixed arrays (batch statistics) of the prediction are those of A, while `outputs_b` were
-    computed with those of B: what the change of these arrays did counts as not predicted.
+    The fixed arrays (batch statistics) are those of B throughout: f_A = f(theta_A, s_B), so that
+    what the change of these arrays did is not counted as an error of the prediction.
 
     Cost: nested `jax.jvp`, about six forward passes.
 
     Source: Chizat et al. 2019 (arXiv 1812.07956) for e_1.
 
     Args:
-        f: The function of side A.
+        f: The function with the fixed arrays of side B.
         params_a: Where to expand.
         params_b: Where to predict.
         x: Probe.
-        outputs_a: `[n o]` outputs at A.
+        outputs_a: `[n o]` outputs where it is expanded.
         outputs_b: `[n o]` outputs at B, which are predicted.
 
     Returns:
@@ -97,6 +102,7 @@ def predict(
     if outputs_b.shape[1] > 1:
         agreement = float(np.mean(linear.argmax(axis=1) == outputs_b.argmax(axis=1)))
     return LinearizedChange(
+        start=outputs_a,
         outputs=linear,
         rms=float(np.sqrt(np.mean(difference**2))),
         max=float(np.abs(difference).max()),

@@ -28,9 +28,9 @@ class LeafMovement:
         moved: ||theta_B - theta_A||.
         share_a: Share of the trace of kernel A that this leaf carries, tr Theta_l / tr Theta.
         share_b: The same for kernel B.
-        distance_centred: S_c between the leaf's own kernels at A and B, traced over outputs; None
-            where such a kernel is the same for all examples (the bias of the last layer), and for
-            the sum.
+        distance_centred: S_c between the leaf's own kernels at A and B, traced over outputs, both
+            with the fixed arrays of B; None where such a kernel is the same for all examples (the
+            bias of the last layer), and for the sum.
     """
 
     path: str
@@ -56,6 +56,7 @@ def parameter_movement(
     params_b: PyTree,
     kernels_a: dict[str, Float[np.ndarray, "n n"]],
     kernels_b: dict[str, Float[np.ndarray, "n n"]],
+    start_kernels: dict[str, Float[np.ndarray, "n n"]],
 ) -> tuple[LeafMovement, ...]:
     """Measure every leaf: how far it moved, its share of the kernel, how far its kernel turned.
 
@@ -66,6 +67,8 @@ def parameter_movement(
         params_b: Parameters of side B, of the same structure.
         kernels_a: Kernel `[n n]` of each leaf at A, by path.
         kernels_b: The same at B.
+        start_kernels: The same of the parameters of A with the fixed arrays of B: how far a kernel
+            turned by the motion of the parameters is counted from there.
 
     Returns:
         One entry per leaf in leaf order, then the sum over all.
@@ -84,7 +87,7 @@ def parameter_movement(
             moved=float(np.linalg.norm(after - before)),
             share_a=_share(np.trace(kernels_a[path]), trace_a),
             share_b=_share(np.trace(kernels_b[path]), trace_b),
-            distance_centred=_distance_centred(kernels_a[path], kernels_b[path]),
+            distance_centred=_distance_centred(start_kernels[path], kernels_b[path]),
         )
         rows.append(row)
     # Leaves are parts of one vector: their norms add in squares.

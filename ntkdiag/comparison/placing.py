@@ -148,7 +148,7 @@ def structure_error(lines: list[str]) -> errors.StructureError:
 
 def same_leaves(a: Leaves, b: Leaves) -> bool:
     """Whether two dictionaries hold the same arrays under the same paths."""
-    return a.keys() == b.keys() and all(_are_equal(a[path], b[path]) for path in a)
+    return a.keys() == b.keys() and all(are_equal(a[path], b[path]) for path in a)
 
 
 def _into_linen(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
@@ -302,6 +302,6 @@ def _some(paths: Iterable[str]) -> str:
     return text
 
 
-def _are_equal(left: Any, right: Any) -> bool:
+def are_equal(left: Any, right: Any) -> bool:
     """Whether two arrays have one shape, one dtype and the same numbers."""
     return describe(left) == describe(right) and bool(jnp.all(left == right))

@@ -49,8 +49,8 @@ CRITERION = (
     "examples. Otherwise, regime: "
     f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}, the model linearized at A explains B; "
     f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
-    "UNCHANGED if the outputs are the same up to rounding; BETWEEN otherwise. Task: the alignment "
-    "grew or fell if (alignment - chance) / (1 - alignment) changed by a factor of "
+    "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise. Task: the "
+    "alignment grew or fell if (alignment - chance) / (1 - alignment) changed by a factor of "
     f"{GROWTH:g} or more."
 )
 
@@ -61,8 +61,8 @@ class Verdict:
 
     Attributes:
         state: "dead", "collapsed" or "alive": B itself, before all else.
-        regime: "lazy", "between" or "nonlinear"; "unchanged" if the outputs are the same up to
-            rounding; "unknown" where S_c is undefined and e1 does not decide.
+        regime: "lazy", "between" or "nonlinear"; "unchanged" if the parameters changed no
+            output beyond rounding; "unknown" where S_c is undefined and e1 does not decide.
         task: Whether the alignment with the labels, above chance, "grew", "fell", or stayed the
             "same"; "unknown" without labels, or where it is undefined.
         numbers: The numbers it rests on, in words.
@@ -99,10 +99,10 @@ def judge(a: Measured, b: Measured, *, e1: float | None, distance_centred: float
     Args:
         a: Side A.
         b: Side B.
-        e1: Linearization error, ||f_B - f_lin|| / ||f_B - f_A||; None if the outputs did not change
-            beyond rounding.
-        distance_centred: S_c, the distance of the centred kernels; not finite, or None, where one
-            of them is zero.
+        e1: Linearization error, ||f_B - f_lin|| / ||f_B - f_A||, all with the fixed arrays of B;
+            None if the parameters did not change the outputs beyond rounding.
+        distance_centred: S_c, the distance of the centred kernels, both with these fixed arrays;
+            not finite, or None, where one of them is zero.
 
     Returns:
         The verdict.
@@ -205,8 +205,8 @@ def _describe_regime(e1: float | None, distance_centred: float | None) -> str:
     distance = f"S_c = {_written(distance_centred)}"
     if e1 is None:
         return (
-            "The outputs on the probe are the same at A and B, or differ by too little to tell it "
-            f"from rounding; {distance}."
+            "The parameters of A and B give the same outputs on the probe, or outputs that differ "
+            f"by too little to tell it from rounding; {distance}."
         )
     return f"e1 = {e1:.3g}, {distance}."
 

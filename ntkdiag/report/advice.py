@@ -5,6 +5,7 @@ at to learn more. A line names the numbers it rests on.
 """
 
 from ntkdiag.report.causes import EDGE, LUCK, OVER, SLACK, some_of, unmoved_leaves, unreached_leaves
+from ntkdiag.report.fixed_arrays_reading import only_fixed_arrays_moved
 from ntkdiag.report.number_text import number
 from ntkdiag.report.reported import Comparison, Measured
 
@@ -79,7 +80,7 @@ def _learning_rate(comparison: Comparison) -> str:
 def _how_it_is_slow(comparison: Comparison) -> str:
     """By what one sees that training hardly got anywhere; nothing where it did."""
     if comparison.verdict.regime == "unchanged":
-        return "the outputs did not change"
+        return "the parameters changed no output"
     if comparison.b.is_at_constant_loss:
         return "the loss is still that of constant outputs"
     if comparison.verdict.regime == "lazy":
@@ -130,7 +131,12 @@ def _regime(comparison: Comparison) -> str:
     """What the regime leaves to find out."""
     regime = comparison.verdict.regime
     if regime == "unchanged":
-        return "Compare checkpoints that lie further apart: the outputs are the same."
+        if only_fixed_arrays_moved(comparison):
+            return (
+                "Look for where the fixed arrays come from, such as the batches of the running "
+                "statistics: nothing else differs."
+            )
+        return "Compare checkpoints that lie further apart: the parameters changed no output."
     if regime == "lazy":
         return (
             "Train the linearized model, too (ntkdiag.baselines.linear_baseline): if it does as "

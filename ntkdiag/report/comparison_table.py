@@ -14,6 +14,7 @@ from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
     Row,
+    fixed_array_rows,
     kernel_rows,
     motion_rows,
     movement_rows,
@@ -57,7 +58,11 @@ def comparison_table(comparison: Comparison) -> Group:
     Returns:
         Tables and notes, for `rich.console.Console.print`.
     """
-    between = [*motion_rows(comparison), *prediction_rows(comparison)]
+    between = [
+        *motion_rows(comparison),
+        *prediction_rows(comparison),
+        *fixed_array_rows(comparison),
+    ]
     parts = [
         _heading(comparison),
         _in_words(comparison),

@@ -12,7 +12,14 @@ from ntkdiag.report.monitor_records import History, Row, read_history
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
-from ntkdiag.report.rows import kernel_rows, motion_rows, movement_rows, prediction_rows, task_rows
+from ntkdiag.report.rows import (
+    fixed_array_rows,
+    kernel_rows,
+    motion_rows,
+    movement_rows,
+    prediction_rows,
+    task_rows,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -63,7 +70,7 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
         cards=_cards(comparison),
         kernel_rows=kernel_rows(comparison),
         task_rows=task_rows(comparison),
-        motion_rows=motion_rows(comparison),
+        motion_rows=[*motion_rows(comparison), *fixed_array_rows(comparison)],
         prediction_rows=prediction_rows(comparison),
         movement_rows=movement_rows(comparison),
         readings=readings(comparison),

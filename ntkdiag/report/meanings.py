@@ -103,6 +103,28 @@ MEANINGS = {
         "The same, mean over examples removed: below 0.01 lazy, above 0.1 features moved.",
     ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
+    # What other fixed arrays did by themselves, where they differ.
+    "share_fixed": Meaning(
+        "change by the fixed arrays",
+        "‖Δ_s f‖/‖Δf‖",
+        "‖f(θ_A, s_B) − f(θ_A, s_A)‖ / ‖f_B − f_A‖, s the fixed arrays: running statistics.",
+    ),
+    "share_parameters": Meaning(
+        "change by the parameters",
+        "‖Δ_θ f‖/‖Δf‖",
+        "‖f(θ_B, s_B) − f(θ_A, s_B)‖ / ‖f_B − f_A‖: what drift, e₁ and the verdict are about. The "
+        "two may point against each other.",
+    ),
+    "drift_fixed": Meaning(
+        "kernel drift by the fixed arrays",
+        "D of Δs",
+        "‖Θ(θ_A, s_B) − Θ(θ_A, s_A)‖ / ‖Θ(θ_A, s_A)‖: no motion of the parameters.",
+    ),
+    "distance_fixed": Meaning(
+        "centred distance by the fixed arrays",
+        "S_c of Δs",
+        "Centred distance of these two kernels: features did not move by it.",
+    ),
     # What Taylor models at A explain of the outputs at B.
     "e1": Meaning(
         "linearization error",

@@ -17,6 +17,7 @@ from ntkdiag.report.causes import (
     unmoved_leaves,
     unreached_leaves,
 )
+from ntkdiag.report.fixed_arrays_reading import fixed_arrays_reading, only_fixed_arrays_moved
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reported import Comparison, Measured
 
@@ -32,8 +33,14 @@ def readings(comparison: Comparison) -> list[str]:
     Returns:
         Sentences, the most important first.
     """
-    sentences = [_state_of_a(comparison), _state_of_b(comparison)]
-    if comparison.verdict.state == "alive":
+    sentences = [
+        _state_of_a(comparison),
+        _state_of_b(comparison),
+        fixed_arrays_reading(comparison),
+    ]
+    if only_fixed_arrays_moved(comparison):
+        sentences += [_stability_at_a(comparison), _stability_at_b(comparison)]
+    elif comparison.verdict.state == "alive":
         sentences += [
             _motion_of_the_kernel(comparison),
             _linear_prediction(comparison),
@@ -95,9 +102,11 @@ def _motion_of_the_kernel(comparison: Comparison) -> str:
     """How far the kernel turned, and how much it grew."""
     a = comparison.a
     b = comparison.b
-    if a.trace == 0:
+    change = comparison.fixed_arrays
+    trace_before = a.trace if change is None else change.trace  # both with the fixed arrays of B
+    if trace_before == 0:
         return ""  # a kernel of zero has no direction to turn from: A is dead
-    growth = f"Its trace changed by a factor of {number(b.trace / a.trace, 3)}."
+    growth = f"Its trace changed by a factor of {number(b.trace / trace_before, 3)}."
     distance = float(comparison.drift.distance_centred)
     if a.condition.dead or not math.isfinite(distance):
         which = "the kernel at A" if a.condition.dead else "one of the kernels"

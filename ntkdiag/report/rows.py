@@ -35,6 +35,7 @@ def all_rows(comparison: Comparison) -> list[Row]:
         *task_rows(comparison),
         *motion_rows(comparison),
         *prediction_rows(comparison),
+        *fixed_array_rows(comparison),
     ]
 
 
@@ -119,6 +120,20 @@ def prediction_rows(comparison: Comparison) -> list[Row]:
     if prediction.agreement is not None:
         rows.append(_row(comparison, "agreement", percent(prediction.agreement)))
     return rows
+
+
+def fixed_array_rows(comparison: Comparison) -> list[Row]:
+    """What other fixed arrays did by themselves; nothing where they are the same."""
+    change = comparison.fixed_arrays
+    if change is None:
+        return []
+    distance = number(float(change.drift.distance_centred))
+    return [
+        _row(comparison, "share_fixed", percent(change.share_of_fixed_arrays)),
+        _row(comparison, "share_parameters", percent(change.share_of_parameters)),
+        _row(comparison, "drift_fixed", number(float(change.drift.relative))),
+        _row(comparison, "distance_fixed", distance),
+    ]
 
 
 def movement_rows(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ def prediction(comparison: Comparison) -> str:
     The outputs of the true class stand out. Changes are drawn, not outputs: between two late
     checkpoints these hardly differ, and everything would lie on the line.
     """
-    before = comparison.a.outputs
+    before = comparison.prediction.start
     actual = comparison.b.outputs - before  # [n o]
     predicted = comparison.prediction.outputs - before
     classes = comparison.classes

@@ -1,0 +1,151 @@
+"""What other fixed arrays did between two sides, and what the parameters did, told apart.
+
+Running statistics move in training, too, and change outputs and kernel without any change of the
+features that the parameters make. So the way from A to B is cut in two, with theta the parameters
+and s the fixed arrays:
+
+    f(theta_A, s_A)  ->  f(theta_A, s_B)  ->  f(theta_B, s_B)
+                 fixed arrays         parameters
+
+Drift, e1 and the verdict are those of the second part, at the fixed arrays of B. The first part has
+its own numbers here. Where the fixed arrays are the same, both begin at A and nothing is added.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from ntkdiag.analysis import drift
+from ntkdiag.analysis.drift import Drift
+from ntkdiag.comparison.leaf_kernels import leaf_kernels
+from ntkdiag.comparison.measured import Measured, evaluate
+from ntkdiag.comparison.placing import are_equal, random_streams
+from ntkdiag.comparison.settings import Settings
+from ntkdiag.comparison.sides import Side
+from ntkdiag.engine.ntk import ntk
+from ntkdiag.kernel.kernel import Kernel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+    """Where the change by the parameters begins: those of A, with the fixed arrays of B.
+
+    Attributes:
+        f: The function of these fixed arrays.
+        params: The parameters of A.
+        outputs: `[n o]` f(theta_A, s_B) on the probe.
+        kernel: The empirical NTK there.
+        leaf_kernels: Path -> `[n n]`, the kernel of each leaf there.
+    """
+
+    f: Callable[..., PyTree]
+    params: PyTree
+    outputs: Float[np.ndarray, "n o"]
+    kernel: Kernel
+    leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedArraysChange:
+    """What the fixed arrays, such as running statistics, did by themselves from A to B.
+
+    Attributes:
+        paths: Of those that differ.
+        share_of_fixed_arrays: ||f(theta_A, s_B) - f(theta_A, s_A)|| / ||f_B - f_A|| on the probe;
+            None if the outputs are the same at A and B.
+        share_of_parameters: ||f(theta_B, s_B) - f(theta_A, s_B)|| / ||f_B - f_A||. The two parts
+            may point against each other, and then add up to more than 1.
+        drift: Motion of the kernel by the fixed arrays, from (theta_A, s_A) to (theta_A, s_B).
+        trace: Trace of the kernel at (theta_A, s_B).
+    """
+
+    paths: tuple[str, ...]
+    share_of_fixed_arrays: float | None
+    share_of_parameters: float | None
+    drift: Drift
+    trace: float
+
+    @property
+    def numbers(self) -> str:
+        """Both parts of the change in words, to stand beside those of the verdict."""
+        distance = f"S_c = {float(self.drift.distance_centred):.3g}"
+        if self.share_of_fixed_arrays is None or self.share_of_parameters is None:
+            return f"Fixed arrays alone: {distance}."
+        return (
+            f"Fixed arrays alone: {100 * self.share_of_fixed_arrays:.3g} % of the change of the "
+            f"outputs, {distance}; parameters: {100 * self.share_of_parameters:.3g} %."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers by name."""
+        of_drift = {field.name: getattr(self.drift, field.name) for field in _DRIFT_FIELDS}
+        return {**vars(self), "paths": list(self.paths), "drift": of_drift}
+
+
+_DRIFT_FIELDS = dataclasses.fields(Drift)
+
+
+def differing_fixed_arrays(a: Side, b: Side) -> tuple[str, ...]:
+    """Paths of the fixed arrays that are not the same on both sides."""
+    fixed_a = a.functional.fixed
+    fixed_b = b.functional.fixed
+    if a.functional.apply is b.functional.apply:
+        return ()
+    # Where nothing is drawn at random, keys and counts of random streams do nothing.
+    passed_over = set()
+    if a.functional.mode == b.functional.mode == "eval":
+        passed_over = random_streams(fixed_a) | random_streams(fixed_b)
+    paths = dict.fromkeys([*fixed_a, *fixed_b])  # in order, each once
+    differing = []
+    for path in paths:
+        is_in_both = path in fixed_a and path in fixed_b
+        are_the_same = is_in_both and are_equal(fixed_a[path], fixed_b[path])
+        if path not in passed_over and not are_the_same:
+            differing.append(path)
+    return tuple(differing)
+
+
+def start_of_parameters(a: Side, b: Side, settings: Settings, measured_a: Measured) -> Start:
+    """Side A itself where the fixed arrays are those of B, else its parameters with those of B.
+
+    Cost: nothing, or two kernels and a forward pass.
+    """
+    f, params = a.functional
+    if not differing_fixed_arrays(a, b):
+        return Start(f, params, measured_a.outputs, measured_a.kernel, measured_a.leaf_kernels)
+    f, params = b.functional.with_params(params, check=False)
+    outputs = evaluate(f, params, settings.x)
+    return Start(
+        f=f,
+        params=params,
+        outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
+        kernel=ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory),
+        leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
+    )
+
+
+def change_of_fixed_arrays(
+    a: Side, b: Side, start: Start, measured_a: Measured, measured_b: Measured
+) -> FixedArraysChange | None:
+    """The part of the change that fixed arrays made; None where they are the same."""
+    paths = differing_fixed_arrays(a, b)
+    if not paths:
+        return None
+    whole = _size(measured_b.outputs - measured_a.outputs)
+    by_fixed_arrays = _size(start.outputs - measured_a.outputs)
+    by_parameters = _size(measured_b.outputs - start.outputs)
+    return FixedArraysChange(
+        paths=paths,
+        share_of_fixed_arrays=by_fixed_arrays / whole if whole > 0 else None,
+        share_of_parameters=by_parameters / whole if whole > 0 else None,
+        drift=drift(measured_a.kernel, start.kernel),
+        trace=float(np.trace(np.asarray(start.kernel.matrix, np.float64))),
+    )
+
+
+def _size(outputs: Float[np.ndarray, "n o"]) -> float:
+    """||f|| over examples and outputs."""
+    return float(np.linalg.norm(outputs))
