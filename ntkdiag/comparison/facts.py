@@ -80,8 +80,11 @@ def notes(
     n_outputs = measured_a.kernel.convention.n_outputs
     if settings.reduction != "full" and n_outputs > 1:
         rows = settings.n_examples * n_outputs
+        chosen = settings.reduction
+        if settings.reduction_asked == "auto":
+            chosen = f'{chosen}, which reduction="auto" chose for both sides'
         sentences.append(
-            f"Kernels are reduced over outputs ({settings.reduction}): their largest eigenvalue is "
+            f"Kernels are reduced over outputs ({chosen}): their largest eigenvalue is "
             "not that of the full kernel, so no learning rate or margin is given; drift and "
             "alignment are those of the reduced kernel. "
             f'reduction="full" takes {rows:,} rows.'

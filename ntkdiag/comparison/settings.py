@@ -28,6 +28,7 @@ class Settings:
         loss: Loss of the loss and stability numbers; None leaves them out.
         descent: Update rule for the stability margin; None leaves the margin out.
         memory: Memory budget of a kernel.
+        reduction_asked: As the call states it, also where it is "auto".
     """
 
     probes: Probes
@@ -35,6 +36,7 @@ class Settings:
     loss: Loss | None
     descent: Descent | None
     memory: Memory | None
+    reduction_asked: str
 
     @property
     def x(self) -> PyTree:
@@ -77,7 +79,7 @@ def read_settings(
     if descent is not None:
         update_rule = as_descent(descent)
         _require_comparable_rule(update_rule)
-    return Settings(probes, reduction, as_loss(loss), update_rule, memory)
+    return Settings(probes, reduction, as_loss(loss), update_rule, memory, reduction)
 
 
 def _checked(probe: ProbeBatch | None) -> ProbeBatch | None:

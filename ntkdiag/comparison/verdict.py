@@ -217,7 +217,7 @@ def _describe_task(before: Alignment | None, after: Alignment | None) -> str:
         return "Alignment unknown without labels."
     values = f"{_written(before.value)} to {_written(after.value)}"
     chances = f"{_written(before.chance)} and {_written(after.chance)}"
-    text = f"Alignment {values}, by chance {chances}"
+    text = f"Alignment ({after.reduction} kernel) {values}, by chance {chances}"
     # Over nothing, or to 1, a ratio says nothing.
     if odds(before) > 0 and math.isfinite(odds(after)):
         text += f": (alignment - chance) / (1 - alignment) x {odds(after) / odds(before):.3g}"

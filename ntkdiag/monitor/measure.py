@@ -198,7 +198,8 @@ def _diagnose_kernel(
         numbers[name] = jnp.where(is_measured, jnp.asarray(value, kernel.dtype), jnp.nan)
     status = jnp.where(situation.unmoved, Status.MEASURED, Status.FIXED_MOVED)
     status = jnp.where(is_finite, status, Status.NON_FINITE).astype(jnp.int32)
-    measurement = Measurement(jnp.asarray(situation.step, jnp.int32), status, **numbers)
+    step = jnp.asarray(situation.step, jnp.int32)
+    measurement = Measurement(step, status, **numbers, alignment_reduction=aligned.reduction)
     # A first kernel that could not be measured is no reference.
     return measurement, jnp.where(first & ~is_measured, kernel0, reference)
 

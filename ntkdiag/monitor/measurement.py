@@ -79,6 +79,8 @@ class Measurement:
         critical_learning_rate: The learning rate above which descent on the quadratic model of the
             loss diverges.
         margin: learning rate / critical learning rate; about 1 at the edge of stability.
+        alignment_reduction: Reduction of the kernel the alignment is of: that of another one is
+            another number.
     """
 
     step: Int[Array | np.ndarray, ""]
@@ -94,6 +96,7 @@ class Measurement:
     alignment_above: Float[Array | np.ndarray, ""]
     critical_learning_rate: Float[Array | np.ndarray, ""]
     margin: Float[Array | np.ndarray, ""]
+    alignment_reduction: str = "full"
 
     def values(self, name: str = "ntk") -> dict[str, float | int | list[float]]:
         """The numbers under the names the writers see: "ntk_trace", "ntk_eigenvalues", ...
@@ -140,7 +143,12 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         """Plain values as JSON has them: the status by name, None for what is NaN."""
         numbers = {name: display.plain(getattr(self, name)) for name in QUANTITIES}
-        return {"step": int(self.step), "status": Status(int(self.status)).name, **numbers}
+        return {
+            "step": int(self.step),
+            "status": Status(int(self.status)).name,
+            "alignment_reduction": self.alignment_reduction,
+            **numbers,
+        }
 
     def _repr_html_(self) -> str:
         """The numbers as a table, for notebooks."""
@@ -151,6 +159,8 @@ class Measurement:
             ("eigenvalues", shown, f"the largest {len(eigenvalues)}; NaN below the noise floor"),
         ]
         for name, meaning in _MEANINGS.items():
+            if name == "alignment":
+                meaning += f", {self.alignment_reduction} kernel"
             rows.append((name.replace("_", " "), f"{float(getattr(self, name)):.4g}", meaning))
         return display.html_table(f"Kernel at step {int(self.step)}", rows)
 

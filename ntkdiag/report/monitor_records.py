@@ -40,17 +40,19 @@ def read_history(history: History | None) -> list[Row]:
     """
     if history is None:
         return []
+    records = []
     if isinstance(history, str | os.PathLike):
         path = os.path.expanduser(history)
         if not os.path.isfile(path):
             raise _error(f"no file at {os.fspath(path)!r}")
-        _, history = read_json_lines(path)
+        records, history = read_json_lines(path)
     name = _monitor_in(history)
+    reduction = _reduction_in(records, name)
     # A run that was resumed writes some steps again: the later row takes the place of the earlier.
     by_step = {}
     for row in history:
         if "step" in row and _has_values(row.get(name + _MARK)):
-            by_step[row["step"]] = _under_common_names(row, name)
+            by_step[row["step"]] = {**_under_common_names(row, name), **reduction}
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -73,6 +75,18 @@ def _monitor_in(rows: Sequence[Row]) -> str:
             "Pass the rows of one of them.",
         )
     return names.pop()
+
+
+def _reduction_in(records: Sequence[Row], name: str) -> dict[str, str]:
+    """The reduction the alignment is of, where a record says it; all of them, where it changed."""
+    reductions = set()
+    for record in records:
+        reduction = record.get("alignment_reduction", record.get("reduction"))
+        if record.get("name") == name and reduction is not None:
+            reductions.add(reduction)
+    if not reductions:
+        return {}
+    return {"ntk_alignment_reduction": " and ".join(sorted(reductions))}
 
 
 def _has_values(eigenvalues: Sequence[float | None] | np.ndarray | None) -> bool:

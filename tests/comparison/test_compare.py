@@ -617,3 +617,18 @@ def test_repr_is_one_line(dense):
 def test_probe_has_the_name_the_kernels_give_it(dense):
     comparison = dense[0]
     assert comparison.facts["probe_sha256"] == comparison.a.kernel.convention.probe
+
+
+def test_auto_says_what_it_chose_for_both_sides():
+    def wide(params, x):
+        return x @ params
+
+    x = probe(np.float32)
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(x.shape[1], 600)).astype(np.float32) for _ in range(2))
+    chosen = compare(a, b, model=wide, train=(x, None))
+    assert chosen.a.kernel.convention.reduction == chosen.b.kernel.convention.reduction == "mean"
+    said = '(mean, which reduction="auto" chose for both sides)'
+    assert any(said in note for note in chosen.notes)
+    asked = compare(a, b, model=wide, train=(x, None), reduction="mean")
+    assert not any("auto" in note for note in asked.notes)

@@ -24,12 +24,15 @@ def test_plain_values(measurement):
     assert stored["trace"] == float(measurement.trace)
     assert stored["eigenvalues"] == measurement.eigenvalues.tolist()
     assert stored["margin"] is None
+    assert stored["alignment_reduction"] == "full"
 
 
 def test_in_a_notebook(measurement):
     page = measurement._repr_html_()
     assert "Kernel at step 0" in page
     assert f"<td>{float(measurement.trace):.4g}</td><td>sum of all eigenvalues</td>" in page
+    assert "alignment with the labels, full kernel" in page
+    assert f"<td>{float(measurement.alignment_chance):.4g}</td>" in page
     assert "the largest 3; NaN below the noise floor" in page
 
 

@@ -336,3 +336,19 @@ def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
         comparison.save(tmp_path / "file" / "r.html")
     with pytest.raises(InvalidInputError, match="file beside a history"):
         comparison.save(tmp_path / "r.json", history=rows())
+
+
+def test_the_curve_of_the_alignment_names_its_reduction_and_shows_chance(comparison, tmp_path):
+    path = tmp_path / "run.jsonl"
+    record = {"record": {"name": "ntk", "reduction": "mean"}}
+    lines = [record, *({**row, "ntk_alignment_chance": 0.05} for row in rows())]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    comparison.save(tmp_path / "page.html", history=path)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Alignment with the labels, mean; dashed: permuted labels" in page
+    # A run that was taken up with another reduction has one curve of two numbers.
+    resumed = [*lines, {"record": {"name": "ntk", "reduction": "full"}}]
+    path.write_text("\n".join(map(json.dumps, resumed)))
+    comparison.save(tmp_path / "page.html", history=path)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Alignment with the labels, full and mean; dashed" in page

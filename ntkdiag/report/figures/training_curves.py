@@ -26,7 +26,10 @@ def history(rows: Sequence[Row]) -> str:
         drift.plot(steps, _series(rows, "ntk_distance_centred"), color=A_COLOUR)
         drift.set(title="Centred kernel distance from the first kernel")
         alignment.plot(steps, _series(rows, "ntk_alignment"), color=A_COLOUR)
-        alignment.set(title="Alignment with the labels", xlabel="step")
+        # Its zero: records of older versions do not have it.
+        chance = _series(rows, "ntk_alignment_chance")
+        alignment.plot(steps, chance, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
+        alignment.set(title=_alignment_title(rows, chance), xlabel="step")
         margin.plot(steps, _series(rows, "ntk_margin"), color=B_COLOUR)
         margin.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
         margin.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
@@ -35,6 +38,17 @@ def history(rows: Sequence[Row]) -> str:
         for panel in (drift, alignment, margin):
             panel.set_ylim(bottom=0)
         return svg(canvas, "history")
+
+
+def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -> str:
+    """What the curves are: the reduction, where the record of the run is at hand, and chance."""
+    title = "Alignment with the labels"
+    reduction = rows[0].get("ntk_alignment_reduction")
+    if reduction is not None:
+        title += f", {reduction}"
+    if np.isfinite(chance).any():
+        title += "; dashed: permuted labels"
+    return title
 
 
 def _eigenvalues(rows: Sequence[Row]) -> Float[np.ndarray, "steps k"]:
