@@ -175,7 +175,7 @@ def unmeasured(top_k: int, dtype: DTypeLike) -> Measurement:
     Returns:
         A `Measurement` with status UNMEASURED and step -1.
     """
-    numbers = {name: jnp.full((), jnp.nan, dtype) for name in QUANTITIES}
+    numbers: dict[str, Any] = {name: jnp.full((), jnp.nan, dtype) for name in QUANTITIES}
     numbers["eigenvalues"] = jnp.full((top_k,), jnp.nan, dtype)
     step = jnp.asarray(-1, jnp.int32)
     return Measurement(step, jnp.asarray(Status.UNMEASURED, jnp.int32), **numbers)
