@@ -24,7 +24,13 @@ author = "the ntkdiag authors"
 copyright = author
 version = release = ntkdiag.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
 exclude_patterns = ["_build", "jupyter_execute"]
 default_role = "code"
 
@@ -34,7 +40,7 @@ html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "navbar_persistent": []}
 
-myst_enable_extensions = ["dollarmath", "deflist"]
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"  # see `setup`
 nb_execution_mode = "force"

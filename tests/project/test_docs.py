@@ -153,3 +153,26 @@ def test_readme_begins_with_the_two_commands():
         'pip install -e ".[demo]" && ntkdiag demo',
         'pip install -e ".[test]" && pytest',
     ]
+
+
+GUIDES = sorted(DOCS.glob("*.md"))
+ABOUT_NO_FEATURE = {"index", "notation", "quickstart", "normal_case", "what_to_do"}
+ABOUT_NO_FEATURE |= {"engine", "extending", "benchmarks"}  # for those who look inside
+
+
+@pytest.mark.parametrize("guide", [path for path in GUIDES if path.stem not in ABOUT_NO_FEATURE])
+def test_a_guide_begins_with_what_one_usually_does_and_a_picture(guide):
+    title, opening, picture = guide.read_text().split("\n\n")[:3]
+    assert title.startswith("# ")
+    assert 2 <= len(re.findall(r"[.:](?=\s|$)", opening)) <= 6
+    assert picture.startswith("![")
+
+
+def test_every_picture_is_shown_and_drawn_by_a_script():
+    texts = "".join(path.read_text() for path in TEXTS)
+    drawn = (DOCS / "figures.py").read_text() + "".join(
+        path.read_text() for path in (ROOT / "examples").glob("*.py")
+    )
+    for path in (DOCS / "images").iterdir():
+        assert f"images/{path.name}" in texts
+        assert path.name == "report.png" or path.stem.removeprefix("guide_") in drawn

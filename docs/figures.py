@@ -1,0 +1,505 @@
+"""The pictures at the top of the guides: `python docs/figures.py [guide ...]` draws them anew.
+
+Each function draws one picture from numbers it computes, and is named after its guide; a picture
+goes to `docs/images/guide_<name>.png`, or `.svg` where it shows a terminal.
+All together take about a minute on two cores.
+"""
+
+import argparse
+import functools
+import io
+import pathlib
+import re
+import textwrap
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import optax
+from flax import linen as nn
+from flax import nnx
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+from rich.text import Text
+from sklearn.datasets import load_digits
+
+import ntkdiag
+import ntkdiag.neural_tangents as nt
+from ntkdiag import predict
+
+IMAGES = pathlib.Path(__file__).parent / "images"
+WIDTH = 8.0  # inches, that of the text
+
+
+def plots(columns: int, height: float = 2.6) -> tuple[Figure, np.ndarray]:
+    """A row of axes."""
+    figure = Figure((WIDTH, height), layout="constrained")
+    return figure, np.atleast_1d(figure.subplots(1, columns))
+
+
+@functools.cache
+def digits(n_examples: int = 40, n_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Images `[n 64]` of handwritten digits, in the order of their classes, and the classes."""
+    images, labels = load_digits(return_X_y=True)
+    rows = []
+    for digit in range(n_classes):
+        rows.append(np.flatnonzero(labels == digit)[: n_examples // n_classes])
+    chosen = np.concatenate(rows)
+    return (images[chosen] / 16).astype(np.float32), labels[chosen]
+
+
+def one_hidden_layer(key: jax.Array, n_inputs: int, width: int, n_outputs: int) -> dict:
+    """Parameters of `network`."""
+    first, second = jax.random.split(key)
+    return {
+        "a": jax.random.normal(first, (n_inputs, width)) / n_inputs**0.5,
+        "b": jax.random.normal(second, (width, n_outputs)) / width**0.5,
+    }
+
+
+def network(params: dict, x: jax.Array) -> jax.Array:
+    """A network of one hidden layer."""
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def descend(loss, params: dict, learning_rate: float, steps: int) -> list[dict]:
+    """Parameters before and after each step of gradient descent."""
+
+    @jax.jit
+    def step(params):
+        gradient = jax.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradient)
+
+    path = [params]
+    for _ in range(steps):
+        path.append(step(path[-1]))
+    return path
+
+
+def models() -> Figure:
+    """Four kinds of model become one kind of function."""
+    figure, (ax,) = plots(1, 2.2)
+    ax.set(xlim=(0, 10), ylim=(0, 4))
+    ax.axis("off")
+    box = {"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": "#4c72b0"}
+    arrow = {"arrowstyle": "-|>", "color": "#555555"}
+    kinds = ("linen module, variables", "NNX model", "Equinox module", "function, params")
+    for row, kind in enumerate(kinds):
+        height = 3.6 - row
+        ax.text(1.3, height, kind, ha="center", va="center", bbox=box, fontsize=9)
+        ax.annotate("", (4.0, 2.1), (2.7, height), arrowprops=arrow)
+    ax.text(5, 2.1, "f(params, x)\nparams", ha="center", va="center", bbox=box, fontsize=11)
+    uses = (
+        "kernels, spectra",
+        "linearized models",
+        "watch, compare",
+        "restore(params):\nyour model",
+    )
+    for row, use in enumerate(uses):
+        height = 3.6 - row
+        ax.annotate("", (7.4, height), (6.0, 2.1), arrowprops=arrow)
+        ax.text(8.6, height, use, ha="center", va="center", fontsize=9)
+    return figure
+
+
+class Normalised(nn.Module):
+    """A network with batch normalisation and dropout."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        for _ in range(2):
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(nn.Dense(64)(x))
+            x = nn.Dropout(0.5, deterministic=not train)(nn.relu(x))
+        return nn.Dense(4)(x)
+
+
+def linen() -> Figure:
+    """The kernel of one network in three modes."""
+    x, _ = digits()
+    model = Normalised()
+    variables = model.init(jax.random.key(0), x, train=False)
+    for _ in range(5):  # so that the running statistics have seen data
+        _, state = model.apply(
+            variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
+        )
+        variables = {**variables, **state}
+    modes = {
+        "eval": ntkdiag.functionalize(model, variables),
+        "dropout": ntkdiag.functionalize(
+            model, variables, mode="dropout", rngs={"dropout": jax.random.key(2)}
+        ),
+        "train, statistics of one batch": ntkdiag.functionalize(
+            model, variables, mode="train", statistics=x[::2], rngs={"dropout": jax.random.key(2)}
+        ),
+    }
+    figure, axes = plots(3)
+    for ax, (name, fn) in zip(axes, modes.items(), strict=True):
+        f, params = fn
+        heat_map(ax, ntkdiag.ntk(f, params, x).array, f'mode="{name.split(",")[0]}"')
+    return figure
+
+
+def heat_map(ax, matrix: np.ndarray, title: str) -> None:
+    """A matrix over examples without ticks."""
+    ax.imshow(np.asarray(matrix), cmap="viridis")
+    ax.set(title=title, xticks=[], yticks=[], xlabel="examples, by class")
+
+
+class Adapted(nnx.Module):
+    """A network whose first layers have low-rank adapters."""
+
+    def __init__(self, rngs):
+        self.first = nnx.LoRALinear(64, 64, lora_rank=4, rngs=rngs)
+        self.second = nnx.LoRALinear(64, 64, lora_rank=4, rngs=rngs)
+        self.head = nnx.Linear(64, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.first(x))
+        return self.head(nnx.relu(self.second(x)))
+
+
+def nnx_models() -> Figure:
+    """The spectrum of all parameters, and of the adapters alone."""
+    x, _ = digits()
+    model = Adapted(nnx.Rngs(0))
+    figure, (ax,) = plots(1)
+    for name, trainable in (("all parameters", nnx.Param), ("the adapters", nnx.LoRAParam)):
+        f, params = ntkdiag.functionalize(model, trainable=trainable)
+        spectrum = ntkdiag.spectrum(ntkdiag.ntk(f, params, x, reduction="full"))
+        resolved = spectrum.eigenvalues[: spectrum.rank]
+        ax.loglog(np.arange(1, len(resolved) + 1), resolved, ".-", label=name)
+    ax.set(xlabel="mode", ylabel="eigenvalue of the kernel")
+    ax.legend()
+    return figure
+
+
+def equinox() -> Figure:
+    """Which layer carries the kernel of an MLP, at two widths."""
+    x, _ = digits()
+    figure, axes = plots(2)
+    for ax, width in zip(axes, (16, 256), strict=True):
+        model = eqx.nn.MLP(64, 4, width, 3, key=jax.random.key(0))
+        shares = {}
+        for layer in range(4):
+            f, params = ntkdiag.functionalize(model, trainable=f"layers/{layer}/**")
+            shares[f"layer {layer}"] = float(jnp.trace(ntkdiag.ntk(f, params, x).array))
+        total = sum(shares.values())
+        ax.bar(list(shares), [100 * share / total for share in shares.values()], color="#4c72b0")
+        ax.set(title=f"width {width}", ylabel="% of the trace of the kernel")
+    return figure
+
+
+def plain() -> Figure:
+    """The kernel of Fourier features on a line: how far an example teaches its neighbours."""
+    x = jnp.linspace(-1, 1, 201)[:, None]
+    centre = jnp.zeros((1, 1))
+    figure, (ax,) = plots(1)
+    for scale in (3.0, 10.0, 30.0):
+        frequencies = scale * jax.random.normal(jax.random.key(0), (1, 256))
+
+        def f(params, x, frequencies=frequencies):
+            features = jnp.concatenate([jnp.sin(x @ frequencies), jnp.cos(x @ frequencies)], axis=1)
+            return network(params, features)
+
+        params = one_hidden_layer(jax.random.key(1), 512, 256, 1)
+        kernel = ntkdiag.ntk(f, params, x, centre).array[:, 0]
+        ax.plot(x[:, 0], kernel / kernel.max(), label=f"frequencies of about {scale:g}")
+    ax.set(xlabel="x", ylabel="kernel of x and 0, scaled")
+    ax.legend()
+    return figure
+
+
+def kernels() -> Figure:
+    """A kernel at initialisation and after training, examples in the order of their classes."""
+    x, y = digits()
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
+    targets = jax.nn.one_hot(y, 4)
+
+    def loss(params):
+        return optax.softmax_cross_entropy(network(params, x), targets).mean()
+
+    trained = descend(loss, params, 0.5, 200)[-1]
+    figure, axes = plots(3)
+    before = ntkdiag.ntk(network, params, x)
+    after = ntkdiag.ntk(network, trained, x)
+    heat_map(axes[0], before.array, "at initialisation")
+    heat_map(axes[1], after.array, "after training")
+    for name, kernel in (("at initialisation", before), ("after training", after)):
+        axes[2].semilogy(ntkdiag.spectrum(kernel).eigenvalues, ".-", label=name)
+    axes[2].set(title="eigenvalues", xlabel="mode")
+    axes[2].legend(fontsize=8)
+    return figure
+
+
+def diagnostics() -> Figure:
+    """What a spectrum and the labels say together."""
+    x, y = digits()
+    params = one_hidden_layer(jax.random.key(0), 64, 128, 4)
+    kernel = ntkdiag.ntk(network, params, x, reduction="full")
+    spectrum = ntkdiag.spectrum(kernel)
+    index = np.arange(1, spectrum.size + 1)
+    figure, axes = plots(3)
+    axes[0].loglog(index, np.abs(spectrum.eigenvalues), ".-")
+    axes[0].axhline(spectrum.noise_floor, color="grey", linestyle=":")
+    axes[0].set(title="which directions exist", xlabel="mode", ylabel="eigenvalue")
+    power = ntkdiag.analysis.label_power(kernel, y)
+    axes[1].semilogx(index, power, label="labels")
+    shuffled = np.random.default_rng(0).permutation(y)
+    axes[1].semilogx(index, ntkdiag.analysis.label_power(kernel, shuffled), label="shuffled")
+    axes[1].set(title="which ones the labels use", xlabel="mode", ylabel="share of the labels")
+    axes[1].legend(fontsize=8)
+    critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
+    steps = ntkdiag.analysis.time_constants(kernel, 0.5 * critical)
+    axes[2].loglog(np.arange(1, len(steps) + 1), steps, ".-")
+    axes[2].set(title="when they are learned", xlabel="mode", ylabel="steps")
+    return figure
+
+
+def linearize() -> Figure:
+    """A network, its linear and its quadratic model, near and far from where they are taken."""
+    x = jnp.linspace(-2, 2, 200)[:, None]
+    params = one_hidden_layer(jax.random.key(3), 1, 32, 1)
+    direction = one_hidden_layer(jax.random.key(4), 1, 32, 1)
+    linear = ntkdiag.linearize(network, params)
+    quadratic = ntkdiag.taylor_expand(network, params, 2)
+    figure, axes = plots(3)
+    for ax, distance in zip(axes, (0.1, 0.5, 1.0), strict=True):
+        moved = jax.tree.map(lambda p, d, t=distance: p + t * d, params, direction)
+        ax.plot(x, network(moved, x), color="black", label="network")
+        ax.plot(x, linear(moved, x), "--", label="linear")
+        ax.plot(x, quadratic(moved, x), ":", label="quadratic")
+        ax.set(title=f"parameters moved by {distance:g}", xlabel="x")
+    axes[0].legend(fontsize=8)
+    return figure
+
+
+def predictions() -> Figure:
+    """Outputs during training as predicted from the kernel at initialisation, and as they were."""
+    x = jax.random.normal(jax.random.key(1), (16, 4))
+    x_test = jax.random.normal(jax.random.key(2), (3, 4))
+    y = jnp.sin(2 * x[:, :1])
+    marks = np.arange(0, 401, 20)
+    figure, axes = plots(2)
+    for ax, width in zip(axes, (16, 4096), strict=True):
+        params = one_hidden_layer(jax.random.key(0), 4, width, 1)
+        kernel = ntkdiag.ntk(network, params, x, reduction="full")
+        kernel_test = ntkdiag.ntk(network, params, x_test, x, reduction="full")
+        rate = 0.5 * float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
+        foreseen = predict.gradient_descent(
+            kernel,
+            y,
+            rate,
+            marks,
+            kernel_test=kernel_test,
+            f0=network(params, x),
+            f0_test=network(params, x_test),
+        )
+
+        def loss(params):
+            return 0.5 * jnp.mean((network(params, x) - y) ** 2)
+
+        path = descend(loss, params, rate, 400)
+        seen = np.stack([network(path[t], x_test)[:, 0] for t in marks])
+        for example in range(3):
+            colour = f"C{example}"
+            ax.plot(marks, foreseen.test[:, example, 0], color=colour)
+            ax.plot(marks, seen[:, example], ".", color=colour)
+        ax.set(title=f"width {width}", xlabel="step", ylabel="outputs on test examples")
+    return figure
+
+
+def matrix_free() -> Figure:
+    """The largest eigenvalues of a kernel that is never formed, and what they are exactly."""
+    x, _ = digits(400, 10)
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 10)
+    exact = ntkdiag.spectrum(ntkdiag.ntk(network, params, x, reduction="full")).eigenvalues
+    top = ntkdiag.top_spectrum(ntkdiag.NTKOperator(network, params, x), k=12)
+    figure, (ax,) = plots(1)
+    ax.loglog(np.arange(1, len(exact) + 1), np.maximum(exact, 0), color="grey", label="dense")
+    ax.loglog(np.arange(1, 13), top.eigenvalues, "o", label="by products with the kernel")
+    ax.set(xlabel="mode", ylabel="eigenvalue", ylim=(exact[0] * 1e-7, exact[0] * 2))
+    ax.legend()
+    return figure
+
+
+def deep_network(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """A network of several hidden layers."""
+    for weight in weights[:-1]:
+        x = jnp.tanh(x @ weight)
+    return x @ weights[-1]
+
+
+def monitor() -> Figure:
+    """Gradient descent from a small initialisation: it comes to the edge of stability and stays."""
+    x, y = digits()
+    targets = jax.nn.one_hot(y, 4)
+    learning_rate = 0.2
+    weights = []
+    for key, outputs in zip(jax.random.split(jax.random.key(0), 3), (64, 64, 4), strict=True):
+        weights.append(0.5 * jax.random.normal(key, (64, outputs)) / 8)
+
+    def loss(weights):
+        return 0.5 * jnp.mean(jnp.sum((deep_network(weights, x) - targets) ** 2, axis=1))
+
+    memory = ntkdiag.monitor.InMemory()
+    watched = ntkdiag.Monitor(
+        deep_network,
+        train=(x, y),
+        every=10,
+        loss="mse",
+        descent=learning_rate,
+        writers=[memory],
+        time_share=None,
+    )
+    losses = []
+    for step, moved in enumerate(descend(loss, weights, learning_rate, 500)):
+        watched(step, moved)
+        losses.append(float(loss(moved)))
+    watched.close()
+
+    figure, axes = plots(3)
+    axes[0].semilogy(losses, color="black")
+    axes[0].set(title="loss", xlabel="step")
+    axes[1].plot(memory.steps, memory.series("ntk_margin"))
+    axes[1].axhline(1, color="grey", linestyle=":")
+    axes[1].set(title="margin", xlabel="step", ylim=(0, None))
+    axes[2].plot(memory.steps, memory.series("ntk_distance_centred"), label="centred distance")
+    axes[2].plot(memory.steps, memory.series("ntk_alignment"), label="alignment")
+    axes[2].set(title="drift and alignment", xlabel="step", ylim=(0, 1))
+    axes[2].legend(fontsize=8)
+    return figure
+
+
+def neural_tangents() -> Figure:
+    """A full kernel in the axes of neural-tangents, and as the matrix it stands for."""
+    x, _ = digits()
+    kernel_fn = nt.empirical_ntk_fn(lambda params, x: network(params, x), trace_axes=())
+    params = one_hidden_layer(jax.random.key(0), 64, 32, 4)
+    full = kernel_fn(x, None, params)  # [n m o p]
+    traced = nt.empirical_ntk_fn(lambda params, x: network(params, x))(x, None, params)
+    figure, axes = plots(3)
+    rows = len(x) * 4
+    matrix = full.transpose(0, 2, 1, 3).reshape(rows, rows)  # [n m o p] -> [(n o) (m p)]
+    heat_map(axes[0], traced, "trace_axes=(-1,): [n m]")
+    heat_map(axes[1], full[:, :, 0, 1], "trace_axes=(): [n m, 0, 1]")
+    heat_map(axes[2], matrix, "as a matrix [(n o) (m p)]")
+    axes[2].set(xlabel="examples times outputs")
+    return figure
+
+
+def torch_func() -> Figure:
+    """The kernel of the tutorial's shape, 20 images against 5, in its three forms."""
+    x, _ = digits()
+    params = one_hidden_layer(jax.random.key(0), 64, 32, 4)
+    full = ntkdiag.ntk(network, params, x[::2], x[::8], reduction="full").array  # [n o m p]
+    figure, axes = plots(3, 1.4)
+    forms = {
+        "full, outputs 0 and 0": full[:, 0, :, 0],
+        "diagonal, output 1": full[:, 1, :, 1],
+        "trace": jnp.einsum("nomo->nm", full),
+    }
+    for ax, (title, matrix) in zip(axes, forms.items(), strict=True):
+        ax.imshow(matrix.T)
+        ax.set(title=title, xlabel="20 images", ylabel="5 images", xticks=[], yticks=[])
+    return figure
+
+
+def terminal(title: str, shown: object, lines: int) -> str:
+    """The first lines of what a terminal of 100 columns shows, as SVG without outside fonts."""
+    rehearsal = Console(record=True, width=100, file=io.StringIO())
+    rehearsal.print(shown)
+    text = rehearsal.export_text(styles=True).splitlines()[:lines]
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(Text.from_ansi("\n".join(text)))
+    picture = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME)
+    return re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
+
+
+def selfcheck() -> str:
+    """What a check of a model says."""
+    x, _ = digits()
+    model = Normalised()
+    variables = model.init(jax.random.key(0), x, train=False)
+    _, state = model.apply(
+        variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
+    )
+    check = ntkdiag.selfcheck(model, {**variables, **state}, x)
+    return terminal("ntkdiag.selfcheck(model, variables, x)", check, 40)
+
+
+def command_line() -> str:
+    """What a comparison of two checkpoints says."""
+    x, y = digits()
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
+    targets = jax.nn.one_hot(y, 4)
+
+    def loss(params):
+        return optax.softmax_cross_entropy(network(params, x), targets).mean()
+
+    trained = descend(loss, params, 0.5, 200)[-1]
+    comparison = ntkdiag.compare(
+        params,
+        trained,
+        model=network,
+        train=(x, y),
+        loss="cross_entropy",
+        descent=0.5,
+        names=("step 0", "step 200"),
+    )
+    return terminal("ntkdiag compare checkpoints@0 checkpoints@200 ...", comparison, 30)
+
+
+def errors() -> str:
+    """What an error says."""
+    x, _ = digits()
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
+    kernel = ntkdiag.ntk(network, params, x)
+    try:
+        ntkdiag.stability_margin(kernel, 0.1, loss="cross_entropy")
+    except ntkdiag.errors.InvalidInputError as error:
+        message = f"{type(error).__name__}: {error}"
+    lines = []
+    for line in message.splitlines():
+        lines.extend(textwrap.wrap(line, 96, subsequent_indent="    "))
+    return terminal("an error has four parts", Text("\n".join(lines)), 12)
+
+
+PICTURES = {
+    "models": models,
+    "linen": linen,
+    "nnx": nnx_models,
+    "equinox": equinox,
+    "plain": plain,
+    "kernels": kernels,
+    "diagnostics": diagnostics,
+    "linearize": linearize,
+    "predict": predictions,
+    "matrix_free": matrix_free,
+    "monitor": monitor,
+    "neural-tangents": neural_tangents,
+    "torch-func": torch_func,
+    "selfcheck": selfcheck,
+    "command_line": command_line,
+    "errors": errors,
+}
+
+
+def main() -> None:
+    """Draw the pictures that are named, or all."""
+    matplotlib.use("agg")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("guides", nargs="*", choices=[*PICTURES, []])
+    for name in parser.parse_args().guides or PICTURES:
+        picture = PICTURES[name]()
+        if isinstance(picture, str):
+            (IMAGES / f"guide_{name}.svg").write_text(picture)
+        else:
+            picture.savefig(IMAGES / f"guide_{name}.png", dpi=100)
+        print(name)
+
+
+if __name__ == "__main__":
+    main()
