@@ -12,6 +12,7 @@ comparing version numbers.
 
 import concurrent.futures
 import functools
+import re
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -139,6 +140,24 @@ def needs_inputs(f: Callable[[PyTree], PyTree], inputs: PyTree) -> bool:
     # Dead code goes out of nested jaxprs too: what is computed and not used counts as nothing.
     _, is_used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return any(is_used)
+
+
+def is_same_program(a: ClosedJaxpr, b: ClosedJaxpr) -> bool:
+    """Whether two traces of a function gave the same operations on the same constants."""
+    jaxpr_a, consts_a = open_jaxpr(a)
+    jaxpr_b, consts_b = open_jaxpr(b)
+    if len(consts_a) != len(consts_b) or _without_addresses(jaxpr_a) != _without_addresses(jaxpr_b):
+        return False
+    # Constants are most often the very same arrays; others are compared by their numbers.
+    for constant, other in zip(consts_a, consts_b, strict=True):
+        if constant is not other and not np.array_equal(constant, other):
+            return False
+    return True
+
+
+def _without_addresses(jaxpr: Jaxpr) -> str:
+    """A jaxpr as text, without the addresses of functions, which are others in every trace."""
+    return re.sub(r"0x[0-9a-f]+", "", str(jaxpr))
 
 
 def _occurs(jaxpr: Jaxpr | ClosedJaxpr, holds: Callable[[Equation], bool]) -> bool:

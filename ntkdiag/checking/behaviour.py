@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import _jax, errors
 from ntkdiag.checking.findings import Finding, listed
 from ntkdiag.checking.subject import Subject
-from ntkdiag.engine.independence import check_few, largest_difference
+from ntkdiag.engine.independence import check_few_compiled, largest_difference
 from ntkdiag.models.paths import leaves_by_path
 
 
 def deterministic(subject: Subject) -> Finding:
-    """Does the same call give the same outputs, also when it is compiled?"""
-    # Operation by operation: whatever Python draws or counts by itself is drawn again.
-    again = subject.f(subject.params, subject.x)
+    """Does the same call give the same outputs, also when Python runs through the model again?"""
+    # 1. The compiled function again: callbacks may draw numbers, Python does not run.
+    again = subject.compiled(subject.params, subject.x)
     change = largest_difference(subject.outputs, again)
     if change > 0:
         text = (
@@ -30,13 +30,24 @@ def deterministic(subject: Subject) -> Finding:
             "keys"
         )
         return Finding("deterministic", "wrong", text)
-    # Compiled, Python runs once: what it reads then is frozen into the program.
-    compiled = subject.compiled(subject.params, subject.x)
-    change = largest_difference(subject.outputs, compiled)
-    if not subject.is_rounding(change):
-        text = f"compiled, the outputs differ by {change:.2g}: something is read while tracing"
-        return Finding("deterministic", "wrong", text)
-    text = "two calls give the same outputs, and so does the compiled function"
+
+    # 2. Traced again: whatever Python draws, counts or reads by itself goes into the new program.
+    #    JAX keeps traces by the function: another one, or there would be no second trace.
+    def traced_again(params: PyTree, x: PyTree) -> PyTree:
+        return subject.f(params, x)
+
+    program = jax.make_jaxpr(traced_again)(subject.params, subject.x)
+    if not _jax.is_same_program(subject.program, program):
+        # Other constants or names may still give the same numbers.
+        again = jax.jit(traced_again)(subject.params, subject.x)
+        change = largest_difference(subject.outputs, again)
+        if not subject.is_rounding(change):
+            text = (
+                f"two calls differ by {change:.2g}: something draws random numbers outside of "
+                "JAX's keys, or is read while tracing"
+            )
+            return Finding("deterministic", "wrong", text)
+    text = "traced and run twice, the model gives the same outputs"
     return Finding("deterministic", "ok", text)
 
 
@@ -78,7 +89,7 @@ def _how_examples_interact(subject: Subject) -> str:
     outputs = subject.compiled(subject.params, subject.x)
 
     # Batch statistics: change the first example, and look at the others.
-    changed = subject.compiled(subject.params, jax.tree.map(_with_another_first, subject.x))
+    changed = subject.compiled(subject.params, _with_another_first(subject.x))
     change = largest_difference(_examples_from(outputs, 1), _examples_from(changed, 1))
     if not subject.is_rounding(change):
         return f"changing one example changes the outputs of others by {change:.2g}"
@@ -96,7 +107,7 @@ def _how_examples_interact(subject: Subject) -> str:
     # What the engine asks before it relies on independent examples sees more: an interaction that
     # is multiplied by zero for now, in a network whose last layer begins as zero.
     try:
-        check_few(subject.compiled, subject.params, subject.x)
+        check_few_compiled(subject.compiled, subject.params, subject.x, subject.program)
     except errors.ExamplesInteractError:
         return "not at these parameters, but at others one example changes the outputs of another"
     return ""
@@ -107,12 +118,17 @@ def _examples_from(tree: PyTree, start: int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[start:], tree)
 
 
-def _with_another_first(leaf: jax.Array) -> jax.Array:
+@jax.jit
+def _with_another_first(x: PyTree) -> PyTree:
     """Put the last example in place of the first, and shift it where it is floating."""
-    example = leaf[-1]
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        example = example * 0.5 + 0.1
-    return leaf.at[0].set(example)
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        example = leaf[-1]
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            example = example * 0.5 + 0.1
+        return leaf.at[0].set(example)
+
+    return jax.tree.map(of_leaf, x)
 
 
 def inputs(subject: Subject) -> Finding:
@@ -157,10 +173,16 @@ def _quoted(paths: Iterable[str]) -> str:
 
 def _changed_values(leaf: jax.Array) -> list[jax.Array]:
     """Values an input can have as well: those of the next example, shifted or inverted ones."""
-    changed = []
-    of_next_example = jnp.roll(leaf, 1, axis=0)
+    of_next_example, *changed = _next_and_shifted(leaf)
     if not np.array_equal(of_next_example, leaf):
         changed.append(of_next_example)
+    return changed
+
+
+@jax.jit
+def _next_and_shifted(leaf: jax.Array) -> list[jax.Array]:
+    """Those of the next example; and shifted or inverted ones, where the dtype allows it."""
+    changed = [jnp.roll(leaf, 1, axis=0)]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         shift = jnp.linspace(0.5, 1.0, leaf.size, dtype=leaf.dtype)
         changed.append(leaf + shift.reshape(leaf.shape))

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import _jax, errors
 from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian
 from ntkdiag.checking.findings import Finding, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
-from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.engine.independence import roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 
@@ -48,11 +48,12 @@ def selfcheck(
     On the first examples of a batch: does the model run, is it deterministic, do examples interact
     (one is changed and the outputs of the others are watched), does every input reach the outputs,
     which parameters have no gradient, which dtypes are there, and is the kernel of two examples the
-    one that plain `jax.vjp` gives, in float64 or, where the model is another one there, without
-    compilation. What is wrong is said in the result, not raised.
+    one that plain `jax.vjp` gives, in float64 or, where the model is another one there, in its own
+    dtype. What is wrong is said in the result, not raised.
 
-    Cost: a few forward passes of four examples, compiled and not, four backward passes of two:
-    seconds, most of which are compilation.
+    Cost: a few forward passes of four examples, four backward passes of two: seconds, most of which
+    go into compiling the model five times (forward for four examples and for one, its two passes in
+    float64, and the engine's).
 
     Args:
         model: As for `functionalize`, or its result.
@@ -108,7 +109,10 @@ def _answers(
 ) -> Iterator[Finding]:
     """Ask one question after the other, as long as the answers mean something."""
     f = _with_keywords(functional, call_kwargs)
-    outputs = f(functional.params, x)
+    # Whole programs are compiled, at no effort: single operations would be hundreds of programs.
+    compiled = jax.jit(f, compiler_options=_jax.compiler_options(reduces=False, once=True))
+    program = compiled.trace(functional.params, x).jaxpr
+    outputs = compiled(functional.params, x)
     runs = outputs_and_gradients.runs(outputs, x)
     yield runs
     if runs.status == "wrong":
@@ -121,10 +125,11 @@ def _answers(
         call_kwargs=call_kwargs,
         joint=joint,
         f=f,
-        compiled=jax.jit(f),
+        compiled=compiled,
+        program=program,
         x=x,
         outputs=outputs,
-        roundoff=roundoff_of(f, functional.params, x),
+        roundoff=roundoff_of_program(program),
     )
 
     deterministic = behaviour.deterministic(subject)
@@ -140,10 +145,11 @@ def _answers(
     yield outputs_and_gradients.dtypes(subject)
 
     # The rows of the Jacobian answer both of the last questions.
-    pair = subject.first(2)
+    interact = joint or interaction.status == "wrong"
+    pair = subject.first(2, interact=interact)
     rows = plain_jacobian.rows_in_float64(pair)
     if rows is None:
-        rows = plain_jacobian.rows_not_compiled(pair)
+        rows = plain_jacobian.rows_in_own_dtype(pair)
     yield outputs_and_gradients.gradients(rows.rows, subject.params)
     if interaction.status == "wrong":
         text = "the kernel is not defined as long as the above is wrong"

@@ -4,7 +4,8 @@ The Jacobian is computed one row after the other: one example, one random direct
 outputs, J^T v by one call of the transpose. Inner products of the rows are the kernel in these
 directions. In float64, where compilers and rounding do no harm, it is nearly exact; a model that
 is another one in float64 (it fixes a dtype, or draws other random numbers) is taken in its own
-dtype, operation by operation, so that no fusion of the compiler can go wrong.
+dtype. Every program is compiled with the least effort: it runs a few times, and compiling is what a
+self-check costs.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float64, PyTree
 
+from ntkdiag import _jax
 from ntkdiag.checking.findings import Finding
 from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.independence import largest_difference
@@ -24,7 +26,7 @@ from ntkdiag.models.paths import leaves_by_path
 
 DIRECTIONS = 2
 IN_FLOAT64 = "in float64"
-NOT_COMPILED = "not compiled"
+IN_OWN_DTYPE = "in the dtype of the model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,36 +70,41 @@ def rows_in_float64(subject: Subject) -> JacobianRows | None:
     """The rows in float64; None where the model is another one there."""
     try:
         with jax.enable_x64(True):
-            params = jax.tree.map(_as_float64, subject.params)
-            x = jax.tree.map(_as_float64, subject.x)
-            # The transpose is a pytree, so that a compiled function can return it and take it.
-            outputs, transpose = jax.jit(functools.partial(_transposed, subject.f))(params, x)
+            params, x = _as_float64((subject.params, subject.x))
+            outputs, pull_back = _transposed(subject, params, x)
         if not subject.is_rounding(largest_difference(subject.outputs, outputs)):
             return None
         with jax.enable_x64(True):
-            return _rows(outputs, functools.partial(jax.jit(_pull_back), transpose), IN_FLOAT64)
+            return _rows(outputs, pull_back, IN_FLOAT64)
     except Exception:  # whatever it is that the model cannot do in float64, it need not
         return None
 
 
-def rows_not_compiled(subject: Subject) -> JacobianRows:
-    """The rows in the dtype of the model, operation by operation."""
-    outputs, transpose = _transposed(subject.f, subject.params, subject.x)
-    return _rows(outputs, functools.partial(_pull_back, transpose), NOT_COMPILED)
+def rows_in_own_dtype(subject: Subject) -> JacobianRows:
+    """The rows in the dtype of the model."""
+    outputs, pull_back = _transposed(subject, subject.params, subject.x)
+    return _rows(outputs, pull_back, IN_OWN_DTYPE)
 
 
 def compare_with_engine(subject: Subject, rows: JacobianRows) -> Finding:
     """Is the engine's kernel the one of these rows?"""
     dtype = jax.tree.leaves(subject.params)[0].dtype
     directions = jnp.asarray(rows.directions, dtype)
-    kernel = ntk(
-        subject.functional.apply,
-        subject.params,
-        subject.x,
-        reduction=directions,
-        examples="joint" if subject.joint else "independent",
-        **subject.call_kwargs,
-    )
+
+    def engine(params: PyTree, x: PyTree) -> PyTree:
+        return ntk(
+            subject.functional.apply,
+            params,
+            x,
+            reduction=directions,
+            examples="joint" if subject.joint else "independent",
+            **subject.call_kwargs,
+        )
+
+    # Inside a jit the engine's derivatives and products are one program: its steps, its tiles and
+    # the check of independence, which was made before, would each be compiled by themselves.
+    options = _jax.compiler_options(reduces=True, once=True)
+    kernel = jax.jit(engine, compiler_options=options)(subject.params, subject.x)
     error = rows.error(kernel.array)
     # Half the digits of the coarsest number on the way: an engine that is wrong is far off.
     allowed = kernel.convention.coarsest(dtype) ** 0.5
@@ -110,7 +117,7 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Finding:
         return Finding("engine", "ok", text)
     if rows.how == IN_FLOAT64:
         # Is it rounding of the model, which plain rows in its dtype have too, or is it the engine?
-        error_in_dtype = rows_not_compiled(subject).error(kernel.array)
+        error_in_dtype = rows_in_own_dtype(subject).error(kernel.array)
         if error_in_dtype <= allowed:
             text += f": rounding, for in {dtype} it is {error_in_dtype:.1g}"
             return Finding("engine", "note", text)
@@ -122,15 +129,22 @@ def _counted(count: int, name: str) -> str:
 
 
 def _transposed(
-    f: Callable[..., PyTree], params: PyTree, x: PyTree
-) -> tuple[PyTree, Callable[..., tuple[PyTree]]]:
-    """Outputs, and v -> (J^T v,)."""
-    return jax.vjp(lambda params: f(params, x), params)
+    subject: Subject, params: PyTree, x: PyTree
+) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Outputs, and v -> J^T v, both compiled."""
+    options = _jax.compiler_options(reduces=True, once=True)
 
+    @functools.partial(jax.jit, compiler_options=options)
+    def forward(params: PyTree, x: PyTree) -> tuple[PyTree, Callable[..., tuple[PyTree]]]:
+        # The transpose is a pytree, so that a compiled function can return it and take it.
+        return jax.vjp(lambda params: subject.f(params, x), params)
 
-def _pull_back(transpose: Callable[..., tuple[PyTree]], cotangents: PyTree) -> PyTree:
-    """J^T v."""
-    return transpose(cotangents)[0]
+    @functools.partial(jax.jit, compiler_options=options)
+    def backward(transpose: Callable[..., tuple[PyTree]], cotangents: PyTree) -> PyTree:
+        return transpose(cotangents)[0]
+
+    outputs, transpose = forward(params, x)
+    return outputs, functools.partial(backward, transpose)
 
 
 def _rows(outputs: PyTree, pull_back: Callable[[PyTree], PyTree], how: str) -> JacobianRows:
@@ -158,8 +172,13 @@ def _rows(outputs: PyTree, pull_back: Callable[[PyTree], PyTree], how: str) -> J
     return JacobianRows(rows, directions, how)
 
 
-def _as_float64(leaf: Array) -> Array:
-    """A floating array in float64; every other one stays."""
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jnp.asarray(leaf, jnp.float64)
-    return leaf
+@jax.jit
+def _as_float64(tree: PyTree) -> PyTree:
+    """Floating arrays in float64; every other one stays."""
+
+    def of_leaf(leaf: Array) -> Array:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.asarray(leaf, jnp.float64)
+        return leaf
+
+    return jax.tree.map(of_leaf, tree)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 from jaxtyping import PyTree
 
+from ntkdiag import _jax
 from ntkdiag.engine import independence
 from ntkdiag.models.functional import Functional
 
@@ -18,10 +19,11 @@ class Subject:
         functional: The model.
         call_kwargs: Keyword arguments of its calls.
         joint: Whether examples are meant to interact.
-        f: `f(params, x)`, the model with these keyword arguments, operation by operation.
+        f: `f(params, x)`, the model with these keyword arguments.
         compiled: The same as a compiled function.
+        program: The jaxpr of f at these examples.
         x: The examples.
-        outputs: f(params, x).
+        outputs: compiled(params, x).
         roundoff: Unit roundoff of f, the coarsest of the values on its way.
     """
 
@@ -30,6 +32,7 @@ class Subject:
     joint: bool
     f: Callable[[PyTree, PyTree], PyTree]
     compiled: Callable[[PyTree, PyTree], PyTree]
+    program: _jax.ClosedJaxpr
     x: PyTree
     outputs: PyTree
     roundoff: float
@@ -44,10 +47,14 @@ class Subject:
         """How many examples there are."""
         return jax.tree.leaves(self.x)[0].shape[0]
 
-    def first(self, count: int) -> "Subject":
-        """The same model on the first examples."""
+    def first(self, count: int, *, interact: bool) -> "Subject":
+        """The same model on the first examples; `interact` says whether others change them."""
         few = jax.tree.map(lambda leaf: leaf[:count], self.x)
-        outputs = self.compiled(self.params, few)
+        if interact:
+            outputs = self.compiled(self.params, few)
+        else:
+            # At another number of examples it would have to be compiled again.
+            outputs = jax.tree.map(lambda leaf: leaf[:count], self.outputs)
         return dataclasses.replace(self, x=few, outputs=outputs)
 
     def is_rounding(self, difference: float) -> bool:

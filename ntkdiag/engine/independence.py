@@ -59,10 +59,21 @@ def check_few(
         run = jax.jit(f)
     else:
         run = jax.jit(lambda params, x: f(params, x))
-    judges = _jax.judges_numbers(jax.make_jaxpr(f)(params, few))
-    roundoff = roundoff_of(f, params, few)
+    program = jax.make_jaxpr(f)(params, few)
+    check_few_compiled(run, params, few, program, otherwise)
+
+
+def check_few_compiled(
+    run: Callable[[PyTree, PyTree], PyTree],
+    params: PyTree,
+    few: PyTree,
+    program: _jax.ClosedJaxpr,
+    otherwise: str = "",
+) -> None:
+    """`check_few` of a function that is compiled already; `program` is its jaxpr at these few."""
+    judges = _jax.judges_numbers(program)
     alone = _each_alone(run, params, few)
-    check_independent(run, params, few, alone, roundoff, judges, otherwise)
+    check_independent(run, params, few, alone, roundoff_of_program(program), judges, otherwise)
 
 
 def check_independent(
@@ -269,9 +280,13 @@ def roundoff_of(f: Callable[..., PyTree], *arguments: PyTree) -> float:
 
     Cost: one trace of the function.
     """
-    closed, outputs = jax.make_jaxpr(f, return_shape=True)(*arguments)
-    of_outputs = [eps_of(leaf.dtype) for leaf in jax.tree.leaves(outputs)]
-    return max(unit_roundoff(closed), *of_outputs)
+    return roundoff_of_program(jax.make_jaxpr(f)(*arguments))
+
+
+def roundoff_of_program(program: _jax.ClosedJaxpr) -> float:
+    """The largest unit roundoff of a jaxpr: of its outputs, and of the values on the way."""
+    of_outputs = [eps_of(aval.dtype) for aval in program.out_avals]
+    return max(unit_roundoff(program), *of_outputs)
 
 
 def _matrix(outputs: PyTree) -> Outputs:
