@@ -492,12 +492,14 @@ def main() -> None:
     matplotlib.use("agg")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("guides", nargs="*", choices=[*PICTURES, []])
-    for name in parser.parse_args().guides or PICTURES:
+    parser.add_argument("--out", type=pathlib.Path, default=IMAGES)
+    arguments = parser.parse_args()
+    for name in arguments.guides or PICTURES:
         picture = PICTURES[name]()
         if isinstance(picture, str):
-            (IMAGES / f"guide_{name}.svg").write_text(picture)
+            (arguments.out / f"guide_{name}.svg").write_text(picture)
         else:
-            picture.savefig(IMAGES / f"guide_{name}.png", dpi=100)
+            picture.savefig(arguments.out / f"guide_{name}.png", dpi=100)
         print(name)
 
 

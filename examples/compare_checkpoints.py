@@ -2,6 +2,8 @@
 # # Comparing two checkpoints
 # Two steps of an Orbax `CheckpointManager`, one answer: what moved, and was it lazy or
 # feature learning?
+#
+# Takes about 15 seconds of processor time.
 
 # %%
 import pathlib

@@ -2,6 +2,8 @@
 # # An MLP, in Equinox
 # The kernel of the whole network, of its last layer, and of its biases: the argument `trainable` is
 # all that changes. `python equinox_mlp.py 1024 4` makes it wider and deeper.
+#
+# Takes about 10 seconds of processor time.
 
 # %%
 import sys

@@ -2,6 +2,8 @@
 # # A ResNet-18 in Flax linen: running statistics, those of a batch held fixed, and joint ones
 # `python resnet18_linen.py 64 32` is the full size;
 # `ntkdiag selfcheck resnet18_linen.py:case` checks it.
+#
+# Takes about 50 seconds of processor time.
 
 # %%
 import functools

@@ -7,6 +7,7 @@ import importlib
 import pathlib
 import pkgutil
 import re
+import subprocess
 import sys
 import types
 
@@ -176,3 +177,11 @@ def test_every_picture_is_shown_and_drawn_by_a_script():
     for path in (DOCS / "images").iterdir():
         assert f"images/{path.name}" in texts
         assert path.name == "report.png" or path.stem.removeprefix("guide_") in drawn
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_guides_are_drawn(tmp_path):
+    command = [sys.executable, str(DOCS / "figures.py"), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=600)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (DOCS / "images").glob("guide_*")}
