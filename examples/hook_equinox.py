@@ -49,7 +49,7 @@ with ntkdiag.Monitor(
     writers=[ntkdiag.monitor.Terminal()],
 ) as monitor:
     for step in range(101):
-        monitor(step, fn.extract(model), opt_state)
+        monitor(step, model, opt_state)
         model, opt_state = train_step(model, opt_state, x, y)
 
 # %%

@@ -174,7 +174,7 @@ def _is_train_state(value: object) -> TypeGuard[Any]:
 def _read_collections(variables: PyTree, needed: tuple[str, ...]) -> dict[str, PyTree]:
     """Read a dictionary of collections out of a dictionary, a FrozenDict or a TrainState."""
     if _is_train_state(variables):
-        variables = _collections_of_train_state(variables)
+        variables = collections_of_train_state(variables)
     is_dictionary = isinstance(variables, Mapping)
     for name in needed:
         if is_dictionary and name in variables:
@@ -192,7 +192,7 @@ def _read_collections(variables: PyTree, needed: tuple[str, ...]) -> dict[str, P
     return core.unfreeze(dict(variables))
 
 
-def _collections_of_train_state(state: Any) -> dict[str, PyTree]:
+def collections_of_train_state(state: Any) -> dict[str, PyTree]:
     """The fields that users add for collections such as batch_stats, and the parameters."""
     collections = {}
     for field in dataclasses.fields(state):

@@ -40,7 +40,11 @@ def copied(tree: PyTree) -> PyTree:
     """Copy the arrays of a tree: a training step that donates its state deletes the user's own."""
 
     def copy_of(leaf: object) -> object:
-        return leaf.copy() if _is_concrete(leaf) else leaf
+        if not _is_concrete(leaf):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.clone(leaf)  # its method `copy` fails inside a trace
+        return leaf.copy()
 
     return jax.tree.map(copy_of, tree)
 

@@ -18,11 +18,13 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.courier import CLOSING_SECONDS
+from ntkdiag.monitor.loop_state import LoopState, take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.never_raise import FailureNotice, without_debugging_switches
-from ntkdiag.monitor.optimizer_parameters import as_parameters_of
+from ntkdiag.monitor.optimizer_parameters import have_not_moved, match
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.probe import Probe
@@ -133,15 +135,24 @@ class Monitor:
         self.last: Measurement | None = None
 
     @errors.called("monitor(step, params)")
-    def __call__(self, step: Step, params: PyTree, opt_state: PyTree = None) -> Measurement | None:
+    def __call__(
+        self, step: Step, params: PyTree, opt_state: PyTree = None, *, model_state: PyTree = None
+    ) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
 
         Args:
             step: The step the parameters belong to: 0 before the first update.
-            params: The parameters, as the optimizer holds them or as `f` takes them.
-            opt_state: The optimizer state, if it is at hand. An injected learning rate is read from
+            params: What the loop holds: a TrainState; the parameters, as the optimizer holds them
+                or as `f` takes them; all variables of the model; an NNX module; an Equinox module,
+                or the pair (module, state). Beside a `Functional`, arrays that come with the
+                parameters, such as running statistics, are taken as they are at this step.
+            opt_state: The optimizer state, or an `nnx.Optimizer`, if it is at hand and not in the
+                TrainState. An injected learning rate is read from
                 it, and the margin is left out where it would not hold: for Adam and its like, and
                 for momentum that was not stated.
+            model_state: What moves beside the parameters where these come alone: an Equinox
+                `State`, or a tree of collections such as ``{"batch_stats": ...}``. Without it, it
+                stays as it was when `f` was made.
 
         Returns:
             The measurement with numpy values, or None when nothing was measured.
@@ -157,7 +168,8 @@ class Monitor:
                 self.cost.skipped += 1
                 return None
             with without_debugging_switches():
-                return self._measure(int(step), params, opt_state, begun)
+                loop = take_apart(self._probe.f, params, opt_state, model_state)
+                return self._measure(int(step), loop, begun)
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run
         except BaseException as error:  # asyncio.CancelledError and GeneratorExit are no Exception
@@ -184,17 +196,23 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _measure(self, step: int, params: PyTree, opt_state: PyTree, begun: float) -> Measurement:
+    def _measure(self, step: int, loop: LoopState, begun: float) -> Measurement:
         """Measure, write, and keep the first kernel that could be measured as the reference."""
-        # The parameters in the structure `f` takes; whether its fixed arrays are still those of the
-        # model in training; and once, whether examples interact.
-        _require_concrete(params)
-        params, unmoved = as_parameters_of(self._probe.f, params)
+        # The parameters in the structure `f` takes; the values in training of what it holds fixed,
+        # or, where it cannot take them, whether they have moved; and once, whether examples
+        # interact.
+        _require_concrete((loop.params, loop.model_state))
+        matched = match(self._probe.f, loop.params, loop.model_state)
+        params = matched.params
+        followed = self._probe.followed(matched.held)
+        unmoved = True
+        if isinstance(self._probe.f, Functional) and not followed:
+            unmoved = have_not_moved(matched.held, self._probe.f.fixed)
         layout = self._probe.layout(params)
         if self._layout is not None:
             layout.require_same(self._layout)
         self._probe.verify(params)
-        update_rule = self._update_rule(opt_state)
+        update_rule = self._update_rule(loop.opt_state)
 
         # Drift is measured from the first kernel that was finite; until then zeros stand for it.
         is_first = self._kernel0 is None
@@ -209,6 +227,7 @@ class Monitor:
             first=is_first,
             unmoved=unmoved,
             descent=update_rule.descent,
+            held=followed,
         )
         measurement = jax.tree.map(np.asarray, measurement)  # waits for the result
         if int(measurement.status) == Status.MEASURED:
@@ -224,6 +243,7 @@ class Monitor:
             every=self._due,
             source="Monitor",
             injected=update_rule.is_injected,
+            followed=followed,
         )
         record["time_share"] = self.cost.time_share
         if update_rule.objection and self._probe.loss is not None:

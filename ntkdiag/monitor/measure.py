@@ -9,7 +9,8 @@ The kernel is computed by `ntk`, all that follows from it in one compiled progra
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ def measure(
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
     memory: Memory | None = None,
+    held: Mapping[str, PyTree] | None = None,
 ) -> tuple[Measurement, Float[Array, "k k"]]:
     r"""Measure the kernel of `f` at `params` on the probe.
 
@@ -81,6 +83,7 @@ def measure(
         loss: Loss the stability numbers are for; None leaves them out.
         descent: Update rule at this step; None is plain gradient descent and leaves the margin out.
         memory: Memory budget of the kernel, as `ntk` takes it.
+        held: Handed to f as the argument `held`, where it takes one.
 
     Returns:
         The measurement, and the kernel `[K K]` drift is to be measured from next: this one if
@@ -92,7 +95,8 @@ def measure(
     # Whoever differentiates a whole training step does not mean the diagnostics.
     params = jax.lax.stop_gradient(params)
     # Whether examples interact was checked before: `Probe.verify` does, once.
-    kernel = ntk(f, params, x, reduction=reduction, memory=memory, check=False)
+    kwargs: dict[str, Any] = {} if held is None else {"held": held}
+    kernel = ntk(f, params, x, reduction=reduction, memory=memory, check=False, **kwargs)
 
     trained_loss = as_loss(loss)
     is_reduced = kernel.ndim != 4 and kernel.convention.n_outputs > 1
@@ -100,7 +104,7 @@ def measure(
         trained_loss = None  # its largest eigenvalue is not that of the full kernel
     outputs = None
     if trained_loss is not None and not trained_loss.is_quadratic:
-        outputs = f(params, x)
+        outputs = f(params, x, **kwargs)
 
     # Labels as the alignment reads them, [n o], and as the loss does.
     targets = None

@@ -5,11 +5,13 @@ Libraries hold the same parameters in different containers. Linen optimizers hol
 filtered module. So the leaves are matched by path, never by order:
 
 1. the path of every array is written as the measured function writes it;
-2. arrays that the function holds fixed are set aside, and compared with the values it holds;
+2. arrays that the function holds fixed are set aside: `Monitor` evaluates it with the values they
+   have in training, `watch` compares them with the values it holds;
 3. the rest has to be the parameters of the function: the same paths, shapes and dtypes.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +23,19 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import differences, leaves_by_path
 
 MOST_DIFFERENCES = 8  # more are counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """The arrays of a model in training, sorted as the measured function sorts its own.
+
+    Attributes:
+        params: The parameters in the structure `f.params` has.
+        held: Path -> array, of those that `f` holds fixed: the values they have in training.
+    """
+
+    params: PyTree
+    held: dict[str, PyTree]
 
 
 def as_parameters_of(
@@ -41,6 +56,22 @@ def as_parameters_of(
         InvalidInputError: When there are no parameters.
         StructureError: When paths, shapes or dtypes differ; the message lists them.
     """
+    matched = match(f, params)
+    if not matched.held:
+        return matched.params, True
+    assert isinstance(f, Functional)  # nothing else holds arrays
+    return matched.params, have_not_moved(matched.held, f.fixed)
+
+
+def match(
+    f: Callable[..., PyTree], params: PyTree, model_state: Mapping[str, PyTree] | None = None
+) -> Matched:
+    """Sort the arrays of a model in training; `model_state` has more of them, by their paths.
+
+    Raises:
+        InvalidInputError: When there are no parameters.
+        StructureError: When paths, shapes or dtypes differ; the message lists them.
+    """
     if params is None:
         raise errors.InvalidInputError(
             expected="the parameters at every update",
@@ -50,20 +81,20 @@ def as_parameters_of(
     _refuse_masked(params)
     if not isinstance(f, Functional):
         _refuse_modules(params)
-        return params, True
+        return Matched(params, {})
     trainable = leaves_by_path(f.params)
     # Paths of fixed arrays of linen begin with their collection, and so do those of parameters that
     # are not trained, "params/...": the optimizer holds these without it.
-    fixed = {path.removeprefix("params/"): leaf for path, leaf in f.fixed.items()}
+    fixed_paths = {path.removeprefix("params/"): path for path in f.fixed}
 
     leaves = {}
-    fixed_leaves = {}
-    for written_path, leaf in leaves_by_path(params).items():
+    held = {}
+    for written_path, leaf in (leaves_by_path(params) | dict(model_state or {})).items():
         if not hasattr(leaf, "dtype"):
             continue  # what is no array: the functions and settings of an Equinox module
         path = _path_in(trainable, written_path)
-        if path in fixed and path not in trainable:
-            fixed_leaves[path] = leaf
+        if path in fixed_paths and path not in trainable:
+            held[fixed_paths[path]] = leaf
         else:
             leaves[path] = leaf
 
@@ -71,8 +102,7 @@ def as_parameters_of(
     if lines:
         raise _mismatch(params, lines)
     in_order = [leaves[path] for path in trainable]
-    matched = jax.tree.unflatten(jax.tree.structure(f.params), in_order)
-    return matched, _have_not_moved(fixed_leaves, fixed)
+    return Matched(jax.tree.unflatten(jax.tree.structure(f.params), in_order), held)
 
 
 def split_arrays(tree: PyTree) -> tuple[list[Any], Callable[[list[Any]], PyTree]]:
@@ -103,7 +133,7 @@ def _path_in(trainable: dict[str, Any], path: str) -> str:
     return path.removeprefix("params/")  # linen variables
 
 
-def _have_not_moved(leaves: dict[str, Any], fixed: dict[str, Any]) -> bool | Bool[Array, ""]:
+def have_not_moved(leaves: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool | Bool[Array, ""]:
     """Whether the arrays that the function holds fixed have the same values in training."""
     unmoved: bool | Bool[Array, ""] = True
     for path, leaf in leaves.items():

@@ -12,15 +12,17 @@ with a plain function, where the first parameters come.
 """
 
 import dataclasses
+import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
@@ -106,6 +108,41 @@ class Probe:
         """The pure function f(params, x), the same object for all measurements."""
         return self.f.apply if isinstance(self.f, Functional) else self.f
 
+    def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Of the values in training of what `f` holds fixed, those it is to be evaluated with.
+
+        None of them where statistics are those of a batch.
+        """
+        f = self.f
+        if not isinstance(f, Functional) or f.rebuild is None or f.mode.startswith("train"):
+            return {}
+        # Random keys and their counters decide nothing in evaluation. The counters of an Equinox
+        # State do: normalisation corrects its averages by them.
+        followed = {}
+        for path, leaf in held.items():
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) or path.startswith("state/"):
+                followed[path] = leaf
+        return followed
+
+    @functools.cached_property
+    def following(self) -> Callable[..., PyTree]:
+        """`f(params, x, held=...)`, evaluated with these values for what it holds fixed.
+
+        They are arguments: the same program serves at every step.
+        """
+        f = self.f
+        assert isinstance(f, Functional)
+        rebuild = f.rebuild
+        assert rebuild is not None  # `followed` gives nothing to follow otherwise
+
+        def evaluate(params: PyTree, x: PyTree, *, held: Mapping[str, PyTree]) -> PyTree:
+            # A single whole number would be taken for a switch that f decides by, and be compiled
+            # anew for every value: it comes as two.
+            values = {path: leaf[0] if _is_whole(leaf) else leaf for path, leaf in held.items()}
+            return rebuild(f.params, values)(params, x)
+
+        return evaluate
+
     def mark(self, layout: ProbeLayout) -> Int[np.ndarray, "2"]:
         """Two integers that tell kernels apart which do not compare; 0 for traced examples.
 
@@ -165,10 +202,16 @@ class Probe:
         first: bool | Bool[Array, ""],
         unmoved: bool | Bool[Array, ""],
         descent: Descent | None,
+        held: Mapping[str, PyTree] | None = None,
     ) -> tuple[Measurement, Float[Array, "k k"]]:
-        """`measure` on this probe, for an update rule whose schedule is evaluated at the step."""
+        """`measure` on this probe, for an update rule whose schedule is evaluated at the step.
+
+        `held` has values for what `f` holds fixed; see `followed`.
+        """
+        if held:
+            held = {path: _twice(leaf) if _is_whole(leaf) else leaf for path, leaf in held.items()}
         return measure(
-            self.function,
+            self.following if held else self.function,
             params,
             jax.tree.map(jnp.asarray, self.x),
             self.y,
@@ -182,6 +225,7 @@ class Probe:
             loss=self.loss,
             descent=None if descent is None else descent.at(step),
             memory=self.memory,
+            held=held or None,
         )
 
     def reduces(self, params: PyTree) -> bool:
@@ -207,6 +251,14 @@ def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, Tracer) or is_random_key:
         return leaf
     return np.array(leaf)
+
+
+def _is_whole(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool)
+
+
+def _twice(leaf: ArrayLike) -> Array:
+    return jnp.stack([jnp.asarray(leaf)] * 2)  # [...] -> [2 ...]
 
 
 def _has_reduction(jaxpr: Jaxpr | ClosedJaxpr) -> bool:

@@ -1,6 +1,7 @@
 """The convention record: what the numbers a monitor writes mean."""
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -27,11 +28,13 @@ def convention_record(
     every: Schedule,
     source: str,
     injected: bool = False,
+    followed: Collection[str] = (),
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
     `source` is what writes, "watch" or "Monitor"; `injected` says that the learning rate is read
-    from the state of the optimizer.
+    from the state of the optimizer, `followed` has the paths of arrays beside the parameters whose
+    values in training are taken.
     """
     import ntkdiag  # for its version; at the top of the file this would close a circle
 
@@ -51,7 +54,7 @@ def convention_record(
         "loss": None if probe.loss is None else probe.loss.name,
         "denominator": _denominator(probe.loss, layout),
         **_descent(probe.descent or Descent(), injected),
-        "notes": _notes(probe, layout, injected),
+        "notes": _notes(probe, layout, injected, followed),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
 
@@ -97,7 +100,9 @@ def _number(number: LearningRate | None) -> float | str | None:
     return float(number)
 
 
-def _notes(probe: Probe, layout: ProbeLayout, injected: bool) -> list[str]:
+def _notes(
+    probe: Probe, layout: ProbeLayout, injected: bool, followed: Collection[str]
+) -> list[str]:
     """What a reader has to know before trusting the numbers, and why some of them are NaN."""
     notes = _notes_on_stability(probe, layout)
     if probe.reduction == "auto" and layout.is_reduced:
@@ -108,12 +113,14 @@ def _notes(probe: Probe, layout: ProbeLayout, injected: bool) -> list[str]:
         )
     if layout.is_reduced:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
-    fixed_paths = _fixed_arrays(probe)
-    if fixed_paths:
-        listed = ", ".join(fixed_paths[:MOST_PATHS])
-        if len(fixed_paths) > MOST_PATHS:
-            listed += f" and {len(fixed_paths) - MOST_PATHS} more"
-        notes.append(f"Held at the values they had when the measured function was built: {listed}.")
+    if followed:
+        notes.append(f"Taken as they are at each step: {_listed(sorted(followed))}.")
+    held_paths = [path for path in _fixed_arrays(probe) if path not in followed]
+    if held_paths:
+        notes.append(
+            "Held at the values they had when the measured function was built: "
+            f"{_listed(held_paths)}."
+        )
     # A rate may be stated, or read from the state of the optimizer.
     has_rate = probe.descent is not None and probe.descent.learning_rate is not None
     if probe.loss is not None and not has_rate and not injected:
@@ -139,6 +146,14 @@ def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
         "eigenvalue per example is estimated too high, which errs on the safe side.",
         "They hold for SGD with the recorded momentum, not for Adam.",
     ]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    """The first few paths, and the number of the others."""
+    listed = ", ".join(paths[:MOST_PATHS])
+    if len(paths) > MOST_PATHS:
+        listed += f" and {len(paths) - MOST_PATHS} more"
+    return listed
 
 
 def _fixed_arrays(probe: Probe) -> list[str]:

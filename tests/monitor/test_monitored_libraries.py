@@ -297,11 +297,13 @@ def test_frozen_parameters_may_be_in_the_optimizer_while_they_stay():
     )
 
 
-def test_stale_batch_statistics_are_noticed_by_the_hook():
+def test_stale_batch_statistics_are_noticed_by_watch():
     x, y = data()
     model = LinenNormed()
     variables = model.init(jax.random.key(0), x)
-    monitor = Monitor(functionalize(model, variables), train=(x, y))
-    assert monitor(0, variables).status == Status.MEASURED
+    tx = watch(functionalize(model, variables), train=(x, y), every=1)
+    _, state = tx.update(variables, tx.init(variables), variables)
+    assert int(state.ntk_status) == Status.MEASURED
     later = {**variables, "batch_stats": jax.tree.map(lambda a: a + 1, variables["batch_stats"])}
-    assert monitor(0, later).status == Status.FIXED_MOVED
+    _, state = tx.update(variables, state, later)
+    assert int(state.ntk_status) == Status.FIXED_MOVED

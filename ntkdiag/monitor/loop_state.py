@@ -1,0 +1,101 @@
+"""What a training loop holds, taken apart: parameters, what moves beside them, optimizer state.
+
+Loops hold the same things in different objects. A linen loop has a TrainState with `params`,
+`batch_stats` and `opt_state`; one of NNX a module, and an optimizer that may hold the module; one
+of Equinox a module and a `State`, often as a pair.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models.functional import Functional
+from ntkdiag.models.paths import describe, leaves_by_path, shown
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopState:
+    """The parts of what a loop holds.
+
+    Attributes:
+        params: The parameters, as the optimizer holds them, or all variables of the model.
+        model_state: Arrays that move beside them, such as running statistics: path -> array, with
+            the paths that the measured function has for what it holds fixed.
+        opt_state: The Optax state; None where it is not at hand.
+    """
+
+    params: PyTree
+    model_state: dict[str, PyTree]
+    opt_state: PyTree
+
+
+def take_apart(
+    f: Callable[..., PyTree], params: PyTree, opt_state: PyTree, model_state: PyTree
+) -> LoopState:
+    """Find the parts in the arguments of `monitor(step, params, opt_state, model_state=...)`."""
+    # A pair (model, state) of Equinox.
+    is_pair = isinstance(params, tuple) and len(params) == 2
+    if model_state is None and is_pair and _is_equinox_state(params[1]):
+        params, model_state = params
+    # An object that holds model and optimizer state: a TrainState, an optimizer of NNX.
+    holder: Any = params
+    if hasattr(holder, "opt_state") and not isinstance(holder, Mapping):
+        opt_state = holder.opt_state if opt_state is None else opt_state
+        params = _model_in(f, holder)
+    # An optimizer of NNX in the place of its state.
+    if hasattr(opt_state, "opt_state") and not isinstance(opt_state, Mapping):
+        opt_state = opt_state.opt_state
+    return LoopState(params, _by_path(f, model_state), opt_state)
+
+
+def _model_in(f: Callable[..., PyTree], holder: Any) -> PyTree:
+    """The model, or the variables, in an object that holds an optimizer state, too."""
+    if hasattr(holder, "model"):
+        return holder.model
+    if not hasattr(holder, "params"):
+        return holder  # refused later, in words about parameters
+    if not isinstance(f, Functional) or not dataclasses.is_dataclass(holder):
+        return holder.params
+    from ntkdiag.models.linen import collections_of_train_state
+
+    # Other fields of the state, such as averaged parameters, are not of this model.
+    names = {path.split("/")[0] for path in f.fixed} | {"params"}
+    collections = collections_of_train_state(holder)
+    return {name: tree for name, tree in collections.items() if name in names}
+
+
+def _by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]:
+    """What moves beside the parameters, by the paths that f has for it."""
+    if model_state is None:
+        return {}
+    if not isinstance(f, Functional):
+        raise errors.InvalidInputError(
+            argument="model_state=...",
+            expected="f as a Functional, which knows where running statistics belong",
+            got="a plain function",
+            do="Pass ntkdiag.functionalize(model, ...) for f, or a function of all variables.",
+        )
+    if not _is_equinox_state(model_state):
+        return leaves_by_path(model_state)
+    # A State has no names; its arrays come in the order of the one f was made with.
+    held = {path: leaf for path, leaf in f.fixed.items() if path.startswith("state/")}
+    leaves = jax.tree.leaves(model_state)
+    expected = [describe(leaf) for leaf in held.values()]
+    got = [describe(leaf) for leaf in leaves]
+    if got != expected:
+        raise errors.StructureError(
+            expected=f"the State of the measured model, {shown(expected)}",
+            got=f"one with {shown(got)}",
+            do="Build f with ntkdiag.functionalize(model, state=state) from the model in training.",
+        )
+    return dict(zip(held, leaves, strict=True))
+
+
+def _is_equinox_state(value: object) -> bool:
+    """Whether a value is an `equinox.nn.State`; Equinox is not imported for it."""
+    kind = type(value)
+    return kind.__name__ == "State" and kind.__module__.split(".")[0] == "equinox"
