@@ -383,10 +383,10 @@ def warn_if_untrusted_jit(*, reduces: bool = True) -> None:
         return
     trusted = trusted_cpu_options()
     if trusted is None:
-        warn_untrusted(
-            "Use float64 (jax_enable_x64), or run the step under jax.disable_jit() to check a "
-            "number."
-        )
+        use_float64 = "Use float64 (jax_enable_x64)"
+        if jax.config.read("jax_enable_x64"):
+            use_float64 = "Make the parameters float64"
+        warn_untrusted(f"{use_float64}, or run the step under jax.disable_jit() to check a number.")
     elif trusted:  # any options that are not XLA's default
         warn_untrusted(
             "Set XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type= before JAX starts, or measure "

@@ -15,7 +15,11 @@ from jaxtyping import PyTree
 from ntkdiag import _jax, errors
 from ntkdiag.checking.findings import Finding, listed
 from ntkdiag.checking.subject import Subject
-from ntkdiag.engine.independence import check_few_compiled, largest_difference
+from ntkdiag.engine.independence import (
+    check_few_compiled,
+    how_to_part,
+    largest_difference,
+)
 from ntkdiag.models.paths import leaves_by_path
 
 
@@ -64,24 +68,11 @@ def interaction(subject: Subject) -> Finding:
         )
         return Finding("examples", "note", text)
     if how:
-        text = f"they interact: {how}. {_how_to_part_them(subject.functional.mode)}"
+        do = how_to_part(subject.functional.mode, ', or examples="joint" if that is meant')
+        text = f"they interact: {how}. {do}"
         return Finding("examples", "wrong", text)
     text = "independent: no example changes the outputs of another"
     return Finding("examples", "ok", text)
-
-
-def _how_to_part_them(mode: str) -> str:
-    """What to do about examples that interact; nobody is told to choose the mode that is chosen."""
-    if mode == "unspecified":
-        return 'Let the function evaluate, not train, or pass examples="joint" if that is meant.'
-    if mode == "eval":
-        return (
-            "Eval mode does not switch this off: pass the switch of the layer in call_kwargs= of "
-            'functionalize, or examples="joint" if that is meant.'
-        )
-    if mode == "dropout":
-        return 'Use mode="eval", or examples="joint" if that is meant.'
-    return 'Use mode="eval" or mode="dropout", or examples="joint" if that is meant.'
 
 
 def _how_examples_interact(subject: Subject) -> str:

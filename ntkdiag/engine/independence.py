@@ -60,7 +60,7 @@ def check_few(
     else:
         run = jax.jit(lambda params, x: f(params, x))
     program = jax.make_jaxpr(f)(params, few)
-    check_few_compiled(run, params, few, program, otherwise)
+    check_few_compiled(run, params, few, program, how_to_part(f, otherwise))
 
 
 def check_few_compiled(
@@ -68,12 +68,36 @@ def check_few_compiled(
     params: PyTree,
     few: PyTree,
     program: _jax.ClosedJaxpr,
-    otherwise: str = "",
+    do: str = "",
 ) -> None:
-    """`check_few` of a function that is compiled already; `program` is its jaxpr at these few."""
+    """`check_few` of a function that is compiled already; `program` is its jaxpr at these few.
+
+    `do` tells in the message what can be done.
+    """
     judges = _jax.judges_numbers(program)
     alone = _each_alone(run, params, few)
-    check_independent(run, params, few, alone, roundoff_of_program(program), judges, otherwise)
+    roundoff = roundoff_of_program(program)
+    check_independent(run, params, few, alone, roundoff, judges, do)
+
+
+def how_to_part(f: Callable[..., PyTree] | str, otherwise: str = _JOINTLY) -> str:
+    """What to do about examples that interact in the mode of f (or in the mode of this name).
+
+    Nobody is told to choose the mode that is chosen. `otherwise` says what else can be done.
+    """
+    mode = f if isinstance(f, str) else getattr(f, "mode", "unspecified")
+    if mode == "eval":
+        do = (
+            "Eval mode does not switch this off: pass the switch of the layer in call_kwargs= of "
+            "functionalize"
+        )
+    elif mode == "unspecified":
+        do = "Let f evaluate, not train: running statistics, dropout off or one mask for all"
+    elif mode == "dropout":
+        do = 'Use mode="eval"'
+    else:
+        do = 'Use mode="eval" or mode="dropout"'
+    return f"{do}{otherwise}."
 
 
 def check_independent(
@@ -83,13 +107,13 @@ def check_independent(
     alone: Outputs,
     roundoff: float,
     judges: tuple[bool, bool],
-    otherwise: str = _JOINTLY,
+    do: str,
 ) -> None:
     """Compare f of the whole batch with f of each example alone, which is at hand from the factors.
 
     `roundoff` says how coarsely f rounds, `judges` whether it loops until something holds and
-    whether it calls back (`_jax.judges_numbers`), `otherwise` for the message what else can be
-    done.
+    whether it calls back (`_jax.judges_numbers`), `do` for the message what can be done
+    (`how_to_part`).
 
     Cost: two forward passes; then a few more, of one and of four examples.
 
@@ -97,7 +121,7 @@ def check_independent(
         ExamplesInteractError: They differ by more than rounding.
     """
     loops, calls_back = judges
-    comparison = _Comparison(f, roundoff, otherwise)
+    comparison = _Comparison(f, roundoff, do)
     # NaN is put in on purpose below: JAX is not to raise at it.
     with jax.debug_nans(False):
         # 1. The batch and each example alone.
@@ -122,7 +146,7 @@ class _Comparison:
 
     f: Callable[[PyTree, PyTree], PyTree]
     roundoff: float
-    otherwise: str
+    do: str
 
     def require_equal(self, params: PyTree, x: PyTree, alone: Outputs) -> Outputs:
         """The outputs of the batch, if they are those of each example alone up to rounding."""
@@ -139,8 +163,7 @@ class _Comparison:
             expected="outputs of one example that do not depend on the other examples of the batch",
             got=f"outputs that change by {worst:.2g} (scale {scale:.2g}) when an example is "
             "evaluated by itself",
-            do='Use eval mode (running statistics) or mode="dropout" (one mask for all '
-            f"examples){self.otherwise}.",
+            do=self.do,
         )
 
 

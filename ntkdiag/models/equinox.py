@@ -235,7 +235,7 @@ class _BatchEvaluation:
             except RuntimeError as error:
                 # What equinox.nn.Dropout raises without a key.
                 if "key" in str(error):
-                    error.add_note(f"ntkdiag: {self._remedy_without_key(model)}")
+                    error.add_note(f"ntkdiag: {self._remedy_without_key(model, key)}")
                 raise
             if state is None:
                 return as_pytree(returned), None
@@ -244,8 +244,13 @@ class _BatchEvaluation:
 
         return call, key
 
-    def _remedy_without_key(self, model: eqx.Module) -> str:
+    def _remedy_without_key(self, model: eqx.Module, key: PyTree) -> str:
         """What to do about a random layer that has no key."""
+        if self.request.mode.trains and key is not None:
+            return (
+                "the module was handed a key and does not hand one on to this layer: see its "
+                '__call__, or use mode="eval".'
+            )
         if self.request.mode.trains:
             return 'for a random layer, use mode="eval" or pass key= to functionalize.'
         held_switches = _held_switches(model, self.request)

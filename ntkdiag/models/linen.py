@@ -7,6 +7,7 @@ In train and dropout mode the module may write to its collections; what it write
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -24,20 +25,6 @@ from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
 from ntkdiag.models.selectors import as_pytree, select
 
-# Errors of Flax by name, and what to do about them here; in eval mode that is sometimes another
-# thing, because nobody is told to choose a mode that is chosen already.
-_REMEDIES = {
-    "InvalidRngError": 'A random layer is active: use mode="eval", or pass rngs={"dropout": key} '
-    "to functionalize.",
-    "ModifyScopeVariableError": 'The module updates a collection: use mode="eval" if it is meant '
-    'to be evaluated, or mutable=["its name"] to throw the updates away.',
-    "ScopeCollectionNotFound": "Pass the whole dictionary that module.init returned, not the "
-    "params alone.",
-}
-_REMEDY_OF_UPDATES_IN_EVAL = (
-    "The module updates a collection in eval mode: its switch may have an unusual name (pass it in "
-    'call_kwargs), or pass mutable=["its name"] to throw the updates away.'
-)
 # Fields of a TrainState that are no collections of the module.
 _TRAIN_STATE_FIELDS = ("step", "apply_fn", "params", "tx", "opt_state")
 
@@ -242,7 +229,7 @@ def _module_call(
         try:
             outputs = module.apply(variables, *positional, **keywords)
         except flax_errors.FlaxError as error:
-            remedy = _remedy(error, module, request)
+            remedy = _remedy(error, module, request, variables, keywords)
             if remedy is not None:
                 error.add_note(f"ntkdiag: {remedy}")
             raise
@@ -258,16 +245,59 @@ def _module_call(
     return run
 
 
-def _remedy(error: flax_errors.FlaxError, module: nn.Module, request: ModelRequest) -> str | None:
-    """What to do about an error of Flax, where we know."""
-    kind = type(error).__name__
-    if not request.mode.trains and kind == "InvalidRngError":
+def _remedy(
+    error: flax_errors.FlaxError,
+    module: nn.Module,
+    request: ModelRequest,
+    variables: dict[str, PyTree],
+    keywords: Mapping[str, PyTree],
+) -> str | None:
+    """What to do about an error of Flax, where we know; never what was done already."""
+    if isinstance(error, flax_errors.InvalidRngError):
+        return _remedy_without_rng(str(error), module, request, keywords["rngs"])
+    if isinstance(error, flax_errors.ModifyScopeVariableError):
+        return _remedy_of_updates(str(error), request, keywords["mutable"])
+    if isinstance(error, flax_errors.ScopeCollectionNotFound):
+        if set(variables) == {"params"}:
+            return "Pass the whole dictionary that module.init returned, not the params alone."
+        return f"The variables hold {', '.join(sorted(variables))}, and the module reads another."
+    return None
+
+
+def _remedy_without_rng(
+    message: str, module: nn.Module, request: ModelRequest, rngs: PyTree
+) -> str:
+    """What to do about a random layer for whose stream there is no key."""
+    if not request.mode.trains:
         flags = request.undecided_flags(request.method_of(module))
         how = randomness.how_to_switch_off(_held_switches(module, request), flags)
         return f"a random layer is on in eval mode. {how}"
-    if not request.mode.trains and kind == "ModifyScopeVariableError":
-        return _REMEDY_OF_UPDATES_IN_EVAL
-    return _REMEDIES.get(kind)
+    # Flax writes: Dropout_0 needs PRNG for "dropout"
+    named = re.search(r'PRNG for "(\w+)"', message)
+    stream = named[1] if named else "dropout"
+    remedy = f'use mode="eval", or pass rngs={{"{stream}": key}} to functionalize.'
+    if isinstance(rngs, Mapping):
+        streams = ", ".join(sorted(rngs))
+        return f'A random layer draws from "{stream}", and rngs= has {streams}: {remedy}'
+    return f"A random layer is active: {remedy}"
+
+
+def _remedy_of_updates(message: str, request: ModelRequest, mutable: PyTree) -> str:
+    """What to do about a module that writes to a collection that is held fixed."""
+    # Flax writes: ... because collection "cache" is immutable
+    named = re.search(r'collection "(\w+)"', message)
+    names = [*(mutable or ()), named[1] if named else "its name"]
+    written = ", ".join(f'"{name}"' for name in names)
+    throw_away = f"pass mutable=[{written}] to throw the updates away."
+    if not request.mode.trains:
+        return (
+            "The module updates a collection in eval mode: its switch may have an unusual name "
+            f"(pass it in call_kwargs), or {throw_away}"
+        )
+    return (
+        'The module updates a collection: use mode="eval" if it is meant to be evaluated, or '
+        f"{throw_away}"
+    )
 
 
 def _require_no_key_in_outputs(

@@ -195,11 +195,15 @@ class ModelRequest:
         for name, in_mode in self.mode.switches.items():
             value = keywords.get(name)
             if isinstance(value, bool) and value != in_mode:
+                # The argument asks for one of the modes that were not chosen.
+                meant = 'mode="eval"'
+                if not self.mode.trains:
+                    meant = 'mode="train" or mode="dropout"'
                 raise errors.InvalidInputError(
                     call=f'functionalize(model, mode="{self.mode.name}")',
                     expected=f"{name}={in_mode}, as the mode says",
                     got=f"{name}={value}",
-                    do='Choose with mode="eval" or mode="train" and leave the argument out.',
+                    do=f"Leave the argument out, or choose {meant} if that is meant.",
                 )
 
     def as_keywords(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ntkdiag import _jax, errors
 from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
-from ntkdiag.engine.independence import check_independent, roundoff_of
+from ntkdiag.engine.independence import check_independent, how_to_part, roundoff_of
 from ntkdiag.neural_tangents.examples import (
     Cut,
     VmapAxes,
@@ -270,10 +270,11 @@ def _require_independent(
         options = _jax.compiler_options(reduces=_jax.contains(jaxpr, "reduce_sum"))
         run = jax.jit(evaluated, compiler_options=options)
         run_alone = jax.jit(each_alone, compiler_options=options)
+        do = how_to_part(f, _ADVICE)
         for keys in _with_other_keys(shared):
             arguments = arguments[0], keys
             alone = np.asarray(run_alone(arguments, mapped), np.float64)
-            check_independent(run, arguments, mapped, alone, roundoff, judges, _ADVICE)
+            check_independent(run, arguments, mapped, alone, roundoff, judges, do)
 
 
 def _with_other_keys(shared: list[Array]) -> Iterator[list[Array]]:

@@ -406,7 +406,8 @@ def test_nobody_is_told_to_choose_the_mode_that_is_chosen():
     )
     check = selfcheck(batch_mean, WEIGHT, X)
     assert check["examples"].text.endswith(
-        '. Let the function evaluate, not train, or pass examples="joint" if that is meant.'
+        ". Let f evaluate, not train: running statistics, dropout off or one mask for all, or "
+        'examples="joint" if that is meant.'
     )
 
 

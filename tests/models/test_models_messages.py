@@ -13,6 +13,7 @@ import pytest
 from flax import errors as flax_errors
 from flax import nnx
 
+import ntkdiag
 from ntkdiag import errors
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
@@ -277,7 +278,28 @@ def test_errors_of_flax_come_with_the_remedy():
             functionalize(Noisy(), variables),
             {"update": True},
             "ntkdiag: The module updates a collection in eval mode: its switch may have an unusual "
-            'name (pass it in call_kwargs), or pass mutable=["its name"] to throw the updates away.',
+            'name (pass it in call_kwargs), or pass mutable=["batch_stats"] to throw the updates away.',
+        ),
+        # Nobody is told to do what was done: rngs= and mutable= are there already.
+        (
+            flax_errors.InvalidRngError,
+            functionalize(Noisy(), variables, mode="train", rngs={"noise": jax.random.key(0)}),
+            {},
+            'ntkdiag: A random layer draws from "dropout", and rngs= has noise: use mode="eval", '
+            'or pass rngs={"dropout": key} to functionalize.',
+        ),
+        (
+            flax_errors.ModifyScopeVariableError,
+            functionalize(Noisy(), variables, mode="train", rngs=0, mutable=["cache"]),
+            {},
+            'ntkdiag: The module updates a collection: use mode="eval" if it is meant to be '
+            'evaluated, or pass mutable=["cache", "batch_stats"] to throw the updates away.',
+        ),
+        (
+            flax_errors.ScopeCollectionNotFound,
+            functionalize(Noisy(), {"params": variables["params"], "cache": {}}),
+            {},
+            "ntkdiag: The variables hold cache, params, and the module reads another.",
         ),
     )
     for kind, fn, kwargs, note in cases:
@@ -287,14 +309,16 @@ def test_errors_of_flax_come_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    ("mode", "wanted", "given"),
-    [("eval", "train=False", {"train": True}), ("train", "train=True", {"train": False})],
+    ("mode", "wanted", "given", "meant"),
+    [
+        ("eval", "train=False", {"train": True}, 'mode="train" or mode="dropout"'),
+        ("train", "train=True", {"train": False}, 'mode="eval"'),
+    ],
 )
-def test_a_switch_that_contradicts_the_mode(mode, wanted, given):
+def test_a_switch_that_contradicts_the_mode(mode, wanted, given, meant):
     text = (
         f'functionalize(model, mode="{mode}"): expected {wanted}, as the mode says; got '
-        f"train={given['train']}. Choose "
-        'with mode="eval" or mode="train" and leave the argument out.'
+        f"train={given['train']}. Leave the argument out, or choose {meant} if that is meant."
     )
     early, late = noisy(mode=mode, call_kwargs=given), noisy(mode=mode)
     assert refused(lambda: early(early.params, X)) == text
@@ -409,6 +433,60 @@ def test_equinox_dropout_without_a_key():
     with pytest.raises(RuntimeError, match="requires a key") as caught:
         fn(fn.params, X)
     note = 'ntkdiag: for a random layer, use mode="eval" or pass key= to functionalize.'
+    assert note in caught.value.__notes__
+
+
+class Centred(nn.Module):
+    """Its examples interact in every mode."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x - x.mean(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "do"),
+    [
+        (
+            {},
+            "Eval mode does not switch this off: pass the switch of the layer in call_kwargs= of "
+            'functionalize, or examples="joint" to differentiate the batch as a whole.',
+        ),
+        (
+            {"mode": "train"},
+            'Use mode="eval" or mode="dropout", or examples="joint" to differentiate the batch as '
+            "a whole.",
+        ),
+    ],
+)
+def test_nobody_is_told_to_choose_the_mode_that_is_chosen(options, do):
+    fn = functionalize(Centred(), Centred().init(jax.random.key(0), X), **options)
+    with pytest.raises(errors.ExamplesInteractError) as caught:
+        ntkdiag.ntk(*fn, X, examples="independent")
+    assert str(caught.value).endswith(f"evaluated by itself. {do}")
+    with pytest.raises(errors.ExamplesInteractError) as caught:
+        ntkdiag.ntk(lambda p, x: fn(p, x), fn.params, X)
+    assert str(caught.value).endswith(
+        "evaluated by itself. Let f evaluate, not train: running statistics, dropout off or one "
+        'mask for all, or examples="joint" to differentiate the batch as a whole.'
+    )
+
+
+class KeepsItsKey(eqx.Module):
+    linear: eqx.nn.Linear
+
+    def __call__(self, x, key=None):
+        return eqx.nn.Dropout(0.5)(self.linear(x))
+
+
+def test_nobody_is_told_to_pass_the_key_that_is_passed():
+    fn = functionalize(KeepsItsKey(linear()), mode="train", key=0)
+    with pytest.raises(RuntimeError, match="requires a key") as caught:
+        fn(fn.params, X)
+    note = (
+        "ntkdiag: the module was handed a key and does not hand one on to this layer: see its "
+        '__call__, or use mode="eval".'
+    )
     assert note in caught.value.__notes__
 
 

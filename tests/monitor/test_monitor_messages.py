@@ -158,7 +158,7 @@ def test_message_when_examples_interact():
             f"{call}: expected outputs of one example that do not depend on the other examples of the batch; "
             "got outputs"
         )
-        assert "Use eval mode (running statistics) or mode=" in str(caught.value)
+        assert "Let f evaluate, not train: running statistics" in str(caught.value)
 
 
 def test_message_when_the_model_does_not_run():

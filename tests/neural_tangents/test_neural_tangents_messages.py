@@ -253,8 +253,8 @@ def test_the_nngp_says_so_in_its_own_name():
 
 
 INTERACT = (
-    " when an example is evaluated by itself. Use eval mode (running statistics) or "
-    'mode="dropout" (one mask for all examples); put keyword arguments that hold one entry per '
+    " when an example is evaluated by itself. Let f evaluate, not train: running "
+    "statistics, dropout off or one mask for all; put keyword arguments that hold one entry per "
     "example under kwargs_axes, as in vmap_axes=(0, 0, {'rng': 0}) for one key each; or pass "
     "vmap_axes=None, which differentiates the batch as a whole. check=False leaves this check out."
 )

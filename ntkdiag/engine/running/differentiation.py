@@ -157,10 +157,11 @@ class Differentiation:
         # full.
         judges = _jax.judges_numbers(program.jacobian.jaxpr)
         roundoff = program.jacobian.roundoff
+        do = independence.how_to_part(batch.f)
         # f is compiled for this once, and let go of: programs do not hold their function.
         try:
             independence.check_independent(
-                all_at_once, self.task.call.params, x, alone[:n], roundoff, judges
+                all_at_once, self.task.call.params, x, alone[:n], roundoff, judges, do
             )
         finally:
             program.forget_outputs()
