@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from ntkdiag import display, errors
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
 from ntkdiag.analysis.permuted_labels import full_moments, reduced_moments
+from ntkdiag.analysis.trained_on import ALIGNMENT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
@@ -49,12 +50,15 @@ class Alignment:
         standard_deviation: Its standard deviation over them.
         reduction: Of the kernel: "full", "mean", ...; "matrix" for a bare array `[n n]`, which does
             not say it. Only numbers of one reduction compare.
+        trained_on: Whether the examples were trained on, and the value is too high; None where that
+            is not known.
     """
 
     value: Number
     chance: Number
     standard_deviation: Number
     reduction: str
+    trained_on: bool | None = None
 
     @property
     def above(self) -> Number:
@@ -77,13 +81,16 @@ class Alignment:
     def to_dict(self) -> dict[str, PlainValue]:
         """The numbers by name, with None for what is not finite."""
         names = ("value", "chance", "standard_deviation", "above", "deviations", "reduction")
+        names += ("trained_on",)
         return {name: display.plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:
+        if not is_concrete(self.value) or np.ndim(self.value):
+            return "Alignment(traced or batched)"
         return (
             f"Alignment({float(self.value):.3g} of the {self.reduction} kernel; with permuted "
             f"labels {float(self.chance):.3g} +- {float(self.standard_deviation):.2g}, above "
-            f"chance {float(self.above):.3g})"
+            f"chance {float(self.above):.3g}; {ALIGNMENT[self.trained_on]})"
         )
 
     def _repr_html_(self) -> str:
@@ -98,6 +105,7 @@ class Alignment:
         rows = []
         for name, meaning in meanings.items():
             rows.append((name.replace("_", " "), f"{float(getattr(self, name)):.4g}", meaning))
+        rows.append(("examples", "", ALIGNMENT[self.trained_on]))
         return display.html_table(f"Alignment, {self.reduction} kernel", rows)
 
 
@@ -153,7 +161,9 @@ def alignment(kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = Tr
 
 @errors.public
 @keeps_float64
-def alignment_beside_chance(kernel: KernelLike, y: jax.typing.ArrayLike) -> Alignment:
+def alignment_beside_chance(
+    kernel: KernelLike, y: jax.typing.ArrayLike, *, trained_on: TrainedOn = None
+) -> Alignment:
     """The centred alignment, and what it comes to when labels are dealt out at random.
 
     With A the alignment of the labels as they are and A' that of permuted ones, each example
@@ -172,12 +182,15 @@ def alignment_beside_chance(kernel: KernelLike, y: jax.typing.ArrayLike) -> Alig
     Args:
         kernel: As for `alignment`.
         y: As for `alignment`.
+        trained_on: Whether the network was trained on these examples, whose labels its kernel knows
+            then; or the hash of those it was trained on, ``kernel.convention.probe``. None where
+            that is not known. The result says it.
 
     Returns:
         Value, chance, standard deviation, and the part above chance; NaN as for `alignment`.
 
     Raises:
-        InvalidInputError: As `alignment`.
+        InvalidInputError: As `alignment`, and when `trained_on` is something else.
 
     Example:
         >>> import numpy as np
@@ -190,7 +203,8 @@ def alignment_beside_chance(kernel: KernelLike, y: jax.typing.ArrayLike) -> Alig
     operand, labels = _read(kernel, y, centred=True)
     array = _centred(operand)
     value, chance, deviation = _beside_chance(array, labels)
-    return Alignment(value, chance, deviation, _reduction_of(operand))
+    were_trained_on = read_trained_on(trained_on, operand.convention)
+    return Alignment(value, chance, deviation, _reduction_of(operand), were_trained_on)
 
 
 @jax.jit

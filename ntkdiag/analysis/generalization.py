@@ -18,15 +18,18 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag import errors
+from ntkdiag import display, errors
+from ntkdiag.analysis.trained_on import LEAVE_ONE_OUT, TrainedOn, read_trained_on
+from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import AnyArray, AnyScalar, Number, require_at_least_zero
+from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_at_least_zero
 
 
 @pytree("residuals", "mse", "gcv", "resolved")
@@ -40,12 +43,15 @@ class LeaveOneOut:
         gcv: The same by generalized cross-validation, which takes all examples to have equal
             leverage; also known as KARE.
         resolved: Whether the smallest eigenvalue of K + ridge I stands above the noise floor.
+        trained_on: Whether the examples were trained on, and both estimates may be half of the
+            true error, or far less. None where that is not known.
     """
 
     residuals: Float[AnyArray, "n o"]
     mse: AnyScalar
     gcv: AnyScalar
     resolved: Bool[AnyArray, ""]
+    trained_on: bool | None = None
 
     @property
     def disagreement(self) -> Number:
@@ -55,19 +61,50 @@ class LeaveOneOut:
         """
         return abs(self.gcv / self.mse - 1.0)
 
+    def to_dict(self) -> dict[str, PlainValue]:
+        """The numbers by name, with None for what is not finite."""
+        names = ("residuals", "mse", "gcv", "disagreement", "resolved", "trained_on")
+        return {name: display.plain(getattr(self, name)) for name in names}
+
+    def __repr__(self) -> str:
+        if not is_concrete(self.mse) or np.ndim(self.mse):
+            return "LeaveOneOut(traced or batched)"
+        text = f"mse {float(self.mse):.4g}, gcv {float(self.gcv):.4g}"
+        if not self.resolved:
+            text = "not resolved: raise the ridge"
+        return f"LeaveOneOut({text}; {LEAVE_ONE_OUT[self.trained_on]})"
+
+    def _repr_html_(self) -> str:
+        """The numbers as a table, for notebooks."""
+        rows = [
+            ("mse", f"{float(self.mse):.4g}", "squared error of an example left out"),
+            ("gcv", f"{float(self.gcv):.4g}", "the same, by equal leverages"),
+            ("disagreement", f"{float(self.disagreement):.2g}", "above 0.1, trust mse"),
+            ("resolved", str(bool(self.resolved)), "whether K + ridge I is above the noise floor"),
+            ("examples", "", LEAVE_ONE_OUT[self.trained_on]),
+        ]
+        return display.html_table("Leave-one-out", rows)
+
 
 @errors.public
 @keeps_float64
-def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0.0) -> LeaveOneOut:
+def leave_one_out(
+    kernel: KernelLike,
+    y: jax.typing.ArrayLike,
+    ridge: Number = 0.0,
+    *,
+    trained_on: TrainedOn = None,
+) -> LeaveOneOut:
     """Exact leave-one-out residuals of kernel ridge regression (PRESS), without refitting.
 
     With A = K + ridge I and alpha = A^-1 y: e_i = alpha_i / (A^-1)_ii; for a full kernel all
     outputs of an example are left out together, e_i = ((A^-1)_ii)^-1 alpha_i with the C x C block.
     Beside it stands generalized cross-validation, (1/N) ||alpha||^2 / ((1/NC) tr A^-1)^2.
 
-    The points must be fresh: on the points the network was trained on, the kernel after training
-    already knows the labels and the estimate is 2 to 3 times too small. Subtract the network's
-    output at the kernel's parameters from y to predict what training changes.
+    The examples have to be held out: on those the network was trained on, the kernel after training
+    knows the labels, and the estimate may be half of the true error, or far less. Of a kernel at
+    initialization no examples were trained on. Subtract the network's output at the kernel's
+    parameters from y to predict what training changes.
 
     Cost: one eigendecomposition, O((NC)^3), unless the kernel comes as its spectrum with vectors.
     Source: Allen 1974 (PRESS); Golub, Heath and Wahba 1979 (GCV); Jacot et al. 2020 (arXiv
@@ -78,14 +115,17 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
         y: `[n]` or `[n o]` targets.
         ridge: gamma, in the units of the kernel's eigenvalues (not relative to the trace), 0 or
             more.
+        trained_on: Whether the network was trained on these examples; or the hash of those it was
+            trained on, ``kernel.convention.probe``. None where that is not known. The result says
+            it.
 
     Returns:
-        Residuals, their mean square, that by generalized cross-validation, and whether they can be
-        trusted.
+        Residuals, their mean square, that by generalized cross-validation, whether they are
+        resolved, and whether they are of examples that were trained on.
 
     Raises:
-        InvalidInputError: When kernel or labels are not finite or do not fit, or the ridge is
-            negative.
+        InvalidInputError: When kernel or labels are not finite or do not fit, the ridge is
+            negative, or `trained_on` is something else.
 
     Example:
         >>> import numpy as np
@@ -95,6 +135,7 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
     """
     require_at_least_zero(ridge, "ridge")
     operand, labels = read_labels(y, read_square(kernel))
+    were_trained_on = read_trained_on(trained_on, operand.convention)
     modes = decomposed(operand)
     dtype = operand.array.dtype
     inverse, resolved = _regularised_inverse(
@@ -104,7 +145,8 @@ def leave_one_out(kernel: KernelLike, y: jax.typing.ArrayLike, ridge: Number = 0
         modes.noise_floor,
         ridge,
     )
-    return _left_out(inverse, resolved, labels)
+    left_out = _left_out(inverse, resolved, labels)
+    return dataclasses.replace(left_out, trained_on=were_trained_on)
 
 
 @jax.jit

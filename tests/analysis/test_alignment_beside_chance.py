@@ -162,6 +162,22 @@ def test_messages():
         alignment_beside_chance(np.eye(4), np.ones(4))
 
 
+@pytest.mark.parametrize(
+    ("trained_on", "words"),
+    [
+        (True, "; of examples that were trained on: too high, as the kernel knows their labels)"),
+        (False, "; of examples that were not trained on)"),
+        (None, "; if these examples were trained on, too high: say trained_on=)"),
+    ],
+)
+def test_it_says_whether_the_examples_were_trained_on(trained_on, words):
+    _, mean, y = problem(6, 2)
+    found = alignment_beside_chance(mean, y, trained_on=trained_on)
+    assert repr(found).endswith(words)
+    assert words[2:-1] in found._repr_html_()
+    assert found.to_dict()["trained_on"] is trained_on
+
+
 def test_it_shows_itself_with_its_reduction():
     _, mean, y = problem(6, 2)
     found = alignment_beside_chance(mean, y)

@@ -1,0 +1,133 @@
+"""What is of examples that were trained on says so: there leave-one-out is far below the error."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ntkdiag import ntk
+from ntkdiag.analysis import alignment_beside_chance, leave_one_out
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.kernel import Kernel
+
+N, D, WIDTH = 80, 20, 64
+OF_TRAINED = (
+    "of examples that were trained on, whose labels the kernel knows: this may be half of the true "
+    "error, or far less; take held-out examples"
+)
+OF_HELD_OUT = "of examples that were not trained on"
+NOT_STATED = (
+    "if these examples were trained on, this may be half of the true error, or far less: say "
+    "trained_on="
+)
+
+
+def f(params, x):
+    return (jax.nn.relu(x @ params["a"]) @ params["b"])[:, None]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network of two layers trained on x_0 x_1 until it fits, examples and labels."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2 * N, D)).astype(np.float32)
+    y = x[:, 0] * x[:, 1]
+    params = {
+        "a": jnp.asarray(0.2 * rng.normal(size=(D, WIDTH)), jnp.float32),
+        "b": jnp.asarray(0.2 * rng.normal(size=WIDTH) / WIDTH**0.5, jnp.float32),
+    }
+    optimizer = optax.adam(0.01)
+
+    def loss(params):
+        return jnp.mean((f(params, x[:N])[:, 0] - y[:N]) ** 2)
+
+    def step(_, carry):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return optax.apply_updates(params, updates), state
+
+    start = params, optimizer.init(params)
+    params, _ = jax.jit(lambda carry: jax.lax.fori_loop(0, 1000, step, carry))(start)
+    assert loss(params) < 1e-3
+    return params, x, y
+
+
+def test_leave_one_out_of_examples_that_were_trained_on_is_a_fraction_of_the_error(trained):
+    params, x, y = trained
+    true_error = float(np.mean((f(params, x[N:])[:, 0] - y[N:]) ** 2))
+    kernel = ntk(f, params, x[:N], reduction="full")
+    kernel_held_out = ntk(f, params, x[N:], reduction="full")
+    ridge = 1e-3 * float(np.trace(kernel.matrix)) / N
+    of_trained = leave_one_out(kernel, y[:N], ridge, trained_on=True)
+    of_held_out = leave_one_out(kernel_held_out, y[N:], ridge, trained_on=False)
+    assert of_trained.mse / true_error < 0.5
+    assert 0.6 < of_held_out.mse / true_error < 1.6
+    assert OF_TRAINED in repr(of_trained)
+    assert OF_HELD_OUT in repr(of_held_out)
+
+
+def test_alignment_of_examples_that_were_trained_on_is_too_high(trained):
+    params, x, y = trained
+    of_trained = alignment_beside_chance(ntk(f, params, x[:N]), y[:N], trained_on=True)
+    of_held_out = alignment_beside_chance(ntk(f, params, x[N:]), y[N:], trained_on=False)
+    assert of_trained.above > 1.5 * of_held_out.above
+
+
+def test_the_hash_of_the_examples_says_that_they_were_trained_on(trained):
+    params, x, y = trained
+    kernel = ntk(f, params, x[:8])
+    digest_of_others = ntk(f, params, x[8:]).convention.probe
+    found = leave_one_out(kernel, y[:8], 1.0, trained_on=kernel.convention.probe)
+    assert found.trained_on is True
+    assert OF_TRAINED in repr(found)
+    # Other examples may hold some of these all the same.
+    assert leave_one_out(kernel, y[:8], 1.0, trained_on=digest_of_others).trained_on is None
+    bare = np.asarray(kernel.array)
+    assert leave_one_out(bare, y[:8], 1.0, trained_on=kernel.convention.probe).trained_on is None
+
+
+def test_what_is_not_stated_is_said_to_be_so():
+    found = leave_one_out(np.diag([2.0, 1.0]), np.ones(2), 1.0)
+    assert found.trained_on is None
+    assert repr(found) == f"LeaveOneOut(mse 1, gcv 1.04; {NOT_STATED})"
+    assert NOT_STATED in found._repr_html_()
+    assert found.to_dict() == {
+        "residuals": [[1.0], [1.0]],
+        "mse": 1.0,
+        "gcv": pytest.approx(1.04),
+        "disagreement": pytest.approx(0.04),
+        "resolved": True,
+        "trained_on": None,
+    }
+
+
+def test_what_is_not_resolved_and_what_is_traced_say_so():
+    singular = leave_one_out(np.ones((3, 3)), np.arange(3.0), 0.0, trained_on=False)
+    assert repr(singular) == f"LeaveOneOut(not resolved: raise the ridge; {OF_HELD_OUT})"
+    shown = []
+
+    @jax.jit
+    def inside(matrix):
+        found = leave_one_out(matrix, jnp.ones(2), 1.0, trained_on=True)
+        aligned = alignment_beside_chance(matrix, jnp.arange(2.0))
+        shown.extend([repr(found), repr(aligned)])
+        return found
+
+    assert inside(jnp.diag(jnp.array([2.0, 1.0]))).trained_on is True
+    assert shown == ["LeaveOneOut(traced or batched)", "Alignment(traced or batched)"]
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("function", [leave_one_out, alignment_beside_chance])
+def test_message(function):
+    kernel = Kernel(np.diag([2.0, 1.0]), Convention(reduction="mean", n_outputs=1))
+    message = (
+        f"{function.__name__}(kernel, y, trained_on=...): expected True, False, or the hash of the examples that "
+        "were trained on; got a ndarray. `kernel.convention.probe` is the hash of the examples of a kernel."
+    )
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        function(kernel, np.arange(2.0), trained_on=np.ones((2, 2)))
