@@ -133,6 +133,7 @@ MEANINGS = {
     # Pulls on parameters, and solvers
     "ridge": "added to the eigenvalues of the kernel",
     "relative_ridge": "ridge in units of the mean eigenvalue",
+    "trained_on": "whether the examples of a kernel were trained on",
     "toward": "what the ridge pulls to: start or zero",
     "solver": "how a system or an equation is solved",
     "tolerance": "the relative error that is accepted",
