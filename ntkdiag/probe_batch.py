@@ -16,13 +16,13 @@ import hashlib
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array, as_examples
 from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.models.paths import shown
 
@@ -58,7 +58,7 @@ class ProbeBatch:
             return None
         # A chain may be built inside a trace, as inject_hyperparams does.
         with jax.ensure_compile_time_eval():
-            return digest(jax.tree.map(jnp.asarray, self.x))
+            return digest(self.x)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             got=_describe(pair),
             do=_BOTH_WAYS.format(name=name),
         )
-    x, y = pair
+    x, y = as_examples(pair[0]), pair[1]
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
     # Without axes, or with none on the first one.
@@ -126,9 +126,11 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             expected="x with the same number of examples, at least one, on the leading axis of "
             "every leaf",
             got=f"shapes {shown([str(shape) for shape in shapes])}",
-            do="x and y are arrays with the examples first, and no lists.",
+            do="x and y have the examples first.",
         )
-    return ProbeBatch(name, x, y)
+    return ProbeBatch(
+        name, x, None if y is None else as_array(y, "y", do="Number the classes from 0.")
+    )
 
 
 def _require_fit(train: ProbeBatch, held_out: ProbeBatch) -> None:

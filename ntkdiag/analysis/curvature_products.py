@@ -10,11 +10,11 @@ import dataclasses
 import math
 from typing import TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.losses import Loss
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import operator_products
@@ -75,7 +75,7 @@ def curvature_products(
     kernel = operator_products(operator)
     product = kernel.product
     if not loss.is_quadratic:
-        values = operator.outputs() if outputs is None else jnp.asarray(outputs)
+        values = operator.outputs() if outputs is None else as_array(outputs, "outputs")
         require_rows(values.shape, kernel.size)
         labels = None if y is None else loss.read(y, shape)
         factor = loss.curvature(values.reshape(shape), labels).on_host()

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis.curvature_products import Outputs, curvature_products, require_rows
+from ntkdiag.arrays import as_array
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.kernel import Kernel
@@ -154,6 +155,8 @@ def _largest_curvature(
 ) -> Float[Array, ""]:
     """The largest eigenvalue of the Gauss-Newton matrix, lambda_max(L^T Theta L) / D."""
     trained_loss = require_loss(loss, "the curvature")
+    if outputs is not None:
+        outputs = jnp.asarray(as_array(outputs, "outputs"))
     if isinstance(kernel, NTKOperator):
         require_preconditioned(kernel.preconditioner.kind, descent)
         products = curvature_products(kernel, trained_loss, outputs, y)
@@ -165,7 +168,7 @@ def _largest_curvature(
 
 
 def _of_kernel(
-    operand: Operand, loss: Loss, outputs: Outputs | None, y: PyTree | None
+    operand: Operand, loss: Loss, outputs: jax.Array | None, y: PyTree | None
 ) -> Float[Array, ""]:
     """The largest curvature from a kernel in memory."""
     # D first: whether the arguments say enough is known before anything is decomposed.
@@ -184,11 +187,11 @@ def _of_kernel(
     return jnp.asarray(gauss_newton.largest, dtype) / denominator
 
 
-def shape_of_outputs(operand: Operand, outputs: Outputs | None) -> tuple[int, ...] | None:
+def shape_of_outputs(operand: Operand, outputs: jax.Array | None) -> tuple[int, ...] | None:
     """The shape of the outputs, as they came or as the kernel states it; None for a bare matrix."""
     rows = operand.matrix.shape[0]
     if outputs is not None:
-        shape = jnp.shape(outputs)
+        shape = outputs.shape
         require_rows(shape, rows)
         # Rows of a bare matrix may be examples or examples times outputs: the outputs decide.
         if operand.array.ndim == 2 and operand.convention is None:
@@ -222,7 +225,7 @@ def denominator_of(loss: Loss, shape: tuple[int, ...] | None) -> Number:
     )
 
 
-def _require_outputs(loss: Loss, outputs: Outputs | None) -> jax.Array:
+def _require_outputs(loss: Loss, outputs: jax.Array | None) -> jax.Array:
     """The outputs, refused where they are missing."""
     if outputs is None:
         raise errors.InvalidInputError(
@@ -231,7 +234,7 @@ def _require_outputs(loss: Loss, outputs: Outputs | None) -> jax.Array:
             got="None",
             do="Pass `outputs=f(params, x)` of the same examples as the kernel.",
         )
-    return jnp.asarray(outputs)
+    return outputs
 
 
 def require_preconditioned(of_kernel: str, descent: Descent) -> None:

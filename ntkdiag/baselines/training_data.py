@@ -13,9 +13,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array, as_examples
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.losses.targets import are_class_numbers, read_class_numbers, read_targets
+from ntkdiag.user_function import running
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +80,11 @@ def read_data(
         raise errors.InvalidInputError(expected="`data` as (x, y, x_test, y_test)", got=got, do=do)
     # The example axis is the first one everywhere, and as long for labels as for inputs.
     loss_object = require_loss(loss, "a baseline")
-    x, y, x_test, y_test = jax.tree.map(jnp.asarray, tuple(data))
+    x, y, x_test, y_test = data
+    x = as_examples(x)
+    y = jnp.asarray(as_array(y, "y"))
+    x_test = as_examples(x_test, "x_test")
+    y_test = jnp.asarray(as_array(y_test, "y_test"))
     _require_as_many("", x, y)
     _require_as_many("_test", x_test, y_test)
     shape = _output_shape(f, params, x, y)
@@ -115,7 +121,8 @@ def _output_shape(
     f: Callable[..., PyTree], params: PyTree, x: PyTree, y: jax.Array
 ) -> tuple[int, ...]:
     """The shape of the one array that f returns for the training examples."""
-    outputs = jax.eval_shape(f, params, x)  # traced only: nothing is computed
+    with running():
+        outputs = jax.eval_shape(f, params, x)  # traced only: nothing is computed
     shape = getattr(outputs, "shape", None)
     if shape is None or shape[:1] != y.shape[:1]:
         raise errors.InvalidInputError(

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.arrays import as_examples
 from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian
 from ntkdiag.checking.findings import Finding, describe_leaves
 from ntkdiag.checking.result import SelfCheck
@@ -24,6 +24,7 @@ from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.independence import roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
+from ntkdiag.user_function import outputs_of
 
 EXAMPLES = 4
 _MODES = {
@@ -78,10 +79,12 @@ def selfcheck(
         (False, 'wrong')
     """
     begun = time.perf_counter()
+    if arguments:
+        arguments = (*arguments[:-1], as_examples(arguments[-1]))
     _require_batch(arguments)
     *variables, batch = arguments
     functional = functionalize(model, *variables, **options)
-    x = jax.tree.map(lambda leaf: jnp.asarray(leaf[:EXAMPLES]), batch)
+    x = jax.tree.map(lambda leaf: leaf[:EXAMPLES], batch)
 
     findings = [_mode(functional.mode, examples)]
     try:
@@ -164,7 +167,7 @@ def _with_keywords(
     """The model as `f(params, x)`."""
 
     def f(params: PyTree, x: PyTree) -> PyTree:
-        return functional(params, x, **call_kwargs)
+        return outputs_of(functional, params, x, dict(call_kwargs))
 
     return f
 
@@ -180,8 +183,7 @@ def _mode(mode: str, examples: str) -> Finding:
 
 def _of_exception(error: Exception, findings: list[Finding]) -> Finding:
     """The answer in what a model raised: it does not run, or not with other numbers than these."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("ntkdiag:")]
-    text = "\n".join([f"{type(error).__name__}: {error}", *notes])
+    text = str(error)
     if any(finding.question == "runs" for finding in findings):
         text = f"the model refuses other numbers than these: {text}"
         return Finding("the rest", "not checked", text)

@@ -37,12 +37,12 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.probe_batch import Pair
+from ntkdiag.user_function import refusal
 
 _FIT = (
     "Check that x has the shape the model takes, and wrap the model to return the outputs to "
     "compare."
 )
-MOST_CHARACTERS = 200  # of the message of an error inside the model
 
 
 @errors.public
@@ -227,6 +227,8 @@ def _require_outputs(side: Side, settings: Settings) -> tuple[int, ...]:
     f, params = side.functional
     try:
         output = jax.eval_shape(f, params, settings.x)
+    except errors.NtkdiagError:
+        raise
     except Exception as error:
         raise _error_of_the_model(side, error) from error
     leaves = jax.tree.leaves(output)
@@ -255,15 +257,11 @@ def _require_outputs(side: Side, settings: Settings) -> tuple[int, ...]:
 
 def _error_of_the_model(side: Side, error: Exception) -> errors.InvalidInputError:
     """What an error inside the model means for the arguments of `compare`."""
-    text = str(error).strip() or "no message"
-    first_line = text.splitlines()[0][:MOST_CHARACTERS]
-    got = f"{side.label}: {type(error).__name__}: {first_line}"
+    do = ""
     # Linen misses a collection, such as batch statistics. Known by name: Flax may not be loaded.
     if type(error).__name__ == "ScopeCollectionNotFound":
-        return _fit_error(
-            got, "Pass variables=, as init returns them, for collections that were not saved."
-        )
-    return _fit_error(got)
+        do = "Pass variables=, as init returns them, for collections that were not saved."
+    return refusal(error, of=f"{side.label}: ", do=do)
 
 
 def _fit_error(got: str, do: str = _FIT) -> errors.InvalidInputError:

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
+from ntkdiag.arrays import as_array
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.nouns import pytree
@@ -96,8 +97,7 @@ class Kernel:
     @errors.public
     def __matmul__(self, v: ArrayLike) -> Float[Array | np.ndarray, "..."]:
         """K v for v of shape `[m p]` or flat `[(m p)]`, or a matrix of flat columns `[(m p) k]`."""
-        if not isinstance(v, jax.Array | np.ndarray):
-            v = np.asarray(v)
+        v = as_array(v, "v")
         matrix = self.matrix
         # A full kernel takes v laid out as outputs are, too.
         shape_of_outputs = self.shape[2:] if self.ndim == 4 else None

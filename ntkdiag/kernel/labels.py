@@ -64,7 +64,7 @@ def read_labels(
             return operand, targets
     raise errors.InvalidInputError(
         expected=f"`{name}` of shape {_accepted(operand, n_classes)}",
-        got=f"shape {tuple(jnp.shape(y))}",
+        got=f"shape {tuple(numbers.shape)}",
         do="Labels go row by row with the probe examples of the kernel.",
     )
 

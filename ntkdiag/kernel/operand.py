@@ -16,12 +16,18 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import _jax, errors
+from ntkdiag.arrays import as_array
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.scalars import AnyArray, is_concrete
 
 KernelLike: TypeAlias = Kernel | Spectrum | jax.typing.ArrayLike
+
+_PASS_A_KERNEL = (
+    "Pass a Kernel or a real array. `top_spectrum`, the rates and margins, `gradient_flow`, "
+    "`gradient_descent`, `iterate_descent` and `integrate_flow` take operators."
+)
 
 # Reductions that keep axes of outputs: [n o m p].
 _FULL = ("full", "projection")
@@ -227,18 +233,10 @@ def unpack(kernel: KernelLike, name: str) -> tuple[AnyArray, Convention | None, 
         array = kernel.array
         convention = kernel.convention
         symmetric = kernel.symmetric
-    if not isinstance(array, jax.Array | np.ndarray):
-        array = np.asarray(array)
+    array = as_array(array, name, _PASS_A_KERNEL)
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
-        got = f"dtype {array.dtype}"
-        if array.dtype == object:
-            got = type(kernel).__name__
         raise errors.InvalidInputError(
-            expected=f"real numbers in `{name}`",
-            got=got,
-            do="Pass a Kernel or a real array. `top_spectrum`, the rates and margins, "
-            "`gradient_flow`, `gradient_descent`, `iterate_descent` and `integrate_flow` take "
-            "operators.",
+            expected=f"real numbers in `{name}`", got=f"dtype {array.dtype}", do=_PASS_A_KERNEL
         )
     # neural-tangents lays kernels out as [n m o p], with n = m and o = p among the same examples.
     # Read as [n o m p] that would silently be another kernel. (Where n = o too, nothing tells.)

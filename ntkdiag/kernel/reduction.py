@@ -25,7 +25,9 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.kernel.tied_outputs import Contraction, OutputGroups, TiedOutputs
+from ntkdiag.scalars import is_concrete
 
 # Rows of the full kernel up to which it is the choice of reduction="auto".
 FULL_ROWS = 2048
@@ -211,12 +213,14 @@ def _read(
     if isinstance(reduction, RandomProjections) and reduction.possible(n_outputs):
         return "random-projections", "diagonal", reduction.k, reduction
     got = repr(reduction)
-    if isinstance(reduction, jax.Array | np.ndarray):
-        shape = reduction.shape
+    if not isinstance(reduction, str | RandomProjections):
+        projection = as_array(reduction, "reduction")
+        shape = projection.shape
         fits = len(shape) == 2 and shape[0] == n_outputs and shape[1] > 0
-        if fits and _is_real(reduction.dtype):
-            return "projection", "full", shape[1], reduction
-        got = f"an array of shape {shape} and dtype {reduction.dtype}"
+        if fits and _is_real(projection.dtype):
+            _require_finite(projection)
+            return "projection", "full", shape[1], projection
+        got = f"an array of shape {shape} and dtype {projection.dtype}"
     names = ", ".join(map(repr, (*NAMES, "auto")))
     raise errors.InvalidInputError(
         argument="reduction=...",
@@ -236,6 +240,17 @@ def _directions(
     if source is None:
         return Directions(n_outputs, n_outputs)
     return Directions(n_outputs, k, source)
+
+
+def _require_finite(projection: Projection) -> None:
+    """Refuse NaN and infinity, which would be in every entry of the kernel."""
+    if is_concrete(projection) and not np.isfinite(np.asarray(projection, np.float64)).all():
+        raise errors.InvalidInputError(
+            argument="reduction=...",
+            expected="a finite projection",
+            got="NaN or Inf",
+            do="Its columns are directions of the outputs: drop those that hold them.",
+        )
 
 
 def _is_real(dtype: np.dtype) -> bool:

@@ -71,5 +71,6 @@ def _is_float64_matrix(leaf: object) -> bool:
 
     Numbers and vectors beside a kernel do not decide about the precision.
     """
-    is_array = isinstance(leaf, jax.Array | np.ndarray)
-    return is_array and leaf.ndim >= 2 and leaf.dtype == np.float64
+    # Arrays of other libraries have dtypes of their own, which say float64 too.
+    has_axes = len(getattr(leaf, "shape", ())) >= 2
+    return has_axes and "float64" in str(getattr(leaf, "dtype", ""))

@@ -22,11 +22,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
+from ntkdiag.arrays import with_arrays
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.tangent import as_arrays, tangent
 from ntkdiag.linearization.taylor import ray_derivatives
 from ntkdiag.models import paths
 from ntkdiag.nouns import pytree
+from ntkdiag.user_function import outputs_of
 
 Leaves: TypeAlias = list[Array | np.ndarray]
 
@@ -141,11 +143,12 @@ def linearization_gap(
     # d = b - a, with b in the containers of a: f need not know others.
     base = as_arrays(a)
     target = as_arrays(b)
+    x = with_arrays(x, "x")
     step = tangent(base, target)
     target = paths.repack(target, base)
 
     def outputs(params: PyTree) -> PyTree:
-        return f(params, x, **kwargs)
+        return outputs_of(f, params, x, kwargs)
 
     # The residual is a small difference: products rounded to TF32 or bfloat16 would drown it.
     with jax.default_matmul_precision("highest"):

@@ -17,7 +17,9 @@ from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag._jax import Atom, Jaxpr
+from ntkdiag.arrays import as_examples
 from ntkdiag.models import paths
+from ntkdiag.user_function import outputs_of
 
 # Primitives that multiply an activation by a weight, or look one up.
 CONTRACTIONS = frozenset(
@@ -91,7 +93,7 @@ def last_layer(f: Callable[..., PyTree], params: PyTree, x: PyTree, **kwargs: An
         ['b', 'c']
     """
     leaf_paths = list(paths.leaves_by_path(params))
-    closed = jax.make_jaxpr(lambda p, x: f(p, x, **kwargs))(params, x)
+    closed = jax.make_jaxpr(lambda p, x: outputs_of(f, p, x, kwargs))(params, as_examples(x))
     jaxpr, _ = _jax.open_jaxpr(closed)
     # The inputs are the leaves of the parameters, then those of x.
     n_leaves = len(leaf_paths)

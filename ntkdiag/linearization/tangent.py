@@ -15,12 +15,13 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import Tracer
+from ntkdiag.arrays import with_arrays
 from ntkdiag.models import paths
 
 
 def as_arrays(params: PyTree) -> PyTree[Array]:
     """Turn every leaf into an array, Python numbers included."""
-    return jax.tree.map(jnp.asarray, params)
+    return jax.tree.map(jnp.asarray, with_arrays(params, "params"))
 
 
 def tangent(base: PyTree[Array], params: PyTree[Array]) -> PyTree:

@@ -21,9 +21,11 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import with_arrays
 from ntkdiag.engine.calls import arguments
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import add, as_arrays, displacement_as_tangent, tangent
+from ntkdiag.user_function import outputs_of
 
 # f(params, x, **kwargs), and the same with all but the parameters filled in.
 Function: TypeAlias = Callable[..., PyTree]
@@ -67,9 +69,10 @@ def linearize(f: Function, params: PyTree) -> Function:
 
     @errors.called("linearize(f, params)(p, x)")
     def f_lin(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
+        x = with_arrays(x, "x")
         # f(theta_0, x) and J d for d = p - theta_0, by one pass in forward mode.
         step = tangent(base, as_arrays(p))
-        output, change = pushforward(lambda q: f(q, x, **kwargs), base, step)
+        output, change = pushforward(lambda q: outputs_of(f, q, x, kwargs), base, step)
         return add(output, change)
 
     return f_lin
@@ -111,7 +114,7 @@ def taylor_expand(f: Function, params: PyTree, degree: SupportsIndex) -> Functio
     @errors.called(f"taylor_expand(f, params, {degree})(p, x)")
     def f_taylor(p: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
         step = tangent(base, as_arrays(p))
-        return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
+        return _taylor_sum(f, base, step, degree, x, kwargs)
 
     return f_taylor
 
@@ -128,9 +131,21 @@ def displaced(f: Function, params: PyTree, degree: int) -> Function:
     @errors.called('linearized_model(model, coordinates="displacement")(d, x)')
     def g(d: PyTree, x: PyTree, **kwargs: Any) -> PyTree:
         step = displacement_as_tangent(base, as_arrays(d))
-        return sum_of_series(ray_derivatives(lambda q: f(q, x, **kwargs), base, step, degree))
+        return _taylor_sum(f, base, step, degree, x, kwargs)
 
     return g
+
+
+def _taylor_sum(
+    f: Function, base: PyTree, step: PyTree, degree: int, x: PyTree, kwargs: dict[str, Any]
+) -> PyTree:
+    """The Taylor polynomial of f around the base at base + step, on examples x."""
+    examples = with_arrays(x, "x")
+
+    def of_parameters(q: PyTree) -> PyTree:
+        return outputs_of(f, q, examples, kwargs)
+
+    return sum_of_series(ray_derivatives(of_parameters, base, step, degree))
 
 
 def ray_derivatives(f: OfParameters, base: PyTree, step: PyTree, degree: int) -> Series:

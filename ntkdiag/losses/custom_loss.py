@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.arrays import as_examples
 from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
@@ -54,7 +55,7 @@ class CustomLoss(Loss):
 
     def read(self, y: PyTree, shape: Shape) -> PyTree:
         """The labels as they come: what they mean is the function's affair."""
-        return jax.tree.map(jnp.asarray, y)
+        return as_examples(y, "y")
 
     def __call__(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, ""]:
         """The number the function returns."""

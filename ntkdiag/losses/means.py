@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.losses.curvature import (
     CurvatureFactor,
     DiagonalFactor,
@@ -216,7 +217,7 @@ class SigmoidCrossEntropy(MeanLoss):
 
 def as_outputs(outputs: Float[ArrayLike, "n *o"]) -> Float[Array, "n *o"]:
     """The values f(params, x) as an array, refused where they are not finite."""
-    array = jnp.asarray(outputs)
+    array = jnp.asarray(as_array(outputs, "outputs"))
     if is_concrete(array) and not np.isfinite(np.asarray(array, np.float64)).all():
         raise errors.InvalidInputError(
             expected="finite `outputs`",

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.scalars import is_concrete
 
 Shape = tuple[int, ...]
@@ -26,7 +27,7 @@ Labels = jax.Array | np.ndarray
 
 def as_numbers(y: jax.typing.ArrayLike | list, name: str = "y") -> Labels:
     """Labels as an array of real numbers, all of them finite."""
-    array = y if isinstance(y, jax.Array | np.ndarray) else np.asarray(y)
+    array = as_array(y, name, do="Number the classes from 0.")
     # jnp knows bfloat16 as a floating dtype, NumPy does not.
     if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise errors.InvalidInputError(

@@ -17,11 +17,13 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
 from ntkdiag._jax import TreeStructure
+from ntkdiag.arrays import as_array, as_examples, with_arrays
 from ntkdiag.engine.calls import arguments, meshes
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.independence import check_few
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
+from ntkdiag.user_function import running
 
 if TYPE_CHECKING:
     from lineax import AbstractLinearOperator
@@ -101,18 +103,18 @@ class NTKOperator:
                 norm in train mode: a microbatch would be another network.
         """
         arguments.check_function(f)
-        arguments.check_params(params)
+        # Arrays once and for all: what lies on the host would be copied at each product.
+        self.f = f
+        self.params = with_arrays(params, "params")
+        self.x = as_examples(x)
+        self.x2 = as_examples(x2, "x2")
+        arguments.check_params(self.params)
         if not isinstance(batch_size, int | np.integer) or batch_size < 1:
             raise errors.InvalidInputError(
                 expected="a positive integer `batch_size`",
                 got=repr(batch_size),
                 do="256 is the default.",
             )
-        # Arrays once and for all: a list of Python numbers would be copied at each product.
-        self.f = f
-        self.params = jax.tree.map(jnp.asarray, params)
-        self.x = jax.tree.map(jnp.asarray, x)
-        self.x2 = jax.tree.map(jnp.asarray, x2)
         self.preconditioner = Preconditioner.of(preconditioner, self.params)
         n_rows = arguments.batch_size(self.x, "x")
         n_columns = n_rows if x2 is None else arguments.batch_size(self.x2, "x2")
@@ -121,7 +123,8 @@ class NTKOperator:
         self.batch_size = min(int(batch_size), n_most)
 
         # One trace of f says what it returns, what it closes over, and how to compile it.
-        jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
+        with running():
+            jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
         consts = _jax.open_jaxpr(jaxpr)[1]
         arrays = (self.params, self.x, self.x2, self.preconditioner)
         self.closes_over_explicit = meshes.explicit(consts) is not None
@@ -161,7 +164,7 @@ class NTKOperator:
         Raises:
             InvalidInputError: When v has another shape.
         """
-        v = jnp.asarray(v, _jax.at_least_float32(self.dtype))
+        v = jnp.asarray(as_array(v, "v"), _jax.at_least_float32(self.dtype))
         n_columns = self.shape[1]
         m = n_columns // int(np.prod(self.output_shape))
         like_outputs = (m, *self.output_shape)  # [m ...], in which the product is computed
@@ -234,7 +237,7 @@ class NTKOperator:
         Raises:
             InvalidInputError: When v has another shape.
         """
-        v = jnp.asarray(v)
+        v = jnp.asarray(as_array(v, "v"))
         like_outputs = (self.n_examples, *self.output_shape)
         if v.shape not in ((self.shape[0],), like_outputs):
             raise errors.InvalidInputError(
@@ -356,7 +359,7 @@ def require_outputs(
     operator: NTKOperator, value: jax.typing.ArrayLike, name: str
 ) -> Float[Array, "n *o"]:
     """An argument that is shaped like the outputs and finite, in float32 at least."""
-    array = jnp.asarray(value)
+    array = jnp.asarray(as_array(value, name))
     shape = (operator.n_examples, *operator.output_shape)
     if array.shape != shape or not jnp.issubdtype(array.dtype, jnp.floating):
         raise errors.InvalidInputError(

@@ -22,6 +22,7 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.user_function import running
 
 REDUCTIONS = ("full", "mean", "trace", "sum-of-logits")
 CHOICES = ("auto", *REDUCTIONS)
@@ -65,15 +66,8 @@ def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.
 
     Refused unless the outputs are one array with the examples on its leading axis.
     """
-    # Whatever goes wrong in here is the user's own code, called with the user's own arguments.
-    try:
+    with running():
         outputs = jax.eval_shape(f, params, x)
-    except Exception as error:
-        raise errors.InvalidInputError(
-            expected="f(params, x) to run on the probe",
-            got=f"{type(error).__name__}: {error}",
-            do="Check the shape of x and that params are those f takes.",
-        ) from error
     leaves = jax.tree.leaves(outputs)
     n_examples = jax.tree.leaves(x)[0].shape[0]
     if len(leaves) != 1 or leaves[0].shape[:1] != (n_examples,):

@@ -18,6 +18,7 @@ from jaxtyping import Array, PyTree, Shaped
 
 from ntkdiag import errors
 from ntkdiag.engine.calls import keywords
+from ntkdiag.user_function import outputs_of
 
 # Arrays with the example axis in front, and those that all examples share.
 # _n, because one function may take and return batches of different lengths.
@@ -108,7 +109,7 @@ class Cut:
 
         def of_examples(params: PyTree, mapped: list[Array], shared: list[Array]) -> PyTree:
             x, kwargs = self.joined(mapped, shared)
-            return f(params, x, **kwargs)
+            return outputs_of(f, params, x, kwargs)
 
         return of_examples
 

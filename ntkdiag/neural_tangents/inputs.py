@@ -4,19 +4,18 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_examples, with_arrays
 from ntkdiag.engine.calls.arguments import check_params
 
 
-def as_arrays(tree: PyTree) -> PyTree:
-    """numpy arrays and Python floats become JAX arrays; anything else is left as it is."""
-    convert = lambda leaf: (
-        jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic | float) else leaf
-    )
-    return jax.tree.map(convert, tree)
+def as_arrays(x1: PyTree, x2: PyTree, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+    """Inputs and parameters as JAX's arrays; a parameter may be a Python float."""
+    params = with_arrays(params, "params")
+    convert = lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf
+    return as_examples(x1, "x1"), as_examples(x2, "x2"), jax.tree.map(convert, params)
 
 
 def is_half(array: object) -> bool:

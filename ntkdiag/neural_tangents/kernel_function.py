@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import with_arrays
 from ntkdiag.engine.calls import constants, meshes
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
@@ -92,8 +93,8 @@ class KernelFunction:
             return self._computed(*arguments)
 
     def _computed(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
-        x1, x2, params = inputs.as_arrays((x1, x2, params))
-        kwargs = jax.tree.map(_as_jax, kwargs)
+        x1, x2, params = inputs.as_arrays(x1, x2, params)
+        kwargs = with_arrays(kwargs, "kwargs")
         arguments = x1, x2, params, kwargs
         mesh = meshes.spread(arguments)
         if mesh is not None:
@@ -173,11 +174,6 @@ def _outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: dict[s
     """Shapes of the outputs of f; what is no array among the keyword arguments is handed over."""
     cut = cut_whole(x, kwargs)
     return jax.eval_shape(cut.applied(f), params, *cut.split(x, kwargs))
-
-
-def _as_jax(leaf: Any) -> Any:
-    """A numpy array as a JAX array; anything else, such as a flag, as it is."""
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _spread(rows: Examples, devices: int) -> Examples:

@@ -120,19 +120,22 @@ def _shown(pair: tuple) -> str:
     return f"({', '.join(entries)})"
 
 
-def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array, Array] | tuple[None, None]:
+def split_key(rng: Any, x1: PyTree, x2: PyTree) -> tuple[Array | None, Array | None]:
     """Keys for x1 and x2, from a key, a batch of keys (one per example), or a pair of either.
 
-    A pair is taken as it is. Without x2, or where it equals x1 up to sqrt(eps) of the largest
-    entry, both have the same key; otherwise that of x2 is `jax.random.fold_in(rng, 1)`.
+    A pair is taken as it is, and None in it is f without a key. Without x2, or where it equals x1
+    up to sqrt(eps) of the largest entry, both have the same key; otherwise that of x2 is
+    `jax.random.fold_in(rng, 1)`.
 
     Raises:
         InvalidInputError: It is no key.
     """
     if rng is None:
         return None, None
-    if isinstance(rng, tuple | list) and len(rng) == 2 and all(is_key(key) for key in rng):
-        return jnp.asarray(rng[0]), jnp.asarray(rng[0] if x2 is None else rng[1])
+    is_pair = isinstance(rng, tuple | list) and len(rng) == 2
+    if is_pair and all(key is None or is_key(key) for key in rng):
+        first, second = jax.tree.map(jnp.asarray, tuple(rng))
+        return first, first if x2 is None else second
     if not is_key(rng):
         dtype = getattr(rng, "dtype", None)
         of_dtype = "" if dtype is None else f" of dtype {dtype}"

@@ -29,6 +29,7 @@ from ntkdiag.neural_tangents.examples import (
 )
 from ntkdiag.neural_tangents.per_input import each_key, is_key
 from ntkdiag.neural_tangents.stand_ins import known, without_tracers
+from ntkdiag.user_function import in_words
 
 # Functions already looked at: the kernels of one function share the answer.
 _FOUND = Cache()
@@ -180,11 +181,10 @@ def _check_one_example(
     first = [jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in mapped]
     try:
         outputs = jax.eval_shape(cut.applied(f), params, first, shared)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or ["without a word"]
+    except errors.InvalidInputError as error:
         raise errors.InvalidInputError(
             expected=f"f to accept one example of {side.name}, as `vmap_axes` says",
-            got=f"{type(error).__name__}: {lines[0]}",
+            got=in_words(error.__cause__ or error),
             do="Keyword arguments with one entry per example go under kwargs_axes.",
         ) from error
     alone = [tuple(leaf.shape) for leaf in jax.tree.leaves(outputs)]

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import with_arrays
 from ntkdiag.linearization.pushforward import linearization
 from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters
 from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
+from ntkdiag.user_function import outputs_of
 
 
 @errors.public
@@ -48,22 +50,26 @@ def empirical_ntk_vp_fn(
         [5.0, 11.0]
     """
     x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
-    x1, x2, params = as_arrays((x1, x2, params))
+    x1, x2, params = as_arrays(x1, x2, params)
+    apply_fn_kwargs = with_arrays(apply_fn_kwargs, "kwargs")
     check_parameters(params, check=True)
     with jax.default_matmul_precision("highest"):
-        accepts = lambda kwargs: jax.eval_shape(lambda p, x: f(p, x, **kwargs), params, x1)
+        accepts = lambda kwargs: jax.eval_shape(
+            lambda p, x: outputs_of(f, p, x, kwargs), params, x1
+        )
         pairs = read_pairs(apply_fn_kwargs, accepts, frozenset())
         kwargs1, kwargs2 = split_kwargs(apply_fn_kwargs, pairs, x1, x2)
-        outputs, push, _ = linearization(lambda p: f(p, x1, **kwargs1), params)
-        column = lambda p: f(p, x1 if x2 is None else x2, **kwargs2)
+        outputs, push, _ = linearization(lambda p: outputs_of(f, p, x1, kwargs1), params)
+        column = lambda p: outputs_of(f, p, x1 if x2 is None else x2, kwargs2)
         outputs2, pull = jax.vjp(column, params)
     check_outputs(outputs)
 
     @errors.called("ntk_vp_fn(cotangents)")
     def product(cotangents: PyTree) -> PyTree:
+        cotangents = with_arrays(cotangents, "cotangents")
         _check_cotangents(cotangents, outputs2)
         with jax.default_matmul_precision("highest"):
-            return push(*pull(cotangents))
+            return push(*pull(jax.tree.map(jnp.asarray, cotangents)))
 
     return product
 

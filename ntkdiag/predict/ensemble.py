@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
+from ntkdiag.arrays import as_array
 from ntkdiag.descent import DescentLike
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.operand import KernelLike
@@ -73,7 +74,7 @@ class Prior:
         Raises:
             InvalidInputError: When there are fewer than two networks, or shapes do not fit.
         """
-        samples = np.asarray(train, np.float64)
+        samples = np.asarray(as_array(train, "train"), np.float64)
         is_same_number = test is None or np.shape(test)[:1] == samples.shape[:1]
         if samples.ndim != 3 or len(samples) < 2 or not is_same_number:
             shapes = f"{samples.shape}" if test is None else f"{samples.shape} and {np.shape(test)}"
@@ -86,7 +87,7 @@ class Prior:
         centred = samples - samples.mean(axis=0)
         if test is None:
             return cls(_covariance(centred, centred))
-        tests = np.asarray(test, np.float64)
+        tests = np.asarray(as_array(test, "test"), np.float64)
         centred_tests = tests - tests.mean(axis=0)
         return cls(
             _covariance(centred, centred),
@@ -298,7 +299,9 @@ def _read_covariance(
     """One covariance as a matrix; axes of length 1 may be missing."""
     if isinstance(value, Kernel):
         value = value.array
-    shape = None if value is None else np.shape(value)
+    if value is not None:
+        value = as_array(value, f"prior.{name}")
+    shape = None if value is None else value.shape
     accepted = (_without_ones(matrix_shape), _without_ones(axes))
     if shape is None or _without_ones(shape) not in accepted:
         got = "None" if shape is None else f"shape {shape}"

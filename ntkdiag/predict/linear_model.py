@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
@@ -119,10 +120,11 @@ def read_model(
             got="None",
             do="Pass `f0=f(params, x)`; with NTKOperator(f, params, x) they are computed.",
         )
+    f0 = as_array(f0, "f0")
     # The loss knows its labels and denominator: y = 0 and D = 1 stand in for them here.
     problem = read_problem(
         kernel,
-        np.zeros(np.shape(f0), np.float32),
+        np.zeros(f0.shape, np.float32),
         kernel_test=kernel_test,
         f0=f0,
         f0_test=f0_test,

@@ -15,10 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_examples
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import as_arrays
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.nouns import pytree
+from ntkdiag.user_function import outputs_of
 
 
 @pytree("train", "test")
@@ -70,11 +72,11 @@ def origin(
 
     def along_params(inputs: PyTree) -> Float[Array, "n *o"]:
         # J theta_0: the derivative of f at theta_0 along theta_0 itself.
-        _, moved = pushforward(lambda q: f(q, inputs, **kwargs), base, base)
+        _, moved = pushforward(lambda q: outputs_of(f, q, inputs, kwargs), base, base)
         return jnp.asarray(moved)
 
-    train = along_params(x)
-    test = None if x_test is None else along_params(x_test)
+    train = along_params(as_examples(x))
+    test = None if x_test is None else along_params(as_examples(x_test, "x_test"))
     return Origin(train, test)
 
 

@@ -20,13 +20,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.kernel.labels import read_labels
 from ntkdiag.kernel.operand import KernelLike, Operand, read, read_square, refuse_trace
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.nouns import pytree
 from ntkdiag.predict.origin import Origin
-from ntkdiag.scalars import Number, is_concrete
+from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 Columns: TypeAlias = Float[Array, "k c"]
 TestColumns: TypeAlias = Float[Array, "l c"]
@@ -94,6 +95,7 @@ def read_problem(
             differ.
     """
     # The training set: kernel, targets and initial outputs.
+    y = as_array(y, "y")
     operand = read_square(kernel)
     refuse_trace(operand)
     operand, labels = read_labels(y, operand)
@@ -101,7 +103,7 @@ def read_problem(
     rows = operand.matrix.shape[0]
     dtype = operand.array.dtype
     # Outputs come back shaped like y: [n] where it is one number for each example.
-    is_column = jnp.ndim(y) != 2 and labels.shape[1] == 1
+    is_column = y.ndim != 2 and labels.shape[1] == 1
     shape = (labels.shape[0],) if is_column else labels.shape
     start = _lay_out(f0, "f0", shape, rows, dtype)
     pull = None
@@ -140,12 +142,12 @@ def read_problem(
     )
 
 
-def _denominator(loss: MSE, operand: Operand, y: jax.typing.ArrayLike, n_examples: int) -> Number:
+def _denominator(loss: MSE, operand: Operand, y: AnyArray, n_examples: int) -> Number:
     """D of the loss; rows of a bare matrix may be examples, or examples times outputs."""
     if loss.denominator is not None:
         return loss.denominator
     is_bare_matrix = operand.convention is None and operand.array.ndim == 2
-    if is_bare_matrix and jnp.ndim(y) != 2:
+    if is_bare_matrix and y.ndim != 2:
         raise errors.InvalidInputError(
             expected="a loss with a denominator beside a bare matrix, which does not say how many "
             "outputs an example has",
@@ -166,7 +168,7 @@ def _lay_out(
     """Outputs of a shape as a matrix, 0 for None; refused where they do not fit."""
     if value is None:
         return jnp.zeros(shape, dtype).reshape(rows, -1)
-    array = jnp.asarray(value, dtype)
+    array = jnp.asarray(as_array(value, name), dtype)
     if array.shape[:1] != shape[:1] or array.size != math.prod(shape):
         raise errors.InvalidInputError(
             expected=f"`{name}` of shape {shape}, like y",

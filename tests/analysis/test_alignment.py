@@ -215,7 +215,7 @@ def test_class_numbers_as_a_column():
         np.testing.assert_allclose(alignment(FULL, column), alignment(FULL, labels))
     with pytest.raises(
         InvalidInputError,
-        match=r"expected `y` as numbers; got dtype <U1\. Number the classes from 0\.",
+        match=r"expected `y` as an array of numbers; got dtype <U1\. Number the classes from 0\.",
     ):
         alignment(FULL, np.array(list("abcdef")[:N]))
 

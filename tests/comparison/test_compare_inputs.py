@@ -73,7 +73,10 @@ def test_changes_within_rounding(step, verdict):
     ("options", "match"),
     [
         ({"train": (X, np.eye(C)[Y] * 2), "loss": "cross_entropy"}, "probabilities in every row"),
-        ({"train": (X, np.array(["a", "b"] * 3))}, "expected `y` as numbers; got dtype <U1"),
+        (
+            {"train": (X, np.array(["a", "b"] * 3))},
+            "expected `y` as an array of numbers; got dtype <U1",
+        ),
         ({"descent": "0.1"}, "expected `descent` as a Descent"),
     ],
 )

@@ -42,12 +42,6 @@ def test_parameters_that_are_no_arrays():
 
 def test_numbers_that_are_no_arrays():
     refuse(r"got float at \['a'\]. Make numbers arrays", lambda p, x: p["a"] * x, {"a": 1.0}, X)
-    refuse(
-        r"got x\[0\]\[0\]: a float.*Make lists of numbers an array",
-        F,
-        PARAMS,
-        np.asarray(X).tolist(),
-    )
 
 
 def test_a_train_state_in_place_of_parameters():
@@ -69,9 +63,7 @@ def test_what_f_raises_says_what_f_was_given():
     found = notes(lambda p, x: x @ p["w0"], many, X)
     assert found.count("params/") == 6
     assert "..., x float32[1, 5]" in found
-    with pytest.raises(TypeError) as caught:
-        ntkdiag.ntk(F, PARAMS, X, output="full")
-    assert "are handed to f: was one of its own meant?" in "".join(caught.value.__notes__)
+    refuse("are handed to f: was one of its own meant?", F, PARAMS, X, output="full")
 
 
 def test_no_parameters():
@@ -355,8 +347,12 @@ def test_interacting_examples():
 
 
 def test_errors_of_the_function_itself_come_through():
-    with pytest.raises(TypeError, match="contracting dimensions"):
-        ntkdiag.ntk(lambda p, x: x @ p["w"].T, PARAMS, X)
+    refuse(
+        r"f\(params, x\) to run; got TypeError: .*contracting dimensions",
+        lambda p, x: x @ p["w"].T,
+        PARAMS,
+        X,
+    )
 
 
 @pytest.mark.parametrize("memory", [1e16, "2E9", "1e+9", 2e9])

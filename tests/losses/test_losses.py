@@ -148,7 +148,7 @@ def test_integers_beside_a_single_output_are_values():
         ),
         (
             lambda: MSE().read(np.array(["a"]), (1, 1)),
-            "expected `y` as numbers; got dtype <U1. Number the classes from 0.",
+            "expected `y` as an array of numbers; got dtype <U1. Number the classes from 0.",
         ),
         (
             lambda: MSE().read(np.array([np.nan]), (1, 1)),

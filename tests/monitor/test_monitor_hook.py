@@ -143,8 +143,8 @@ def test_never_raises_into_the_loop():
     with pytest.warns(RuntimeWarning) as caught:
         assert [monitor(step, {"a": params["a"]}) for step in range(3)] == [None] * 3
     assert [str(warning.message) for warning in caught] == [
-        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected f(params, x) to run "
-        "on the probe; got KeyError: 'b'. Check the shape of x and that params are those f takes. "
+        "Monitor: step 0 could not be measured: InvalidInputError: monitor(step, params): expected f(params, x) to run"
+        "; got KeyError: 'b'. Check that x has the shape f takes, and that params are those of f. "
         "This is said once; training goes on."
     ]
     assert monitor(3, params).status == Status.MEASURED
@@ -158,7 +158,7 @@ def test_never_raises_into_the_loop():
         (None, "monitor(step, params): expected the parameters at every update; got params=None. "),
         (
             {},
-            "monitor(step, params): expected f(params, x) to run on the probe; got KeyError: 'a'. ",
+            "monitor(step, params): expected f(params, x) to run; got KeyError: 'a'. ",
         ),
     ],
 )

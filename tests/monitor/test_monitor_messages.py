@@ -32,12 +32,12 @@ CALL = "watch(f)"
         (
             {"x": np.float32(1)},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes (). x and y are arrays with the examples first, and no lists.",
+            "got shapes (). x and y have the examples first.",
         ),
         (
             {"x": (np.ones((2, 3)), np.ones((3, 3)))},
             "expected x with the same number of examples, at least one, on the leading axis of every leaf; "
-            "got shapes (2, 3); (3, 3). x and y are arrays with the examples first, and no lists.",
+            "got shapes (2, 3); (3, 3). x and y have the examples first.",
         ),
         (
             {"top_k": 0},
@@ -166,9 +166,11 @@ def test_message_when_the_model_does_not_run():
     with pytest.raises(errors.InvalidInputError) as caught:
         small(f, train=(x[:, :2], y)).init(params)
     assert str(caught.value).startswith(
-        f"{CALL}.init(params): expected f(params, x) to run on the probe; got TypeError: dot_general"
+        f"{CALL}.init(params): expected f(params, x) to run; got TypeError: dot_general"
     )
-    assert str(caught.value).endswith(". Check the shape of x and that params are those f takes.")
+    assert str(caught.value).endswith(
+        ". Check that x has the shape f takes, and that params are those of f."
+    )
 
 
 def test_message_without_parameters():

@@ -13,7 +13,18 @@ PACKAGE = ROOT / "ntkdiag"
 
 # What each layer may import of ours: one direction, from models to the command line. `_jax` and `errors` are below
 # everything; `ntkdiag` itself may be imported for its version.
-BASE = {"_jax", "errors", "display", "scalars", "nouns", "losses", "descent", "ntkdiag"}
+BASE = {
+    "_jax",
+    "errors",
+    "display",
+    "scalars",
+    "nouns",
+    "losses",
+    "descent",
+    "arrays",
+    "user_function",
+    "ntkdiag",
+}
 LAYERS = {
     "_jax": set(),
     "errors": set(),
@@ -22,6 +33,8 @@ LAYERS = {
     "nouns": set(),
     "losses": set(),
     "descent": set(),
+    "arrays": set(),
+    "user_function": set(),
     "models": set(),
     "kernel": set(),
     "engine": {"kernel"},

@@ -181,19 +181,12 @@ def batch_size(x: PyTree, name: str) -> int:
             return int(size)
     shapes = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(x)[:_MOST_NAMED]:
-        kind = np.shape(leaf) if hasattr(leaf, "shape") else f"a {type(leaf).__name__}"
-        shapes.append(f"{name}{jax.tree_util.keystr(path)}: {kind}")
-    do = (
-        "Add an example axis in front, or drop the empty batch. A dataclass of arrays has to be "
-        "registered with jax.tree_util.register_dataclass."
-    )
-    if any(isinstance(leaf, int | float) for leaf in leaves):
-        do = "Make lists of numbers an array: jnp.asarray(...)."
+        shapes.append(f"{name}{jax.tree_util.keystr(path)}: {np.shape(leaf)}")
     raise errors.InvalidInputError(
         expected=f"{name} as arrays whose first axis is the examples, the same for all, at least "
         "one",
         got=", ".join(shapes) or "no arrays",
-        do=do,
+        do="Add an example axis in front, or drop the empty batch.",
     )
 
 

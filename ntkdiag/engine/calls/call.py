@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
+from ntkdiag import arrays
 from ntkdiag.engine import precision
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.preconditioner import Preconditioner
@@ -141,6 +140,9 @@ def read(call: Call) -> Call:
     Raises:
         InvalidInputError: Parameters, inputs or an option are not as `ntk` describes them.
     """
+    # From here on all arrays are JAX's: their dtypes are those the session allows.
+    call = _with_arrays(call)
+
     # The function, the parameters and the options.
     options = call.options
     for batch in call.batches:
@@ -150,9 +152,6 @@ def read(call: Call) -> Call:
         arguments.check_choice(options.examples, ("independent", "joint"), "examples=...")
     arguments.check_directory(options.spill, "spill")
     precision.policy(options.precision)
-
-    # From here on all arrays are JAX's: their dtypes are those the session allows.
-    call = jax.tree.map(_as_jax, call)
 
     # The examples.
     arguments.batch_size(call.rows.x, "x")
@@ -166,6 +165,19 @@ def read(call: Call) -> Call:
     return dataclasses.replace(call, preconditioner=inverse)
 
 
-def _as_jax(leaf: object) -> object:
-    """A numpy array as a JAX array; everything else (a flag, a name) as it is."""
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+def _with_arrays(call: Call) -> Call:
+    """The call with all that holds numbers read by the one door for arrays."""
+    columns = None if call.columns is None else _batch(call.columns, "x2")
+    return Call(
+        arrays.with_arrays(call.params, "params"),
+        _batch(call.rows, "x"),
+        columns,
+        arrays.with_arrays(call.preconditioner, "preconditioner"),
+        call.options,
+    )
+
+
+def _batch(batch: Batch, name: str) -> Batch:
+    """A batch whose examples, and the arrays among the keyword arguments of f, are JAX's."""
+    x = arrays.as_examples(batch.x, name)
+    return Batch(batch.f, x, arrays.with_arrays(batch.kwargs, "kwargs"))

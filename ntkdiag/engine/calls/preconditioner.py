@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.arrays import as_array, as_examples
 
 # How many paths or shapes a message lists.
 _MOST_NAMED = 6
@@ -49,10 +50,10 @@ class Preconditioner:
         # One number for all, or a tree that is read leaf by leaf.
         one_number = _is_leaf(preconditioner) and not jnp.ndim(preconditioner)
         if one_number:
-            values = [jnp.asarray(preconditioner)] * len(leaves)
+            values = [jnp.asarray(as_array(preconditioner, "preconditioner"))] * len(leaves)
         else:
             _require_tree(preconditioner, params)
-            values = [jnp.asarray(value) for value in jax.tree.leaves(preconditioner)]
+            values = jax.tree.leaves(as_examples(preconditioner, "preconditioner"))
         _require_shapes(values, leaves)
         _require_positive(values)
 

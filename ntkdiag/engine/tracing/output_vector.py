@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from ntkdiag import errors
 from ntkdiag._jax import TreeStructure
 from ntkdiag.engine.calls.keywords import Fixed
+from ntkdiag.user_function import outputs_of
 
 # Shapes named in a note are cut down to some of the first and the last.
 _MOST_NAMED = 8
@@ -46,8 +47,8 @@ class OutputVector:
         if not self.joint:
             x = jax.tree.map(lambda leaf: leaf[None], x)  # [...] -> [1 ...]
         try:
-            outputs = self.f(params_tree, x, **self.fixed.fill(kwargs))
-        except Exception as error:
+            outputs = outputs_of(self.f, params_tree, x, self.fixed.fill(kwargs))
+        except errors.NtkdiagError as error:
             self._note_call(error, params_tree, x)
             raise
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
@@ -77,11 +78,6 @@ class OutputVector:
             batch = "all examples as one batch"
         call = errors.current_call()
         error.add_note(f"{call} called f(params, x) with {batch}: {', '.join(shapes)}.")
-        if "unexpected keyword argument" in str(error):
-            error.add_note(
-                "Keyword arguments that ntkdiag does not know are handed to f: was one of its own "
-                "meant?"
-            )
 
     def _require_outputs(self, leaves: list[Array], n: int) -> None:
         """Refuse outputs that are no real floating arrays with the n examples first."""

@@ -182,8 +182,9 @@ def _read_state(
 def _read_times(t: Numbers | None) -> AnyArray:
     """Times as an array, strictly increasing as far as they are known."""
     if t is not None and not is_concrete(t):
-        return array(t)
-    flat = np.zeros(0) if t is None else np.asarray(t, np.float64).reshape(-1)
+        return array(t, "t")
+    times = np.zeros(0) if t is None else np.asarray(array(t, "t"), np.float64)
+    flat = times.reshape(-1)
     is_increasing = (np.diff(flat, prepend=-np.inf) > 0).all()
     if not (flat.size and np.isfinite(flat).all() and flat[0] >= 0 and is_increasing):
         raise errors.InvalidInputError(
@@ -191,7 +192,7 @@ def _read_times(t: Numbers | None) -> AnyArray:
             got=f"{t}",
             do="Sort them; convergence at infinity is not certain for a general loss.",
         )
-    return np.asarray(t, np.float64)
+    return times
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))

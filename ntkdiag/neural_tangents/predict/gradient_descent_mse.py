@@ -90,7 +90,7 @@ def gradient_descent_mse(
                 do="Pass what to predict.",
             )
         # neural-tangents' arguments -> matrices
-        times = array(np.inf if t is None else t)
+        times = array(np.inf if t is None else t, "t")
         require_at_least_zero(times, "t", many=True)
         cross, test, shape = layout.read_test(fx_test_0, k_test_train)
         start = layout.columns(fx_train_0, "fx_train_0")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.neural_tangents.axes import AxesLike, read_axes
 
@@ -52,7 +53,7 @@ class Layout:
         outputs = 0.0 if outputs is None else outputs
         if isinstance(outputs, int | float):
             outputs = np.asarray(outputs, jnp.result_type(float))
-        outputs = array(outputs)
+        outputs = array(outputs, name)
         lengths = zip(outputs.shape, wanted, strict=False)
         fits = outputs.ndim == len(wanted) and all(n in (1, m) for n, m in lengths)
         if outputs.ndim and not fits:
@@ -83,7 +84,7 @@ class Layout:
                 got="None",
                 do="Pass ntk_fn(x_test, x_train, params).",
             )
-        kernel, kept = array(k_test_train), self.kept_shape
+        kernel, kept = array(k_test_train, "k_test_train"), self.kept_shape
         if kernel.ndim != 2 * len(kept) or tuple(kernel.shape[1::2]) != kept or 0 in kernel.shape:
             expected = str(_zipped(("m", *kept[1:]), kept)).replace("'", "")
             raise errors.InvalidInputError(
@@ -95,7 +96,7 @@ class Layout:
         for axis, length in zip(self.kept, kernel.shape[::2], strict=True):
             shape[axis] = length
         cross = unzip(kernel).reshape(-1, math.prod(kept))  # [l r]
-        return cross, self.columns(array(fx_test_0), "fx_test_0", tuple(shape)), tuple(shape)
+        return cross, self.columns(fx_test_0, "fx_test_0", tuple(shape)), tuple(shape)
 
     def outputs(self, matrix: AnyArray, shape: tuple[int, ...] | None = None) -> AnyArray:
         """`[... r c]` back to `[... n ...]`: the inverse of `columns`."""
@@ -106,10 +107,9 @@ class Layout:
         return split.transpose((*range(lead), *(lead + k for k in back)))
 
 
-def array(value: KernelNumbers) -> AnyArray:
+def array(value: KernelNumbers, name: str) -> AnyArray:
     """Numbers as a numpy or JAX array; a `Kernel`, full or a mean, in neural-tangents' layout."""
-    value = _of_kernel(value) if isinstance(value, Kernel) else value
-    return value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
+    return as_array(_of_kernel(value) if isinstance(value, Kernel) else value, name)
 
 
 def read_training(
@@ -121,7 +121,8 @@ def read_training(
         InvalidInputError: An axis is out of range, or the kernel does not have the shape
             `zip(y_train.shape, y_train.shape)` without the traced axes.
     """
-    kernel, y = array(k_train_train), array(y_train)
+    kernel = array(k_train_train, "k_train_train")
+    y = array(y_train, "y_train")
     # In the 32-bit mode targets are no more precise than the kernel: rows of `np.eye` are float64.
     is_wide = isinstance(y, np.ndarray) and y.dtype == np.float64 and kernel.dtype != np.float64
     if is_wide and not jax.config.read("jax_enable_x64"):

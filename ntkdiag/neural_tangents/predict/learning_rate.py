@@ -43,7 +43,7 @@ def max_learning_rate(
         >>> round(float(max_learning_rate(np.diag([1.0, 4.0]), y_train_size=2)), 6)
         1.0
     """
-    kernel = array(ntk_train_train)
+    kernel = array(ntk_train_train, "ntk_train_train")
     rows = math.prod(kernel.shape[::2])
     if kernel.ndim % 2 or tuple(kernel.shape[::2]) != tuple(kernel.shape[1::2]):
         raise errors.InvalidInputError(

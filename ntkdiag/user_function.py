@@ -1,0 +1,86 @@
+"""The user's own f, called: whatever it raises is one refusal, whoever calls it.
+
+Called with the user's parameters on the user's examples, f mostly fails where these do not fit. The
+exception of f stays the cause of the refusal, and what the adapter of its model noted on it becomes
+what to do.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+
+Kwargs: TypeAlias = Mapping[str, Any]
+
+_MOST_LETTERS = 400  # of an exception's text
+_DO = "Check that x has the shape f takes, and that params are those of f."
+_DO_ABOUT_KEYWORDS = (
+    "Keyword arguments that ntkdiag does not know are handed to f: was one of its own meant?"
+)
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_DO_ABOUT_VALUES = (
+    "f is traced, as by jax.jit: use jax.numpy in it, and jnp.where or jax.lax.cond in place of if."
+)
+_MARK = "ntkdiag: "  # before what an adapter notes on an exception
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Where f runs, or is traced, and nothing else does.
+
+    Raises:
+        InvalidInputError: f raised something; errors of ntkdiag come through as they are.
+    """
+    try:
+        yield
+    except errors.NtkdiagError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise refusal(error) from error
+
+
+def outputs_of(f: Callable[..., PyTree], params: PyTree, x: PyTree, kwargs: Kwargs) -> PyTree:
+    """f(params, x, **kwargs), refused where f does not run; Python numbers in it become arrays."""
+    with running():
+        return jax.tree.map(_as_array, f(params, x, **kwargs))
+
+
+def _as_array(output: object) -> object:
+    """A number of Python as an array, which alone can be differentiated; all else as it is."""
+    return jnp.asarray(output) if isinstance(output, bool | int | float | complex) else output
+
+
+def refusal(error: Exception, of: str = "", do: str = "") -> errors.InvalidInputError:
+    """What an exception inside f says about the arguments; `of` names f where there are several.
+
+    What to do says whoever calls, or else the adapter of the model.
+    """
+    notes = getattr(error, "__notes__", [])
+    remedies = [note.removeprefix(_MARK) for note in notes if note.startswith(_MARK)]
+    if "unexpected keyword argument" in str(error):
+        remedies.append(_DO_ABOUT_KEYWORDS)
+    if isinstance(error, _NEEDS_VALUES):
+        remedies.append(_DO_ABOUT_VALUES)
+    return errors.InvalidInputError(
+        expected="f(params, x) to run",
+        got=of + in_words(error),
+        do=do or " ".join(remedies) or _DO,
+    )
+
+
+def in_words(error: BaseException) -> str:
+    """Type and text of an exception; of a long text its first paragraph."""
+    text = str(error).strip() or "no message"
+    paragraph = " ".join(text.split("\n\n")[0].split()).removesuffix(".")
+    if len(paragraph) > _MOST_LETTERS:
+        paragraph = paragraph[:_MOST_LETTERS] + " ..."
+    return f"{type(error).__name__}: {paragraph}"

@@ -1,0 +1,523 @@
+"""One call of every public function, on a network of two layers with eight examples.
+
+Each call takes `given`, which every array that a user hands in goes through: as it is, or as what
+another library would hold. What it returns are numbers that do not depend on that.
+"""
+
+import collections
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from public_names import documented
+
+import ntkdiag
+from ntkdiag import analysis, baselines, matrix_free, models, neural_tangents, predict
+
+CALLS = {}
+# Results and settings, which calls of other names make or take; protocols and errors.
+WITHOUT_A_CALL = {
+    *(name for name in documented() if name.startswith("ntkdiag.errors.")),
+    "ntkdiag.analysis.Alignment",
+    "ntkdiag.analysis.Drift",
+    "ntkdiag.analysis.Health",
+    "ntkdiag.analysis.LeaveOneOut",
+    "ntkdiag.analysis.SampledMargin",
+    "ntkdiag.baselines.GapHistory",
+    "ntkdiag.baselines.LinearBaseline",
+    "ntkdiag.checking.SelfCheck",
+    "ntkdiag.comparison.Comparison",
+    "ntkdiag.engine.Plan",
+    "ntkdiag.Functional",
+    "ntkdiag.kernel.Convention",
+    "ntkdiag.kernel.Spectrum",
+    "ntkdiag.linearization.LinearizationGap",
+    "ntkdiag.losses.Loss",
+    "ntkdiag.matrix_free.Solution",
+    "ntkdiag.matrix_free.TopSpectrum",
+    "ntkdiag.monitor.Measurement",
+    "ntkdiag.monitor.Terminal",
+    "ntkdiag.monitor.Writer",
+    "ntkdiag.neural_tangents.NtkImplementation",
+    "ntkdiag.neural_tangents.predict.ODEState",
+    "ntkdiag.predict.Ensemble",
+    "ntkdiag.predict.Origin",
+    "ntkdiag.predict.Prediction",
+}
+
+N, D, H, C = 8, 3, 5, 2
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, D)).astype(np.float32)
+X2 = RNG.normal(size=(3, D)).astype(np.float32)
+Y = RNG.normal(size=(N, C)).astype(np.float32)
+Y2 = RNG.normal(size=(3, C)).astype(np.float32)
+CLASSES = np.arange(N) % 2
+CLASSES2 = np.array([1, 0, 1])
+PARAMS = {
+    "w": RNG.normal(size=(D, H)).astype(np.float32),
+    "b": RNG.normal(size=H).astype(np.float32),
+    "v": RNG.normal(size=(H, C)).astype(np.float32),
+}
+MOVED = {name: value + np.float32(0.1) for name, value in PARAMS.items()}
+
+
+def f(params, x):
+    """The network; it broadcasts and promotes nothing by itself."""
+    hidden = jnp.tanh(x @ params["w"] + params["b"][None])
+    return hidden @ params["v"]
+
+
+def params():
+    return jax.tree.map(jnp.asarray, PARAMS)
+
+
+def kernel(reduction="full"):
+    return ntkdiag.ntk(f, params(), X, reduction=reduction)
+
+
+def matrix():
+    """The mean kernel as a user may hold it, without its convention."""
+    return np.asarray(kernel("mean").array)
+
+
+def operator():
+    return ntkdiag.NTKOperator(f, params(), X)
+
+
+def outputs(x=X):
+    return np.asarray(f(params(), x))
+
+
+def call_of(*names):
+    """A call for these public names."""
+
+    def note(call):
+        CALLS.update(dict.fromkeys(names, call))
+        return call
+
+    return note
+
+
+# Kernels, and what is computed of them.
+
+
+@call_of("ntkdiag.ntk", "ntkdiag.Kernel")
+def ntk(given):
+    full = ntkdiag.ntk(f, params(), given(X), given(X2), reduction="full", per_leaf=True)
+    mean = ntkdiag.ntk(f, params(), given(X), preconditioner=jax.tree.map(jnp.ones_like, params()))
+    estimate = ntkdiag.ntk(
+        f, params(), given(X), reduction=ntkdiag.kernel.RandomProjections(2), memory="1GB"
+    )
+    return full.array, full @ given(Y2), mean.array, mean @ given(Y), estimate.array
+
+
+@call_of("ntkdiag.kernel.RandomProjections")
+def projections(given):
+    return ntkdiag.ntk(f, params(), given(X), reduction=given(np.eye(C, dtype=np.float32))).array
+
+
+@call_of("ntkdiag.plan")
+def plan(given):
+    return ntkdiag.plan(f, params(), given(X), reduction="full").flops
+
+
+@call_of("ntkdiag.clear_caches")
+def clear_caches(given):
+    ntkdiag.clear_caches()
+
+
+@call_of("ntkdiag.spectrum")
+def spectrum(given):
+    decomposed = ntkdiag.spectrum(given(matrix()))
+    return decomposed.eigenvalues, decomposed.participation_ratio, decomposed.condition_number
+
+
+@call_of("ntkdiag.top_spectrum")
+def top_spectrum(given):
+    return (
+        ntkdiag.top_spectrum(given(matrix()), 2).eigenvalues,
+        ntkdiag.top_spectrum(operator(), 2).eigenvalues,
+    )
+
+
+@call_of("ntkdiag.analysis.health")
+def health(given):
+    return vars(analysis.health(given(matrix())))
+
+
+@call_of("ntkdiag.drift")
+def drift(given):
+    later = matrix() + np.eye(N, dtype=np.float32)
+    return vars(ntkdiag.drift(given(matrix()), given(later)))
+
+
+@call_of(
+    "ntkdiag.alignment",
+    "ntkdiag.analysis.alignment_beside_chance",
+    "ntkdiag.analysis.label_power",
+)
+def alignment(given):
+    return (
+        ntkdiag.alignment(kernel(), given(CLASSES)),
+        ntkdiag.alignment(given(matrix()), given(Y)),
+        analysis.label_power(given(matrix()), given(Y), centred=True),
+        vars(analysis.alignment_beside_chance(given(matrix()), given(Y))),
+    )
+
+
+@call_of(
+    "ntkdiag.critical_learning_rate",
+    "ntkdiag.stability_margin",
+    "ntkdiag.analysis.sampled_margin",
+    "ntkdiag.Descent",
+)
+def stability(given):
+    momentum = ntkdiag.Descent(0.1, momentum=0.9)
+    return (
+        ntkdiag.critical_learning_rate(kernel(), momentum, loss="mse"),
+        ntkdiag.stability_margin(
+            kernel(), momentum, loss="cross_entropy", outputs=given(outputs()), y=given(CLASSES)
+        ),
+        analysis.sampled_margin(
+            operator(), 0.1, loss="cross_entropy", outputs=given(outputs()), y=given(CLASSES)
+        ).margin,
+    )
+
+
+@call_of("ntkdiag.losses.MSE", "ntkdiag.losses.CrossEntropy", "ntkdiag.losses.SigmoidCrossEntropy")
+def losses(given):
+    numbers = []
+    for loss in (ntkdiag.losses.MSE(), ntkdiag.losses.CrossEntropy()):
+        numbers.append(loss(outputs(), loss.read(given(CLASSES), (N, C))))
+        numbers.append(loss.curvature(given(outputs())).times(jnp.ones(N * C, jnp.float32)))
+    sigmoid = ntkdiag.losses.SigmoidCrossEntropy()
+    ones = np.ones((N, C), np.float32)
+    return *numbers, sigmoid(outputs(), sigmoid.read(given(ones), (N, C)))
+
+
+@call_of(
+    "ntkdiag.analysis.time_constants",
+    "ntkdiag.analysis.steps_to_residual",
+    "ntkdiag.analysis.reachable_power",
+    "ntkdiag.analysis.spectral_position",
+)
+def modes(given):
+    of_matrix = given(matrix())
+    loss = ntkdiag.losses.MSE(denominator=float(N))
+    return (
+        analysis.time_constants(of_matrix, 0.1, loss=loss),
+        analysis.steps_to_residual(of_matrix, 0.1, 0.5, loss=loss),
+        analysis.reachable_power(of_matrix, given(Y), 0.1, 10, loss=loss),
+        analysis.spectral_position(of_matrix, given(Y)),
+    )
+
+
+@call_of("ntkdiag.analysis.leave_one_out")
+def leave_one_out(given):
+    left_out = analysis.leave_one_out(given(matrix()), given(Y), 0.1)
+    return left_out.residuals, left_out.mse
+
+
+# The kernel that is never formed.
+
+
+@call_of("ntkdiag.NTKOperator")
+def products(given):
+    K = ntkdiag.NTKOperator(f, params(), given(X), given(X2), batch_size=2)
+    return K @ given(Y2), K.cotangent(given(Y)), K.tangent(params()), K.outputs()
+
+
+@call_of("ntkdiag.matrix_free.least_squares", "ntkdiag.matrix_free.CG", "ntkdiag.matrix_free.LSMR")
+def least_squares(given):
+    fits = []
+    for solver in (matrix_free.CG(), matrix_free.LSMR()):
+        solution = matrix_free.least_squares(
+            operator(), given(Y), ridge=0.1, f0=given(outputs()), solver=solver
+        )
+        fits.append(solution.outputs)
+    return fits
+
+
+@call_of("ntkdiag.matrix_free.gauss_newton_step")
+def gauss_newton_step(given):
+    step = matrix_free.gauss_newton_step(
+        operator(), given(CLASSES), loss="cross_entropy", ridge=0.1, f0=given(outputs())
+    )
+    return step.outputs
+
+
+# Predictions.
+
+
+def squared():
+    return ntkdiag.losses.MSE(denominator=float(N))
+
+
+@call_of("ntkdiag.predict.gradient_flow")
+def gradient_flow(given):
+    cross = ntkdiag.ntk(f, params(), X2, X).array
+    predicted = predict.gradient_flow(
+        given(matrix()),
+        given(Y),
+        np.array([0.5, np.inf]),
+        kernel_test=given(np.asarray(cross)),
+        f0=given(outputs()),
+        f0_test=given(outputs(X2)),
+        ridge=0.1,
+        loss=squared(),
+    )
+    return predicted.train, predicted.test, predict.gradient_flow(operator(), given(Y), 1.0).train
+
+
+@call_of("ntkdiag.predict.gradient_descent")
+def gradient_descent(given):
+    momentum = ntkdiag.Descent(0.1, momentum=0.9)
+    return (
+        predict.gradient_descent(given(matrix()), given(Y), momentum, 5, loss=squared()).train,
+        predict.gradient_descent(operator(), given(Y), 0.1, 5).train,
+    )
+
+
+@call_of("ntkdiag.predict.integrate_flow")
+def integrate_flow(given):
+    return predict.integrate_flow(
+        kernel(), given(CLASSES), 0.5, loss="cross_entropy", f0=given(outputs())
+    ).train
+
+
+@call_of("ntkdiag.predict.iterate_descent")
+def iterate_descent(given):
+    return (
+        predict.iterate_descent(
+            kernel(), given(CLASSES), 0.1, 3, loss="cross_entropy", f0=given(outputs())
+        ).train,
+        predict.iterate_descent(operator(), given(CLASSES), 0.1, 3, loss="cross_entropy").train,
+    )
+
+
+@call_of("ntkdiag.predict.over_initializations", "ntkdiag.predict.Prior")
+def over_initializations(given):
+    samples = np.stack([outputs(), 2 * outputs() + Y, Y])
+    prior = predict.Prior.of_samples(given(samples))
+    return predict.over_initializations(kernel(), given(Y), 1.0, prior=prior).covariance
+
+
+@call_of("ntkdiag.predict.origin")
+def origin(given):
+    of_both = predict.origin(f, params(), given(X), given(X2))
+    return of_both.train, of_both.test
+
+
+# Linearization.
+
+
+@call_of("ntkdiag.linearize", "ntkdiag.taylor_expand", "ntkdiag.linearized_model")
+def taylor_models(given):
+    moved = jax.tree.map(jnp.asarray, MOVED)
+    return (
+        ntkdiag.linearize(f, params())(moved, given(X)),
+        ntkdiag.taylor_expand(f, params(), 2)(moved, given(X)),
+        ntkdiag.linearized_model(f, params())(moved, given(X)),
+    )
+
+
+@call_of("ntkdiag.linearization_gap")
+def linearization_gap(given):
+    return ntkdiag.linearization_gap(f, PARAMS, MOVED, given(X)).to_dict()
+
+
+@call_of("ntkdiag.linearization.last_layer")
+def last_layer(given):
+    assert ntkdiag.linearization.last_layer(f, params(), given(X)) == ["v"]
+
+
+# Models.
+
+
+@call_of(
+    "ntkdiag.functionalize",
+    "ntkdiag.models.register",
+    "ntkdiag.models.labelled",
+    "ntkdiag.models.activations",
+)
+def functionalize(given):
+    labels = {"w": "frozen", "b": "frozen", "v": "moving"}
+    models.register("a_library_of_nobody", ntkdiag.functionalize)
+    models.activations("layer")
+    fn = ntkdiag.functionalize(f, params(), trainable=models.labelled(labels, "moving"))
+    return fn(fn.with_params({"v": MOVED["v"]}).params, X)
+
+
+@call_of("ntkdiag.models.last_token", "ntkdiag.models.label_logit", "ntkdiag.models.example_loss")
+def selectors(given):
+    logits = jnp.ones((2, 3, 4), jnp.float32)
+    mask = jnp.ones((2, 3), jnp.int32)
+    squares = lambda y, t: jnp.square(y - t).sum(-1)
+    return (
+        models.last_token("mask")(logits, {"mask": mask}),
+        models.label_logit()(logits, {"labels": mask}),
+        models.example_loss(squares)(logits[:, 0], {"labels": logits[:, 1]}),
+    )
+
+
+@call_of("ntkdiag.selfcheck")
+def selfcheck(given):
+    assert ntkdiag.selfcheck(f, params(), given(X)).ok
+
+
+# Training runs.
+
+
+@call_of("ntkdiag.compare")
+def compare(given):
+    comparison = ntkdiag.compare(
+        PARAMS,
+        MOVED,
+        model=f,
+        train=(given(X), given(CLASSES)),
+        held_out=(given(X2), given(CLASSES2)),
+        loss="cross_entropy",
+        descent=0.1,
+    )
+    return comparison.a.margin, comparison.b.margin, comparison.drift.distance
+
+
+@call_of("ntkdiag.baselines.linear_baseline")
+def linear_baseline(given):
+    data = (given(X), given(CLASSES), given(X2), given(CLASSES2))
+    baseline = baselines.linear_baseline(
+        f, data, optax.sgd(0.1), variables=params(), loss="cross_entropy", steps=2
+    )
+    return baseline.to_dict()
+
+
+@call_of("ntkdiag.baselines.gap_over_training")
+def gap_over_training(given):
+    data = (given(X), given(Y), given(X2), given(Y2))
+    history = baselines.gap_over_training(f, params(), data, optax.sgd(0.1), loss="mse", steps=2)
+    return history.e1
+
+
+@call_of("ntkdiag.watch")
+def watch(given):
+    probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy", "descent": 0.1}
+    tx = optax.chain(ntkdiag.watch(f, every=1, top_k=2, **probe), optax.sgd(0.1))
+    state = tx.init(params())
+    _, state = jax.jit(tx.update)(params(), state, params())
+    return state[0].ntk_eigenvalues, state[0].ntk_margin
+
+
+@call_of(
+    "ntkdiag.Monitor",
+    "ntkdiag.JsonLines",
+    "ntkdiag.monitor.InMemory",
+    "ntkdiag.monitor.read_json_lines",
+    "ntkdiag.monitor.Every",
+    "ntkdiag.monitor.LogSpaced",
+    "ntkdiag.monitor.At",
+)
+def monitor(given):
+    memory = ntkdiag.monitor.InMemory()
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "run.jsonl"
+        for schedule in (
+            ntkdiag.monitor.Every(2),
+            ntkdiag.monitor.LogSpaced(),
+            ntkdiag.monitor.At((0,)),
+        ):
+            hook = ntkdiag.Monitor(
+                f,
+                train=(given(X), given(CLASSES)),
+                held_out=(given(X2), given(CLASSES2)),
+                every=schedule,
+                top_k=2,
+                loss="mse",
+                writers=[memory, ntkdiag.JsonLines(file)],
+            )
+            hook(0, params())
+            hook.close()
+        _, rows = ntkdiag.monitor.read_json_lines(file)
+    return [row["ntk_trace"] for row in rows], memory.series("ntk_alignment")
+
+
+@call_of("ntkdiag.load_params")
+def load_params(given):
+    import orbax.checkpoint as ocp
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder).resolve() / "7"
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(path, params())
+        return ntkdiag.load_params(path)
+
+
+# The calls of neural-tangents.
+
+
+@call_of(
+    "ntkdiag.neural_tangents.empirical_ntk_fn",
+    "ntkdiag.neural_tangents.empirical_nngp_fn",
+    "ntkdiag.neural_tangents.empirical_kernel_fn",
+    "ntkdiag.neural_tangents.batch",
+)
+def empirical(given):
+    ntk_fn = neural_tangents.empirical_ntk_fn(f)
+    return (
+        ntk_fn(given(X), given(X2), params()),
+        neural_tangents.empirical_nngp_fn(f)(given(X), None, params()),
+        neural_tangents.empirical_kernel_fn(f)(given(X), None, "ntk", params()),
+        neural_tangents.batch(ntk_fn, 2)(given(X), None, params()),
+    )
+
+
+@call_of("ntkdiag.neural_tangents.PerInput", "ntkdiag.neural_tangents.Shared")
+def per_input(given):
+    scaled = lambda p, x, scale: f(p, x) * scale
+    ntk_fn = neural_tangents.empirical_ntk_fn(scaled)
+    half, one = jnp.float32(0.5), jnp.float32(1)
+    return (
+        ntk_fn(given(X), given(X2), params(), scale=neural_tangents.PerInput(half, one)),
+        ntk_fn(given(X), given(X2), params(), scale=neural_tangents.Shared(half)),
+    )
+
+
+@call_of("ntkdiag.neural_tangents.empirical_ntk_vp_fn")
+def vector_products(given):
+    return neural_tangents.empirical_ntk_vp_fn(f, given(X), None, params())(given(Y))
+
+
+@call_of("ntkdiag.neural_tangents.linearize", "ntkdiag.neural_tangents.taylor_expand")
+def expansions(given):
+    moved = jax.tree.map(jnp.asarray, MOVED)
+    return (
+        neural_tangents.linearize(f, params())(moved, given(X)),
+        neural_tangents.taylor_expand(f, params(), 2)(moved, given(X)),
+    )
+
+
+@call_of(
+    "ntkdiag.neural_tangents.predict.gradient_descent_mse",
+    "ntkdiag.neural_tangents.predict.gradient_descent",
+    "ntkdiag.neural_tangents.predict.max_learning_rate",
+)
+def dynamics(given):
+    of_mse = neural_tangents.predict.gradient_descent_mse(given(matrix()), given(Y))
+    flow = neural_tangents.predict.gradient_descent(
+        lambda fx, y: 0.5 * jnp.square(fx - y).mean(), given(matrix()), given(Y)
+    )
+    return (
+        of_mse(1.0, given(outputs())),
+        flow(1.0, given(outputs())),
+        neural_tangents.predict.max_learning_rate(given(matrix()), Y.size),
+    )
+
+
+def groups():
+    """The calls, each once, under the first of its names."""
+    names = collections.defaultdict(list)
+    for name, call in CALLS.items():
+        names[call].append(name)
+    return {of_call[0]: call for call, of_call in names.items()}

@@ -1,0 +1,245 @@
+"""The one door for arrays: what holds numbers is converted, everywhere alike; what does not is refused in words."""
+
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import public_calls
+import pytest
+import scipy.sparse
+from jax.experimental import sparse
+
+import ntkdiag
+from ntkdiag.arrays import as_array, as_examples, with_arrays
+from ntkdiag.errors import InvalidInputError
+
+A = np.arange(6.0).reshape(3, 2)
+
+
+class HoldsArray:
+    """A tensor of another library that NumPy can read."""
+
+    def __init__(self, array):
+        self._array = array
+        self.shape = array.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+
+class HoldsMemory:
+    """A tensor of another library that lends its memory, and has nothing else."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def big_endian(array):
+    return array.astype(array.dtype.newbyteorder(">"))
+
+
+CONVERTED = {
+    "__array__": HoldsArray,
+    "dlpack": HoldsMemory,
+    "big-endian": big_endian,
+    "lists of rows": np.ndarray.tolist,
+}
+REFUSED = {
+    "object": (lambda a: a.astype(object), "dtype object"),
+    "strings": (lambda a: a.astype(str), "dtype <U"),
+    "masked": (lambda a: np.ma.masked_array(a, a > 0), "a masked array"),
+    "scipy": (scipy.sparse.coo_array, "a sparse coo_array"),
+    "jax BCOO": (lambda a: sparse.BCOO.fromdense(jnp.asarray(a)), "a sparse BCOO"),
+}
+
+
+def as_given(array):
+    return array
+
+
+class Counted:
+    """`given` that changes one of the arrays that go through it, and leaves the others alone."""
+
+    def __init__(self, change, number):
+        self.change, self.number, self.seen = change, number, 0
+
+    def __call__(self, array):
+        self.seen += 1
+        return self.change(array) if self.seen - 1 == self.number else array
+
+
+@pytest.mark.parametrize("change", CONVERTED.values(), ids=CONVERTED)
+def test_what_holds_numbers_is_read(change):
+    got = as_array(change(A), "y")
+    assert got.dtype == np.float64
+    assert got.dtype.isnative
+    np.testing.assert_array_equal(got, A)
+
+
+def test_numpy_and_jax_come_through_as_they_are():
+    for array in (A, jnp.asarray(A), jax.random.key(0)):
+        assert as_array(array, "y") is array
+
+
+def test_memory_that_numpy_does_not_know():
+    half = jnp.arange(3, dtype=jnp.bfloat16)
+    got = as_array(HoldsMemory(half), "y")
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(got, np.float32), [0, 1, 2])
+
+
+def test_traced_numbers_come_through():
+    def total(value):
+        assert as_array(value, "y") is value
+        return as_array([value, 2 * value], "y").sum()
+
+    assert jax.jit(total)(1.0) == 3.0
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_holds_no_numbers_is_refused(case):
+    change, got = case
+    with pytest.raises(InvalidInputError, match=f"expected `y` as an array of numbers; got {got}"):
+        as_array(change(A), "y")
+    with pytest.raises(InvalidInputError, match=rf"expected `x\['a'\]\[0\]` as .* got {got}"):
+        as_examples({"a": (change(A), A)})
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ([[1.0, 2.0], [3.0]], r"a list \(setting an array element with a sequence"),
+        (None, r"a NoneType \(dtype object\)"),
+        ({"a": 1.0}, r"a dict \(dtype object\)"),
+        (np.array(["2020-01-01"], "datetime64[D]"), r"dtype datetime64\[D\]"),
+        (np.longdouble(1) * np.ones(2), "dtype float128|dtype longdouble"),
+    ],
+)
+def test_other_values_are_refused(value, got):
+    with pytest.raises(InvalidInputError, match=f"`y` as an array of numbers; got {got}"):
+        as_array(value, "y")
+
+
+def test_lists_of_rows_among_trees():
+    got = as_examples({"rows": [[1, 2], [3, 4]], "arrays": [A, A]})
+    assert jax.tree.map(np.shape, got) == {"rows": (2, 2), "arrays": [(3, 2), (3, 2)]}
+
+
+def test_an_unregistered_dataclass():
+    class Batch:
+        __dataclass_fields__ = {}  # noqa: RUF012
+
+    with pytest.raises(InvalidInputError, match=r"`x` .* got a Batch .*register_dataclass"):
+        as_examples(Batch())
+
+
+def test_arguments_of_f_that_are_no_arrays_stay():
+    got = with_arrays({"train": False, "name": "a", "scale": HoldsArray(A)}, "kwargs")
+    assert (got["train"], got["name"]) == (False, "a")
+    np.testing.assert_array_equal(got["scale"], A)
+    with pytest.raises(InvalidInputError, match=r"`kwargs\['mask'\]` .* got a masked array"):
+        with_arrays({"mask": np.ma.masked_array(A, A > 1)}, "kwargs")
+
+
+def equal(a, b):
+    """Whether two results hold the same numbers."""
+    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(a) == len(b) and all(map(_close, a, b))
+
+
+def _close(a, b):
+    if isinstance(a, str):
+        return a == b or a.endswith(" s")
+    return np.allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+WITHOUT_ARRAYS = {
+    "ntkdiag.clear_caches",
+    "ntkdiag.functionalize",
+    "ntkdiag.load_params",
+    "ntkdiag.models.last_token",
+}
+
+
+@pytest.mark.slow  # every public call three times, half of them compiled
+@pytest.mark.parametrize("name", public_calls.groups())
+def test_every_public_call_takes_arrays_of_other_libraries(name):
+    call = public_calls.CALLS[name]
+    want = call(as_given)
+    for change in (HoldsMemory, big_endian):
+        assert equal(want, call(change))
+
+
+@pytest.mark.parametrize("name", sorted(set(public_calls.groups()) - WITHOUT_ARRAYS))
+def test_every_public_call_reads_its_first_array_by_the_door(name):
+    change, got = REFUSED["masked"]
+    with pytest.raises(InvalidInputError, match=f"as an array of numbers; got {got}"):
+        public_calls.CALLS[name](Counted(change, 0))
+
+
+@pytest.mark.slow  # every public call as many times as it takes arrays
+@pytest.mark.parametrize("name", public_calls.groups())
+def test_every_public_call_reads_each_array_by_the_door(name):
+    call = public_calls.CALLS[name]
+    counted = Counted(as_given, 0)
+    call(counted)
+    for number in range(counted.seen):
+        for change, got in (REFUSED["masked"], REFUSED["object"]):
+            with pytest.raises(InvalidInputError, match=f"as an array of numbers; got {got}"):
+                call(Counted(change, number))
+
+
+@pytest.mark.parametrize("library", ["torch", "tensorflow"])
+def test_the_libraries_themselves(library):
+    module = pytest.importorskip(library)
+    tensor = module.as_tensor(A) if library == "torch" else module.constant(A)
+    np.testing.assert_array_equal(as_array(tensor, "y"), A)
+
+
+def test_no_library_is_imported_for_it():
+    known = [name for name in ("torch", "tensorflow", "scipy") if importlib.util.find_spec(name)]
+    code = f"""
+import sys, numpy as np, ntkdiag
+from ntkdiag.arrays import as_array
+as_array([[1.0, 2.0]], "y")
+assert not set({known}) & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_an_f_that_does_not_run(number):
+    """Every call that runs f says the same of an f that does not."""
+    f = lambda params, x: x.T @ params["w"]
+    params, x, y = public_calls.params(), public_calls.X, public_calls.Y
+    probe = (x, y)
+    calls = [
+        lambda: ntkdiag.ntk(f, params, x),
+        lambda: ntkdiag.NTKOperator(f, params, x),
+        lambda: ntkdiag.linearize(f, params)(params, x),
+        lambda: ntkdiag.taylor_expand(f, params, 2)(params, x),
+        lambda: ntkdiag.linearization_gap(f, params, params, x),
+        lambda: ntkdiag.compare(params, public_calls.MOVED, model=f, train=probe),
+        lambda: ntkdiag.Monitor(ntkdiag.functionalize(f, params), train=probe),
+        lambda: ntkdiag.neural_tangents.empirical_ntk_fn(f)(x, None, params),
+        lambda: ntkdiag.baselines.gap_over_training(f, params, (x, y, x, y), None, loss="mse"),
+    ]
+    with pytest.raises(
+        InvalidInputError,
+        match=r"expected f\(params, x\) to run; got .*TypeError: dot_general requires .*shape",
+    ):
+        calls[number]()
+
+
+def test_a_selfcheck_of_an_f_that_does_not_run():
+    check = ntkdiag.selfcheck(lambda p, x: x.T @ p["w"], public_calls.params(), public_calls.X)
+    assert "expected f(params, x) to run; got TypeError: dot_general" in check["runs"].text
