@@ -26,6 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+import ntkdiag
 from ntkdiag import errors
 from ntkdiag.probe_batch import Pair
 
@@ -42,12 +43,31 @@ _UNREADABLE = (
 
 app = typer.Typer(
     name="ntkdiag",
-    help="Training diagnostics for Flax and Equinox models, built on the empirical neural tangent "
-    "kernel.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    """Print the version and end, where `--version` stands before any command."""
+    if wanted:
+        typer.echo(f"ntkdiag {ntkdiag.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit; the command version prints those of JAX and others.",
+        ),
+    ] = False,
+) -> None:
+    """Training diagnostics for Flax and Equinox models, on the empirical neural tangent kernel."""
 
 
 @app.command()
@@ -117,6 +137,15 @@ def compare(
     out: Annotated[
         pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print all tables and notes, not the first screen.")
+    ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Say what the numbers mean; above 100 columns it stands beside them."
+        ),
+    ] = False,
 ) -> None:
     """Compare two Orbax checkpoints of one model through their kernels on a batch of examples.
 
@@ -129,7 +158,7 @@ def compare(
     from ntkdiag.comparison.compare import compare
     from ntkdiag.comparison.comparison import check_report
     from ntkdiag.descent import Descent
-    from ntkdiag.report.comparison_table import terminal
+    from ntkdiag.report.comparison_table import Screen, terminal
 
     # What cannot be written is refused before anything is computed.
     if out is not None:
@@ -151,7 +180,8 @@ def compare(
     if out is not None:
         report = comparison.save(out, history=history)
     console = terminal()
-    console.print(comparison)
+    more = _how_to_see_more(explain=explain, has_report=report is not None)
+    console.print(Screen(comparison, everything=everything, explain=explain, more=more))
     if report is not None:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
@@ -218,6 +248,16 @@ def main() -> None:
     except errors.NtkdiagError as error:
         sys.stderr.write(f"ntkdiag: {error}\n")
         sys.exit(1)
+
+
+def _how_to_see_more(*, explain: bool, has_report: bool) -> str:
+    """The options that show more, without those that were given."""
+    options = ["--all"]
+    if not explain:
+        options.append("--explain for what the numbers mean")
+    if not has_report:
+        options.append("--out report.html for a page with figures")
+    return f"See {', '.join(options)}."
 
 
 def _imported(name: str, call: str) -> object:

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag.scalars import Number, require_in_range
 
 MomentumKind: TypeAlias = Literal["heavy-ball", "nesterov", "ema"]
@@ -64,6 +64,9 @@ class Descent:
     kind: MomentumKind = "heavy-ball"
     weight_decay: Number = 0.0
     preconditioner: PyTree | None = None
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
     @errors.public
     def __post_init__(self) -> None:

@@ -4,20 +4,25 @@ A result has `_repr_html_`, `to_dict` and, where there is something to see, `plo
 here are what these methods have in common. Nothing here knows any result.
 """
 
+import dataclasses
 import html
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag._jax import Tracer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
+
+MOST_ENTRIES = 8  # of a vector that is written entry by entry
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
 PlainValue: TypeAlias = Any
@@ -33,8 +38,8 @@ def html_table(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
     return "\n".join(lines)
 
 
-def terminal_table(title: str) -> "Table":
-    """An empty table for the terminal, with its title; it takes the whole width."""
+def terminal_table(title: str | None) -> "Table":
+    """An empty table for the terminal, with its title, if any; it takes the whole width."""
     from rich import box
     from rich.table import Table
 
@@ -46,6 +51,38 @@ def terminal_table(title: str) -> "Table":
         expand=True,
         pad_edge=False,
     )
+
+
+def described(instance: object) -> str:
+    """A result as its class and fields, in which numbers stand as numbers: for `__repr__`.
+
+    Arrays without axes are written as numbers, short vectors entry by entry, and larger arrays by
+    dtype and shape.
+    """
+    fields = dataclasses.fields(instance)  # pyright: ignore[reportArgumentType]
+    shown = [f"{field.name}={_shown(getattr(instance, field.name))}" for field in fields]
+    return f"{type(instance).__name__}({', '.join(shown)})"
+
+
+def _shown(value: Any) -> str:
+    """One field of a result."""
+    if isinstance(value, dict):
+        return f"{len(value)} arrays by name"
+    if not isinstance(value, np.ndarray | np.generic | jax.Array):
+        return repr(value).partition("\n")[0]  # of a result that shows itself in lines, the first
+    if isinstance(value, Tracer):
+        return "traced"
+    array = np.asarray(value)
+    if array.ndim == 0:
+        return _number(array.item())
+    if array.ndim == 1 and len(array) <= MOST_ENTRIES:
+        return f"[{', '.join(map(_number, array.tolist()))}]"
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _number(value: float | int | bool | complex) -> str:
+    """A number with four digits; whole numbers and truth values as they are."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def plain(value: PyTree) -> PlainValue:

@@ -8,6 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import rich.console
 from orbax.checkpoint import v1
 
 import ntkdiag
@@ -16,6 +17,7 @@ from ntkdiag.checkpoints.params import load_params
 from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
 from ntkdiag.monitor.writers import read_json_lines
+from ntkdiag.report import comparison_table
 
 MODULE = """
 import jax.numpy as jnp
@@ -66,6 +68,23 @@ def test_version(run):
     status, out, err = run("version")
     assert (status, err) == (0, "")
     assert out.splitlines()[:2] == [f"ntkdiag {ntkdiag.__version__}", f"jax {jax.__version__}"]
+
+
+def test_the_version_alone(run):
+    assert run("--version") == (0, f"ntkdiag {ntkdiag.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("ntkdiag comp", "compare"), ("ntkdiag compare a b --exp", "--explain")],
+)
+def test_a_shell_completes_commands_and_options(run, monkeypatch, words, completed):
+    """As the script does that `ntkdiag --install-completion` installs for bash."""
+    monkeypatch.setenv("_NTKDIAG_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    status, out, _ = run()
+    assert (status, out.split()) == (0, [completed])
 
 
 @pytest.mark.parametrize("attribute", ["net", "make", "Holder.inner"])
@@ -304,3 +323,22 @@ def test_tables_in_a_pipe_are_as_wide_as_they_want_to_be(run, workspace):
     _, out, _ = run("compare", "a", "b", "--model", "net_for_cli:net", "--train", "probe.npz")
     assert max(map(len, out.splitlines())) > 100
     assert "…" not in out
+
+
+def test_a_narrow_terminal_shows_the_answer_and_names_the_options_for_the_rest(
+    run, workspace, monkeypatch
+):
+    monkeypatch.setattr(comparison_table, "terminal", lambda: rich.console.Console(width=80))
+    command = ("compare", "a", "b", "--model", "net_for_cli:net", "--train", "probe.npz")
+    _, first_screen, _ = run(*command)
+    assert max(map(len, first_screen.splitlines())) <= 80
+    assert len(first_screen.splitlines()) < 40
+    assert "Sum of the eigenvalues" not in first_screen
+    assert "See --all, --explain for what the numbers mean" in " ".join(first_screen.split())
+    _, explained, _ = run(*command, "--explain", "--out", "r.json")
+    assert "Sum of the eigenvalues: the overall speed of learning." in " ".join(explained.split())
+    assert "See --all." in " ".join(explained.split())  # not what was given
+    _, everything, _ = run(*command, "--all")
+    for title in ("Kernel", "Task", "From A to B", "Parameters"):
+        assert title in map(str.rstrip, everything.splitlines())
+    assert "…" not in everything

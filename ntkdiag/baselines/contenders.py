@@ -49,6 +49,9 @@ class Contender:
     distance: float | None
     outputs: Float[Array, "m *o"] = dataclasses.field(repr=False)
 
+    def __repr__(self) -> str:
+        return display.described(self)
+
     def cells(self) -> list[str]:
         """Its numbers as the table writes them, a dash for what it has not."""
         written = []
@@ -85,6 +88,9 @@ class LinearBaseline:
     steps: int
     params: PyTree = dataclasses.field(repr=False)
     methods: str = ""
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
     def __getitem__(self, name: str) -> Contender:
         """The contender of that name, or whose name begins so."""

@@ -24,8 +24,8 @@ from ntkdiag.comparison.verdict import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.console import Group
 
+    from ntkdiag.report.comparison_table import Screen
     from ntkdiag.report.monitor_records import History
 
 # The fields of `drift` and of `prediction` that are single numbers: `to_dict` gives these.
@@ -37,8 +37,9 @@ _PREDICTION = ("rms", "max", "e1", "e2", "agreement")
 class Comparison:
     """Two checkpoints of one model, seen through their kernels on one probe.
 
-    `print(comparison)` shows a table, as a notebook does; `save("report.html")` writes a page to
-    hand on, `plot()` draws both spectra, `to_dict()` gives the numbers.
+    `print(comparison)` shows the verdict, six key numbers and four sentences, `text` all tables,
+    as a notebook does; `save("report.html")` writes a page to hand on, `plot()` draws both
+    spectra, `to_dict()` gives the numbers.
 
     Attributes:
         a: Everything measured at A.
@@ -67,18 +68,32 @@ class Comparison:
     fixed_arrays: FixedArraysChange | None = None
 
     def __str__(self) -> str:
-        from ntkdiag.report.comparison_table import comparison_text
-
-        return comparison_text(self)
+        return self.text()
 
     def __repr__(self) -> str:
         sides = f"{self.a.label!r} -> {self.b.label!r}"
         return f"Comparison({sides}: {self.verdict.headline}; {self.verdict.numbers})"
 
-    def __rich__(self) -> "Group":
-        from ntkdiag.report.comparison_table import comparison_table
+    def __rich__(self) -> "Screen":
+        from ntkdiag.report.comparison_table import Screen
 
-        return comparison_table(self)
+        return Screen(self)
+
+    def text(self, *, everything: bool = False, explain: bool = False, width: int = 110) -> str:
+        """What the terminal shows, as plain text: the verdict, six key numbers, four sentences.
+
+        Args:
+            everything: All tables, sentences and notes.
+            explain: The criterion of the verdict, and what the numbers mean where `width` is below
+                100 columns; from there on it stands beside them.
+            width: In columns.
+
+        Returns:
+            The text.
+        """
+        from ntkdiag.report.comparison_table import comparison_text
+
+        return comparison_text(self, everything=everything, explain=explain, width=width)
 
     def _repr_html_(self) -> str:
         """Verdict and numbers as a table, for notebooks."""

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ntkdiag import display
 from ntkdiag._jax import compiler_options
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.taylor import linearize, taylor_expand
@@ -52,6 +53,9 @@ class LinearizedChange:
     e1: float | None
     e2: float | None
     agreement: float | None
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
 
 def predict(

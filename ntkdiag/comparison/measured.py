@@ -73,6 +73,13 @@ class Measured:
     critical_learning_rate: float | None = None
     margin: float | None = None
 
+    def __repr__(self) -> str:
+        numbers = {"trace": self.trace, "loss": self.loss, "margin": self.margin}
+        if self.alignment is not None:
+            numbers["alignment"] = float(self.alignment.value)
+        known = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+        return f"Measured({self.label!r}: {', '.join(known)})"
+
     @property
     def is_at_constant_loss(self) -> bool:
         """Whether the loss is known, and no lower than that of the best constant outputs."""

@@ -50,8 +50,8 @@ CRITERION = (
     f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}, the model linearized at A explains B; "
     f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
     "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise. Task: the "
-    "alignment grew or fell if (alignment - chance) / (1 - alignment) changed by a factor of "
-    f"{GROWTH:g} or more."
+    "alignment grew or fell if its odds above chance, (alignment - chance) / (1 - alignment), "
+    f"changed by a factor of {GROWTH:g} or more."
 )
 
 
@@ -220,7 +220,7 @@ def _describe_task(before: Alignment | None, after: Alignment | None) -> str:
     text = f"Alignment ({after.reduction} kernel) {values}, by chance {chances}"
     # Over nothing, or to 1, a ratio says nothing.
     if odds(before) > 0 and math.isfinite(odds(after)):
-        text += f": (alignment - chance) / (1 - alignment) x {odds(after) / odds(before):.3g}"
+        text += f", odds above chance x {odds(after) / odds(before):.3g}"
     return f"{text}."
 
 

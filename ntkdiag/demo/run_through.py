@@ -17,7 +17,7 @@ from ntkdiag.demo.saving import checkpointer
 from ntkdiag.demo.training import train
 from ntkdiag.descent import Descent
 from ntkdiag.monitor.writers import JsonLines
-from ntkdiag.report.comparison_table import terminal
+from ntkdiag.report.comparison_table import Screen, terminal
 from ntkdiag.report.dependencies import require_report
 
 
@@ -75,7 +75,7 @@ def run_demo(
         loss=LOSS,
         descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
     )
-    console.print(comparison)
+    console.print(Screen(comparison, more="All of it is in the report."))
     comparison.save(run.report, history=run.log)
     _say(console, f"report: {run.report}")
     return run

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.losses.curvature import (
     CurvatureFactor,
@@ -97,6 +97,9 @@ class MSE(MeanLoss):
     formula: ClassVar[str] = "1/2 squared error, summed over outputs"
     is_quadratic: ClassVar[bool] = True
 
+    def __repr__(self) -> str:
+        return display.described(self)
+
     @errors.public
     def read(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Targets shaped like the outputs; class numbers become one-hot rows."""
@@ -125,6 +128,9 @@ class CrossEntropy(MeanLoss):
 
     name: ClassVar[str] = "cross_entropy"
     formula: ClassVar[str] = "softmax cross-entropy"
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
     @errors.public
     def read(self, y: PyTree, shape: Shape) -> Array:
@@ -184,6 +190,9 @@ class SigmoidCrossEntropy(MeanLoss):
 
     name: ClassVar[str] = "sigmoid_cross_entropy"
     formula: ClassVar[str] = "binary cross-entropy, summed over outputs"
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
     @errors.public
     def read(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:

@@ -98,6 +98,9 @@ class Measurement:
     margin: Float[Array | np.ndarray, ""]
     alignment_reduction: str = "full"
 
+    def __repr__(self) -> str:
+        return display.described(self)
+
     def values(self, name: str = "ntk") -> dict[str, float | int | list[float]]:
         """The numbers under the names the writers see: "ntk_trace", "ntk_eigenvalues", ...
 

@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from ntkdiag import display
+
 
 @dataclasses.dataclass
 class Cost:
@@ -52,6 +54,9 @@ class Cost:
         # (seconds + last) / (elapsed + last) <= time_share
         elapsed = now - started
         return bool(self.seconds + self.last <= self.time_share * (elapsed + self.last))
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
     def __str__(self) -> str:
         """One line for logs."""

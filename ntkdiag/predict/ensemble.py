@@ -55,6 +55,9 @@ class Prior:
     test_train: Covariance | None = None
     test: Covariance | None = None
 
+    def __repr__(self) -> str:
+        return display.described(self)
+
     @classmethod
     @errors.public
     def of_samples(

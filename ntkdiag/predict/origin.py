@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag.arrays import as_examples
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import as_arrays
@@ -38,6 +38,9 @@ class Origin:
 
     train: Float[jax.typing.ArrayLike, "n *o"]
     test: Float[jax.typing.ArrayLike, "m *o"] | None = None
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
 
 Toward: TypeAlias = Literal["start", "zero"] | Origin

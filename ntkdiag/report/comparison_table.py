@@ -1,10 +1,15 @@
-"""A comparison as tables in the terminal."""
+"""A comparison in the terminal: first the answer, then, for who asks, everything.
 
+The first screen holds the verdict, six key numbers, and four sentences; `everything` all tables.
+What the numbers mean stands beside them where there is room, and below 100 columns it is left out,
+unless `explain` asks for it: then it follows each table.
+"""
+
+import dataclasses
 import io
 import sys
 
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +19,7 @@ from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
     Row,
+    all_rows,
     fixed_array_rows,
     kernel_rows,
     motion_rows,
@@ -31,7 +37,24 @@ STYLES = {
     "NONLINEAR": "bold green",
 }
 WIDTH = 110
+ROOM_FOR_MEANINGS = 100  # columns; in a narrower terminal they would be a few letters wide
 LEAVES = 16  # more are cut to those that moved most
+SENTENCES = 4  # on the first screen
+
+# The first six of these that a comparison has are its key numbers.
+KEY_NUMBERS = (
+    "e1",
+    "distance_centred",
+    "alignment_above",
+    "loss",
+    "margin",
+    "trace",
+    "accuracy",
+    "drift",
+    "entropy",
+    "moved",
+)
+MOST_KEY_NUMBERS = 6
 
 BOTH_SIDES = ("A", "B", "B / A")
 LEAF_COLUMNS = (
@@ -49,87 +72,159 @@ def terminal() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
-def comparison_table(comparison: Comparison) -> Group:
-    """Build the rich renderable of a comparison.
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """What a comparison shows in a terminal, as something that rich can print.
 
-    Args:
+    Attributes:
         comparison: A `Comparison`.
-
-    Returns:
-        Tables and notes, for `rich.console.Console.print`.
+        everything: All tables and notes, instead of the first screen.
+        explain: What the numbers mean, and the criterion, however narrow the terminal is.
+        more: The last line of the first screen: how to get the rest.
     """
-    between = [
-        *motion_rows(comparison),
-        *prediction_rows(comparison),
-        *fixed_array_rows(comparison),
-    ]
-    parts = [
-        _heading(comparison),
-        _in_words(comparison),
-        _quantities("Kernel", BOTH_SIDES, kernel_rows(comparison)),
-    ]
-    of_the_task = task_rows(comparison)
-    if of_the_task:
-        parts.append(_quantities("Task", BOTH_SIDES, of_the_task))
-    parts.append(_quantities("From A to B", ("value",), between))
-    parts.append(_parameters(comparison))
-    parts.append(_footer(comparison))
-    # An empty line under each.
-    return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+    comparison: Comparison
+    everything: bool = False
+    explain: bool = False
+    more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        meanings = _Meanings(
+            beside=options.max_width >= ROOM_FOR_MEANINGS,
+            below=options.max_width < ROOM_FOR_MEANINGS and self.explain,
+        )
+        if self.everything:
+            parts = _everything(self.comparison, meanings)
+        else:
+            parts = [
+                _heading(self.comparison, criterion=self.explain),
+                *_key_numbers(self.comparison, meanings),
+                _in_words(self.comparison, SENTENCES),
+                Text(f"{_left_out(self.comparison)} {self.more}", style="dim"),
+            ]
+        for part in parts:
+            yield part
+            yield ""  # an empty line under each
 
 
-def comparison_text(comparison: Comparison) -> str:
-    """Write the tables as plain text, 110 columns wide, as `print` shows them.
+def comparison_text(
+    comparison: Comparison, *, everything: bool = False, explain: bool = False, width: int = WIDTH
+) -> str:
+    """Write what the terminal shows as plain text.
 
     Args:
         comparison: A `Comparison`.
+        everything: All tables and notes.
+        explain: What the numbers mean below 100 columns, too, and the criterion of the verdict.
+        width: In columns.
 
     Returns:
         The text.
     """
     # No colours, and no trailing blanks: the text may be compared and pasted.
     file = io.StringIO()
-    console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)
-    console.print(comparison_table(comparison))
+    console = Console(file=file, width=width, color_system=None, legacy_windows=False)
+    console.print(Screen(comparison, everything=everything, explain=explain))
     lines = file.getvalue().rstrip().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _heading(comparison: Comparison) -> Text:
-    """The names of the sides, and the verdict with its criterion."""
+@dataclasses.dataclass(frozen=True)
+class _Meanings:
+    """Where the meanings of a table stand: beside it, below it, or nowhere."""
+
+    beside: bool
+    below: bool
+
+
+def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Table | Group]:
+    """All tables, sentences and notes."""
+    between = [
+        *motion_rows(comparison),
+        *prediction_rows(comparison),
+        *fixed_array_rows(comparison),
+    ]
+    parts = [
+        _heading(comparison, criterion=True),
+        _in_words(comparison),
+        *_quantities("Kernel", BOTH_SIDES, kernel_rows(comparison), meanings),
+    ]
+    of_the_task = task_rows(comparison)
+    if of_the_task:
+        parts += _quantities("Task", BOTH_SIDES, of_the_task, meanings)
+    parts += _quantities("From A to B", ("value",), between, meanings)
+    parts.append(_parameters(comparison))
+    parts.append(_footer(comparison))
+    return parts
+
+
+def _heading(comparison: Comparison, *, criterion: bool) -> Text:
+    """The verdict and the names of the sides, and the criterion where it is asked for."""
     verdict = comparison.verdict
-    return Text.assemble(
+    text = Text.assemble(
+        (verdict.headline, STYLES.get(verdict.name, "bold")),
+        f"\n{verdict.numbers}\n",
         ("A  ", "bold"),
         f"{comparison.a.label}\n",
         ("B  ", "bold"),
-        f"{comparison.b.label}\n\n",
-        (verdict.headline, STYLES.get(verdict.name, "bold")),
-        f"  {verdict.numbers}\n",
-        (verdict.criterion, "dim"),
+        comparison.b.label,
     )
+    if criterion:
+        text.append(f"\n\n{verdict.criterion}", style="dim")
+    return text
 
 
-def _in_words(comparison: Comparison) -> Text:
+def _key_numbers(comparison: Comparison, meanings: _Meanings) -> list[Text | Table]:
+    """The six numbers to read first, in one table."""
+    by_key = {row.key: row for row in all_rows(comparison)}
+    rows = []
+    for key in [key for key in KEY_NUMBERS if key in by_key][:MOST_KEY_NUMBERS]:
+        row = by_key[key]
+        if len(row.values) == 1:  # what lies between A and B has no value at either
+            row = dataclasses.replace(row, values=("", "", *row.values))
+        rows.append(row)
+    return _quantities(None, ("A", "B", "A to B"), rows, meanings)
+
+
+def _left_out(comparison: Comparison) -> str:
+    """What the first screen does not hold, counted."""
+    leaves = len(comparison.movement) - 1
+    n_notes = len(comparison.notes)
+    notes = f"{n_notes} {'note' if n_notes == 1 else 'notes'}"
+    n_numbers = len(all_rows(comparison)) - MOST_KEY_NUMBERS
+    return f"Not shown: {n_numbers} numbers, {leaves} parameters leaf by leaf, {notes}."
+
+
+def _in_words(comparison: Comparison, most: int | None = None) -> Text:
     """The numbers in sentences, one under the other, and what to do next."""
-    lines = [Text(f"• {sentence}") for sentence in readings(comparison)]
-    next_steps = advice(comparison)
+    lines = [Text(f"• {sentence}") for sentence in readings(comparison)[:most]]
+    next_steps = advice(comparison)[:most]
     if next_steps:
         lines.append(Text("\nWhat to do next", style="bold"))
     lines += [Text(f"• {sentence}") for sentence in next_steps]
     return Text("\n").join(lines)
 
 
-def _quantities(title: str, columns: tuple[str, ...], rows: list[Row]) -> Table:
-    """A table of quantities with their values and what they mean."""
+def _quantities(
+    title: str | None, columns: tuple[str, ...], rows: list[Row], meanings: _Meanings
+) -> list[Text | Table]:
+    """A table of quantities with their values, and what they mean beside or below it."""
     table = display.terminal_table(title)
-    table.add_column("quantity", width=38)
+    table.expand = meanings.beside
+    # Beside meanings one width for all tables; without, numbers have the room they need.
+    table.add_column("quantity", width=38 if meanings.beside else None, min_width=20)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("meaning", style="dim", ratio=1)
+    if meanings.beside:
+        table.add_column("meaning", style="dim", ratio=1)
     for row in rows:
         name = f"{row.name}  {row.symbol}".rstrip()
-        _add_row(table, (name, *row.values, row.meaning))
-    return table
+        cells = (name, *row.values)
+        _add_row(table, (*cells, row.meaning) if meanings.beside else cells)
+    if not meanings.below:
+        return [table]
+    lines = [Text.assemble((row.name, "bold"), f"  {row.meaning}") for row in rows]
+    return [table, Text("\n").join(lines)]
 
 
 def _parameters(comparison: Comparison) -> Table:

@@ -100,7 +100,7 @@ MEANINGS = {
     "distance_centred": Meaning(
         "centred kernel distance",
         "S_c",
-        "The same, mean over examples removed: below 0.01 lazy, above 0.1 features moved.",
+        "1 − cosine between the kernels centred over examples: 0 the same direction, 1 unrelated.",
     ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
     # What other fixed arrays did by themselves, where they differ.

@@ -36,23 +36,22 @@ def readings(comparison: Comparison) -> list[str]:
     sentences = [
         _state_of_a(comparison),
         _state_of_b(comparison),
+        _stability_at_a(comparison),
         fixed_arrays_reading(comparison),
     ]
-    if only_fixed_arrays_moved(comparison):
-        sentences += [_stability_at_a(comparison), _stability_at_b(comparison)]
-    elif comparison.verdict.state == "alive":
+    if comparison.verdict.state != "alive":
+        pass  # what is wrong with B makes of its spectrum and alignment what they are
+    elif only_fixed_arrays_moved(comparison):
+        sentences.append(_stability_at_b(comparison))
+    else:
         sentences += [
             _motion_of_the_kernel(comparison),
             _linear_prediction(comparison),
             _alignment(comparison),
             _loss(comparison),
-            _stability_at_a(comparison),
             _stability_at_b(comparison),
             _entropy_rank(comparison),
         ]
-    else:
-        # What is wrong with B makes of its spectrum and alignment what they are.
-        sentences.append(_stability_at_a(comparison))
     sentences.append(_leaves(comparison))
     return [sentence for sentence in sentences if sentence]
 

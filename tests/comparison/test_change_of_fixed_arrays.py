@@ -135,7 +135,7 @@ def test_the_verdict_rests_on_the_parameters(measured):
 
 def test_both_parts_are_shown(measured):
     comparison, *_ = measured
-    text = str(comparison)
+    text = comparison.text(everything=True)
     for name in (
         "change by the fixed arrays",
         "change by the parameters",

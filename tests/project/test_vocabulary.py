@@ -156,6 +156,9 @@ MEANINGS = {
     "start": "where training begins",
     "second_order": "whether second derivatives are computed too",
     # Monitoring
+    "everything": "whether all tables and notes are shown, instead of the first screen",
+    "explain": "whether what the numbers mean is shown where there is no room beside them",
+    "width": "of a printed text, in columns",
     "every": "when a monitor measures: a schedule, or each so many steps",
     "top_k": "how many eigenvalues are recorded",
     "writers": "where measurements go",

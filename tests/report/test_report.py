@@ -122,7 +122,7 @@ def test_rich_markup_in_names_stays_text():
         model=lambda p, x: x @ p[name],
         train=(x.astype(np.float32), None),
     )
-    assert name in str(comparison)
+    assert name in comparison.text(everything=True)
 
 
 def test_a_kernel_of_zero_is_said_and_not_a_number():
@@ -195,7 +195,7 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
 
 
 def test_the_terminal_table(comparison):
-    text = str(comparison)
+    text = comparison.text(everything=True)
     assert max(map(len, text.splitlines())) <= 110
     assert re.search(r"trace  tr Θ +[\d.,e-]+ +[\d.,e-]+ +[\d.,e-]+×", text)
     assert "from zero" in text  # the head started at zero

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ntkdiag import _jax, errors
+from ntkdiag import _jax, display, errors
 from ntkdiag.kernel.operand import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.neural_tangents.axes import AxesLike
@@ -42,6 +42,9 @@ class ODEState:
     fx_test: Any = None
     qx_train: Any = None
     qx_test: Any = None
+
+    def __repr__(self) -> str:
+        return display.described(self)
 
 
 @errors.public

@@ -1,0 +1,83 @@
+"""What a comparison prints: the answer first, everything for who asks, nothing three letters wide."""
+
+import jax
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag.report.reading import readings
+
+N, C = 12, 3
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 4)).astype(np.float32)
+    shapes = {"first": (4, 8), "second": (8, 8), "third": (8, C)}
+    a, b = (
+        {name: rng.normal(size=shape).astype(np.float32) / 2 for name, shape in shapes.items()}
+        for _ in range(2)
+    )
+
+    def f(params, x):
+        hidden = jax.nn.relu(x @ params["first"])
+        return jax.nn.relu(hidden @ params["second"]) @ params["third"]
+
+    probe = (x, np.arange(N) % C)
+    return ntkdiag.compare(a, b, model=f, train=probe, loss="cross_entropy", descent=0.1)
+
+
+def rows_of(text, title="quantity"):
+    """The rows of the first table with this heading."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.strip().startswith(title)) + 2
+    return lines[start : lines.index("", start)]
+
+
+@pytest.mark.parametrize("width", [80, 99])
+def test_a_narrow_screen_has_verdict_six_numbers_and_four_sentences(comparison, width):
+    text = comparison.text(width=width)
+    lines = text.splitlines()
+    assert lines[0] == comparison.verdict.headline
+    assert max(map(len, lines)) <= width
+    assert len(rows_of(text)) == 6
+    said = text.partition("What to do next")[0]
+    assert said.count("•") == min(4, len(readings(comparison))) == 4
+    assert "meaning" not in text
+    assert "…" not in text
+
+
+def test_from_100_columns_on_the_meanings_stand_beside_the_numbers(comparison):
+    for width in (100, 120):
+        text = comparison.text(width=width)
+        assert "meaning" in text
+        assert "the model linearized at A" in " ".join(text.split())
+    assert str(comparison) == comparison.text(width=110)
+
+
+def test_below_100_columns_an_explanation_follows_the_table(comparison):
+    text = comparison.text(width=80, explain=True)
+    assert "meaning" not in text
+    assert "trace  Sum of the eigenvalues: the overall speed of learning." in text
+    assert comparison.verdict.criterion in " ".join(text.split())
+    assert comparison.verdict.criterion not in " ".join(comparison.text(width=80).split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_everything_has_all_tables_sentences_and_notes(comparison, width):
+    text = comparison.text(everything=True, width=width)
+    for title in ("Kernel", "Task", "From A to B", "Parameters"):
+        assert title in text.splitlines()
+    joined = " ".join(text.split())
+    assert all(sentence in joined for sentence in readings(comparison))
+    assert all(note in joined for note in comparison.notes)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_first_screen_counts_what_it_leaves_out(comparison):
+    text = " ".join(comparison.text().split())
+    assert "3 parameters leaf by leaf, 1 note." in text
+    assert "comparison.text(everything=True)" in text
