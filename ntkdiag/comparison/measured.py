@@ -23,7 +23,7 @@ from ntkdiag.descent import Descent
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.scalars import Number
@@ -133,6 +133,10 @@ def measure_side(
     a loss other than squared error; one more reduced kernel for its parts by leaf.
     """
     f, params = side.functional
+    n, n_outputs = outputs.shape[0], outputs[0].size
+    # Before any work; "auto" is full for small kernels alone.
+    rows = n * n_outputs if settings.reduction == "full" else n
+    require_decomposable(rows, vectors=targets is not None)
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.

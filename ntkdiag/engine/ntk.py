@@ -15,10 +15,11 @@ from typing import Any
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag import memory as budgets
 from ntkdiag.engine.calls import constants, meshes
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
-from ntkdiag.engine.planning import memory as budgets
+from ntkdiag.engine.planning import room
 from ntkdiag.engine.planning.plan import Plan, make_plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.run import Kernels, run
@@ -27,6 +28,9 @@ from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import KernelArray, Projection, RandomProjections
+
+# How often examples may be differentiated before it is said.
+_MANY_PASSES = 4.0
 
 
 @errors.public
@@ -75,7 +79,8 @@ def ntk(
         preconditioner: P of K = J P^-1 J^T: a number, or a pytree like params of numbers or of
             arrays of their shapes (for Adam: (1 - beta1^t) (sqrt(v_hat) + eps)). None is P = 1.
         memory: Budget in bytes, or as "2GB"; None is half of what is free. A joint batch, and a
-            kernel inside a transformation, are one block whatever it is.
+            kernel inside a transformation, are one block whatever it is; a joint batch that is
+            larger is refused.
         spill: A directory on a fast disk, for factors that do not fit in the budget and are needed
             again; without one their examples are differentiated again. It pays for kernels of many
             thousand examples on one machine. `plan` says how much and how often. Nothing is left
@@ -99,7 +104,8 @@ def ntk(
         InvalidInputError: Parameters, inputs, outputs or an option are not as described.
         UnsupportedModelError: JAX cannot differentiate f in reverse mode.
         ExamplesInteractError: Examples interact and are not asked to be differentiated jointly.
-        MemoryBudgetError: The budget is too small even for one example at a time.
+        MemoryBudgetError: The budget is too small even for one example at a time, or for a joint
+            batch, or there is no room for the output directions.
 
     Cost: N C backward passes; N^2 C^2 (full) or N^2 C (trace) times the summed factor widths
     multiply-adds. `plan` says it in numbers.
@@ -244,12 +250,23 @@ def kernel_array(call: Call) -> KernelArray:
 
 def _planned(task: Task) -> Plan | None:
     """The plan of a task; None inside a trace and for a joint batch, which are one block anyway."""
+    room.require_room_for_directions(task)
+    if task.call.joint and not task.traced:
+        room.require_room_for_joint_batch(task)
     if task.traced or task.call.joint:
         return None
     memory = task.call.options.memory
     # What is free is looked up by `make_plan`, and only if the kernel is large.
     budget = None if memory is None else budgets.budget(memory)
-    return make_plan(task, budget)
+    plan = make_plan(task, budget)
+    if plan.passes > _MANY_PASSES:
+        errors.warn(
+            f"{errors.current_call()}: within {budgets.readable(plan.budget_bytes)} each example "
+            f"is differentiated {plan.passes:.3g} times. With a larger memory=, or with spill= and "
+            f"{budgets.readable(plan.again_bytes)} on disk, it is once.",
+            RuntimeWarning,
+        )
+    return plan
 
 
 def _wrapped(task: Task, arrays: Kernels) -> Kernel:

@@ -72,14 +72,13 @@ class RandomProjections:
     def directions(self, n_outputs: int, dtype: jax.typing.DTypeLike) -> Float[Array, "k C"]:
         """Rademacher directions, all different up to sign."""
         rng = np.random.default_rng(self.seed)
-        signs = np.ones((0, n_outputs))
-        while len(signs) < self.k:
+        different: dict[bytes, Float[np.ndarray, " C"]] = {}  # packed to bits -> signs
+        while len(different) < self.k:
             drawn = rng.choice([-1.0, 1.0], size=(self.k, n_outputs))
             # v and -v are one direction: the first sign is made 1.
-            signs = np.concatenate([signs, drawn * drawn[:, :1]])
-            _, first_of_each = np.unique(signs, axis=0, return_index=True)
-            signs = signs[np.sort(first_of_each)]
-        return jnp.asarray(signs[: self.k], dtype)
+            for signs in drawn * drawn[:, :1]:
+                different.setdefault(np.packbits(signs > 0).tobytes(), signs)
+        return jnp.asarray(np.stack(list(different.values())[: self.k]), dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

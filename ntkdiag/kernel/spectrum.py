@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag import _jax, display, errors
+from ntkdiag import _jax, display, errors, memory
 from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
@@ -30,6 +30,10 @@ from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Matrices of float64 that are there at once while one is decomposed: the kernel, the same scaled
+# and symmetrised, and the memory of LAPACK, which has three more with vectors.
+_COPIES = 5
+_COPIES_WITH_VECTORS = 8
 # The meaning of `Spectrum.status_code`: a string cannot come out of `jax.jit`.
 _STATUS = ("ok", "indefinite", "nonfinite")
 
@@ -353,6 +357,7 @@ def decompose(
     `kernel` is what the matrix was laid out from; without, the matrix stands for itself.
     """
     if is_concrete(matrix):
+        require_decomposable(matrix.shape[0], vectors=vectors)
         solved = _on_host(np.asarray(matrix, np.float64), vectors)
     else:
         wide = _jax.at_least_float32(matrix.dtype)
@@ -363,6 +368,22 @@ def decompose(
         noise_floor=resolution * abs(solved.eigenvalues).max(),
         asymmetry=solved.asymmetry,
         kernel=matrix if kernel is None else kernel,
+    )
+
+
+def require_decomposable(rows: int, *, vectors: bool) -> None:
+    """Refuse a kernel whose decomposition has no room on the host.
+
+    Raises:
+        MemoryBudgetError: It has none.
+    """
+    copies = _COPIES_WITH_VECTORS if vectors else _COPIES
+    memory.require_free(
+        copies * rows**2 * np.dtype(np.float64).itemsize,
+        f"the eigenvalues of a kernel of {rows:,} rows",
+        memory.host_memory,
+        "ntkdiag.top_spectrum finds the largest of them by products alone, of an NTKOperator "
+        "without the kernel. Or take fewer examples: with a third of the rows it is a ninth.",
     )
 
 

@@ -17,10 +17,10 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.engine.planning.memory import budget
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
+from ntkdiag.memory import budget
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.user_function import running
 

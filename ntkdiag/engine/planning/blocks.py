@@ -26,8 +26,8 @@ import math
 from collections.abc import Callable
 
 from ntkdiag import errors
-from ntkdiag.engine.planning.memory import readable
 from ntkdiag.kernel.tied_outputs import Contraction
+from ntkdiag.memory import readable
 
 # Tiles alive at once: the running sum, the term being added, the one before on its way to the host.
 _TILE_COPIES = 4
@@ -205,8 +205,12 @@ class Blocks:
         return Blocks(size, held, n_rows, n_columns, self.peak, min(size, self.step))
 
     @staticmethod
-    def largest(n: int, m: int, sizes: Sizes, budget: int) -> "Blocks":
+    def largest(
+        n: int, m: int, sizes: Sizes, budget: int, cheaper: str = "Raise memory=."
+    ) -> "Blocks":
         """The blocks of n by m examples (0: the rows) with the fewest passes within the budget.
+
+        `cheaper` says what to do where there are none.
 
         Raises:
             MemoryBudgetError: Not even one example at a time fits; the message says what would.
@@ -222,22 +226,24 @@ class Blocks:
                 peak=at_once,
                 step=_even(max(n, m), sizes.step or max(n, m)),
             )
-        _require_one_example(sizes, budget)
+        _require_one_example(sizes, budget, cheaper)
         kept = _kept(n, m, sizes, budget)
         if kept is not None:
             return kept
         return _swept(n, m, sizes, budget)
 
 
-def _require_one_example(sizes: Sizes, budget: int) -> None:
+def _require_one_example(sizes: Sizes, budget: int, cheaper: str) -> None:
     """Refuse a budget in which not even a tile of one row and one column fits."""
     smallest = sizes.block(1) + sizes.factors  # of the row that is held
     if smallest > budget:
+        kernel = f"The kernel alone takes {readable(sizes.output)}"
+        if 2 * sizes.output > smallest:
+            kernel += ", and less for fewer examples"
         raise errors.MemoryBudgetError(
             expected=f"a budget of at least {readable(_ROUNDED_UP * smallest)}",
             got=readable(budget),
-            do=f"The kernel takes {readable(sizes.output)}: raise memory=, or take a smaller "
-            "reduction= or batch.",
+            do=f"{kernel}. {cheaper}",
         )
 
 

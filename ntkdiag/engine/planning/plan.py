@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import jax
 import jax.numpy as jnp
 
-from ntkdiag import display, errors
+from ntkdiag import display, errors, memory
 from ntkdiag.engine.contracting.strips import in_strips
 from ntkdiag.engine.contracting.ways import Way, streamed
-from ntkdiag.engine.planning import memory
 from ntkdiag.engine.planning.blocks import Blocks, Sizes
 from ntkdiag.engine.planning.cost import JaxprCost, jaxpr_cost
 from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.planning.room import cheaper_choices
 from ntkdiag.engine.planning.task import Task
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     # How examples are cut.
     network = _network_cost(task, ways)
     sizes, shares = _sizes(task, ways, network)
-    blocks = Blocks.largest(n, m, sizes, budget)
+    blocks = Blocks.largest(n, m, sizes, budget, cheaper_choices(task))
     if options.most_examples is not None:
         blocks = blocks.at_most(options.most_examples, n, m)
     again_bytes = blocks.again * blocks.size * sizes.factors

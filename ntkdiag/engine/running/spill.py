@@ -22,7 +22,7 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import TreeStructure
-from ntkdiag.engine.planning.memory import readable
+from ntkdiag.memory import readable
 
 # Bytes at whose multiples XLA wants arrays on CPU to begin.
 _ALIGNMENT = 64

@@ -7,7 +7,7 @@ each of the control groups of Linux that a container or a batch job is in.
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,11 +78,31 @@ def readable(size: int | float) -> str:
     return f"{size:.3g} TB"
 
 
+def require_free(needed: int | float, what: str, free: Callable[[], int], do: str) -> None:
+    """Refuse work that needs more bytes than are `free()`, which is looked up only for much.
+
+    Raises:
+        MemoryBudgetError: It does; `do` says what is cheaper.
+    """
+    if needed <= _SMALL:
+        return
+    available = free()
+    if needed > available:
+        raise errors.MemoryBudgetError(
+            expected=f"{readable(needed)} for {what}", got=f"{readable(available)} free", do=do
+        )
+
+
 def free_memory() -> int:
     """Bytes free on the default device; on CPU, what the host and its control group leave."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return host_memory()
+
+
+def host_memory() -> int:
+    """Bytes that the host leaves, and the control groups that this process is in."""
     # A container may have less than the host: the tightest of its control groups counts.
     free = [_available()]
     for group in _control_groups():
