@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from ntkdiag.linearization.call_arguments import CallArguments
 from ntkdiag.linearization.expansion import Expansion
 
 
@@ -20,27 +21,41 @@ class LinearizedEquinox(eqx.Module):
         params: What is trained: the network filtered to its trainable leaves.
         expansion: The network and where it is expanded.
         batched: Whether a call takes a batch; otherwise one example, as Equinox has it.
+        arguments: What the network takes beside x and the state.
+        stateful: Whether the network takes a state after x, and returns one.
     """
 
     params: PyTree
     expansion: Expansion = eqx.field(static=True)
     batched: bool = eqx.field(static=True, default=False)
+    arguments: CallArguments = eqx.field(static=True, default=CallArguments())
+    stateful: bool = eqx.field(static=True, default=False)
 
-    def __call__(self, x: PyTree, **kwargs: Any) -> PyTree:
+    def __call__(self, x: PyTree, *args: Any, **kwargs: Any) -> PyTree:
         """Evaluate the linear model.
 
         Args:
             x: One example, or the batch if the module is batched.
-            **kwargs: Handed to the network.
+            *args: As the network takes them; for a network with a state this first.
+            **kwargs: As the network takes them. Switches such as `inference` are accepted and
+                change nothing: the mode is the one that `linearized_model` was told.
 
         Returns:
-            Outputs like the network's.
+            Outputs like the network's; where a state was handed in, the pair of these and the
+            state as it came, for the linear model holds that of the network when it was made.
+
+        Raises:
+            InvalidInputError: When there are more arguments than the network takes.
         """
+        if self.stateful and args:
+            state, *further = args
+            return self(x, **self.arguments.needed(tuple(further), kwargs)), state
+        keywords = self.arguments.needed(args, kwargs)
         if self.batched:
-            return self.expansion.function(self.params, x, **kwargs)
+            return self.expansion.function(self.params, x, **keywords)
         # The expansion takes batches: an example is a batch of one.
         batch = jax.tree.map(lambda leaf: leaf[None], x)
-        outputs = self.expansion.function(self.params, batch, **kwargs)
+        outputs = self.expansion.function(self.params, batch, **keywords)
         return jax.tree.map(lambda leaf: leaf[0], outputs)
 
     def network(self) -> Any:

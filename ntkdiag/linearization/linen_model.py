@@ -1,15 +1,17 @@
 """The linearized network as a Flax linen module.
 
-Its variables are ``{"params": p}`` and nothing more: what the network keeps beside its parameters
-(running statistics) stands in the expansion and does not move.
+Its variables are those of the network, so that it goes through the same loop. What the network
+keeps beside its parameters (running statistics) stands in the expansion and does not move: it may
+be left out of the variables, and comes back from a call as it was handed in.
 """
 
 from typing import Any
 
 from flax import linen as nn
+from flax.core.scope import LazyRng
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag.linearization.call_arguments import CallArguments
 from ntkdiag.linearization.expansion import Expansion
 
 
@@ -18,38 +20,52 @@ class LinearizedLinen(nn.Module):
 
     Attributes:
         expansion: The network and where it is expanded.
+        arguments: What the network takes beside x.
     """
 
     expansion: Expansion
+    arguments: CallArguments = CallArguments()
 
     @nn.compact
-    def __call__(self, x: PyTree, **kwargs: Any) -> PyTree:
+    def __call__(self, x: PyTree, *args: Any, **kwargs: Any) -> PyTree:
         """Evaluate the linear model on a batch.
 
         Args:
             x: The batch, as the network takes it.
-            **kwargs: Handed to the network.
+            *args: As the network takes them.
+            **kwargs: As the network takes them. Switches such as `train` are accepted and change
+                nothing: the mode is the one that `linearized_model` was told.
 
         Returns:
             Outputs like the network's.
 
         Raises:
-            InvalidInputError: When the variables hold more than parameters.
+            InvalidInputError: When there are more arguments than the network takes.
         """
         # `init` gives the parameters the expansion begins at, whatever the key.
         if self.is_initializing():
-            for name, value in self.expansion.start.items():
-                self.put_variable("params", name, value)
-        more = sorted(set(self.variables) - {"params"})
-        if more:
-            raise errors.InvalidInputError(
-                call="LinearizedLinen.apply(variables, x)",
-                expected='variables {"params": p} alone',
-                got=f"also {', '.join(more)}",
-                do="The linear model holds all other collections at their value when it was made: "
-                "leave them out.",
-            )
-        return self.expansion.function(self.variables["params"], x, **kwargs)
+            for collection, tree in self._variables_at_start().items():
+                for name, value in tree.items():
+                    self.put_variable(collection, name, value)
+        keywords = self.arguments.needed(args, kwargs)
+        if self.arguments.draws and self._keys():
+            keywords["rngs"] = self._keys()
+        return self.expansion.function(self.variables["params"], x, **keywords)
+
+    def _variables_at_start(self) -> dict[str, PyTree]:
+        """The parameters the expansion begins at, and the other collections of the network."""
+        start = self.expansion.start
+        variables = self.expansion.functional.restore(self.expansion.functional.params)
+        # With the option `collections`, those that hold parameters are in the start, by name.
+        held = set(variables) - {"params"} - set(start)
+        return {"params": start, **{name: variables[name] for name in sorted(held)}}
+
+    def _keys(self) -> dict[str, PyTree]:
+        """The keys that `apply` was handed, by stream; that of `init` is for parameters."""
+        streams = self.scope.rngs if self.scope is not None else {}
+        keys = {name: LazyRng.create(rng).as_jax_rng() for name, rng in streams.items()}
+        keys.pop("params", None)
+        return keys
 
     def network(self, variables: PyTree) -> PyTree:
         """Put trained parameters into the network itself.

@@ -5,6 +5,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import PyTree
 
+from ntkdiag.linearization.call_arguments import CallArguments
 from ntkdiag.linearization.expansion import Expansion
 
 
@@ -17,22 +18,34 @@ class LinearizedNNX(nnx.Module):
         expansion: The network and where it is expanded.
     """
 
-    def __init__(self, expansion: Expansion):
+    def __init__(self, expansion: Expansion, arguments: CallArguments):
         # NNX finds trainable variables in attributes: those of a copy of the network are ours.
         self.model = expansion.functional.restore(expansion.start)
         self.expansion = expansion
+        self.arguments = arguments
 
-    def __call__(self, x: PyTree, **kwargs: Any) -> PyTree:
+    def __call__(self, x: PyTree, *args: Any, **kwargs: Any) -> PyTree:
         """Evaluate the linear model on a batch.
 
         Args:
             x: The batch, as the network takes it.
-            **kwargs: Handed to the network.
+            *args: As the network takes them.
+            **kwargs: As the network takes them. Switches such as `train` are accepted and change
+                nothing: the mode is the one that `linearized_model` was told.
 
         Returns:
             Outputs like the network's.
+
+        Raises:
+            InvalidInputError: When there are more arguments than the network takes.
         """
-        return self.expansion.function(self._values(), x, **kwargs)
+        keywords = self.arguments.needed(args, kwargs)
+        rngs = keywords.get("rngs")
+        if isinstance(rngs, nnx.Rngs):
+            # The counters of these streams cannot be moved on inside a derivative: a key of each is
+            # drawn here.
+            keywords["rngs"] = {name: stream() for name, stream in rngs.items()}
+        return self.expansion.function(self._values(), x, **keywords)
 
     def network(self) -> Any:
         """Put the trained parameters into the network itself.

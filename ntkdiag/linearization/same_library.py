@@ -5,6 +5,8 @@ it stands, or at a checkpoint (`Expansion`); and the expansion is wrapped as a m
 the model came from. The wrappers are in files of their own, each of which imports its library.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 import jax
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.linearization.call_arguments import CallArguments
 from ntkdiag.linearization.expansion import Coordinates, Expansion
 from ntkdiag.linearization.taylor import displaced, linearize, require_degree, taylor_expand
 from ntkdiag.models import functionalize, paths
@@ -34,8 +37,8 @@ def linearized_model(
     p -> f(theta_0, x) + J(x) (p - theta_0) by one `jax.jvp`, with theta_0 the parameters handed in.
     It starts at p = theta_0.
 
-    - Flax linen: a linen module; `init` returns ``{"params": theta_0}`` whatever the key, `apply`
-      evaluates.
+    - Flax linen: a linen module; `init` returns theta_0 under ``"params"`` whatever the key, beside
+      the other collections of the network; `apply` evaluates.
     - Flax NNX: an NNX module; its trainable variables are those of `.model`, a copy of the network
       that holds p.
     - Equinox: an Equinox module with the trainable leaves p in `.params`, called like the network
@@ -46,6 +49,11 @@ def linearized_model(
     present value, in eval mode unless ``mode="train"`` is passed. `lin.network(...)` puts trained
     parameters into the network itself: `lin.network(variables)` for linen, `lin.network()` for NNX
     and Equinox.
+
+    It goes through the training loop of the network: calls take the further arguments of the
+    network's, switches such as `train=True` (which change nothing: the mode is that of `mode=`),
+    and keys, which are drawn from if the mode has dropout on. For linen `mutable=` and collections
+    beside ``"params"`` are accepted, for Equinox a state; both come back as they went in.
 
     Cost of a call: about two forward passes (2^degree for a Taylor model); of a training step, 5/3
     of the network's.
@@ -110,7 +118,7 @@ def linearized_model(
                 do="Call the result with these parameters.",
             )
         return function
-    return _as_module(expansion, batched=bool(options.get("batched")))
+    return _as_module(expansion, model, variables, options)
 
 
 def _require_coordinates(coordinates: object) -> None:
@@ -139,22 +147,37 @@ def _parameters_in(functional: Functional, source: PyTree) -> PyTree:
     return functional.extract(source)
 
 
-def _as_module(expansion: Expansion, batched: bool) -> Any:
+def _as_module(expansion: Expansion, model: Any, variables: Any, options: Mapping[str, Any]) -> Any:
     """The expansion as a module of the library that its network came from."""
+
+    def arguments_of(network: object) -> CallArguments:
+        draws = expansion.functional.mode != "eval"
+        # Where x is spread over several arguments, no name is known to follow it.
+        if options.get("unpack") or isinstance(model, Functional):
+            return CallArguments(draws=draws)
+        return CallArguments.of(network, options.get("method"), draws=draws)
+
     # Each file imports its library: only that of the network is needed.
     library = expansion.functional.library
     if library == "linen":
         from ntkdiag.linearization.linen_model import LinearizedLinen
+        from ntkdiag.models.linen import module_behind
 
-        return LinearizedLinen(expansion)
+        network, _ = module_behind(model, variables)
+        return LinearizedLinen(expansion, arguments_of(network))
     if library == "nnx":
         from ntkdiag.linearization.nnx_model import LinearizedNNX
 
-        return LinearizedNNX(expansion)
+        return LinearizedNNX(expansion, arguments_of(model))
     if library == "equinox":
         from ntkdiag.linearization.equinox_model import LinearizedEquinox
 
-        return LinearizedEquinox(expansion.start, expansion, batched)
+        arguments = arguments_of(model)
+        stateful = options.get("state") is not None
+        if stateful:  # the state follows x
+            arguments = dataclasses.replace(arguments, names=arguments.names[1:])
+        batched = bool(options.get("batched"))
+        return LinearizedEquinox(expansion.start, expansion, batched, arguments, stateful)
     raise errors.UnsupportedModelError(
         expected="a Flax linen module, a Flax NNX model, an Equinox module, or a callable "
         "f(params, x)",

@@ -1,0 +1,212 @@
+"""A linearized model goes through the loop that its network went through, call by call."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.linearization import linearized_model
+
+X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
+
+
+class Linen(nn.Module):
+    """BatchNorm, dropout and a switch, as in Flax's examples."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=not train)(jnp.tanh(x)))
+
+
+def linen_loop(model):
+    """Three steps as for a network with running statistics and dropout; the losses, and these."""
+    variables = model.init(jax.random.key(0), X, train=False)
+    params, batch_stats = variables["params"], variables["batch_stats"]
+    tx = optax.sgd(0.05)
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, batch_stats, state, key):
+        def loss_of(params):
+            outputs, updates = model.apply(
+                {"params": params, "batch_stats": batch_stats},
+                X,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": key},
+            )
+            return jnp.mean((outputs - Y) ** 2), updates["batch_stats"]
+
+        (loss, batch_stats), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), batch_stats, state, loss
+
+    losses = []
+    for number in range(3):
+        params, batch_stats, state, loss = step(params, batch_stats, state, jax.random.key(number))
+        losses.append(float(loss))
+    model.apply({"params": params, "batch_stats": batch_stats}, X, False)  # by position, as well
+    return losses, batch_stats
+
+
+def test_linen():
+    network = Linen()
+    variables = network.init(jax.random.key(0), X, train=False)
+    _, moved = linen_loop(network)
+    losses, batch_stats = linen_loop(linearized_model(network, variables))
+    # In eval mode: the loss begins at that of the network in eval mode, and falls.
+    at_start = jnp.mean((network.apply(variables, X, train=False) - Y) ** 2)
+    np.testing.assert_allclose(losses[0], at_start, rtol=1e-5)
+    assert losses[0] > losses[1] > losses[2]
+    # The statistics come back as they went in; those of the network moved.
+    jax.tree.map(np.testing.assert_array_equal, batch_stats, variables["batch_stats"])
+    assert not np.allclose(moved["BatchNorm_0"]["mean"], 0)
+
+
+def test_linen_draws_from_the_keys_of_the_call_in_train_mode():
+    network = Linen()
+    variables = network.init(jax.random.key(0), X, train=False)
+    lin = linearized_model(network, variables, mode="train", rngs=0)
+    options = {"train": True, "mutable": ["batch_stats"]}
+    results = []
+    for number in range(2):
+        rngs = {"dropout": jax.random.key(number)}
+        outputs, _ = lin.apply(variables, X, rngs=rngs, **options)
+        expected, _ = network.apply(variables, X, rngs=rngs, **options)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+        results.append(outputs)
+    assert not np.allclose(*results)
+    # Without keys in the call those of `functionalize` are drawn from.
+    assert lin.apply(variables, X, train=True).shape == (5, 2)
+
+
+class NNX(nnx.Module):
+    """It takes its streams as an argument, as Flax's mnist example does."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(3, 6, rngs=rngs)
+        self.norm = nnx.BatchNorm(6, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5)
+        self.last = nnx.Linear(6, 2, rngs=rngs)
+
+    def __call__(self, x, rngs=None):
+        return self.last(self.dropout(jnp.tanh(self.norm(self.first(x))), rngs=rngs))
+
+
+def nnx_loop(model):
+    """Three steps as in Flax's mnist example."""
+    model.train()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.05), wrt=nnx.Param)
+
+    def loss_of(model, rngs):
+        return jnp.mean((model(X, rngs) - Y) ** 2)
+
+    @nnx.jit
+    def step(model, optimizer, rngs):
+        loss, gradient = nnx.value_and_grad(loss_of)(model, rngs)
+        optimizer.update(model, gradient)
+        return loss
+
+    rngs = nnx.Rngs(0)
+    losses = [float(step(model, optimizer, rngs)) for _ in range(3)]
+    model.eval()
+    model(X)
+    return losses
+
+
+def test_nnx():
+    network = NNX(nnx.Rngs(0))
+    lin = linearized_model(network)
+    network.eval()
+    at_start = jnp.mean((network(X) - Y) ** 2)
+    losses = nnx_loop(lin)
+    np.testing.assert_allclose(losses[0], at_start, rtol=1e-5)
+    assert losses[0] > losses[1] > losses[2]
+    nnx_loop(network)
+
+
+def test_nnx_draws_from_the_streams_of_the_call_in_dropout_mode():
+    lin = linearized_model(NNX(nnx.Rngs(0)), mode="dropout", rngs=0)
+    rngs = nnx.Rngs(1)
+    first, second = lin(X, rngs), lin(X, rngs=rngs)
+    assert not np.allclose(first, second)  # the streams moved on
+    np.testing.assert_array_equal(first, lin(X, nnx.Rngs(1)))
+
+
+class Equinox(eqx.Module):
+    """A state, a key and batch statistics."""
+
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.first = eqx.nn.Linear(3, 6, key=keys[0])
+        self.norm = eqx.nn.BatchNorm(6, "batch", mode="batch")
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.last = eqx.nn.Linear(6, 2, key=keys[1])
+
+    def __call__(self, x, state, key=None):
+        x, state = self.norm(self.first(x), state)
+        return self.last(self.dropout(jnp.tanh(x), key=key)), state
+
+
+def equinox_loop(model, state):
+    """Three steps as for a network with a state and dropout."""
+    tx = optax.sgd(0.05)
+    optimizer_state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @eqx.filter_jit
+    def step(model, state, optimizer_state, key):
+        def loss_of(model):
+            batched = jax.vmap(model, axis_name="batch", in_axes=(0, None, 0), out_axes=(0, None))
+            outputs, new_state = batched(X, state, jax.random.split(key, 5))
+            return jnp.mean((outputs - Y) ** 2), new_state
+
+        (loss, new_state), gradient = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
+        updates, optimizer_state = tx.update(gradient, optimizer_state)
+        return eqx.apply_updates(model, updates), new_state, optimizer_state, loss
+
+    losses = []
+    for number in range(3):
+        model, state, optimizer_state, loss = step(
+            model, state, optimizer_state, jax.random.key(number)
+        )
+        losses.append(float(loss))
+    return losses, state
+
+
+def test_equinox():
+    network, state = eqx.nn.make_with_state(Equinox)(jax.random.key(0))
+    values = jax.tree.leaves(state)
+    lin = linearized_model(network, state=state)
+    evaluated = eqx.nn.inference_mode(network)
+    outputs, _ = jax.vmap(evaluated, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+        X, state
+    )
+    losses, state_after = equinox_loop(lin, state)
+    np.testing.assert_allclose(losses[0], jnp.mean((outputs - Y) ** 2), rtol=1e-4)
+    assert losses[0] > losses[1] > losses[2]
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state_after), values)
+    assert lin(X[0], key=jax.random.key(0)).shape == (2,)  # without a state, outputs alone
+    equinox_loop(network, state)
+
+
+def test_more_arguments_than_the_network_takes():
+    network = Linen()
+    lin = linearized_model(network, network.init(jax.random.key(0), X, train=False))
+    with pytest.raises(InvalidInputError) as caught:
+        lin.init(jax.random.key(0), X, True, 3)
+    assert str(caught.value) == (
+        "linearized_model(...)(x, ...): expected the arguments of the network after x: train; got "
+        "2 of them. Pass by name what the network does not name."
+    )
