@@ -18,11 +18,13 @@ from jaxtyping import Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
+from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparison import Comparison
+from ntkdiag.comparison.decisions import agreement, class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.fixed_arrays_change import change_of_fixed_arrays, start_of_parameters
 from ntkdiag.comparison.linearized_change import predict
-from ntkdiag.comparison.measured import class_numbers, evaluate, measure_side
+from ntkdiag.comparison.measured import evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.placing import Model, Template, unbound
 from ntkdiag.comparison.settings import Settings, read_settings
@@ -31,18 +33,10 @@ from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.reduction import automatic
-from ntkdiag.losses import CrossEntropy
-from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.probe_batch import Pair
-from ntkdiag.user_function import refusal
-
-_FIT = (
-    "Check that x has the shape the model takes, and wrap the model to return the outputs to "
-    "compare."
-)
 
 
 @errors.public
@@ -66,6 +60,9 @@ def compare(
     motion of every parameter, and how much of B the model linearized at A predicts. Structure,
     shapes and dtypes have to agree exactly: nothing is restored in part.
 
+    Outputs are one array `[N ... C]`, or a dictionary that holds it, alone or as `logits`. Axes
+    between examples and classes are positions, whose outputs are rows of the full kernel.
+
     Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their
     parts by leaf.
 
@@ -82,12 +79,13 @@ def compare(
             expect, and the collections (batch statistics) that were not saved. Saved collections
             are used side by side.
         train: Examples of the training set with their labels, (x, y): N examples on the leading
-            axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N C]`
-            targets, or None, which leaves out alignment, loss and accuracy.
+            axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N T]`
+            class numbers of tokens, targets of the shape of the outputs, or None, which leaves out
+            alignment, loss and accuracy.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
             given.
-        reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C,
-            else "mean". Reduced kernels have no stability margin.
+        reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C
+            (N T C), else "mean". Reduced kernels have no stability margin.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out the loss and all
             numbers about stability.
@@ -120,10 +118,11 @@ def compare(
     side_a = read_side(a, template, name="A", label=label_a)
     side_b = read_side(b, template, name="B", label=label_b)
     side_a, side_b = require_comparable(side_a, side_b)
+    side_a, side_b = with_one_output(side_a, side_b, settings)
 
     # Shapes are known without computing the outputs: what does not fit is refused here.
-    output_shape = _require_outputs(side_a, settings)
-    _require_outputs(side_b, settings)
+    output_shape = require_outputs(side_a, settings)
+    require_outputs(side_b, settings)
     if settings.reduction == "auto":
         n_outputs = math.prod(output_shape[1:])
         chosen = automatic(settings.n_examples, n_outputs)
@@ -173,13 +172,14 @@ def _measure(
 ) -> Comparison:
     """Measure both sides and what lies between them."""
     # Each side by itself.
-    classes = None if targets is None else class_numbers(targets)
     f, params_a = a.functional
     f_b, params_b = b.functional
     outputs_a = evaluate(f, params_a, settings.x)
     outputs_b = evaluate(f_b, params_b, settings.x)
-    measured_a = measure_side(a, settings, outputs_a, targets, classes)
-    measured_b = measure_side(b, settings, outputs_b, targets, classes)
+    shaped_targets = None if targets is None else targets.reshape(outputs_a.shape)
+    rule = decision_rule(outputs_a.shape, shaped_targets, settings.loss)
+    measured_a = measure_side(a, settings, outputs_a, targets, rule)
+    measured_b = measure_side(b, settings, outputs_b, targets, rule)
 
     # What lies between them.
     # What the parameters did is measured at the fixed arrays of B, running statistics for one.
@@ -195,6 +195,8 @@ def _measure(
     prediction = predict(
         start.f, start.params, params_b, settings.x, start.outputs, measured_b.outputs
     )
+    agreeing = agreement(prediction.outputs.reshape(outputs_b.shape), outputs_b, rule)
+    prediction = dataclasses.replace(prediction, agreement=agreeing)
     fixed_arrays = change_of_fixed_arrays(a, b, start, measured_a, measured_b)
     verdict = judge(
         measured_a,
@@ -213,63 +215,7 @@ def _measure(
         prediction=prediction,
         verdict=verdict,
         facts=facts(a, b, settings, outputs_a.shape, measured_a.kernel),
-        notes=notes(a, b, settings, measured_a, measured_b),
-        classes=classes,
+        notes=notes(a, b, settings, outputs_a.shape, measured_a, measured_b),
+        classes=None if shaped_targets is None else class_numbers(shaped_targets),
         fixed_arrays=fixed_arrays,
-    )
-
-
-def _require_outputs(side: Side, settings: Settings) -> tuple[int, ...]:
-    """The shape of the outputs `[N ...]` on the probe, without computing them.
-
-    Refused unless the outputs are one array that fits probe, labels and loss.
-    """
-    f, params = side.functional
-    try:
-        output = jax.eval_shape(f, params, settings.x)
-    except errors.NtkdiagError:
-        raise
-    except Exception as error:
-        raise _error_of_the_model(side, error) from error
-    leaves = jax.tree.leaves(output)
-    if len(leaves) != 1 or leaves[0].shape[:1] != (settings.n_examples,):
-        raise _fit_error(f"outputs of shape {', '.join(str(leaf.shape) for leaf in leaves)}")
-    shape = tuple(leaves[0].shape)
-
-    # Class numbers of one axis are one label for each example, so the outputs have two axes.
-    has_class_numbers = settings.y is not None and settings.y.ndim == 1
-    if len(shape) > 2 and (isinstance(settings.loss, CrossEntropy) or has_class_numbers):
-        raise _fit_error(
-            f"outputs of shape {shape}",
-            "Classes are told apart by the last of two axes: compare f(params, x)[:, -1], or "
-            "flatten the positions of the probe into examples.",
-        )
-    if settings.loss is not None:
-        settings.loss.require_fit(shape)
-    if isinstance(settings.loss, CustomLoss) and settings.y is None:
-        raise errors.InvalidInputError(
-            expected="the labels `y` beside a loss of the user: it may depend on them",
-            got="None",
-            do=f"Write {settings.probes.of_kernel.name}=(x, y), or leave the loss out.",
-        )
-    return shape
-
-
-def _error_of_the_model(side: Side, error: Exception) -> errors.InvalidInputError:
-    """What an error inside the model means for the arguments of `compare`."""
-    do = ""
-    # Linen misses a collection, such as batch statistics. Known by name: Flax may not be loaded.
-    if type(error).__name__ == "ScopeCollectionNotFound":
-        do = "Pass variables=, as init returns them, for collections that were not saved."
-    return refusal(error, of=f"{side.label}: ", do=do)
-
-
-def _fit_error(got: str, do: str = _FIT) -> errors.InvalidInputError:
-    """What is wrong between model and probe."""
-    return errors.InvalidInputError(
-        call="compare(a, b, model=..., train=...)",
-        expected="a model that gives one array [N ...] for x [N ...]; for cross-entropy [N C] with "
-        "C of 2 or more",
-        got=got,
-        do=do,
     )

@@ -62,7 +62,12 @@ def facts(
 
 
 def notes(
-    a: Side, b: Side, settings: Settings, measured_a: Measured, measured_b: Measured
+    a: Side,
+    b: Side,
+    settings: Settings,
+    output_shape: tuple[int, ...],
+    measured_a: Measured,
+    measured_b: Measured,
 ) -> tuple[str, ...]:
     """What a reader has to know, in sentences.
 
@@ -83,8 +88,12 @@ def notes(
         chosen = settings.reduction
         if settings.reduction_asked == "auto":
             chosen = f'{chosen}, which reduction="auto" chose for both sides'
+        of_an_example = "outputs"
+        if len(output_shape) > 2:  # [N ... C]
+            sizes = " × ".join(map(str, output_shape[1:]))
+            of_an_example = f"outputs, {sizes} of an example with its positions"
         sentences.append(
-            f"Kernels are reduced over outputs ({chosen}): their largest eigenvalue is "
+            f"Kernels are reduced over {of_an_example} ({chosen}): their largest eigenvalue is "
             "not that of the full kernel, so no learning rate or margin is given; drift and "
             "alignment are those of the reduced kernel. "
             f'reduction="full" takes {rows:,} rows.'
@@ -107,6 +116,11 @@ def notes(
                 "numbers."
             )
     sentences += _notes_on_fixed_arrays(a, b)
+    if a.set_aside:
+        sentences.append(
+            f"The model returns {shown(a.set_aside, MOST_PATHS)} beside {a.output}, which is "
+            "compared: functionalize(model, variables, output=...) chooses another."
+        )
     if settings.y is None:
         sentences.append(
             "No labels were given: alignment, label power, loss and accuracy are left out, and "

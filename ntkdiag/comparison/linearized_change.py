@@ -43,7 +43,8 @@ class LinearizedChange:
         e1: ||difference|| / ||f_B - f_A||: below 0.1 the linear prediction is usable; None if
             nothing changed, or too little to tell it from rounding.
         e2: The same for the quadratic model; e2 << e1 says that the quadratic model suffices.
-        agreement: Share of examples whose largest output is the same; None for a single output.
+        agreement: Share of decisions that are the same, by the largest output along the last axis
+            or, under a sigmoid, by the sign; None where outputs decide nothing.
     """
 
     start: Float[np.ndarray, "n o"]
@@ -52,7 +53,7 @@ class LinearizedChange:
     max: float
     e1: float | None
     e2: float | None
-    agreement: float | None
+    agreement: float | None = None
 
     def __repr__(self) -> str:
         return display.described(self)
@@ -102,9 +103,6 @@ def predict(
         e1 = error / change
         e2 = float(np.linalg.norm(quadratic - outputs_b)) / change
 
-    agreement = None
-    if outputs_b.shape[1] > 1:
-        agreement = float(np.mean(linear.argmax(axis=1) == outputs_b.argmax(axis=1)))
     return LinearizedChange(
         start=outputs_a,
         outputs=linear,
@@ -112,7 +110,6 @@ def predict(
         max=float(np.abs(difference).max()),
         e1=e1,
         e2=e2,
-        agreement=agreement,
     )
 
 

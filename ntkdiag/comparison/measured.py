@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
 from ntkdiag.analysis.collapse import AT_CONSTANT_LOSS
 from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.comparison.condition import Condition, condition
+from ntkdiag.comparison.decisions import Rule, accuracy
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
@@ -49,8 +50,8 @@ class Measured:
         label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without
             labels.
         loss: Loss on the probe; None without labels, or where no loss was named.
-        accuracy: Share of examples whose largest output is the label; None unless labels are
-            classes.
+        accuracy: Share of labels that the outputs decide for, by the largest output along the last
+            axis or, under a sigmoid, by the sign; None unless labels are classes or 0 and 1.
         critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if the
             kernel is reduced, or no loss was named.
         margin: learning rate / critical learning rate; None without a learning rate, too.
@@ -124,11 +125,12 @@ def measure_side(
     settings: Settings,
     outputs: Float[np.ndarray, "n *o"],
     targets: Float[np.ndarray, "n o"] | None,
-    classes: Int[np.ndarray, " n"] | None,
+    rule: Rule,
 ) -> Measured:
     """Measure one side.
 
-    `outputs` are its own on the probe; `targets` and `classes` are None where there are no labels.
+    `outputs` are its own on the probe; `targets` are None where there are no labels; `rule` says
+    what outputs decide for.
     Cost: one kernel, one eigendecomposition (N C)^3, a second one with labels and a third one for
     a loss other than squared error; one more reduced kernel for its parts by leaf.
     """
@@ -161,9 +163,6 @@ def measure_side(
         return measured
 
     # What labels are needed for.
-    accuracy = None
-    if classes is not None:
-        accuracy = float(np.mean(flat_outputs.argmax(axis=1) == classes))
     loss = None
     if settings.loss is not None:
         loss = float(_loss(outputs, settings))
@@ -173,7 +172,7 @@ def measure_side(
         alignment=jax.tree.map(float, alignment_beside_chance(kernel, targets)),
         label_power=np.asarray(label_power(kernel, targets, centred=True)),
         loss=loss,
-        accuracy=accuracy,
+        accuracy=accuracy(outputs, targets.reshape(outputs.shape), rule),
     )
 
 
@@ -182,16 +181,6 @@ def evaluate(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> Float[np.nd
     # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
     outputs = jax.jit(f, compiler_options=compiler_options(reduces=True))(params, x)
     return np.asarray(outputs, np.float64)
-
-
-def class_numbers(targets: Float[np.ndarray, "n o"]) -> Int[np.ndarray, " n"] | None:
-    """`[n]`, where targets `[n o]` are one-hot rows; None where they are not."""
-    has_classes = targets.shape[1] > 1
-    is_binary = np.isin(targets, (0, 1)).all()
-    has_one_each = (targets.sum(axis=1) == 1).all()
-    if has_classes and is_binary and has_one_each:
-        return targets.argmax(axis=1)
-    return None
 
 
 def fingerprint(params: PyTree) -> str:

@@ -91,7 +91,7 @@ def _checked(probe: ProbeBatch | None) -> ProbeBatch | None:
         return probe
     # Whether they are classes or targets is decided beside the outputs.
     labels = as_numbers(probe.y)
-    if labels.shape[:1] != (probe.n_examples,) or labels.ndim > 2:
+    if labels.shape[:1] != (probe.n_examples,):
         raise errors.InvalidInputError(
             argument=f"{probe.name}=(x, y)",
             expected=f"one label for each of the {probe.n_examples} examples of x",

@@ -55,6 +55,8 @@ class Side:
         saved_dtypes: Dtypes of the parameters as they came, before JAX could narrow them.
         shares_model: Whether the values were put into the model common to both sides.
         lacking: Paths of fixed arrays that this side does not hold: those of the model stand in.
+        output: Path of the array that is compared, where the model returns no array by itself.
+        set_aside: Paths of what else the model returns.
     """
 
     label: str
@@ -65,6 +67,8 @@ class Side:
     saved_dtypes: tuple[str, ...]
     shares_model: bool
     lacking: tuple[str, ...] = ()
+    output: str = ""
+    set_aside: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

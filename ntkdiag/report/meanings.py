@@ -54,7 +54,10 @@ MEANINGS = {
     # Each kernel beside labels, loss and update rule.
     "loss": Meaning("loss on the probe", "L", "{loss_capital}."),
     "accuracy": Meaning(
-        "accuracy on the probe", "", "Share of probe examples whose largest output is the label."
+        "accuracy on the probe",
+        "",
+        "Share of labels that the outputs decide for: by the largest along the last axis or, under "
+        "a sigmoid, by the sign.",
     ),
     "alignment": Meaning(
         "alignment with the labels, {reduction}",
@@ -143,6 +146,6 @@ MEANINGS = {
     "agreement": Meaning(
         "same decision",
         "",
-        "Share of probe examples where linearized model and B choose the same class.",
+        "Share of decisions, one for each label, in which linearized model and B agree.",
     ),
 }

@@ -95,13 +95,6 @@ def test_numbers_in_bfloat16_are_numbers():
     assert found[0].b.margin == found[1].b.margin
 
 
-@pytest.mark.parametrize("options", [{"loss": "cross_entropy"}, {"train": (X, Y)}])
-def test_classes_of_outputs_with_positions_are_refused(options):
-    tokens = lambda p, x: jnp.stack([mlp(p, x), mlp(p, 2 * x)], axis=1)
-    with pytest.raises(InvalidInputError, match="flatten the positions"):
-        compare(mlp_params(0), mlp_params(1), model=tokens, **{"train": (X, None), **options})
-
-
 @pytest.mark.parametrize("name", ["optimizer", "ema_params"])
 def test_what_is_no_collection_is_left_alone(name):
     net = nn.Dense(2)

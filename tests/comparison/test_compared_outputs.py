@@ -1,0 +1,227 @@
+"""compare(): tokens, sigmoid losses and dictionaries, every number against dense float64 algebra."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from ntkdiag.comparison.compare import compare
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.models import functionalize
+
+N, T, V = 4, 3, 5
+RNG = np.random.default_rng(3)
+TOKENS = RNG.integers(0, V, (N, T))
+NEXT = RNG.integers(0, V, (N, T))
+
+
+def language_model(params, tokens):
+    """Logits [N T V] of a model in which every token sees those before it."""
+    h = jnp.cumsum(jnp.asarray(params["embedding"])[tokens], axis=1)
+    return jnp.tanh(h) @ params["head"]
+
+
+def parameters(seed, vocabulary=V, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    shapes = {"embedding": (vocabulary, 4), "head": (4, vocabulary)}
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def matrix(f, params, x):
+    rows = np.asarray(reference.jacobian(f, params, x)).reshape(N * T * V, -1)
+    return rows @ rows.T
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Two language models compared on next tokens."""
+    a, b = parameters(0), parameters(1)
+    with jax.enable_x64(True):
+        options = {"model": language_model, "train": (TOKENS, NEXT), "descent": 0.1}
+        comparison = compare(a, b, loss="cross_entropy", **options)
+        return comparison, a, b, matrix(language_model, a, TOKENS)
+
+
+def test_positions_are_rows_of_the_kernel(tokens):
+    comparison, _, _, kernel = tokens
+    np.testing.assert_allclose(comparison.a.kernel.matrix, kernel, rtol=1e-10, atol=1e-12)
+    assert comparison.facts["n_outputs"] == T * V
+    assert comparison.facts["kernel"] == "full kernel J Jᵀ, 60 × 60"
+
+
+def test_loss_and_accuracy_of_tokens_are_means_over_positions(tokens):
+    comparison, a, *_ = tokens
+    logits = np.asarray(language_model(a, TOKENS))
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    loss = -np.mean(np.take_along_axis(log_p, NEXT[..., None], axis=-1))
+    np.testing.assert_allclose(comparison.a.loss, loss, rtol=1e-6)
+    assert comparison.a.accuracy == np.mean(logits.argmax(-1) == NEXT)
+    assert comparison.facts["loss"] == "softmax cross-entropy, mean over examples and positions"
+    assert comparison.classes is None
+
+
+def test_stability_of_tokens_has_one_softmax_for_every_position(tokens):
+    comparison, a, _, kernel = tokens
+    logits = np.asarray(language_model(a, TOKENS)).reshape(N * T, V)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    hessian = np.zeros((N * T * V, N * T * V))
+    for i in range(N * T):
+        block = slice(i * V, (i + 1) * V)
+        hessian[block, block] = np.diag(p[i]) - np.outer(p[i], p[i])
+    largest = np.linalg.eigvals(hessian @ kernel).real.max() / (N * T)
+    np.testing.assert_allclose(comparison.a.critical_learning_rate, 2 / largest, rtol=1e-6)
+    np.testing.assert_allclose(comparison.a.margin, 0.1 * largest / 2, rtol=1e-6)
+
+
+def test_alignment_of_tokens_with_one_hot_rows(tokens):
+    comparison, _, _, kernel = tokens
+    labels = np.eye(V)[NEXT].reshape(N, T * V)
+    labels = (labels - labels.mean(0)).ravel()
+    h = np.kron(np.eye(N) - 1 / N, np.eye(T * V))
+    centred = h @ kernel @ h
+    expected = labels @ centred @ labels / np.linalg.norm(centred) / np.sum(labels**2)
+    np.testing.assert_allclose(float(comparison.a.alignment.value), expected, rtol=1e-8)
+
+
+def test_decisions_about_tokens_are_those_of_every_position(tokens):
+    comparison, _, b, _ = tokens
+    predicted = comparison.prediction.outputs.reshape(N, T, V).argmax(-1)
+    actual = np.asarray(language_model(b, TOKENS)).argmax(-1)
+    assert comparison.prediction.agreement == np.mean(predicted == actual)
+
+
+def test_tokens_beyond_the_full_kernel_are_reduced_and_that_is_said():
+    vocabulary = 180
+    a, b = (parameters(seed, vocabulary, np.float32) for seed in (0, 1))
+    probe = (TOKENS, RNG.integers(0, vocabulary, (N, T)))
+    comparison = compare(a, b, model=language_model, train=probe, loss="cross_entropy")
+    assert comparison.a.kernel.convention.reduction == "mean"
+    assert comparison.a.kernel.matrix.shape == (N, N)
+    start = "Kernels are reduced over outputs, 3 × 180 of an example with its positions (mean"
+    (note,) = [note for note in comparison.notes if note.startswith("Kernels are reduced")]
+    assert note.startswith(start)
+    assert note.endswith('reduction="full" takes 2,160 rows.')
+    assert comparison.a.accuracy is not None
+
+
+def test_labels_of_tokens_are_one_for_each_position():
+    a, b = (parameters(seed, dtype=np.float32) for seed in (0, 1))
+    match = r"expected `y` of shape \(4, 3, 5\), or integer class numbers \(4, 3\); got int64 of sh"
+    with pytest.raises(InvalidInputError, match=match):
+        compare(a, b, model=language_model, train=(TOKENS, NEXT[:, 0]), loss="cross_entropy")
+
+
+@pytest.mark.parametrize("shape", [(N, T), (N,)])
+def test_sigmoid_losses(x64, shape):
+    """Several labels an example, or one: curvature p (1 - p), decisions by the sign."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(N, 3))
+    y = (rng.random(shape) > 0.5).astype(int)
+    y.flat[:2] = 0, 1
+    a, b = ({"w": rng.normal(size=(3, *shape[1:]))} for _ in range(2))
+    f = lambda params, x: jnp.sin(x @ params["w"])
+    options = {"loss": "sigmoid_cross_entropy", "descent": 0.1}
+    comparison = compare(a, b, model=f, train=(x, y), **options)
+
+    outputs = np.sin(x @ a["w"])
+    p = 1 / (1 + np.exp(-outputs))
+    entropies = -(y * np.log(p) + (1 - y) * np.log(1 - p))
+    np.testing.assert_allclose(comparison.a.loss, entropies.sum() / N, rtol=1e-10)
+    jacobian = np.asarray(reference.jacobian(f, a, x)).reshape(y.size, -1)
+    curvature = np.diag((p * (1 - p)).ravel())
+    largest = np.linalg.eigvalsh(jacobian.T @ curvature @ jacobian / N)[-1]
+    np.testing.assert_allclose(comparison.a.critical_learning_rate, 2 / largest, rtol=1e-8)
+    assert comparison.a.accuracy == np.mean((outputs > 0) == (y == 1))
+    signs = np.sin(x @ b["w"]) > 0
+    agreeing = comparison.prediction.outputs.reshape(shape) > 0
+    assert comparison.prediction.agreement == np.mean(signs == agreeing)
+
+
+def test_a_sigmoid_at_every_position():
+    a, b = (parameters(seed, dtype=np.float32) for seed in (0, 1))
+    y = (RNG.random((N, T, V)) > 0.5).astype(int)
+    options = {"model": language_model, "loss": "sigmoid_cross_entropy"}
+    comparison = compare(a, b, train=(TOKENS, y), **options)
+    signs = np.asarray(language_model(a, TOKENS)) > 0
+    assert comparison.a.accuracy == np.mean(signs == (y == 1))
+
+
+class Returns(nn.Module):
+    """A module that returns its logits in another container."""
+
+    container: str
+
+    @nn.compact
+    def __call__(self, batch):
+        x = batch["x"] * batch["mask"] if isinstance(batch, dict) else batch
+        features = jnp.tanh(nn.Dense(4)(x))
+        logits = nn.Dense(2)(features)
+        containers = {
+            "array": logits,
+            "one entry": {"scores": logits},
+            "logits among others": {"features": features, "logits": logits},
+            "a tuple": (logits, features),
+            "others": {"features": features, "scores": logits},
+        }
+        return containers[self.container]
+
+
+X = RNG.normal(size=(6, 3)).astype(np.float32)
+Y = np.arange(6) % 2
+
+
+def compared(container, x=X, **options):
+    a, b = (Returns("array").init(jax.random.key(seed), x) for seed in (0, 1))
+    model = options.pop("model", Returns(container))
+    return compare(a, b, model=model, train=(x, Y), loss="cross_entropy", **options)
+
+
+@pytest.mark.parametrize("container", ["one entry", "logits among others"])
+def test_models_that_return_a_dictionary(container):
+    expected, comparison = compared("array"), compared(container)
+    np.testing.assert_allclose(comparison.a.kernel.matrix, expected.a.kernel.matrix, rtol=1e-6)
+    np.testing.assert_allclose(comparison.prediction.e1, expected.prediction.e1, rtol=1e-5)
+    assert comparison.a.loss == pytest.approx(expected.a.loss)
+    notes = [note for note in comparison.notes if note.startswith("The model returns")]
+    if container == "one entry":
+        assert not notes
+    else:
+        assert notes == [
+            "The model returns features beside logits, which is compared: "
+            "functionalize(model, variables, output=...) chooses another."
+        ]
+
+
+@pytest.mark.parametrize(
+    ("container", "listed", "first"),
+    [
+        ("others", r"features float32\[6, 4\], scores float32\[6, 2\]", "features"),
+        ("a tuple", r"0 float32\[6, 2\], 1 float32\[6, 4\]", "0"),
+    ],
+)
+def test_of_several_outputs_one_is_chosen_by_name(container, listed, first):
+    match = (
+        rf"expected a model that gives one array .*; got 2 of them: {listed}\. Say which: "
+        rf'model=functionalize\(model, variables, output="{first}"\)'
+    )
+    with pytest.raises(InvalidInputError, match=match):
+        compared(container)
+    variables = Returns("array").init(jax.random.key(0), X)
+    name = {"others": "scores", "a tuple": "0"}[container]
+    model = functionalize(Returns(container), variables, output=name)
+    expected = compared("array")
+    np.testing.assert_allclose(
+        compared(container, model=model).a.trace, expected.a.trace, rtol=1e-6
+    )
+
+
+def test_models_that_take_a_dictionary():
+    mask = np.ones_like(X)
+    mask[:, 0] = 0
+    comparison = compared("array", {"x": X, "mask": mask})
+    expected = compared("array", X * mask)
+    np.testing.assert_allclose(comparison.a.kernel.matrix, expected.a.kernel.matrix, rtol=1e-6)
+    assert comparison.facts["n_examples"] == 6
+    assert comparison.prediction.e1 == pytest.approx(expected.prediction.e1)
