@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.arrays import as_examples
-from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian
+from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian, returned
 from ntkdiag.checking.findings import Finding, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
@@ -117,9 +117,17 @@ def _answers(
     program = compiled.trace(functional.params, x).jaxpr
     outputs = compiled(functional.params, x)
     runs = outputs_and_gradients.runs(outputs, x)
-    yield runs
+    arrays = returned.arrays_returned(functional, x, call_kwargs)
     if runs.status == "wrong":
+        if len(arrays) > 1:
+            how = returned.how_to_choose(arrays, n=jax.tree.leaves(x)[0].shape[0])
+            runs = dataclasses.replace(runs, text=f"{runs.text}; {how}")
+        yield runs
         return
+    yield runs
+    beside = returned.beside_outputs(functional, outputs, arrays)
+    if beside is not None:
+        yield beside
     statistics = outputs_and_gradients.statistics(functional)
     if statistics is not None:
         yield statistics

@@ -363,6 +363,72 @@ def test_whole_programs_are_compiled_and_not_single_operations(caplog):
     assert len(named) < len(compiled) < 60
 
 
+class TwoHeads(nn.Module):
+    """Logits, a second head, and a cache."""
+
+    @nn.compact
+    def __call__(self, x, cache_length: int = 0):
+        h = nn.Dense(4)(x)
+        returned = {"logits": nn.Dense(2)(h), "value": nn.Dense(1)(h)}
+        if cache_length:
+            returned["cache"] = jnp.zeros((cache_length, 4))
+        return returned
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "text"),
+    [
+        (
+            {},
+            "note",
+            'differentiated together: "logits" float32[4, 2], "value" float32[4, 1]; '
+            'output="logits" takes the float32[4, 2] alone',
+        ),
+        (
+            {"output": "logits"},
+            "ok",
+            'output="logits" takes float32[4, 2]; left out: "value" float32[4, 1]',
+        ),
+        (
+            {"output": lambda y: y["value"]},
+            "ok",
+            'output= takes float32[4, 1] from what the model returns: "logits" float32[4, 2], '
+            '"value" float32[4, 1]',
+        ),
+    ],
+)
+def test_what_a_model_returns_beside_its_logits(options, status, text):
+    check = selfcheck(TwoHeads(), TwoHeads().init(fixed_key(), X), X, **options)
+    assert check.ok
+    assert (check["outputs"].status, check["outputs"].text) == (status, text)
+
+
+def test_a_cache_that_has_no_examples():
+    variables = TwoHeads().init(fixed_key(), X)
+    check = selfcheck(TwoHeads(), variables, X, call_kwargs={"cache_length": 7})
+    assert check["runs"].status == "wrong"
+    assert check["runs"].text == (
+        "4 examples give float32[7, 4], float32[4, 2], float32[4, 1]: the first axis has to be "
+        'the examples; output="logits" takes the float32[4, 2] alone'
+    )
+    options = {"call_kwargs": {"cache_length": 7}, "output": "logits"}
+    check = selfcheck(TwoHeads(), variables, X, **options)
+    assert check.ok
+    assert check["outputs"].text == (
+        'output="logits" takes float32[4, 2]; left out: "cache" float32[7, 4], "value" '
+        "float32[4, 1]"
+    )
+
+
+def test_a_state_beside_the_logits():
+    step = lambda p, x: (x @ p, (x.sum(axis=0).astype(int), None))
+    check = selfcheck(step, WEIGHT, X)
+    assert check["runs"].text.endswith('output="0" takes the float32[4, 2] alone')
+    check = selfcheck(step, WEIGHT, X, output="0")
+    assert check.ok
+    assert check["outputs"].text == 'output="0" takes float32[4, 2]; left out: "1/0" int32[3]'
+
+
 def test_a_model_that_cannot_be_traced_does_not_run():
     check = selfcheck(lambda p, x: x @ p if float(x.sum()) > 0 else x @ p * 2, WEIGHT, X)
     assert check["runs"].status == "wrong"
