@@ -4,10 +4,13 @@ The numbers are held here. How they are shown is told in `ntkdiag.report`, which
 methods that need it, so that comparing does not load what draws.
 """
 
+import contextlib
 import dataclasses
+import glob
 import json
 import os
 import pathlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 # The fields of `drift` and of `prediction` that are single numbers: `to_dict` gives these.
 _DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
 _PREDICTION = ("rms", "max", "e1", "e2", "agreement")
+_SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,6 +171,9 @@ class Comparison:
     ) -> pathlib.Path:
         """Write the comparison as one self-contained HTML page, or as JSON.
 
+        It is written beside its place and then renamed. A save that is killed leaves a file
+        ``.report.html.<process>.tmp``, which is no report; a save an hour later removes it.
+
         Args:
             path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
                 if need be.
@@ -237,9 +244,18 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
 def _replace(path: pathlib.Path, text: str) -> None:
     """Write a file through another one beside it: a reader never sees half a report."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_dead(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_dead(path: pathlib.Path) -> None:
+    """Remove what killed saves of this file left beside it; younger ones may be under way."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):  # another save may have removed it just now
+            if time.time() - temporary.stat().st_mtime > _SECONDS_OF_A_SAVE:
+                temporary.unlink()

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+import jax
+
 from ntkdiag import errors
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class JsonLines:
     Each session of writing begins with a line ``{"record": {...}}``, the convention record of the
     lines that follow; every other line is ``{"step": ..., name: value, ...}``. Numbers that are not
     finite are null. An existing file is never overwritten: its lines stay and new ones follow. Read
-    it back with `read_json_lines`.
+    it back with `read_json_lines`. Of the processes of one JAX program, which all measure the same,
+    the first one writes, and the others do nothing.
 
     Args:
         path: The file, or a named pipe; folders are made as needed. It is open only while a line is
@@ -116,6 +119,8 @@ class JsonLines:
 
     def _append(self, content: Mapping[str, Any]) -> None:
         """Append one line to the file."""
+        if jax.process_index() != 0:
+            return
         line = json.dumps(_finite_or_null(content), allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A run killed in mid-line leaves a line without an end: close it, or this line would be

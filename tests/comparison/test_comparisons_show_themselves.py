@@ -1,5 +1,8 @@
 """Comparisons as tables of a notebook and as figures."""
 
+import os
+import time
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -48,3 +51,17 @@ def test_plot(comparison):
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     plt.close(figure)
     plt.close(comparison.plot().figure)
+
+
+def test_what_a_killed_save_left_behind(comparison, tmp_path):
+    """It is no report, and a later save removes it; that of a save under way stays."""
+    dead, under_way = tmp_path / ".a.json.1.tmp", tmp_path / ".a.json.2.tmp"
+    of_another = tmp_path / ".b.json.1.tmp"
+    for file in (dead, under_way, of_another):
+        file.write_text("{")
+    two_hours_ago = time.time() - 7200
+    for file in (dead, of_another):
+        os.utime(file, (two_hours_ago, two_hours_ago))
+    comparison.save(tmp_path / "a.json")
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == [".a.json.2.tmp", ".b.json.1.tmp", "a.json"]

@@ -1,5 +1,6 @@
 """Factors that wait in a file: the same kernel, every example differentiated once, and nothing left behind."""
 
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -131,3 +132,23 @@ def test_every_factor_comes_back_as_it_was(tmp_path):
                 np.testing.assert_array_equal(np.asarray(got), np.asarray(wanted))
     assert 3 in file
     assert 4 not in file
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_disk_that_is_full_by_then(tmp_path, monkeypatch):
+    """Somebody else filled it since the kernel was planned; the device takes no byte."""
+    opened_files = []
+
+    def full(**options):
+        opened_files.append(open("/dev/full", "r+b"))  # noqa: SIM115
+        return opened_files[-1]
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    message = (
+        r"ntk\(f, params, x, spill=\.\.\.\): expected a disk that takes the factors; got No space left on device "
+        r"after .*Nothing is left there\. Name another directory"
+    )
+    with pytest.raises(InvalidInputError, match=message):
+        ntkdiag.ntk(F, PARAMS, X, memory=BUDGET, spill=tmp_path)
+    assert opened_files[0].closed
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ import logging
 import shutil
 import warnings
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -230,3 +231,16 @@ def test_json_lines_stay_where_they_were_named(tmp_path, monkeypatch):
         assert np.isnan([row["b"], row["c"][1]]).all()
     with pytest.raises(errors.InvalidInputError, match="expected a file; got a folder"):
         JsonLines(tmp_path)
+
+
+def test_one_of_several_processes_writes(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    for process in (1, 0, 2):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        writer = JsonLines(path)
+        writer.start({"name": str(process)})
+        writer.write(0, {"trace": float(process)})
+        writer.close()
+    records, rows = read_json_lines(path)
+    assert records == [{"name": "0"}]
+    assert rows == [{"step": 0, "trace": 0.0}]

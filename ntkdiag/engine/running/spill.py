@@ -55,13 +55,19 @@ class Spill:
         return key in self._entries
 
     def write(self, key: int, tree: PyTree[Array]) -> None:
-        """Write the arrays of a tree."""
+        """Write the arrays of a tree.
+
+        Raises:
+            InvalidInputError: The disk is full, or does not take them for another reason.
+        """
         # Behind all that was written before.
         leaves, structure = jax.tree.flatten(tree)
         start = self._file.seek(0, os.SEEK_END)
         kinds = []
         for leaf in leaves:
-            self._file.write(_bytes(np.ascontiguousarray(leaf)))
+            with _said_if_full(start):
+                self._file.write(_bytes(np.ascontiguousarray(leaf)))
+                self._file.flush()
             # An array that nobody put anywhere goes to the default device again.
             placement = leaf.sharding if leaf.committed else None
             kinds.append(_Kind(leaf.shape, leaf.dtype, placement))
@@ -100,8 +106,27 @@ def opened(directory: str | os.PathLike | None, size: int) -> Iterator[Spill | N
             got=f"{readable(free)} free",
             do="Name another, raise memory=, or leave spill= out.",
         )
-    with tempfile.TemporaryFile(prefix="ntkdiag-", dir=directory) as file:
+    file = tempfile.TemporaryFile(prefix="ntkdiag-", dir=directory)  # noqa: SIM115
+    try:
         yield Spill(file)
+    finally:
+        # A disk that is full refuses once more what it did not take. The file goes all the same.
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
+def _said_if_full(written: int) -> Iterator[None]:
+    """Where factors are written: somebody else may fill the disk while a kernel is computed."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.InvalidInputError(
+            argument="spill=...",
+            expected="a disk that takes the factors",
+            got=f"{error.strerror} after {readable(written)}",
+            do="Nothing is left there. Name another directory, raise memory=, or leave spill= out.",
+        ) from error
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
