@@ -18,12 +18,14 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.memory import budget
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.courier import CLOSING_SECONDS
 from ntkdiag.monitor.loop_state import LoopState, take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
+from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.measuring_cost import Cost
-from ntkdiag.monitor.never_raise import FailureNotice, without_debugging_switches
+from ntkdiag.monitor.never_raise import FailureNotice, warn, without_debugging_switches
 from ntkdiag.monitor.optimizer_parameters import have_not_moved, match
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import Outbox
@@ -82,6 +84,9 @@ class Monitor:
         time_share: Largest share of the wall time that measuring may take, not counting the first
             measurement, which compiles; scheduled measurements beyond it are skipped. None for no
             limit. What a measurement costs is known from the second one on.
+        first_measurement: Seconds that the first measurement may take by plan, compiling not
+            counted. Beyond them, or beyond the memory budget, nothing is measured, and one warning
+            names what costs less. None for no limit; see the method `plan`.
 
     Attributes:
         cost: What measuring has cost; print it for one line. Its fields: `setup_seconds` of the
@@ -111,9 +116,12 @@ class Monitor:
         name: str = "ntk",
         memory: Memory | None = None,
         time_share: float | int | np.number | None = 0.02,
+        first_measurement: float | int | np.number | None = 60.0,
     ) -> None:
         if time_share is not None:
             _require_share(time_share)
+        if first_measurement is not None:
+            _require_seconds(first_measurement)
         with without_debugging_switches():
             self._probe = Probe.of(
                 f,
@@ -129,6 +137,8 @@ class Monitor:
         self._name = name
         self._kernel0: Float[Array, "k k"] | None = None
         self._layout: ProbeLayout | None = None  # of that kernel
+        self._most_seconds = first_measurement
+        self._is_refused = False  # the first measurement, and so all
         self._first_ended: float | None = None  # when the first measurement had ended
         self._failure_notice = FailureNotice()
         self.cost = Cost(time_share)
@@ -164,7 +174,7 @@ class Monitor:
         try:
             if not self._due(int(step)):
                 return None
-            if not self._budget_allows(begun):
+            if self._is_refused or not self._budget_allows(begun):
                 self.cost.skipped += 1
                 return None
             with without_debugging_switches():
@@ -177,6 +187,33 @@ class Monitor:
             self._spend(begun, measured=False)
             self._failure_notice.give("Monitor", step, error)
             return None
+
+    @errors.called("monitor.plan(params)")
+    def plan(self, params: PyTree = None, *, model_state: PyTree = None) -> MeasurementPlan:
+        """What a measurement costs; nothing is computed.
+
+        Args:
+            params: As in a call; None for those of the `Functional`.
+            model_state: As in a call.
+
+        Returns:
+            A plan that prints as one line, with `flops`, `bytes` and `seconds`.
+
+        Raises:
+            InvalidInputError: There are no parameters, or the batch is measured as a whole
+                (mode="train"), which has no plan.
+            MemoryBudgetError: The kernel does not fit into the memory budget.
+
+        Cost: tracing f a few times.
+        """
+        f = self._probe.f
+        if params is None and isinstance(f, Functional):
+            params = f.params
+        with without_debugging_switches():
+            loop = take_apart(f, params, None, model_state)
+            matched = match(f, loop.params, loop.model_state)
+            layout = self._probe.layout(matched.params)
+            return self._probe.plan(matched.params, layout)
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Write what is still to be written, and close the writers.
@@ -196,8 +233,8 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _measure(self, step: int, loop: LoopState, begun: float) -> Measurement:
-        """Measure, write, and keep the first kernel that could be measured as the reference."""
+    def _measure(self, step: int, loop: LoopState, begun: float) -> Measurement | None:
+        """Measure, unless that costs too much; write; keep the first finite kernel as reference."""
         # The parameters in the structure `f` takes; the values in training of what it holds fixed,
         # or, where it cannot take them, whether they have moved; and once, whether examples
         # interact.
@@ -211,6 +248,8 @@ class Monitor:
         layout = self._probe.layout(params)
         if self._layout is not None:
             layout.require_same(self._layout)
+        if self.cost.measurements == 0 and self._refuses(params, layout):
+            return None
         self._probe.verify(params)
         update_rule = self._update_rule(loop.opt_state)
 
@@ -267,15 +306,39 @@ class Monitor:
             descent = dataclasses.replace(descent, learning_rate=injected_rate)
         return _UpdateRule(descent, injected_rate is not None, objection)
 
-    def _budget_allows(self, now: float) -> bool:
-        """Whether the budget allows a measurement now.
+    def _refuses(self, params: PyTree, layout: ProbeLayout) -> bool:
+        """Whether a measurement is refused for what it costs by plan, which is said once."""
+        reason = None
+        try:
+            plan = self._probe.plan(params, layout)
+            excess = plan.excess(budget(self._probe.memory), self._most_seconds)
+            if excess is not None:
+                reason = f"{plan}, {excess}."
+        except errors.MemoryBudgetError as error:
+            reason = str(error)
+        except Exception:  # what has no plan, as a batch that is differentiated as a whole
+            reason = None
+        self._is_refused = self._agreed(reason is not None)
+        if self._is_refused:
+            self.cost.skipped += 1
+            choices = "; ".join(self._probe.cheaper(params, layout)) or "a smaller probe"
+            warn(
+                f"Monitor: the first measurement is not made: {reason} What costs less: {choices}. "
+                "first_measurement=None sets no limit of time, memory= one of memory. Nothing is "
+                "measured; training goes on."
+            )
+        return self._is_refused
 
-        All processes have to measure together, so the first one decides for all.
-        """
+    def _agreed(self, decision: bool) -> bool:
+        """The decision of the first process, which all have to follow: they measure together."""
+        if jax.process_count() == 1:
+            return decision
+        return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
+
+    def _budget_allows(self, now: float) -> bool:
+        """Whether the budget of time allows a measurement now."""
         is_allowed = self.cost.allows(now, self._first_ended)
-        if self.cost.time_share is None or jax.process_count() == 1:
-            return is_allowed
-        return bool(multihost_utils.broadcast_one_to_all(np.asarray(is_allowed)))
+        return is_allowed if self.cost.time_share is None else self._agreed(is_allowed)
 
     def _spend(self, begun: float, *, measured: bool) -> float:
         """Count the seconds since `begun`; a measurement that failed is within the budget, too."""
@@ -314,6 +377,17 @@ def _require_share(time_share: object) -> None:
             expected="a positive share of the wall time",
             got=f"time_share={time_share!r}",
             do="0.02 is two percent; None sets no limit.",
+        )
+
+
+def _require_seconds(seconds: object) -> None:
+    """Refuse a limit of time that is not above zero."""
+    is_number = isinstance(seconds, int | float | np.number)
+    if not (is_number and seconds > 0):
+        raise errors.InvalidInputError(
+            expected="a positive number of seconds",
+            got=f"first_measurement={seconds!r}",
+            do="None sets no limit.",
         )
 
 

@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import jax
 
+from ntkdiag import errors
+
 
 def warn(text: str) -> None:
     """Warn without raising, even where warnings are errors: the training loop must go on."""
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        errors.warn(text, RuntimeWarning)
     except Exception:  # RuntimeWarning, or whatever a user's own `warnings.showwarning` raises
         logging.getLogger("ntkdiag").warning(text)
 

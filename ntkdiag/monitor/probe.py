@@ -25,11 +25,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag import _jax
+from ntkdiag import _jax, errors
 from ntkdiag._jax import ClosedJaxpr, Jaxpr
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
+from ntkdiag.engine.ntk import plan
 from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
@@ -37,6 +38,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
 from ntkdiag.monitor.measure import measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
+from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.probe_batch import Probes
@@ -227,6 +229,45 @@ class Probe:
             memory=self.memory,
             held=held or None,
         )
+
+    def plan(
+        self, params: PyTree, layout: ProbeLayout, held: Mapping[str, PyTree] | None = None
+    ) -> MeasurementPlan:
+        """What a measurement costs, from shapes alone."""
+        kwargs: dict[str, Any] = {"held": held} if held else {}
+        kernel = plan(
+            self.following if held else self.function,
+            params,
+            self.x,
+            reduction=layout.reduction,
+            memory=self.memory,
+            **kwargs,
+        )
+        # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
+        needs_curvature = self.loss is not None and not self.loss.is_quadratic
+        decompositions = 2 if needs_curvature and not layout.is_reduced else 1
+        return MeasurementPlan(kernel, layout.size, decompositions)
+
+    def cheaper(self, params: PyTree, layout: ProbeLayout) -> list[str]:
+        """Choices that cost less and have a plan, each with what it takes."""
+        # What it is called, the probe it is of, its layout, and what is lost by it.
+        candidates = []
+        if layout.n_outputs > 1 and layout.reduction != "sum-of-logits":
+            reduced = dataclasses.replace(layout, reduction="sum-of-logits")
+            candidates.append(('reduction="sum-of-logits"', self, reduced, "; without a margin"))
+        n_few = layout.n_examples // 4
+        if n_few:
+            few = dataclasses.replace(self, x=jax.tree.map(lambda leaf: leaf[:n_few], self.x))
+            smaller = dataclasses.replace(layout, output_shape=(n_few, *layout.output_shape[1:]))
+            name = f"{n_few} of the {layout.n_examples} examples"
+            candidates.append((name, few, smaller, ""))
+        choices = []
+        for name, probe, changed, loss in candidates:
+            try:
+                choices.append(f"{name} ({probe.plan(params, changed).price}{loss})")
+            except errors.MemoryBudgetError:
+                continue
+        return choices
 
     def reduces(self, params: PyTree) -> bool:
         """Whether `f` contains a reduction, as normalisation layers do.

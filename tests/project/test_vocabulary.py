@@ -106,6 +106,7 @@ MEANINGS = {
     "spill": "a folder where factors wait that do not fit into the memory",
     "time_share": "the share of the time of training that measuring may take",
     "seconds": "how long something is waited for",
+    "first_measurement": "the seconds that the first measurement of a monitor may take by plan",
     "model_state": "what moves beside the parameters in training, such as running statistics",
     "batch_size": "examples at a time",
     "progress": "whether a progress bar is shown",

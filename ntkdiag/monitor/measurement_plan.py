@@ -1,0 +1,78 @@
+"""What a measurement will cost, before the first one is made.
+
+A measurement is a kernel, planned as `plan` does, and one or two sets of eigenvalues of its K rows:
+
+    flops    those of the kernel, and 4/3 K^3 for each set of eigenvalues
+    bytes    those of the kernel, and six arrays [K K] in float64 beside it
+    seconds  flops over the rate of products on this machine, of which eigenvalues reach a tenth
+
+Compiling is not planned: it takes seconds, and is needed once.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ntkdiag.engine.planning.plan import Plan
+from ntkdiag.memory import readable
+
+# The kernel in float64, what LAPACK works in, the reference kernel, and both of them centred.
+_ARRAYS = 6
+# Eigenvalues are found by products with vectors, which wait for the memory.
+_SHARE_OF_RATE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasurementPlan:
+    """The cost of a measurement; print it for one line.
+
+    Attributes:
+        kernel: The plan of the kernel.
+        n_rows: Its rows, K: examples times outputs, or examples for a reduced kernel.
+        decompositions: Sets of eigenvalues: two for losses other than squared error.
+    """
+
+    kernel: Plan
+    n_rows: int
+    decompositions: int
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        return self.kernel.flops + self._flops_of_eigenvalues
+
+    @property
+    def bytes(self) -> int:
+        """Peak of memory beyond parameters and examples."""
+        return self.kernel.peak_bytes + 8 * _ARRAYS * self.n_rows**2
+
+    @property
+    def seconds(self) -> float:
+        """Time of a measurement once compiled; right within a few times."""
+        if not self.kernel.flops:
+            return 0.0
+        rate = self.kernel.flops / self.kernel.seconds
+        return self.kernel.seconds + self._flops_of_eigenvalues / (_SHARE_OF_RATE * rate)
+
+    @property
+    def _flops_of_eigenvalues(self) -> int:
+        return self.decompositions * 4 * self.n_rows**3 // 3
+
+    def __str__(self) -> str:
+        """The cost in one line."""
+        return (
+            f"a kernel of {self.n_rows:,} rows: {self.flops:.2g} flops, {self.price} and compiling"
+        )
+
+    @property
+    def price(self) -> str:
+        """Memory and time, in words."""
+        return f"{readable(self.bytes)}, about {self.seconds:.2g} s"
+
+    def excess(self, budget: int, seconds: float | int | np.number | None) -> str | None:
+        """What the plan is beyond, in words: so many bytes, so many seconds; None within both."""
+        if self.bytes > budget:
+            return f"more than the {readable(budget)} of memory="
+        if seconds is not None and self.seconds > seconds:
+            return f"more than the {seconds:g} s of first_measurement="
+        return None

@@ -1,0 +1,120 @@
+"""The first measurement of a monitor is planned, and refused where it costs too much; the loop goes on."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from monitor_problem import f, problem
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import InMemory, Monitor
+from ntkdiag.monitor.measurement import Status
+
+
+def larger():
+    """A problem of 40 examples and 10 outputs: a full kernel of 400 rows."""
+    rng = np.random.default_rng(0)
+    params = {
+        "a": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32),
+        "b": jnp.asarray(rng.normal(size=(4, 10)), jnp.float32),
+    }
+    return params, rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 10
+
+
+def test_a_plan_says_flops_bytes_and_seconds():
+    params, x, y = larger()
+    plan = Monitor(f, train=(x, y), loss="cross_entropy").plan(params)
+    of_kernel = ntkdiag.plan(f, params, x, reduction="full")
+    # Two sets of eigenvalues, 4/3 K^3 each, and six arrays [K K] of 8 bytes.
+    assert plan.flops == of_kernel.flops + 2 * 4 * 400**3 // 3
+    assert plan.bytes == of_kernel.peak_bytes + 6 * 8 * 400**2
+    assert plan.seconds > of_kernel.seconds
+    text = str(plan)
+    assert text.startswith(f"a kernel of 400 rows: {plan.flops:.2g} flops, ")
+    assert text.endswith(f" MB, about {plan.seconds:.2g} s and compiling")
+
+
+def test_a_plan_of_what_is_reduced_or_has_a_constant_curvature():
+    params, x, y = larger()
+    squared = Monitor(f, train=(x, y), loss="mse").plan(params)
+    assert squared.flops < Monitor(f, train=(x, y), loss="cross_entropy").plan(params).flops
+    reduced = Monitor(f, train=(x, y), reduction="mean", loss="cross_entropy").plan(params)
+    assert (reduced.n_rows, reduced.decompositions) == (40, 1)
+
+
+def test_a_functional_knows_its_parameters():
+    params, x, y = larger()
+    fn = ntkdiag.functionalize(f, params)
+    monitor = Monitor(fn, train=(x, y))
+    assert monitor.plan().flops == monitor.plan(params).flops
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Monitor(f, train=(x, y)).plan()
+    assert str(caught.value).startswith("monitor.plan(params): expected the parameters")
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"first_measurement": 1e-9}, "more than the 1e-09 s of first_measurement=. "),
+        ({"memory": "5MB"}, "more than the 5 MB of memory=. "),
+    ],
+    ids=["time", "memory"],
+)
+def test_what_costs_too_much_is_refused_once_with_what_costs_less(limit, reason):
+    params, x, y = larger()
+    memory = InMemory()
+    monitor = Monitor(f, train=(x, y), every=1, loss="mse", writers=memory, **limit)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert [monitor(step, params) for step in range(3)] == [None] * 3
+    (warning,) = caught
+    text = str(warning.message)
+    assert text.startswith(
+        f"Monitor: the first measurement is not made: {monitor.plan(params)}, {reason}"
+        'What costs less: reduction="sum-of-logits" ('
+    )
+    assert "; without a margin); 10 of the 40 examples (" in text
+    assert text.endswith(
+        "first_measurement=None sets no limit of time, memory= one of memory. Nothing is measured; "
+        "training goes on."
+    )
+    assert warning.filename == __file__  # it points at the loop
+    assert memory.steps == []
+    assert monitor.cost.skipped == 3
+    assert monitor.cost.measurements == 0
+
+
+def test_what_is_named_as_cheaper_fits():
+    params, x, y = larger()
+    for options in ({"reduction": "sum-of-logits"}, {"train": (x[:10], y[:10])}):
+        monitor = Monitor(f, **{"train": (x, y), "memory": "5MB", **options})
+        assert monitor(0, params).status == Status.MEASURED
+
+
+def test_a_budget_in_which_no_example_fits_is_refused_in_the_words_of_the_plan():
+    params, x, y = larger()
+    monitor = Monitor(f, train=(x, y), every=1, memory=10)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert [monitor(step, params) for step in range(3)] == [None] * 3
+    (warning,) = caught
+    assert "is not made: monitor(step, params): expected a budget of at least" in str(
+        warning.message
+    )
+    assert "What costs less: a smaller probe. " in str(warning.message)
+
+
+def test_no_limit():
+    params, x, y = problem()
+    monitor = Monitor(f, train=(x, y), first_measurement=None)
+    assert monitor(0, params).status == Status.MEASURED
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "60"])
+def test_message_of_the_limit(seconds):
+    _, x, y = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Monitor(f, train=(x, y), first_measurement=seconds)
+    assert str(caught.value) == (
+        f"Monitor(f): expected a positive number of seconds; got first_measurement={seconds!r}. "
+        "None sets no limit."
+    )
