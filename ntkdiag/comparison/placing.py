@@ -304,4 +304,6 @@ def _some(paths: Iterable[str]) -> str:
 
 def are_equal(left: Any, right: Any) -> bool:
     """Whether two arrays have one shape, one dtype and the same numbers."""
+    if left is right:
+        return True  # frozen parameters that both sides share may be most of a model
     return describe(left) == describe(right) and bool(jnp.all(left == right))

@@ -8,8 +8,9 @@ unless `explain` asks for it: then it follows each table.
 import dataclasses
 import io
 import sys
+from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -88,7 +89,9 @@ class Screen:
     explain: bool = False
     more: str = 'All of it: comparison.text(everything=True), or comparison.save("report.html").'
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         meanings = _Meanings(
             beside=options.max_width >= ROOM_FOR_MEANINGS,
             below=options.max_width < ROOM_FOR_MEANINGS and self.explain,

@@ -69,11 +69,15 @@ class TrainStateWithStatistics(TrainState):
     scales: dict
 
 
+class TrainStateOfNnx(TrainState):
+    rest: nnx.State
+
+
 def shifted(tree, by):
     return jax.tree.map(lambda leaf: leaf + by, tree)
 
 
-def of_a_functional(comparison, a, b):
+def require_outputs(comparison, a, b):
     """The outputs of both sides against those of the library itself."""
     np.testing.assert_allclose(comparison.a.outputs, a, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(comparison.b.outputs, b, rtol=1e-5, atol=1e-6)
@@ -115,7 +119,7 @@ def test_linen_collections_are_those_of_each_side(form, template):
     if template == "Functional":
         model = {"model": functionalize(module, variables)}
     comparison = compare(LINEN_FORMS[form](a), LINEN_FORMS[form](b), train=(X, None), **model)
-    of_a_functional(comparison, module.apply(a, X), module.apply(b, X))
+    require_outputs(comparison, module.apply(a, X), module.apply(b, X))
     words = "its own" if form == "Functional" else "as saved (batch_stats/BatchNorm_0/mean, "
     assert comparison.a.fixed_state.startswith(words)
     assert not [note for note in comparison.notes if "holds" in note or "hold " in note]
@@ -132,7 +136,7 @@ def test_linen_collections_on_disk(tmp_path, form):
             tree = {name: getattr(state, name) for name in ("step", "opt_state", *side)}
         paths.append(saved(tmp_path, name, tree))
     comparison = compare(*paths, model=functionalize(module, variables), train=(X, None))
-    of_a_functional(comparison, module.apply(a, X), module.apply(b, X))
+    require_outputs(comparison, module.apply(a, X), module.apply(b, X))
 
 
 def nnx_sides():
@@ -154,6 +158,9 @@ NNX_FORMS = {
     "state": nnx.state,
     "pure dictionary": lambda model: nnx.to_pure_dict(nnx.state(model)),
     "parts": nnx_parts,
+    "train state": lambda model: TrainStateOfNnx(
+        step=3, apply_fn=None, tx=None, opt_state=None, **nnx_parts(model)
+    ),
 }
 
 
@@ -169,7 +176,7 @@ def test_other_variables_of_nnx_are_those_of_each_side(tmp_path, form):
     comparison = compare(*sides, model=fn, train=(X, None))
     a.eval()
     b.eval()
-    of_a_functional(comparison, a(X), b(X))
+    require_outputs(comparison, a(X), b(X))
     assert comparison.b.fixed_state == "as saved (norm/mean, norm/var, scale)"
 
 
@@ -203,7 +210,7 @@ def test_the_state_of_equinox_is_that_of_each_side(form, template):
     model = functionalize(first[0], state=first[1]) if template == "Functional" else first
     make = EQUINOX_FORMS[form]
     comparison = compare(make(*a), make(*b), model=model, train=(X, None))
-    of_a_functional(comparison, of_a, of_b)
+    require_outputs(comparison, of_a, of_b)
 
 
 def test_the_state_of_equinox_on_disk(tmp_path):
@@ -211,7 +218,7 @@ def test_the_state_of_equinox_on_disk(tmp_path):
     make = EQUINOX_FORMS["dictionary"]
     sides = [saved(tmp_path, str(k), make(*side)) for k, side in enumerate((a, b))]
     comparison = compare(*sides, model=functionalize(first[0], state=first[1]), train=(X, None))
-    of_a_functional(comparison, of_a, of_b)
+    require_outputs(comparison, of_a, of_b)
     assert compare(a, b, train=(X, None)).drift.relative == pytest.approx(
         float(comparison.drift.relative)
     )
@@ -221,13 +228,13 @@ def test_frozen_parameters_are_those_of_each_side():
     """What `trainable` leaves out is held fixed, too, and differs between the sides."""
     module, variables, a, b = linen_sides()
     fn = functionalize(module, variables, trainable="Dense_1/**")
-    of_a_functional(
+    require_outputs(
         compare(a, b, model=fn, train=(X, None)), module.apply(a, X), module.apply(b, X)
     )
     nets = [eqx.nn.MLP(3, C, 4, 1, key=jax.random.key(seed)) for seed in range(3)]
     fn = functionalize(nets[0], trainable="layers/1/**", output=lambda y: 2 * y)
     comparison = compare(nets[1], nets[2], model=fn, train=(X, None))
-    of_a_functional(comparison, 2 * jax.vmap(nets[1])(X), 2 * jax.vmap(nets[2])(X))
+    require_outputs(comparison, 2 * jax.vmap(nets[1])(X), 2 * jax.vmap(nets[2])(X))
     f = lambda params, x: jnp.tanh(x @ params["w"]) @ params["v"]
     rng = np.random.default_rng(0)
     trees = []
@@ -238,7 +245,7 @@ def test_frozen_parameters_are_those_of_each_side():
     comparison = compare(
         *trees[1:], model=functionalize(f, trees[0], trainable="v"), train=(X, None)
     )
-    of_a_functional(comparison, f(trees[1], X), f(trees[2], X))
+    require_outputs(comparison, f(trees[1], X), f(trees[2], X))
 
 
 def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
@@ -246,14 +253,14 @@ def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
     fn = functionalize(module, variables, mode="train", statistics=X)
     comparison = compare(a, b, model=fn, train=(X, None))
     outputs = [module.apply(side, X, train=True, mutable=["batch_stats"])[0] for side in (a, b)]
-    of_a_functional(comparison, *outputs)
+    require_outputs(comparison, *outputs)
     assert comparison.a.fixed_state == "statistics of the batch in statistics=, at its parameters"
 
 
 def test_a_side_without_statistics_beside_one_with_its_own():
     module, variables, a, b = linen_sides()
     comparison = compare(a, b["params"], model=functionalize(module, variables), train=(X, None))
-    of_a_functional(
+    require_outputs(
         comparison, module.apply(a, X), module.apply({**variables, "params": b["params"]}, X)
     )
     assert comparison.b.fixed_state == (
