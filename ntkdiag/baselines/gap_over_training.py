@@ -23,6 +23,7 @@ from ntkdiag.baselines.training_data import Data, accuracy, batches, read_data
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.progress import under_way
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,6 +163,7 @@ def gap_over_training(
     opt_state: PyTree = None,
     second_order: bool = True,
     seed: int = 0,
+    progress: bool | None = None,
 ) -> GapHistory:
     """Train a network and its linearization at `params`, and record the gap.
 
@@ -187,6 +189,8 @@ def gap_over_training(
             a fresh one.
         second_order: Whether to record e2.
         seed: Of the order of examples.
+        progress: Whether to show how far it has come, and the time left. None does on a terminal
+            and in a notebook, after two seconds; True wherever output goes.
 
     Returns:
         The history.
@@ -203,8 +207,10 @@ def gap_over_training(
     linear = train(f_lin, params, optimizer, read, order, recorded, opt_state)
     compare = comparer(f, params, read, second_order)
     rows = []
-    for network_at_mark, linear_at_mark in zip(network, linear, strict=True):
-        rows.append(compare(network_at_mark.params, linear_at_mark.params))
+    with under_way("training", steps, progress) as work:
+        for mark, network_at_mark, linear_at_mark in zip(recorded, network, linear, strict=True):
+            rows.append(compare(network_at_mark.params, linear_at_mark.params))
+            work.reach(mark)
     return history_of(recorded, rows)
 
 

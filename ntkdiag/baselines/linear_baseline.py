@@ -27,6 +27,10 @@ from ntkdiag.engine.independence import check_few
 from ntkdiag.linearization.taylor import linearize
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models import functionalize
+from ntkdiag.progress import Work, under_way
+
+# Of ten steps of progress training takes seven, the trained models and the regressions one each.
+_STEPS_OF_TRAINING = 7
 
 
 @errors.public
@@ -44,6 +48,7 @@ def linear_baseline(
     kernel_examples: int = 1024,
     reduction: str = "mean",
     seed: int = 0,
+    progress: bool | None = None,
     **options: Any,
 ) -> LinearBaseline:
     """Compare a network with what it would be if its kernel stood still.
@@ -75,6 +80,8 @@ def linear_baseline(
         reduction: Reduction of their kernel over outputs: "mean" (stands for K kron I_C), or
             "full".
         seed: Of the order of examples.
+        progress: Whether to show how far it has come, and the time left. None does on a terminal
+            and in a notebook, after two seconds; True wherever output goes.
         **options: Handed to `functionalize`.
 
     Returns:
@@ -95,30 +102,40 @@ def linear_baseline(
     _require_optimizer(optimizer)
     check_few(f, params, read.x)
 
-    # Training: the network and its two linearizations, on the same batches. Trained models are
-    # compared with the network, the network with nobody.
-    order = batches(read.n, batch_size, steps, seed)
-    runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)
-    gap, gap_later = runs.follow()
-    network = _trained("network", f, runs.network, read, None)
-    contenders = [
-        network,
-        _trained("linearized at init", runs.f_lin, runs.linear, read, network),
-        _trained(
-            f"linearized at step {checkpoint}", runs.f_lin_later, runs.linear_later, read, network
-        ),
-    ]
+    with under_way("linear baseline", _STEPS_OF_TRAINING + 3, progress) as work:
+        # Training: the network and its two linearizations, on the same batches. Trained models are
+        # compared with the network, the network with nobody.
+        order = batches(read.n, batch_size, steps, seed)
+        runs = _Runs(f, params, optimizer, read, order, steps, checkpoint)
+        with under_way("training", steps, fills=_STEPS_OF_TRAINING) as training:
+            gap, gap_later = runs.follow(training)
+        work.advance(_STEPS_OF_TRAINING)
+        network = _trained("network", f, runs.network, read, None)
+        contenders = [
+            network,
+            _trained("linearized at init", runs.f_lin, runs.linear, read, network),
+            _trained(
+                f"linearized at step {checkpoint}",
+                runs.f_lin_later,
+                runs.linear_later,
+                read,
+                network,
+            ),
+        ]
 
-    # Regression: what the kernels know, before and after.
-    rows = min(kernel_examples, read.n)
-    n_outputs = math.prod(read.shape[1:])
-    for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", runs.network)):
-        if _is_finite(at):
-            train_outputs, outputs = kernel_ridge(f, at, read, rows, relative_ridge, reduction)
-        else:  # the run diverged: that is a result, too
-            train_outputs = np.full((rows, n_outputs), np.nan)
-            outputs = np.full((read.m, n_outputs), np.nan)
-        contenders.append(_regressed(name, train_outputs, outputs, read, network))
+        work.advance()
+
+        # Regression: what the kernels know, before and after.
+        rows = min(kernel_examples, read.n)
+        n_outputs = math.prod(read.shape[1:])
+        for name, at in (("kernel ridge, K_0", params), ("kernel ridge, K_T", runs.network)):
+            if _is_finite(at):
+                train_outputs, outputs = kernel_ridge(f, at, read, rows, relative_ridge, reduction)
+            else:  # the run diverged: that is a result, too
+                train_outputs = np.full((rows, n_outputs), np.nan)
+                outputs = np.full((read.m, n_outputs), np.nan)
+            contenders.append(_regressed(name, train_outputs, outputs, read, network))
+            work.advance()
 
     sentences = methods(
         functional, read, steps, batch_size, checkpoint, relative_ridge, rows, reduction, seed
@@ -207,8 +224,8 @@ class _Runs:
         self.f_lin = linearize(f, params)
         self.f_lin_later = self.f_lin
 
-    def follow(self) -> tuple[GapHistory, GapHistory]:
-        """Train all three, and record both gaps."""
+    def follow(self, work: Work) -> tuple[GapHistory, GapHistory]:
+        """Train all three, and record both gaps; the steps of the work are those of training."""
         network = self._train(self.f, self.params)
         linear = self._train(self.f_lin, self.params)
         compare = comparer(self.f, self.params, self.data, second_order=True)
@@ -218,6 +235,7 @@ class _Runs:
             self.network, state = next(network)
             self.linear, _ = next(linear)
             rows.append(compare(self.network, self.linear))
+            work.reach(mark)
             if mark == self.checkpoint:
                 break
         # From the checkpoint on there is a third run, with parameters and optimizer of the first.
@@ -227,12 +245,16 @@ class _Runs:
         later = self._train_later(state)
         self.linear_later, _ = next(later)
         rows_later = [compare_later(self.network, self.linear_later)]
-        for at_mark, linear_at_mark, later_at_mark in zip(network, linear, later, strict=True):
+        marks_left = self.marks[len(rows) :]
+        for mark, at_mark, linear_at_mark, later_at_mark in zip(
+            marks_left, network, linear, later, strict=True
+        ):
             self.network = at_mark.params
             self.linear = linear_at_mark.params
             self.linear_later = later_at_mark.params
             rows.append(compare(self.network, self.linear))
             rows_later.append(compare_later(self.network, self.linear_later))
+            work.reach(mark)
         return history_of(self.marks, rows), history_of(self._later_marks(), rows_later)
 
     def _train(self, f: Callable[..., PyTree], params: PyTree) -> Iterator[Position]:

@@ -24,9 +24,11 @@ from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.independence import roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
+from ntkdiag.progress import under_way
 from ntkdiag.user_function import outputs_of
 
 EXAMPLES = 4
+MOST_QUESTIONS = 8  # that `_answers` asks of a model
 _MODES = {
     "eval": "dropout off, running statistics",
     "dropout": "dropout on with one mask for all examples, running statistics",
@@ -42,6 +44,7 @@ def selfcheck(
     *arguments: PyTree,
     examples: Literal["independent", "joint"] = "independent",
     call_kwargs: Mapping[str, PyTree] | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> SelfCheck:
     """Say what is differentiated, what is held fixed, and whether the numbers can be trusted.
@@ -63,6 +66,8 @@ def selfcheck(
             `selfcheck(module, variables, x)`, `selfcheck(f, params, x)`.
         examples: ``"joint"`` where examples are meant to interact, as for `ntk`.
         call_kwargs: Keyword arguments of `f(params, x, **call_kwargs)`.
+        progress: Whether to show how far it has come, and the time left. None does on a terminal
+            and in a notebook, after two seconds; True wherever output goes.
         **options: For `functionalize`: `mode`, `trainable`, `output`, ...
 
     Returns:
@@ -89,8 +94,10 @@ def selfcheck(
     findings = [_mode(functional.mode, examples)]
     try:
         # One by one: those from before an exception are kept.
-        for finding in _answers(functional, x, dict(call_kwargs or {}), examples == "joint"):
-            findings.append(finding)
+        with under_way("selfcheck", MOST_QUESTIONS, progress) as work:
+            for finding in _answers(functional, x, dict(call_kwargs or {}), examples == "joint"):
+                findings.append(finding)
+                work.advance()
     except Exception as error:  # whatever the model raises is what the check is for
         finding = _of_exception(error, findings)
         if finding.question == "runs":

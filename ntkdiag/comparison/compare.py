@@ -11,6 +11,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -37,6 +38,7 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.probe_batch import Pair
+from ntkdiag.progress import under_way
 
 
 @errors.public
@@ -53,6 +55,7 @@ def compare(
     descent: DescentLike | None = None,
     memory: Memory | None = None,
     names: tuple[str, str] | list[str] | None = None,
+    progress: bool | None = None,
 ) -> Comparison:
     """Compare two checkpoints of one model through their neural tangent kernels on a probe.
 
@@ -93,6 +96,8 @@ def compare(
             plain gradient descent.
         memory: Memory budget of a kernel, as `ntk` takes it.
         names: Names of the two sides in tables.
+        progress: Whether to show how far it has come, and the time left. None does on a terminal
+            and in a notebook, after two seconds; True wherever output goes.
 
     Returns:
         The comparison.
@@ -128,7 +133,8 @@ def compare(
         chosen = automatic(settings.n_examples, n_outputs)
         settings = dataclasses.replace(settings, reduction=chosen)
     targets = _read_targets(settings, output_shape)
-    return _measure(side_a, side_b, settings, targets)
+    with under_way("comparing", steps=4, show=progress) as work:
+        return _measure(side_a, side_b, settings, targets, work.advance)
 
 
 def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:
@@ -168,9 +174,13 @@ def _read_targets(settings: Settings, shape: tuple[int, ...]) -> Float[np.ndarra
 
 
 def _measure(
-    a: Side, b: Side, settings: Settings, targets: Float[np.ndarray, "n o"] | None
+    a: Side,
+    b: Side,
+    settings: Settings,
+    targets: Float[np.ndarray, "n o"] | None,
+    advance: Callable[[], None],
 ) -> Comparison:
-    """Measure both sides and what lies between them."""
+    """Measure both sides and what lies between them, in four steps: `advance` after each."""
     # Each side by itself.
     f, params_a = a.functional
     f_b, params_b = b.functional
@@ -179,11 +189,14 @@ def _measure(
     shaped_targets = None if targets is None else targets.reshape(outputs_a.shape)
     rule = decision_rule(outputs_a.shape, shaped_targets, settings.loss)
     measured_a = measure_side(a, settings, outputs_a, targets, rule)
+    advance()
     measured_b = measure_side(b, settings, outputs_b, targets, rule)
+    advance()
 
     # What lies between them.
     # What the parameters did is measured at the fixed arrays of B, running statistics for one.
     start = start_of_parameters(a, b, settings, measured_a)
+    advance()
     motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
         params_a,

@@ -6,7 +6,14 @@ from typing import Any, TypeAlias
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 # A measurement as writers get it: numbers by name, a list of them for the eigenvalues.
@@ -39,6 +46,7 @@ class LiveView:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[loss]}"),
         )
         self._progress = Progress(*columns, console=console)

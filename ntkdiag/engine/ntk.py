@@ -49,7 +49,7 @@ def ntk(
     precision: str = "highest",
     examples: Examples | None = None,
     check: bool = True,
-    progress: bool = False,
+    progress: bool | None = None,
     **kwargs: Any,
 ) -> Kernel:
     """The empirical neural tangent kernel of f at params.
@@ -93,7 +93,8 @@ def ntk(
             mode "train", "independent" for anything else.
         check: Verify that parameters are finite and, on the first call, that independent examples
             are independent.
-        progress: Show a progress bar when there is more than one block.
+        progress: Whether to show how far a kernel of several blocks has come, and the time left.
+            None does on a terminal and in a notebook, after two seconds; True wherever output goes.
         **kwargs: Handed to f; arrays are shared by all examples.
 
     Returns:
@@ -152,7 +153,7 @@ def plan(
     precision: str = "highest",
     examples: Examples | None = None,
     check: bool = True,
-    progress: bool = False,
+    progress: bool | None = None,
     **kwargs: Any,
 ) -> Plan:
     """What `ntk` would do with these arguments, and what it would cost; nothing is computed.

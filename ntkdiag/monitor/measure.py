@@ -96,7 +96,9 @@ def measure(
     params = jax.lax.stop_gradient(params)
     # Whether examples interact was checked before: `Probe.verify` does, once.
     kwargs: dict[str, Any] = {} if held is None else {"held": held}
-    kernel = ntk(f, params, x, reduction=reduction, memory=memory, check=False, **kwargs)
+    # Without a bar of its own: the training loop has one, as a rule.
+    options = {"memory": memory, "check": False, "progress": False}
+    kernel = ntk(f, params, x, reduction=reduction, **options, **kwargs)
 
     trained_loss = as_loss(loss)
     is_reduced = kernel.ndim != 4 and kernel.convention.n_outputs > 1

@@ -109,7 +109,7 @@ MEANINGS = {
     "first_measurement": "the seconds that the first measurement of a monitor may take by plan",
     "model_state": "what moves beside the parameters in training, such as running statistics",
     "batch_size": "examples at a time",
-    "progress": "whether a progress bar is shown",
+    "progress": "whether it is shown how far long work has come",
     "quantity": "which cost is drawn: flops or bytes",
     "check": "whether arguments are checked by computing",
     # Training

@@ -37,7 +37,7 @@ class Options:
         precision: Name of the rounding policy of the products.
         examples: Whether examples interact; None follows the function.
         check: Whether parameters are finite and examples independent is verified.
-        progress: Whether tiles show a bar.
+        progress: Whether to show how far it has come; None as `ntkdiag.progress` decides.
         prefer: Internal, as what follows: "dense" or "structured": this kind of contraction
             wherever it can be had.
         most_examples: Largest number of examples of a tile; None for as many as fit.
@@ -50,7 +50,7 @@ class Options:
     precision: str = "highest"
     examples: Examples | None = None
     check: bool = True
-    progress: bool = False
+    progress: bool | None = False
     prefer: Literal["dense", "structured"] | None = None
     most_examples: int | None = None
 

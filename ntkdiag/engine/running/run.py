@@ -11,7 +11,7 @@ a full kernel of few outputs, computed like any other; kernels of the T traced g
 those of the D diagonal groups stacked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
@@ -27,6 +27,7 @@ from ntkdiag.engine.planning.task import KernelSide, Task
 from ntkdiag.engine.running import one_tile, tile_by_tile
 from ntkdiag.kernel.reduction import KernelArray
 from ntkdiag.kernel.tied_outputs import OutputGroups
+from ntkdiag.progress import under_way
 
 # One for every group of leaves.
 Kernels: TypeAlias = Sequence[KernelArray]
@@ -41,11 +42,13 @@ def run(task: Task, plan: Plan | None) -> Kernels:
         _require_float64(task)
     with task.mode():
         groups = task.reduction.groups
-        if groups is None:
-            return _kernels(task, plan)
         if task.traced:
-            return _of_groups_in_a_trace(task, groups)
-        return _of_groups(task, groups, plan)
+            return _kernels(task, plan) if groups is None else _of_groups_in_a_trace(task, groups)
+        n_groups = 1 if groups is None else groups.n_diagonal * groups.n_traced
+        with under_way("kernel", n_groups, task.call.options.progress) as work:
+            if groups is None:
+                return _kernels(task, plan)
+            return _of_groups(task, groups, plan, work.advance)
 
 
 def _require_float64(task: Task) -> None:
@@ -126,8 +129,10 @@ def _joint_factors(task: Task, side: KernelSide) -> list[Factor]:
     return factors
 
 
-def _of_groups(task: Task, groups: OutputGroups, plan: Plan | None) -> Kernels:
-    """The kernels of groups of outputs one after the other: [n k m l D]."""
+def _of_groups(
+    task: Task, groups: OutputGroups, plan: Plan | None, advance: Callable[[], None]
+) -> Kernels:
+    """The kernels of groups of outputs one after the other: [n k m l D]; `advance` after each."""
     stacked = []
     for diagonal in range(groups.n_diagonal):
         totals = None
@@ -139,6 +144,7 @@ def _of_groups(task: Task, groups: OutputGroups, plan: Plan | None) -> Kernels:
             if totals is not None:
                 kernels = [a + b for a, b in zip(totals, kernels, strict=True)]
             totals = kernels
+            advance()
         stacked.append(totals)
     # [n k m l] of every diagonal group -> [n k m l D]
     results = []

@@ -23,8 +23,8 @@ from ntkdiag.engine.planning.plan import Plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.differentiation import Differentiation
 from ntkdiag.engine.running.kernel_contraction import KernelContraction
-from ntkdiag.engine.running.progress import progress_bar
 from ntkdiag.engine.running.spill import Spill, opened
+from ntkdiag.progress import under_way
 
 
 def compute(task: Task, plan: Plan) -> list[Float[np.ndarray, "..."]]:
@@ -33,8 +33,8 @@ def compute(task: Task, plan: Plan) -> list[Float[np.ndarray, "..."]]:
     directory = options.spill if plan.blocks.spilled else None
     with opened(directory, plan.again_bytes) as file:
         tiles = _Tiles(task, plan, file)
-        with progress_bar(tiles.n_tiles, options.progress) as advance:
-            tiles.compute(advance)
+        with under_way("kernel", tiles.n_tiles, options.progress) as work:
+            tiles.compute(work.advance)
     return tiles.kernels
 
 
