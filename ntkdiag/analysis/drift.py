@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.centring import centre_kernel
+from ntkdiag.analysis.collapse import is_constant
 from ntkdiag.analysis.comparable import read_pair
 from ntkdiag.kernel.operand import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
@@ -42,7 +43,8 @@ class Drift:
             for kernels without negative eigenvalues. Over the steps or epochs between two kernels
             it is the kernel velocity.
         distance_centred: S of the kernels centred over examples, per output: 1 - CKA. Networks with
-            biases have a large constant mode that hides motion in `distance`.
+            biases have a large constant mode that hides motion in `distance`. NaN where a kernel is
+            constant over examples: what centring leaves of it is rounding.
     """
 
     relative: AnyScalar
@@ -100,12 +102,15 @@ def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
     b = b / largest
     norm = jnp.linalg.norm(a)
     distance = _distance(a, b)
+    distance_centred = _distance(centre_kernel(a), centre_kernel(b))
+    roundoff = float(jnp.finfo(a.dtype).eps)
+    has_no_direction = is_constant(a, roundoff) | is_constant(b, roundoff)
     return Drift(
         relative=jnp.linalg.norm(b - a) / norm,
         scale=jnp.sum(a * b) / norm**2,
         rotation=_angle(distance),
         distance=distance,
-        distance_centred=_distance(centre_kernel(a), centre_kernel(b)),
+        distance_centred=jnp.where(has_no_direction, jnp.nan, distance_centred),
     )
 
 

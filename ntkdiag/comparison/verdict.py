@@ -85,8 +85,14 @@ class Verdict:
         """Both axes in a few words, such as "NONLINEAR, alignment grew"."""
         if self.state != "alive" or self.task == "unknown":
             return self.name
-        task = "alignment the same" if self.task == "same" else f"alignment {self.task}"
-        return f"{self.name}, {task}"
+        return f"{self.name}, {self.task_words}"
+
+    @property
+    def task_words(self) -> str:
+        """The task in words, such as "alignment grew"."""
+        if self.task == "unknown":
+            return "alignment unknown"
+        return "alignment unchanged" if self.task == "same" else f"alignment {self.task}"
 
     def to_dict(self) -> dict[str, str]:
         """All fields and the name."""

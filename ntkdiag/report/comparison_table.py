@@ -140,7 +140,7 @@ class _Meanings:
     below: bool
 
 
-def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Table | Group]:
+def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Table]:
     """All tables, sentences and notes."""
     between = [
         *motion_rows(comparison),

@@ -263,12 +263,16 @@ def _leaves(comparison: Comparison) -> str:
     if 0 < zero_rows < 1:
         sentences.append(f"No parameter moves {percent(zero_rows)} of the outputs at B.")
     if unreached:
-        sentences.append(f"No gradient reaches, on the probe at B: {some_of(unreached)}.")
+        sentences.append(
+            f"Parameters that no gradient reaches on the probe at B: {some_of(unreached)}."
+        )
     if unmoved:
-        sentences.append(f"Did not move, though the outputs depend on it: {some_of(unmoved)}.")
+        sentences.append(
+            f"Parameters that did not move, though gradients reach them: {some_of(unmoved)}."
+        )
     if silent:
         sentences.append(
-            f"Hardly takes part at B, below {percent(SILENT)} of the trace: {some_of(silent)}."
+            f"Parameters with less than {percent(SILENT)} of the kernel at B: {some_of(silent)}."
         )
     return " ".join(sentences)
 

@@ -166,6 +166,8 @@ def _movement_row(name: str, leaf: LeafMovement) -> tuple[str, ...]:
 
 def _chance(alignment: Alignment) -> str:
     """The alignment of permuted labels, with its standard deviation."""
+    if not math.isfinite(alignment.chance):
+        return MISSING
     return f"{number(alignment.chance, 3)} ± {number(alignment.standard_deviation, 2)}"
 
 

@@ -177,3 +177,17 @@ def test_what_one_side_does_not_state_is_not_compared():
         (_full(precision="highest"), _full(precision="default")),
     ):
         np.testing.assert_allclose(drift(first, second).distance, 0.0, atol=1e-15)
+
+
+def test_a_kernel_that_is_constant_over_examples_has_no_centred_direction():
+    """As of a dead network: what centring leaves of it is rounding, and so was the number."""
+    rng = np.random.default_rng(0)
+    constant = np.full((5, 5), 0.1, np.float32) + np.float32(1e-8) * rng.normal(size=(5, 5)).astype(
+        "f"
+    )
+    constant = (constant + constant.T) / 2
+    alive = rng.normal(size=(5, 8)).astype(np.float32)
+    alive = alive @ alive.T
+    assert np.isnan(drift(constant, alive).distance_centred)
+    assert np.isnan(drift(alive, constant).distance_centred)
+    assert 0 < drift(alive, constant).distance < 1

@@ -179,7 +179,7 @@ def test_figures_follow_the_colours_of_the_page(page):
 
 def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     text = " ".join(Tags(page).text.split())
-    assert comparison.verdict.headline in text
+    assert f"{comparison.verdict.name}{comparison.verdict.task_words}" in text
     assert "What to do next" in text
     assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text

@@ -41,7 +41,7 @@ def test_a_dead_network_names_its_dead_layers_and_has_no_slack():
         "B is dead: every parameter moves the outputs of all examples alike. Only the kernel of b2 "
         "is not zero. Its outputs are the same for every example."
     )
-    assert "No gradient reaches, on the probe at B: b1, w1, w2." in said
+    assert "Parameters that no gradient reaches on the probe at B: b1, w1, w2." in said
     for untrue in ("slack", "certain", "compressed", "plasticity", "frozen"):
         assert untrue not in said
     assert "where the network died, and train on from before" in next_steps
@@ -131,7 +131,7 @@ def test_parameters_that_did_not_move():
     a = start()
     b = {**a, "w2": a["w2"] * 1.3}
     said, next_steps = told(a, b)
-    assert "Did not move, though the outputs depend on it: b1, b2, w1." in said
+    assert "Parameters that did not move, though gradients reach them: b1, b2, w1." in said
     assert "If b1, b2, w1 should be trained, look at the optimizer's masks" in next_steps
 
 
