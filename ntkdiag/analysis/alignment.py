@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
+from ntkdiag.analysis.collapse import ROUNDOFFS_OF_CENTRING, is_constant
 from ntkdiag.analysis.permuted_labels import full_moments, reduced_moments
 from ntkdiag.analysis.trained_on import ALIGNMENT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
@@ -29,8 +30,6 @@ from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
 
-# What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
-_ROUNDOFFS_OF_CENTRING = 8
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
 _LEAST_ROOM = 1e-6
 
@@ -301,11 +300,8 @@ def _centred_modes(operand: Operand) -> Spectrum:
 
 def _centred(operand: Operand) -> Float[Array, "..."]:
     """The centred kernel; NaN for one constant over examples, of which centring leaves rounding."""
-    array = centre_kernel(operand.array)
-    rounding = _ROUNDOFFS_OF_CENTRING * jnp.finfo(array.dtype).eps
-    largest_before = jnp.max(jnp.abs(operand.array))
-    is_constant = jnp.max(jnp.abs(array)) <= rounding * largest_before
-    return jnp.where(is_constant, jnp.nan, array)
+    roundoff = float(jnp.finfo(operand.array.dtype).eps)
+    return jnp.where(is_constant(operand.array, roundoff), jnp.nan, centre_kernel(operand.array))
 
 
 def _read(
@@ -319,7 +315,7 @@ def _read(
     if centred:
         labels = centre_labels(labels)
     largest = jnp.max(jnp.abs(labels))
-    rounding = _ROUNDOFFS_OF_CENTRING * jnp.finfo(labels.dtype).eps
+    rounding = ROUNDOFFS_OF_CENTRING * jnp.finfo(labels.dtype).eps
     # Labels that were all zero are NaN here: they are not above anything.
     if is_concrete(largest) and not largest > rounding:
         expected = "labels that are not all zero"

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from ntkdiag.analysis.centring import centre_kernel
 
 # What centring leaves of something constant is rounding: so many unit roundoffs of it at most.
-_ROUNDOFFS_OF_CENTRING = 8
+ROUNDOFFS_OF_CENTRING = 8
 # Outputs whose root mean square over examples is so many unit roundoffs of their size are equal.
 _ROUNDOFFS_OF_OUTPUTS = 2
 LEAST_SPREAD = 0.01  # of outputs over examples, beside that at A
@@ -33,7 +33,7 @@ def is_constant(array: Float[Array, "..."], roundoff: float) -> Bool[Array, ""]:
     largest = jnp.max(jnp.abs(array))
     if array.shape[0] == 1:
         return largest == 0
-    return jnp.max(jnp.abs(centre_kernel(array))) <= _ROUNDOFFS_OF_CENTRING * roundoff * largest
+    return jnp.max(jnp.abs(centre_kernel(array))) <= ROUNDOFFS_OF_CENTRING * roundoff * largest
 
 
 def spread_over_examples(outputs: Float[np.ndarray, "n o"]) -> float:
