@@ -3,8 +3,8 @@
 Which number is of which probe:
 
 - spectrum, drift, linearization error and stability are of `train`. The curvature of a loss
-  vanishes where predictions become certain, so late in training held-out examples, some of which
-  stay uncertain, give a margin 1.7 to 2.5 times too high;
+  vanishes where predictions become certain, and stays large on held-out examples: late in training
+  they give a margin 1.7 to 2.5 times too high, and more where many of them are misclassified;
 - alignment, label power and leave-one-out are of `held_out`. A kernel after training knows the
   labels it was trained on, and looks better on their examples than on any others.
 

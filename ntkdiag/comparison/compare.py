@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
@@ -24,6 +24,8 @@ from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.decisions import agreement, class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.fixed_arrays_change import change_of_fixed_arrays, start_of_parameters
+from ntkdiag.comparison.held_out import HeldOutProbe
+from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.measured import evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
@@ -33,11 +35,11 @@ from ntkdiag.comparison.sides import Side, Source, is_model, read_side, require_
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.kernel.reduction import automatic
+from ntkdiag.kernel.reduction import automatic, automatic_of_held_out
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.losses.targets import read_targets, require_labels_differ
+from ntkdiag.losses.targets import as_numbers, read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
-from ntkdiag.probe_batch import Pair
+from ntkdiag.probe_batch import Pair, ProbeBatch
 from ntkdiag.progress import under_way
 
 
@@ -63,11 +65,16 @@ def compare(
     motion of every parameter, and how much of B the model linearized at A predicts. Structure,
     shapes and dtypes have to agree exactly: nothing is restored in part.
 
+    Stability, drift and linearization error are of `train`; alignment, label power and
+    leave-one-out are of `held_out`. With `train` alone these are of examples that were trained on,
+    which a kernel knows, and the notes say so. With `held_out` alone there are no stability
+    numbers: late in training with the cross-entropy the margin would be 1.7 to 2.5 times too high
+    and more.
     Outputs are one array `[N ... C]`, or a dictionary that holds it, alone or as `logits`. Axes
     between examples and classes are positions, whose outputs are rows of the full kernel.
 
     Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their
-    parts by leaf.
+    parts by leaf; two reduced kernels of the held-out examples.
 
     Args:
         a: Orbax checkpoint (path of a checkpoint or of a step, a manager root, or ``"root@100"``
@@ -86,7 +93,7 @@ def compare(
             class numbers of tokens, targets of the shape of the outputs, or None, which leaves out
             alignment, loss and accuracy.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
-            given.
+            given. Their kernel is the mean over outputs, unless `reduction` states another one.
         reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C
             (N T C), else "mean". Reduced kernels have no stability margin.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
@@ -128,13 +135,14 @@ def compare(
     # Shapes are known without computing the outputs: what does not fit is refused here.
     output_shape = require_outputs(side_a, settings)
     require_outputs(side_b, settings)
+    labels = _read_labels(settings.probes.of_kernel, settings, output_shape[1:])
+    held_out_probe = _read_held_out(settings, output_shape[1:])
     if settings.reduction == "auto":
         n_outputs = math.prod(output_shape[1:])
         chosen = automatic(settings.n_examples, n_outputs)
         settings = dataclasses.replace(settings, reduction=chosen)
-    targets = _read_targets(settings, output_shape)
     with under_way("comparing", steps=4, show=progress) as work:
-        return _measure(side_a, side_b, settings, targets, work.advance)
+        return _measure(side_a, side_b, settings, labels, held_out_probe, work.advance)
 
 
 def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:
@@ -160,24 +168,39 @@ def _model_among(a: Source, b: Source) -> Model:
     return None
 
 
-def _read_targets(settings: Settings, shape: tuple[int, ...]) -> Float[np.ndarray, "n o"] | None:
-    """Labels as targets `[n o]` in float64; refused where the loss cannot read them."""
-    if settings.y is None:
+def _read_labels(
+    probe: ProbeBatch, settings: Settings, outputs_of_one: tuple[int, ...]
+) -> ProbeLabels | None:
+    """Labels of a probe in float64; refused where targets or the loss cannot be made of them."""
+    if probe.y is None:
         return None
+    shape = (probe.n_examples, *outputs_of_one)
     # In float64, as the diagnostics are, whatever the model computes in.
     with jax.enable_x64(True):
-        targets = read_targets(settings.y, shape)
+        targets = read_targets(probe.y, shape)
         require_labels_differ(targets)
         if settings.loss is not None:
-            settings.loss.read(settings.y, shape)
-        return np.asarray(targets, np.float64).reshape(shape[0], -1)
+            settings.loss.read(as_numbers(probe.y), shape)
+    return ProbeLabels(as_numbers(probe.y), np.asarray(targets, np.float64))
+
+
+def _read_held_out(settings: Settings, outputs_of_one: tuple[int, ...]) -> HeldOutProbe | None:
+    """Held-out examples beside those of `train`; None where one probe is all there is."""
+    probe = settings.probes.held_out
+    if probe is None or settings.probes.train is None:
+        return None
+    labels = _read_labels(probe, settings, outputs_of_one)
+    assert labels is not None  # `read_probes` refuses held-out examples without
+    reduction = automatic_of_held_out(settings.reduction, math.prod(outputs_of_one))
+    return HeldOutProbe(probe.x, labels, reduction)
 
 
 def _measure(
     a: Side,
     b: Side,
     settings: Settings,
-    targets: Float[np.ndarray, "n o"] | None,
+    labels: ProbeLabels | None,
+    held_out: HeldOutProbe | None,
     advance: Callable[[], None],
 ) -> Comparison:
     """Measure both sides and what lies between them, in four steps: `advance` after each."""
@@ -186,11 +209,9 @@ def _measure(
     f_b, params_b = b.functional
     outputs_a = evaluate(f, params_a, settings.x)
     outputs_b = evaluate(f_b, params_b, settings.x)
-    shaped_targets = None if targets is None else targets.reshape(outputs_a.shape)
-    rule = decision_rule(outputs_a.shape, shaped_targets, settings.loss)
-    measured_a = measure_side(a, settings, outputs_a, targets, rule)
+    measured_a = measure_side(a, settings, outputs_a, labels, held_out)
     advance()
-    measured_b = measure_side(b, settings, outputs_b, targets, rule)
+    measured_b = measure_side(b, settings, outputs_b, labels, held_out)
     advance()
 
     # What lies between them.
@@ -208,6 +229,8 @@ def _measure(
     prediction = predict(
         start.f, start.params, params_b, settings.x, start.outputs, measured_b.outputs
     )
+    targets = None if labels is None else labels.targets
+    rule = decision_rule(outputs_b.shape, targets, settings.loss)
     agreeing = agreement(prediction.outputs.reshape(outputs_b.shape), outputs_b, rule)
     prediction = dataclasses.replace(prediction, agreement=agreeing)
     fixed_arrays = change_of_fixed_arrays(a, b, start, measured_a, measured_b)
@@ -227,8 +250,8 @@ def _measure(
         movement=movement,
         prediction=prediction,
         verdict=verdict,
-        facts=facts(a, b, settings, outputs_a.shape, measured_a.kernel),
+        facts=facts(a, b, settings, outputs_a.shape, measured_a),
         notes=notes(a, b, settings, outputs_a.shape, measured_a, measured_b),
-        classes=None if shaped_targets is None else class_numbers(shaped_targets),
+        classes=None if labels is None else class_numbers(labels.targets),
         fixed_arrays=fixed_arrays,
     )

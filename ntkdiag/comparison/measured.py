@@ -7,16 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag._jax import compiler_options
-from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
+from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.collapse import AT_CONSTANT_LOSS
 from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.comparison.condition import Condition, condition
-from ntkdiag.comparison.decisions import Rule, accuracy
+from ntkdiag.comparison.held_out import HeldOut, HeldOutProbe
+from ntkdiag.comparison.label_fit import (
+    KernelFit,
+    ProbeLabels,
+    averaged_over_outputs,
+    fit_alignment,
+    fit_kernel,
+    fit_outputs,
+)
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
@@ -25,7 +32,6 @@ from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
-from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.scalars import Number
 
@@ -46,15 +52,18 @@ class Measured:
         leaf_kernels: Path -> `[n n]`, the kernel of each leaf traced over outputs.
         condition: Whether it still tells examples apart, and what its outputs are like.
         alignment: Centred kernel-target alignment, beside that of permuted labels; None without
-            labels.
+            labels. Of the held-out examples where there are some, as are the two below.
         label_power: `[k]` cumulative label power C(k), kernel and labels centred; None without
             labels.
+        leave_one_out: Squared error of kernel regression on an example left out, over the variance
+            of the labels; None without labels.
         loss: Loss on the probe; None without labels, or where no loss was named.
         accuracy: Share of labels that the outputs decide for, by the largest output along the last
             axis or, under a sigmoid, by the sign; None unless labels are classes or 0 and 1.
         critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if the
-            kernel is reduced, or no loss was named.
+            kernel is reduced, no loss was named, or no examples of the training set were given.
         margin: learning rate / critical learning rate; None without a learning rate, too.
+        held_out: The same side on held-out examples; None unless they were given beside `train`.
     """
 
     label: str
@@ -69,10 +78,20 @@ class Measured:
     condition: Condition
     alignment: Alignment | None = None
     label_power: Float[np.ndarray, " k"] | None = None
+    leave_one_out: float | None = None
     loss: float | None = None
     accuracy: float | None = None
     critical_learning_rate: float | None = None
     margin: float | None = None
+    held_out: HeldOut | None = None
+
+    @property
+    def alignment_gap(self) -> float | None:
+        """Alignment of examples trained on minus that of held-out ones, both above chance."""
+        of_train = None if self.held_out is None else self.held_out.alignment_of_train
+        if of_train is None or self.alignment is None:
+            return None
+        return float(of_train.above - self.alignment.above)
 
     def __repr__(self) -> str:
         numbers = {"trace": self.trace, "loss": self.loss, "margin": self.margin}
@@ -113,10 +132,13 @@ class Measured:
             "condition": vars(self.condition),
             **_aligned(self.alignment),
             "label_power": self.label_power,
+            "leave_one_out": self.leave_one_out,
             "loss": self.loss,
             "accuracy": self.accuracy,
             "critical_learning_rate": self.critical_learning_rate,
             "stability_margin": self.margin,
+            "alignment_gap": self.alignment_gap,
+            "held_out": None if self.held_out is None else self.held_out.to_dict(),
         }
 
 
@@ -124,21 +146,22 @@ def measure_side(
     side: Side,
     settings: Settings,
     outputs: Float[np.ndarray, "n *o"],
-    targets: Float[np.ndarray, "n o"] | None,
-    rule: Rule,
+    labels: ProbeLabels | None,
+    held_out: HeldOutProbe | None,
 ) -> Measured:
     """Measure one side.
 
-    `outputs` are its own on the probe; `targets` are None where there are no labels; `rule` says
-    what outputs decide for.
-    Cost: one kernel, one eigendecomposition (N C)^3, a second one with labels and a third one for
-    a loss other than squared error; one more reduced kernel for its parts by leaf.
+    `outputs` are its own on the probe, whose `labels` may be None; `held_out` is None where that
+    probe is all there is. Cost: one kernel, one eigendecomposition (N C)^3, a second one with
+    labels and a third one for a loss other than squared error; one more reduced kernel for its
+    parts by leaf, and one of the held-out examples.
     """
     f, params = side.functional
     n, n_outputs = outputs.shape[0], outputs[0].size
     # Before any work; "auto" is full for small kernels alone.
     rows = n * n_outputs if settings.reduction == "full" else n
-    require_decomposable(rows, vectors=targets is not None)
+    # Its modes are laid beside labels only where there are no held-out examples for that.
+    require_decomposable(rows, vectors=labels is not None and held_out is None)
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
@@ -159,20 +182,54 @@ def measure_side(
         critical_learning_rate=critical_rate,
         margin=margin,
     )
-    if targets is None:
-        return measured
-
     # What labels are needed for.
-    loss = None
-    if settings.loss is not None:
-        loss = float(_loss(outputs, settings))
-    # Centred: a network with biases would show little more than its constant mode.
+    if labels is not None:
+        of_outputs = fit_outputs(outputs, labels, settings.loss)
+        measured = dataclasses.replace(measured, loss=of_outputs.loss, accuracy=of_outputs.accuracy)
+    if held_out is not None:
+        return _beside_held_out(measured, side, settings, labels, held_out)
+    if labels is not None:
+        return _with_kernel_fit(measured, fit_kernel(kernel, labels.flat_targets))
+    return measured
+
+
+def _beside_held_out(
+    measured: Measured,
+    side: Side,
+    settings: Settings,
+    labels: ProbeLabels | None,
+    held_out: HeldOutProbe,
+) -> Measured:
+    """The measurements completed by those on held-out examples."""
+    f, params = side.functional
+    kernel = ntk(f, params, held_out.x, reduction=held_out.reduction, memory=settings.memory)
+    outputs = evaluate(f, params, held_out.x)
+    of_outputs = fit_outputs(outputs, held_out.labels, settings.loss)
+    # Alignments compare only where kernels are reduced alike.
+    alignment_of_train = None
+    if labels is not None:
+        kernel_of_train = measured.kernel
+        if held_out.reduction == "mean":
+            kernel_of_train = averaged_over_outputs(kernel_of_train)
+        alignment_of_train = fit_alignment(kernel_of_train, labels.flat_targets)
+    on_held_out = HeldOut(
+        kernel=kernel,
+        outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
+        loss=of_outputs.loss,
+        accuracy=of_outputs.accuracy,
+        alignment_of_train=alignment_of_train,
+    )
+    measured = dataclasses.replace(measured, held_out=on_held_out)
+    return _with_kernel_fit(measured, fit_kernel(kernel, held_out.labels.flat_targets))
+
+
+def _with_kernel_fit(measured: Measured, fit: KernelFit) -> Measured:
+    """The measurements with what a kernel beside its labels tells."""
     return dataclasses.replace(
         measured,
-        alignment=jax.tree.map(float, alignment_beside_chance(kernel, targets)),
-        label_power=np.asarray(label_power(kernel, targets, centred=True)),
-        loss=loss,
-        accuracy=accuracy(outputs, targets.reshape(outputs.shape), rule),
+        alignment=fit.alignment,
+        label_power=fit.label_power,
+        leave_one_out=fit.leave_one_out,
     )
 
 
@@ -205,14 +262,6 @@ def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
     }
 
 
-@keeps_float64
-def _loss(outputs: Float[np.ndarray, "n *o"], settings: Settings) -> Float[jax.Array, ""]:
-    """The loss on the probe, in float64 like the outputs."""
-    assert settings.loss is not None
-    y = settings.loss.read(settings.y, outputs.shape)
-    return settings.loss(jnp.asarray(outputs), y)
-
-
 def _stability(
     spectrum: Spectrum, outputs: Float[np.ndarray, "n *o"], settings: Settings
 ) -> tuple[float | None, float | None]:
@@ -221,7 +270,8 @@ def _stability(
     assert convention is not None  # that of a `Kernel`
     is_reduced = convention.reduction != "full" and convention.n_outputs > 1
     # The largest eigenvalue of a reduced kernel is too small: the learning rate would be unsafe.
-    if is_reduced or settings.loss is None:
+    # That of held-out examples is not of the loss that is trained.
+    if is_reduced or settings.loss is None or settings.probes.train is None:
         return None, None
     descent = settings.descent or Descent()
     critical_rate, margin = critical_rate_and_margin(

@@ -203,6 +203,17 @@ def automatic(n_examples: int, n_outputs: int) -> str:
     return "full" if n_examples * n_outputs <= FULL_ROWS else "mean"
 
 
+def automatic_of_held_out(reduction: str, n_outputs: int) -> str:
+    """The reduction of a kernel of held-out examples: the mean, unless another one is stated.
+
+    Nothing that is measured of it needs the full kernel, which costs C times as much.
+    """
+    if reduction != "auto":
+        return reduction
+    # Of one output every reduction is the full kernel.
+    return "mean" if n_outputs > 1 else "full"
+
+
 def _read(
     reduction: str | Projection | RandomProjections, n_outputs: int
 ) -> tuple[str, Contraction, int, Projection | RandomProjections | None]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ntkdiag import errors
@@ -35,6 +35,21 @@ from ntkdiag.monitor.schedule import Step
 from ntkdiag.nouns import pytree
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class AlignmentProbe:
+    """Examples that the alignment is of, where they are others than those of the kernel.
+
+    Attributes:
+        x: Examples, the leading axis of every leaf.
+        y: Their labels: class numbers or targets.
+        reduction: Reduction of their kernel.
+    """
+
+    x: PyTree
+    y: ArrayLike | list
+    reduction: str
+
+
 @errors.public
 def measure(
     f: Callable[..., PyTree],
@@ -49,6 +64,7 @@ def measure(
     top_k: int | np.integer,
     shape: tuple[int, ...],
     reduction: str,
+    alignment_of: AlignmentProbe | None = None,
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
     memory: Memory | None = None,
@@ -66,7 +82,7 @@ def measure(
     `Descent`).
 
     Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other
-    than squared error.
+    than squared error; with `alignment_of` a second kernel.
 
     Args:
         f: `f(params, x)`, outputs `[N ...]`.
@@ -80,6 +96,7 @@ def measure(
         top_k: Number of eigenvalues.
         shape: Of the outputs f(params, x).
         reduction: Reduction of the kernel, as `ntk` takes it.
+        alignment_of: Examples the alignment is of; None for those of the kernel.
         loss: Loss the stability numbers are for; None leaves them out.
         descent: Update rule at this step; None is plain gradient descent and leaves the margin out.
         memory: Memory budget of the kernel, as `ntk` takes it.
@@ -116,10 +133,20 @@ def measure(
         if trained_loss is not None:
             labels = trained_loss.read(y, shape)
 
+    # Those that the alignment is with, and their kernel where it is another one.
+    labelled = _Labelled(None, targets)
+    if alignment_of is not None:
+        kernel_of_labels = ntk(
+            f, params, alignment_of.x, reduction=alignment_of.reduction, memory=memory, check=False
+        )
+        n_labels = kernel_of_labels.n_examples
+        targets = read_targets(alignment_of.y, (n_labels, *shape[1:]))
+        labelled = _Labelled(kernel_of_labels, targets.reshape(n_labels, -1))
+
     update_rule = Descent() if descent is None else as_descent(descent)
     training = _Training(trained_loss, update_rule, outputs, labels)
     situation = _Situation(step, first, unmoved, kernel0)
-    return _diagnose(kernel, targets, training, situation, int(top_k))
+    return _diagnose(kernel, labelled, training, situation, int(top_k))
 
 
 @pytree("loss", "descent", "outputs", "labels")
@@ -136,6 +163,18 @@ class _Training:
     labels: Array | None
 
 
+@pytree("kernel", "targets")
+@dataclasses.dataclass(frozen=True)
+class _Labelled:
+    """What the alignment is of; `kernel` is None for that which is measured anyway.
+
+    `targets` is None without labels.
+    """
+
+    kernel: Kernel | None
+    targets: Float[Array, "n o"] | None
+
+
 @pytree("step", "first", "unmoved", "kernel0")
 @dataclasses.dataclass(frozen=True)
 class _Situation:
@@ -149,7 +188,7 @@ class _Situation:
 
 def _diagnose_kernel(
     raw: Kernel,
-    targets: Float[Array, "n o"] | None,
+    labelled: _Labelled,
     training: _Training,
     situation: _Situation,
     top_k: int,
@@ -164,9 +203,12 @@ def _diagnose_kernel(
     if outputs is not None:
         is_finite = is_finite & jnp.isfinite(outputs).all()
         outputs = jnp.where(is_finite, outputs, 0.0)
-    identity = jnp.eye(kernel0.shape[0]).reshape(raw.shape)  # [k k] -> [n m] or [n o m p]
-    array = jnp.where(is_finite, raw.array, identity).astype(kernel0.dtype)
-    kernel = dataclasses.replace(raw, array=array)
+    if labelled.kernel is not None:
+        is_finite = is_finite & jnp.isfinite(labelled.kernel.array).all()
+    kernel = _or_identity(raw, is_finite, kernel0.dtype)
+    kernel_of_labels = kernel
+    if labelled.kernel is not None:
+        kernel_of_labels = _or_identity(labelled.kernel, is_finite, kernel0.dtype)
 
     # The kernel by itself, beside the reference, and beside the labels.
     decomposed = spectrum(kernel)
@@ -175,9 +217,9 @@ def _diagnose_kernel(
     reference = jnp.where(first, kernel.matrix, kernel0)
     reference_kernel = dataclasses.replace(raw, array=reference.reshape(raw.shape))
     motion = drift(reference_kernel, kernel)
-    aligned = Alignment(jnp.nan, jnp.nan, jnp.nan, kernel.convention.reduction)
-    if targets is not None:
-        aligned = alignment_beside_chance(kernel, targets)
+    aligned = Alignment(jnp.nan, jnp.nan, jnp.nan, kernel_of_labels.convention.reduction)
+    if labelled.targets is not None:
+        aligned = alignment_beside_chance(kernel_of_labels, labelled.targets)
     critical_rate = jnp.nan
     margin = jnp.nan
     if training.loss is not None:
@@ -208,6 +250,13 @@ def _diagnose_kernel(
     measurement = Measurement(step, status, **numbers, alignment_reduction=aligned.reduction)
     # A first kernel that could not be measured is no reference.
     return measurement, jnp.where(first & ~is_measured, kernel0, reference)
+
+
+def _or_identity(raw: Kernel, is_finite: Bool[Array, ""], dtype: DTypeLike) -> Kernel:
+    """The kernel, or an identity in the place of one that cannot be measured."""
+    identity = jnp.eye(raw.matrix.shape[0]).reshape(raw.shape)  # [k k] -> [n m] or [n o m p]
+    array = jnp.where(is_finite, raw.array, identity).astype(dtype)
+    return dataclasses.replace(raw, array=array)
 
 
 # Outside of a jit, one program.

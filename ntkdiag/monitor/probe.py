@@ -31,17 +31,18 @@ from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.ntk import plan
-from ntkdiag.kernel.reduction import automatic
+from ntkdiag.kernel.reduction import automatic, automatic_of_held_out
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
+from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
-from ntkdiag.monitor.measure import measure
+from ntkdiag.monitor.measure import AlignmentProbe, measure
 from ntkdiag.monitor.measurement import Measurement, unmeasured
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
-from ntkdiag.probe_batch import Probes
+from ntkdiag.probe_batch import ProbeBatch, Probes, shared_examples
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,8 +51,11 @@ class Probe:
 
     Attributes:
         f: A Functional, or a callable `f(params, x)`.
-        x: Probe examples; every leaf has leading axis N.
+        x: Examples the kernel is of; every leaf has leading axis N.
         y: Labels; None leaves the alignment out.
+        held_out: Examples the alignment is of, where they are others.
+        is_trained_on: Whether x is of the training set; if not, there are no stability numbers.
+        n_shared: Held-out examples that are among those of x.
         top_k: Number of eigenvalues.
         descent: The update rule that is trained with; None leaves the margin out.
         loss: The loss that is trained; None leaves all stability numbers out.
@@ -65,6 +69,9 @@ class Probe:
     f: Callable[..., PyTree]
     x: PyTree
     y: np.ndarray | jax.Array | None
+    held_out: ProbeBatch | None
+    is_trained_on: bool
+    n_shared: int
     top_k: int
     descent: Descent | None
     loss: Loss | None
@@ -89,10 +96,14 @@ class Probe:
         trained_loss = as_loss(loss)
         check_settings(f, top_k, update_rule, reduction, memory)
         batch = probes.of_kernel
+        has_both = probes.train is not None and probes.held_out is not None
         probe = Probe(
             f,
             x=jax.tree.map(_host_copy, batch.x),
             y=None if batch.y is None else _host_copy(batch.y),
+            held_out=_host_copy_of(probes.of_labels) if has_both else None,
+            is_trained_on=probes.train is not None,
+            n_shared=shared_examples(probes),
             top_k=int(top_k),
             descent=update_rule,
             loss=trained_loss,
@@ -104,6 +115,13 @@ class Probe:
             probe.layout(f.params)
             probe.verify(f.params)
         return probe
+
+    @property
+    def held_out_labels(self) -> np.ndarray | jax.Array:
+        """Labels of the held-out examples, which `read_probes` refuses without."""
+        assert self.held_out is not None
+        assert isinstance(self.held_out.y, np.ndarray | jax.Array)  # as `_host_copy` leaves them
+        return self.held_out.y
 
     @property
     def function(self) -> Callable[..., PyTree]:
@@ -169,7 +187,16 @@ class Probe:
         dtype = _jax.at_least_float32(outputs.dtype)
         layout = ProbeLayout(tuple(outputs.shape), reduction, dtype)
         check_fit(layout, self.top_k, self.loss, self.y)
+        if self.held_out is not None:
+            held_out_outputs = require_outputs(self.f, params, self.held_out.x)
+            require_labels_differ(read_targets(self.held_out_labels, held_out_outputs.shape))
         return layout
+
+    def reduction_of_alignment(self, layout: ProbeLayout) -> str:
+        """The reduction of the kernel that the alignment is of."""
+        if self.held_out is None:
+            return layout.reduction
+        return automatic_of_held_out(self.reduction, layout.n_outputs)
 
     def verify(self, params: PyTree) -> None:
         """Check once, at the first parameters that are not traced, that examples do not interact.
@@ -224,7 +251,8 @@ class Probe:
             top_k=self.top_k,
             shape=layout.output_shape,
             reduction=layout.reduction,
-            loss=self.loss,
+            alignment_of=self._alignment_probe(layout),
+            loss=self.loss if self.is_trained_on else None,
             descent=None if descent is None else descent.at(step),
             memory=self.memory,
             held=held or None,
@@ -269,6 +297,16 @@ class Probe:
                 continue
         return choices
 
+    def _alignment_probe(self, layout: ProbeLayout) -> AlignmentProbe | None:
+        """The held-out examples as `measure` takes them."""
+        if self.held_out is None:
+            return None
+        return AlignmentProbe(
+            jax.tree.map(jnp.asarray, self.held_out.x),
+            self.held_out_labels,
+            self.reduction_of_alignment(layout),
+        )
+
     def reduces(self, params: PyTree) -> bool:
         """Whether `f` contains a reduction, as normalisation layers do.
 
@@ -280,6 +318,12 @@ class Probe:
 
 def _is_traced(tree: PyTree) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _host_copy_of(probe: ProbeBatch) -> ProbeBatch:
+    """A probe whose arrays nobody else holds."""
+    x, y = jax.tree.map(_host_copy, (probe.x, probe.y))
+    return dataclasses.replace(probe, x=x, y=y)
 
 
 def _host_copy(leaf: Any) -> Any:

@@ -48,14 +48,29 @@ def convention_record(
         "n_outputs": layout.n_outputs,
         "dtype": str(layout.dtype),
         "probe": probe.digest,
+        "kernel_of": "train" if probe.is_trained_on else "held_out",
+        "stability_of": "train" if probe.is_trained_on else None,
+        **_alignment_probe(probe, layout),
         "library": str(getattr(probe.f, "library", "callable")),
         "mode": str(getattr(probe.f, "mode", "unspecified")),
-        "labels": probe.y is not None,
+        "labels": probe.y is not None or probe.held_out is not None,
         "loss": None if probe.loss is None else probe.loss.name,
         "denominator": _denominator(probe.loss, layout),
         **_descent(probe.descent or Descent(), injected),
         "notes": _notes(probe, layout, injected, followed),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
+    }
+
+
+def _alignment_probe(probe: Probe, layout: ProbeLayout) -> dict[str, Any]:
+    """Which examples the alignment is of, and of which kernel of theirs."""
+    is_held_out = probe.held_out is not None or not probe.is_trained_on
+    held_out = probe.held_out
+    return {
+        "alignment_of": "held_out" if is_held_out else "train",
+        "alignment_reduction": probe.reduction_of_alignment(layout),
+        "alignment_probe": probe.digest if held_out is None else held_out.digest,
+        "alignment_examples": layout.n_examples if held_out is None else held_out.n_examples,
     }
 
 
@@ -104,7 +119,7 @@ def _notes(
     probe: Probe, layout: ProbeLayout, injected: bool, followed: Collection[str]
 ) -> list[str]:
     """What a reader has to know before trusting the numbers, and why some of them are NaN."""
-    notes = _notes_on_stability(probe, layout)
+    notes = [*_notes_on_stability(probe, layout), *_notes_on_alignment(probe, layout)]
     if probe.reduction == "auto" and layout.is_reduced:
         rows = layout.n_examples * layout.n_outputs
         notes.append(
@@ -123,9 +138,10 @@ def _notes(
         )
     # A rate may be stated, or read from the state of the optimizer.
     has_rate = probe.descent is not None and probe.descent.learning_rate is not None
-    if probe.loss is not None and not has_rate and not injected:
+    has_stability = probe.loss is not None and probe.is_trained_on
+    if has_stability and not has_rate and not injected:
         notes.append("No learning rate was given: the margin is NaN.")
-    if probe.y is None:
+    if probe.y is None and probe.held_out is None:
         notes.append("No labels were given: the alignment is NaN.")
     notes.append("Eigenvalues below the noise floor of the kernel are NaN.")
     return notes
@@ -141,6 +157,13 @@ def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
         ]
     if probe.loss is None:
         return [NO_LOSS]
+    if not probe.is_trained_on:
+        return [
+            "Only held-out examples were given: the critical learning rate and the margin are NaN. "
+            "On examples that are not trained on the curvature of the cross-entropy stays large, "
+            "and late in training the margin would read 1.7 to 2.5 times too high and more. Pass "
+            "train=(x, y)."
+        ]
     return [
         f"Stability numbers use {layout.n_examples} probe examples; with few examples the largest "
         "eigenvalue per example is estimated too high, which errs on the safe side.",
@@ -154,6 +177,25 @@ def _listed(paths: Sequence[str]) -> str:
     if len(paths) > MOST_PATHS:
         listed += f" and {len(paths) - MOST_PATHS} more"
     return listed
+
+
+def _notes_on_alignment(probe: Probe, layout: ProbeLayout) -> list[str]:
+    """What the alignment is of."""
+    if probe.held_out is not None:
+        reduction = probe.reduction_of_alignment(layout)
+        notes = [f"The alignment is of the {reduction} kernel of the held-out examples."]
+        if probe.n_shared:
+            notes.append(
+                f"{probe.n_shared} of the {probe.held_out.n_examples} held-out examples are among "
+                "those of train, and were trained on."
+            )
+        return notes
+    if probe.is_trained_on and probe.y is not None:
+        return [
+            "The alignment is of examples that are trained on, whose labels a kernel comes to "
+            "know; pass held_out=(x, y) for others."
+        ]
+    return []
 
 
 def _fixed_arrays(probe: Probe) -> list[str]:

@@ -10,7 +10,7 @@ import io
 import sys
 from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -252,10 +252,10 @@ def _parameters(comparison: Comparison) -> Table:
 def _footer(comparison: Comparison) -> Text:
     """Conventions and notes."""
     facts = comparison.facts
-    probe = str(facts["probe_sha256"])[:12]  # enough to tell two probes apart
     lines = [
         f"{facts['model']}, {facts['parameters']:,} {facts['parameter_dtype']} parameters, "
-        f"mode {facts['mode']}; N = {facts['n_examples']}, C = {facts['n_outputs']}, probe {probe}",
+        f"mode {facts['mode']}, C = {facts['n_outputs']}",
+        *_probes(comparison),
         f"Θ: {facts['kernel']}, {facts['kernel_dtype']}",
         f"fixed arrays at A: {facts['fixed_state_a']}; at B: {facts['fixed_state_b']}",
         str(facts["versions"]),
@@ -265,6 +265,18 @@ def _footer(comparison: Comparison) -> Text:
         text.append("\nNote: ", style="not dim bold")
         text.append(note, style="not dim")
     return text
+
+
+def _probes(comparison: Comparison) -> list[str]:
+    """The examples of each probe: what they are, how many, and which."""
+    facts = comparison.facts
+    lines = []
+    for words, name in (("trained on", "train"), ("held out", "held_out")):
+        digest = facts[f"{name}_sha256"]
+        if digest is not None:
+            # So many letters are enough to tell two probes apart.
+            lines.append(f"{words}: N = {facts[f'{name}_examples']}, probe {str(digest)[:12]}")
+    return lines
 
 
 def _add_row(table: Table, cells: tuple[str, ...]) -> None:

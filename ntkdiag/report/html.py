@@ -123,11 +123,12 @@ def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
     ]
     if a.alignment is not None and b.alignment is not None:
         aligned = f"{number(a.alignment.above, 2)} → {number(b.alignment.above, 2)}"
-        meaning = f"{a.alignment.reduction} kernel, A → B: 0 is that of permuted labels"
+        examples = comparison.facts["label_probe"]
+        meaning = f"{a.alignment.reduction} kernel, {examples}, A → B: 0 is that of permuted labels"
         cards.append(("Alignment above chance", aligned, meaning))
     if a.accuracy is not None:
         accuracy = f"{percent(a.accuracy)} → {percent(b.accuracy)}"
-        cards.append(("Accuracy", accuracy, "on the probe, A → B"))
+        cards.append(("Accuracy", accuracy, f"{comparison.facts['kernel_probe']}, A → B"))
     if a.margin is not None:
         margin = f"{number(a.margin, 2)} → {number(b.margin, 2)}"
         learning_rate = comparison.facts["learning_rate"]

@@ -52,18 +52,20 @@ MEANINGS = {
         "Unit roundoff of the kernel's dtype × √size × λ₁, or that of the model × λ₁ if larger.",
     ),
     # Each kernel beside labels, loss and update rule.
-    "loss": Meaning("loss on the probe", "L", "{loss_capital}."),
+    "loss": Meaning("loss, {kernel_probe}", "L", "{loss_capital}."),
+    "loss_held_out": Meaning("loss, held out", "L", "The same of examples not trained on."),
     "accuracy": Meaning(
-        "accuracy on the probe",
+        "accuracy, {kernel_probe}",
         "",
         "Share of labels that the outputs decide for: by the largest along the last axis or, under "
         "a sigmoid, by the sign.",
     ),
+    "accuracy_held_out": Meaning("accuracy, held out", "", "The same of examples not trained on."),
     "alignment": Meaning(
-        "alignment with the labels, {reduction}",
+        "alignment, {label_probe}, {reduction}",
         "cKTA",
-        "Centred kernel-target alignment of the {reduction} kernel; with another reduction it is "
-        "another number.",
+        "Centred alignment of the {reduction} kernel with the labels, of examples {label_probe}; "
+        "with another reduction it is another number.",
     ),
     "alignment_chance": Meaning(
         "the same of permuted labels",
@@ -76,10 +78,26 @@ MEANINGS = {
         "(cKTA − chance) / (1 − chance): rises from 0 when the fast directions become the label "
         "directions.",
     ),
+    "alignment_of_train": Meaning(
+        "the same of examples trained on",
+        "",
+        "Above chance, of their {reduction} kernel: after training a kernel knows their labels.",
+    ),
+    "alignment_gap": Meaning(
+        "gap, trained on − held out",
+        "",
+        "Above chance: how much better the kernel fits the very examples it was trained on.",
+    ),
     "power": Meaning(
-        "label power, top {k} modes",
+        "label power, {label_probe}, top {k}",
         "C({k})",
         "Share of the labels that lies in the {k} fastest modes; kernel and labels centred.",
+    ),
+    "leave_one_out": Meaning(
+        "leave-one-out error, {label_probe}",
+        "",
+        "Squared error of kernel regression on an example left out, over the variance of the "
+        "labels: 1 is no better than their mean.",
     ),
     "critical": Meaning(
         "critical learning rate",

@@ -39,9 +39,10 @@ def _kernel(comparison: Comparison) -> str:
     return (
         f"Empirical neural tangent kernels Θ = J Jᵀ of a {facts['model']} model with "
         f"{facts['parameters']:,} parameters ({facts['parameter_dtype']}), in {facts['mode']} "
-        f"mode, on N = {facts['n_examples']} probe examples with C = {n_outputs} {outputs} each; "
+        f"mode, on N = {facts['n_examples']} examples {facts['kernel_probe']} with C = {n_outputs} "
+        f"{outputs} each; "
         f"{facts['kernel']}, computed in {facts['kernel_dtype']} on {facts['backend']}. SHA-256 of "
-        f"the probe: {facts['probe_sha256']}."
+        f"the examples: {facts['train_sha256'] or facts['held_out_sha256']}."
     )
 
 
@@ -61,10 +62,17 @@ def _labels_and_loss(comparison: Comparison) -> str:
     facts = comparison.facts
     sentences = []
     if comparison.a.alignment is not None:
-        labels = "the targets" if comparison.classes is None else "one-hot labels"
+        if comparison.a.held_out is not None:
+            sentences.append(
+                f"Held-out examples: N = {facts['held_out_examples']}, {facts['label_kernel']}, "
+                f"SHA-256 {facts['held_out_sha256']}."
+            )
         sentences.append(
-            f"Alignment and label power of the {facts['reduction']} kernel are against {labels}; "
-            "chance is the mean over all permutations of the labels among the examples."
+            f"Alignment and label power are of the {facts['reduction']} kernel of examples "
+            f"{facts['label_probe']} and their labels, class numbers as one-hot rows; chance is "
+            "the mean over all permutations of the labels among the examples. Leave-one-out is "
+            "kernel regression with the mean over outputs and a ridge of "
+            f"{facts['leave_one_out_ridge']:g} of its mean diagonal entry."
         )
     sentences.append(f"Loss: {facts['loss']}.")
     # There is a margin of full kernels only, and where a loss and a learning rate were named.

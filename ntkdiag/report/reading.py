@@ -162,7 +162,7 @@ def _alignment(comparison: Comparison) -> str:
     after = float(aligned_b.above)
     if not (math.isfinite(before) and math.isfinite(after)):
         return "Alignment with the labels says nothing here: permuted labels have the same."
-    of_kernel = f"({aligned_b.reduction} kernel)"
+    of_kernel = f"({aligned_b.reduction} kernel, examples {comparison.facts['label_probe']})"
     if max(aligned_a.deviations, aligned_b.deviations) < LUCK:
         return f"Alignment with the labels is at chance at A and B {of_kernel}."
     values = f"from {number(before, 2)} to {number(after, 2)} above chance {of_kernel}"

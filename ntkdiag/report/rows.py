@@ -69,8 +69,14 @@ def task_rows(comparison: Comparison) -> list[Row]:
     rows = []
     if a.loss is not None:
         rows.append(_pair(comparison, "loss", a.loss, b.loss))
+    if a.held_out is not None and a.held_out.loss is not None:
+        rows.append(_pair(comparison, "loss_held_out", a.held_out.loss, b.held_out.loss))
     if a.accuracy is not None:
         rows.append(_row(comparison, "accuracy", percent(a.accuracy), percent(b.accuracy), MISSING))
+    if a.held_out is not None and a.held_out.accuracy is not None:
+        accuracy_a = percent(a.held_out.accuracy)
+        accuracy_b = percent(b.held_out.accuracy)
+        rows.append(_row(comparison, "accuracy_held_out", accuracy_a, accuracy_b, MISSING))
     # Labels alone give these two; a loss and a learning rate those below.
     if a.alignment is not None and b.alignment is not None:
         rows.append(_pair(comparison, "alignment", a.alignment.value, b.alignment.value))
@@ -80,11 +86,14 @@ def task_rows(comparison: Comparison) -> list[Row]:
         above_a = number(a.alignment.above)
         above_b = number(b.alignment.above)
         rows.append(_row(comparison, "alignment_above", above_a, above_b, MISSING))
+        rows.extend(_rows_of_train(comparison))
     if a.label_power is not None and b.label_power is not None:
         k = min(10, len(a.label_power))  # C(10) is shown, or C of all modes of a smaller kernel
         power_a = percent(float(a.label_power[k - 1]))
         power_b = percent(float(b.label_power[k - 1]))
         rows.append(_row(comparison, "power", power_a, power_b, MISSING, k=k))
+    if a.leave_one_out is not None:
+        rows.append(_pair(comparison, "leave_one_out", a.leave_one_out, b.leave_one_out))
     if a.critical_learning_rate is not None:
         rows.append(
             _pair(comparison, "critical", a.critical_learning_rate, b.critical_learning_rate)
@@ -92,6 +101,22 @@ def task_rows(comparison: Comparison) -> list[Row]:
     if a.margin is not None:
         rows.append(_pair(comparison, "margin", a.margin, b.margin))
     return rows
+
+
+def _rows_of_train(comparison: Comparison) -> list[Row]:
+    """The alignment of the examples trained on beside that of held-out ones, both above chance."""
+    a = comparison.a
+    b = comparison.b
+    if a.held_out is None or a.held_out.alignment_of_train is None:
+        return []
+    of_train_a = number(a.held_out.alignment_of_train.above)
+    of_train_b = number(b.held_out.alignment_of_train.above)
+    gap_a = number(a.alignment_gap)
+    gap_b = number(b.alignment_gap)
+    return [
+        _row(comparison, "alignment_of_train", of_train_a, of_train_b, MISSING),
+        _row(comparison, "alignment_gap", gap_a, gap_b, MISSING),
+    ]
 
 
 def motion_rows(comparison: Comparison) -> list[Row]:

@@ -200,7 +200,7 @@ def test_everything_is_plain_json_and_names_its_convention(dense):
     assert facts["loss"] == "softmax cross-entropy, mean over examples"
     assert (facts["n_examples"], facts["n_outputs"], facts["parameters"]) == (N, C, 24)
     assert facts["kernel_dtype"] == "float64"
-    assert len(facts["probe_sha256"]) == len(content["a"]["params_sha256"]) == 64
+    assert len(facts["train_sha256"]) == len(content["a"]["params_sha256"]) == 64
     assert "ntkdiag 0" in facts["versions"]
     assert content["a"]["eigenvalues"][0] == comparison.a.spectrum.largest
     assert content["verdict"]["criterion"].startswith("DEAD if no parameter")
@@ -615,7 +615,7 @@ def test_repr_is_one_line(dense):
 
 def test_probe_has_the_name_the_kernels_give_it(dense):
     comparison = dense[0]
-    assert comparison.facts["probe_sha256"] == comparison.a.kernel.convention.probe
+    assert comparison.facts["train_sha256"] == comparison.a.kernel.convention.probe
 
 
 def test_auto_says_what_it_chose_for_both_sides():

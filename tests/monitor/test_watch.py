@@ -21,6 +21,11 @@ from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
 get = optax.tree_utils.tree_get
 small = functools.partial(watch, top_k=3)
 
+TRAINED_ON = (
+    "The alignment is of examples that are trained on, whose labels a kernel comes to know; pass held_out=(x, y) for "
+    "others."
+)
+
 
 @pytest.fixture
 def x64():
@@ -321,6 +326,12 @@ def test_record():
         "n_examples": N,
         "n_outputs": C,
         "dtype": "float32",
+        "kernel_of": "train",
+        "stability_of": "train",
+        "alignment_of": "train",
+        "alignment_reduction": "full",
+        "alignment_probe": digest,
+        "alignment_examples": N,
         "library": "callable",
         "mode": "unspecified",
         "loss": "mse",
@@ -334,6 +345,7 @@ def test_record():
             "Stability numbers use 5 probe examples; with few examples the largest eigenvalue per example is estimated "
             "too high, which errs on the safe side.",
             "They hold for SGD with the recorded momentum, not for Adam.",
+            TRAINED_ON,
             "Eigenvalues below the noise floor of the kernel are NaN.",
         ],
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
@@ -353,6 +365,7 @@ def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     assert memory.record["loss"] is memory.record["denominator"] is None
     assert memory.record["notes"] == [
         "No loss was named: no stability numbers; pass loss=...",
+        TRAINED_ON,
         "Eigenvalues below the noise floor of the kernel are NaN.",
     ]
 

@@ -79,5 +79,5 @@ def test_everything_has_all_tables_sentences_and_notes(comparison, width):
 
 def test_the_first_screen_counts_what_it_leaves_out(comparison):
     text = " ".join(comparison.text().split())
-    assert "3 parameters leaf by leaf, 1 note." in text
+    assert "3 parameters leaf by leaf, 2 notes." in text
     assert "comparison.text(everything=True)" in text

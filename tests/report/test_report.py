@@ -183,7 +183,7 @@ def test_the_page_holds_verdict_numbers_and_conventions(page, comparison):
     assert "What to do next" in text
     assert number(comparison.b.alignment.value) in text
     assert number(comparison.b.margin) in text
-    assert comparison.facts["probe_sha256"] in text
+    assert comparison.facts["train_sha256"] in text
     assert "3 measurements from step 0 to step 20" in text
     assert (
         "full-batch gradient descent with learning rate 0.1 and momentum 0 on the linearized model"
@@ -199,7 +199,7 @@ def test_the_terminal_table(comparison):
     assert max(map(len, text.splitlines())) <= 110
     assert re.search(r"trace  tr Θ +[\d.,e-]+ +[\d.,e-]+ +[\d.,e-]+×", text)
     assert "from zero" in text  # the head started at zero
-    assert f"probe {comparison.facts['probe_sha256'][:12]}" in text
+    assert f"trained on: N = 6, probe {comparison.facts['train_sha256'][:12]}" in text
     assert (
         "Note: With 6 probe examples the largest eigenvalue per example is estimated too high"
         in text

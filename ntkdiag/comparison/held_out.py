@@ -1,0 +1,56 @@
+"""What one side makes of examples it was not trained on."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from ntkdiag.analysis.alignment import Alignment
+from ntkdiag.comparison.label_fit import ProbeLabels
+from ntkdiag.kernel.kernel import Kernel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldOutProbe:
+    """Held-out examples beside those of `train`.
+
+    Attributes:
+        x: Examples, N on the leading axis of every leaf.
+        labels: Their labels, read beside the outputs of the model.
+        reduction: Reduction of their kernel.
+    """
+
+    x: PyTree
+    labels: ProbeLabels
+    reduction: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldOut:
+    """One side on held-out examples, beside what it is on those of `train`.
+
+    Attributes:
+        kernel: The empirical NTK of the held-out examples.
+        outputs: `[N C]` model outputs.
+        loss: Loss on them; None where no loss was named.
+        accuracy: Share of labels that the outputs decide for; None unless labels are decisions.
+        alignment_of_train: The alignment of the examples of `train`, of a kernel of the same
+            reduction as that of the held-out ones; None where those of `train` have no labels.
+    """
+
+    kernel: Kernel
+    outputs: Float[np.ndarray, "n o"]
+    loss: float | None
+    accuracy: float | None
+    alignment_of_train: Alignment | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers by name; the alignment of the held-out examples is with those of the side."""
+        of_train = self.alignment_of_train
+        return {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "alignment_of_train": None if of_train is None else of_train.value,
+            "alignment_of_train_above": None if of_train is None else of_train.above,
+        }

@@ -1,0 +1,125 @@
+"""How well kernel and outputs of one side fit the labels of one probe.
+
+A kernel after training knows the labels it was trained on. So alignment, label power and
+leave-one-out are of held-out examples where there are some, and of all that is known of examples
+trained on, the alignment alone is put beside it: the gap between the two is what the kernel owes
+to having seen these very examples.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
+from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag.comparison.decisions import accuracy, decision_rule
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.losses import Loss
+from ntkdiag.losses.targets import Labels
+
+# Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as the baselines have.
+RELATIVE_RIDGE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProbeLabels:
+    """Labels of one probe, read beside the outputs of the model.
+
+    Attributes:
+        y: As they came, for the loss.
+        targets: `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class
+            numbers.
+    """
+
+    y: Labels
+    targets: Float[np.ndarray, "n *o"]
+
+    @property
+    def flat_targets(self) -> Float[np.ndarray, "n o"]:
+        """The targets as the kernel has its rows: all outputs of an example side by side."""
+        return self.targets.reshape(self.targets.shape[0], -1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelFit:
+    """A kernel beside the labels of its examples.
+
+    Attributes:
+        alignment: Centred kernel-target alignment, beside that of permuted labels.
+        label_power: `[k]` cumulative label power C(k), kernel and labels centred.
+        leave_one_out: Squared error of kernel regression on an example left out, over the variance
+            of the labels: 1 is no better than their mean. NaN where it is not resolved.
+    """
+
+    alignment: Alignment
+    label_power: Float[np.ndarray, " k"]
+    leave_one_out: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OutputFit:
+    """The outputs of one side beside the labels of a probe.
+
+    Attributes:
+        loss: Loss on the probe; None where no loss was named.
+        accuracy: Share of labels that the outputs decide for; None unless labels are decisions.
+    """
+
+    loss: float | None
+    accuracy: float | None
+
+
+def fit_kernel(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> KernelFit:
+    """Measure a kernel beside labels.
+
+    Leave-one-out is that of the kernel averaged over outputs, which all outputs share: a full
+    kernel of (N C) rows would cost (N C)^3 for a number that hardly differs.
+    """
+    # Centred: a network with biases would show little more than its constant mode.
+    return KernelFit(
+        alignment=fit_alignment(kernel, targets),
+        label_power=np.asarray(label_power(kernel, targets, centred=True)),
+        leave_one_out=_leave_one_out(averaged_over_outputs(kernel), targets),
+    )
+
+
+def fit_alignment(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> Alignment:
+    """The alignment beside its chance level, as plain numbers."""
+    return jax.tree.map(float, alignment_beside_chance(kernel, targets))
+
+
+def averaged_over_outputs(kernel: Kernel) -> Kernel:
+    """The mean over outputs of a full kernel; a reduced kernel as it is."""
+    if kernel.ndim != 4:
+        return kernel
+    # [n o m o] -> [n m], in float64: the diagonal blocks are those of the kernel.
+    mean = np.einsum("nomo->nm", np.asarray(kernel.array, np.float64)) / kernel.shape[1]
+    convention = dataclasses.replace(kernel.convention, reduction="mean")
+    return dataclasses.replace(kernel, array=mean.astype(kernel.dtype), convention=convention)
+
+
+def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:
+    """Mean squared residual over the variance of the labels."""
+    centred = targets - targets.mean(axis=0)
+    mean_diagonal = float(np.mean(np.diagonal(np.asarray(kernel.matrix, np.float64))))
+    if mean_diagonal == 0:  # a kernel of zero predicts nothing
+        return math.nan
+    left_out = leave_one_out(kernel, centred, RELATIVE_RIDGE * mean_diagonal)
+    return float(left_out.mse) / float(np.mean(np.sum(centred**2, axis=1)))
+
+
+@keeps_float64
+def fit_outputs(
+    outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, loss: Loss | None
+) -> OutputFit:
+    """Loss and accuracy of outputs, in float64 like them."""
+    rule = decision_rule(outputs.shape, labels.targets, loss)
+    value = None
+    if loss is not None:
+        value = float(loss(jnp.asarray(outputs), loss.read(labels.y, outputs.shape)))
+    return OutputFit(value, accuracy(outputs, labels.targets, rule))

@@ -1,0 +1,123 @@
+"""watch and Monitor with examples of the training set and held-out ones: which number is of which."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+from monitor_problem import C, N, f, naive, problem, train
+
+import ntkdiag
+from ntkdiag.monitor import InMemory, Monitor, watch
+
+M = 4
+
+
+def held_out():
+    return np.random.default_rng(7).normal(size=(M, 3)), np.array([1, 0, 0, 1])
+
+
+def aligned(params, x, y):
+    """Centred alignment of the mean over outputs."""
+    kernel = np.einsum("nomo->nm", reference.ntk(f, params, x)) / C
+    h = np.eye(len(x)) - 1 / len(x)
+    kernel, target = h @ kernel @ h, h @ np.eye(C)[y]
+    target = target @ target.T
+    return np.sum(kernel * target) / np.linalg.norm(kernel) / np.linalg.norm(target)
+
+
+@pytest.mark.parametrize("kind", ["watch", "Monitor"])
+def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
+    memory = InMemory()
+    options = {"every": 1, "top_k": 3, "loss": "mse", "descent": 0.1, "writers": memory}
+    with jax.enable_x64(True):
+        params, x, y = problem()
+        options |= {"train": (x, y), "held_out": held_out()}
+        if kind == "watch":
+            train(watch(f, **options), params, 1)
+        else:
+            with Monitor(f, **options) as monitor:
+                monitor(0, params)
+        expected = naive(params, params, x=x, y=y, learning_rate=0.1)
+        alignment = aligned(params, *held_out())
+        digest = ntkdiag.ntk(f, params, held_out()[0]).convention.probe
+    row = memory.rows[0]
+    for name in ("trace", "critical_learning_rate", "margin"):
+        np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-6)
+    np.testing.assert_allclose(row["ntk_alignment"], alignment, rtol=1e-6)
+    assert memory.record["kernel_of"] == memory.record["stability_of"] == "train"
+    assert memory.record["alignment_of"] == "held_out"
+    assert memory.record["alignment_reduction"] == "mean"
+    assert memory.record["alignment_examples"] == M
+    assert memory.record["n_examples"] == N
+    assert memory.record["alignment_probe"] == digest != memory.record["probe"]
+    notes = " ".join(memory.record["notes"])
+    assert "The alignment is of the mean kernel of the held-out examples." in notes
+    assert "trained on" not in notes
+
+
+def test_held_out_alone_has_no_margin_and_says_why():
+    params, _, _ = problem()
+    memory = InMemory()
+    monitor = Monitor(f, held_out=held_out(), top_k=2, loss="mse", descent=0.1, writers=memory)
+    with monitor:
+        found = monitor(0, params)
+    assert np.isnan(found.margin)
+    assert np.isnan(found.critical_learning_rate)
+    assert np.isfinite(found.alignment)
+    assert memory.record["kernel_of"] == memory.record["alignment_of"] == "held_out"
+    assert memory.record["stability_of"] is None
+    assert memory.record["notes"][0] == (
+        "Only held-out examples were given: the critical learning rate and the margin are NaN. On examples that are "
+        "not trained on the curvature of the cross-entropy stays large, and late in training the margin would read "
+        "1.7 to 2.5 times too high and more. Pass train=(x, y)."
+    )
+
+
+def test_examples_in_both_probes_are_counted():
+    params, x, y = problem()
+    memory = InMemory()
+    with Monitor(f, train=(x, y), held_out=(x[:3], y[:3]), writers=memory) as monitor:
+        monitor(0, params)
+    text = "3 of the 3 held-out examples are among those of train, and were trained on."
+    assert text in memory.record["notes"]
+
+
+def test_held_out_examples_whose_kernel_is_not_finite_leave_the_step_unmeasured():
+    params, x, y = problem()
+    x_held_out, y_held_out = held_out()
+    tx = watch(f, train=(x, y), held_out=(x_held_out * np.inf, y_held_out), every=1, top_k=2)
+    _, state = tx.update(params, tx.init(params), params)
+    assert int(state.ntk_status) == 2
+    assert np.isnan(state.ntk_trace)
+
+
+def test_held_out_labels_that_do_not_fit_are_refused():
+    params, x, y = problem()
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="labels that differ"):
+        watch(f, train=(x, y), held_out=(held_out()[0], np.zeros(M, int)), top_k=2).init(params)
+
+
+def test_the_loop_cannot_change_what_was_held_out():
+    params, x, y = problem()
+    x_held_out, y_held_out = held_out()
+    monitor = Monitor(f, train=(x, y), held_out=(x_held_out, y_held_out), time_share=None, every=1)
+    before = monitor(0, params).alignment
+    x_held_out[:] = 0
+    y_held_out[:] = 0
+    assert monitor(1, params).alignment == before
+
+
+def test_in_a_scan():
+    params, x, y = problem()
+    tx = optax.chain(optax.sgd(0.1), watch(f, train=(x, y), held_out=held_out(), every=2, top_k=2))
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+        return (optax.apply_updates(params, updates), state), state[1].ntk_alignment
+
+    _, found = jax.lax.scan(step, (params, tx.init(params)), None, length=3)
+    np.testing.assert_allclose(found[0], aligned(params, *held_out()), rtol=1e-4)
+    assert found[0] == found[1] != found[2]
