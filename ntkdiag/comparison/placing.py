@@ -165,7 +165,11 @@ def _into_linen(template: Template, params: PyTree, collections: Mapping[str, Py
         if not is_known:
             unknown.append(name)
     if unknown:
-        raise _unknown_collections_error(unknown, functional.fixed)
+        known = {}
+        for path, leaf in functional.fixed.items():
+            if path.split("/")[0] not in unknown:
+                known[path] = leaf
+        raise _unknown_collections_error(unknown, known)
 
     lines = []
     if "params" in stated:

@@ -127,23 +127,23 @@ MEANINGS = {
     # What other fixed arrays did by themselves, where they differ.
     "share_fixed": Meaning(
         "change by the fixed arrays",
-        "‖Δ_s f‖/‖Δf‖",
+        "Δ_s f",
         "‖f(θ_A, s_B) − f(θ_A, s_A)‖ / ‖f_B − f_A‖, s the fixed arrays: running statistics.",
     ),
     "share_parameters": Meaning(
         "change by the parameters",
-        "‖Δ_θ f‖/‖Δf‖",
+        "Δ_θ f",
         "‖f(θ_B, s_B) − f(θ_A, s_B)‖ / ‖f_B − f_A‖: what drift, e₁ and the verdict are about. The "
         "two may point against each other.",
     ),
     "drift_fixed": Meaning(
         "kernel drift by the fixed arrays",
-        "D of Δs",
+        "D_s",
         "‖Θ(θ_A, s_B) − Θ(θ_A, s_A)‖ / ‖Θ(θ_A, s_A)‖: no motion of the parameters.",
     ),
     "distance_fixed": Meaning(
-        "centred distance by the fixed arrays",
-        "S_c of Δs",
+        "centred distance by the same",
+        "S_c",
         "Centred distance of these two kernels: features did not move by it.",
     ),
     # What Taylor models at A explain of the outputs at B.

@@ -105,7 +105,11 @@ def _motion_of_the_kernel(comparison: Comparison) -> str:
     trace_before = a.trace if change is None else change.trace  # both with the fixed arrays of B
     if trace_before == 0:
         return ""  # a kernel of zero has no direction to turn from: A is dead
-    growth = f"Its trace changed by a factor of {number(b.trace / trace_before, 3)}."
+    growth = f"Its trace changed by a factor of {number(b.trace / trace_before, 3)}"
+    if change is not None and a.trace > 0:
+        factor = number(change.trace / a.trace, 3)
+        growth += f" by the parameters, and of {factor} by the fixed arrays"
+    growth += "."
     distance = float(comparison.drift.distance_centred)
     if a.condition.dead or not math.isfinite(distance):
         which = "the kernel at A" if a.condition.dead else "one of the kernels"

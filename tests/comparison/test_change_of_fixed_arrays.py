@@ -12,6 +12,7 @@ from flax import nnx
 
 from ntkdiag.comparison import fixed_arrays_change
 from ntkdiag.comparison.compare import compare
+from ntkdiag.report.number_text import number
 from ntkdiag.report.reading import readings
 
 N, C = 6, 2
@@ -134,7 +135,7 @@ def test_the_verdict_rests_on_the_parameters(measured):
 
 
 def test_both_parts_are_shown(measured):
-    comparison, *_ = measured
+    comparison, corners, _ = measured
     text = comparison.text(everything=True)
     for name in (
         "change by the fixed arrays",
@@ -144,6 +145,13 @@ def test_both_parts_are_shown(measured):
         assert name in text
     sentence = readings(comparison)[0]
     assert sentence.startswith("Fixed arrays moved, too: batch_stats/BatchNorm_0/mean, batch_")
+    traces = [np.trace(matrix(corners[name][1])) for name in ("aa", "ab", "bb")]
+    by_parameters, by_statistics = traces[2] / traces[1], traces[1] / traces[0]
+    growth = (
+        f"Its trace changed by a factor of {number(by_parameters, 3)} by the parameters, and of "
+        f"{number(by_statistics, 3)} by the fixed arrays."
+    )
+    assert readings(comparison)[1].endswith(growth)
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
     assert content["share_of_parameters"] == comparison.fixed_arrays.share_of_parameters
     assert content["drift"]["relative"] == float(comparison.fixed_arrays.drift.relative)

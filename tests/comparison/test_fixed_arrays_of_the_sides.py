@@ -295,7 +295,8 @@ def test_collections_that_the_model_does_not_know(template):
     }[template]
     match = (
         r"expected collections that the model reads beside its parameters; it holds fixed "
-        r"batch_stats/BatchNorm_0/mean, .*; got a side with spectra\. Pass the model that was"
+        r"batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var, scales/scale; "
+        r"got a side with spectra\. Pass the model that was"
     )
     with pytest.raises(StructureError, match=match):
         compare(a, {**b, "spectra": {"sigma": np.ones(2)}}, train=(X, None), **model)
