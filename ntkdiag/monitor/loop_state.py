@@ -41,14 +41,18 @@ def take_apart(
     is_pair = isinstance(params, tuple) and len(params) == 2
     if model_state is None and is_pair and _is_equinox_state(params[1]):
         params, model_state = params
-    # An object that holds model and optimizer state: a TrainState, an optimizer of NNX.
+    # A TrainState, an optimizer of NNX that holds its model, a dictionary of all that is trained.
     holder: Any = params
-    if hasattr(holder, "opt_state") and not isinstance(holder, Mapping):
+    if _is_dictionary_of_all(holder):
+        opt_state = holder["opt_state"] if opt_state is None else opt_state
+        params = _collections_of_model(f, holder)
+    elif hasattr(holder, "opt_state"):
         opt_state = holder.opt_state if opt_state is None else opt_state
         params = _model_in(f, holder)
     # An optimizer of NNX in the place of its state.
-    if hasattr(opt_state, "opt_state") and not isinstance(opt_state, Mapping):
-        opt_state = opt_state.opt_state
+    optimizer: Any = opt_state
+    if hasattr(optimizer, "opt_state"):
+        opt_state = optimizer.opt_state
     return LoopState(params, _by_path(f, model_state), opt_state)
 
 
@@ -57,14 +61,26 @@ def _model_in(f: Callable[..., PyTree], holder: Any) -> PyTree:
     if hasattr(holder, "model"):
         return holder.model
     if not hasattr(holder, "params"):
-        return holder  # refused later, in words about parameters
-    if not isinstance(f, Functional) or not dataclasses.is_dataclass(holder):
+        raise errors.InvalidInputError(
+            expected="the model, or its parameters",
+            got=f"a {type(holder).__name__} that holds neither",
+            do="Pass both: monitor(step, model, optimizer).",
+        )
+    if not dataclasses.is_dataclass(holder):
         return holder.params
     from ntkdiag.models.linen import collections_of_train_state
 
-    # Other fields of the state, such as averaged parameters, are not of this model.
+    return _collections_of_model(f, collections_of_train_state(holder))
+
+
+def _collections_of_model(f: Callable[..., PyTree], collections: Mapping[str, PyTree]) -> PyTree:
+    """Parameters, and the collections beside them that are of this model.
+
+    Others are not, such as averaged parameters. A plain function takes its parameters alone.
+    """
+    if not isinstance(f, Functional):
+        return collections["params"]
     names = {path.split("/")[0] for path in f.fixed} | {"params"}
-    collections = collections_of_train_state(holder)
     return {name: tree for name, tree in collections.items() if name in names}
 
 
@@ -93,6 +109,11 @@ def _by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]
             do="Build f with ntkdiag.functionalize(model, state=state) from the model in training.",
         )
     return dict(zip(held, leaves, strict=True))
+
+
+def _is_dictionary_of_all(value: object) -> bool:
+    """Whether a value is a dictionary of parameters, optimizer state and more."""
+    return isinstance(value, Mapping) and "params" in value and "opt_state" in value
 
 
 def _is_equinox_state(value: object) -> bool:

@@ -125,6 +125,31 @@ def test_variables_and_collections_beside_the_parameters_say_the_same():
     assert alone.drift > 0.01
 
 
+def test_a_dictionary_of_all_that_is_trained():
+    x, y = data()
+    fn, state = linen_state(optax.inject_hyperparams(optax.adam)(learning_rate=0.1))
+    monitor = Monitor(fn, train=(x, y), every=1, loss="mse", time_share=None)
+    held = {name: getattr(state, name) for name in ("params", "batch_stats", "opt_state", "step")}
+    of_dictionary = monitor(0, {**held, "averaged": state.params})
+    of_train_state = monitor(1, state)
+    assert of_dictionary.status == Status.MEASURED
+    assert of_train_state.drift == 0
+    plain = Monitor(lambda params, x: fn(params, x), train=(x, y))
+    assert plain(0, held).trace == pytest.approx(float(of_train_state.trace), rel=1e-5)
+
+
+def test_an_optimizer_without_its_model_is_refused():
+    x, y = data()
+    model = Nnx(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert Monitor(functionalize(model), train=(x, y))(0, optimizer) is None
+    assert (
+        "monitor(step, params): expected the model, or its parameters; got a Optimizer that holds neither. "
+        "Pass both: monitor(step, model, optimizer)."
+    ) in str(caught[0].message)
+
+
 def test_what_the_call_does_not_bring_stays_and_is_said():
     x, y = data()
     fn, state = linen_state()

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 
 import jax
 import pytest
 from monitor_problem import f, problem
 
-from ntkdiag.monitor import InMemory, Monitor, watch
+from ntkdiag.monitor import InMemory, JsonLines, Monitor, watch
 from ntkdiag.monitor.measurement import Status
 
 ONCE = "This is said once; training goes on."
@@ -143,6 +144,36 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
         with pytest.raises(UserWarning):  # they still are for everybody else
             warnings.warn("of the user", UserWarning, stacklevel=1)
     assert int(state.ntk_status) == Status.MEASURED
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_a_compiled_loop(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    params, x, y = problem()
+    memory = InMemory()
+    tx = watch(f, train=(x, y), every=1, writers=[JsonLines(tmp_path / "pipe"), memory])
+    counts = []
+
+    @jax.jit
+    def loop(state):
+        return jax.lax.scan(
+            lambda state, _: (tx.update(params, state, params)[1], None), state, length=5
+        )
+
+    def train():
+        state, _ = loop(tx.init(params))
+        jax.effects_barrier()
+        counts.append(int(state.ntk_count))
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert counts == [5]
+    assert memory.steps == list(range(5))
+    # Somebody reads in the end, or the end of Python would wait for it.
+    rows = []
+    while len(rows) < 6:
+        rows += (tmp_path / "pipe").read_text().splitlines()
+    assert len(rows) == 6  # the record, and five measurements
 
 
 @pytest.mark.slow
