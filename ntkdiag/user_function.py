@@ -6,6 +6,7 @@ what to do.
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -68,6 +69,10 @@ def refusal(error: Exception, of: str = "", do: str = "") -> errors.InvalidInput
     remedies = [note.removeprefix(_MARK) for note in notes if note.startswith(_MARK)]
     if "unexpected keyword argument" in str(error):
         remedies.append(_DO_ABOUT_KEYWORDS)
+    names = missing_arguments(error)
+    if names and not remedies:  # an adapter's note says it better
+        call_kwargs = ", ".join(f'"{name}": ...' for name in names)
+        remedies.append(f"Pass functionalize(f, params, call_kwargs={{{call_kwargs}}}).")
     if isinstance(error, _NEEDS_VALUES):
         remedies.append(_DO_ABOUT_VALUES)
     return errors.InvalidInputError(
@@ -75,6 +80,15 @@ def refusal(error: Exception, of: str = "", do: str = "") -> errors.InvalidInput
         got=of + in_words(error),
         do=do or " ".join(remedies) or _DO,
     )
+
+
+def missing_arguments(error: Exception) -> list[str]:
+    """The arguments that a call lacked, as Python names them; none for any other error."""
+    if not isinstance(error, TypeError):
+        return []
+    # "... missing 2 required positional arguments: 'a' and 'b'", or "keyword-only arguments"
+    _, is_missing, names = str(error).partition(" required ")
+    return re.findall(r"'(\w+)'", names) if is_missing else []
 
 
 def in_words(error: BaseException) -> str:

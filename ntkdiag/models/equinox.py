@@ -16,9 +16,9 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import _jax, errors, user_function
 from ntkdiag.models import equinox_norm, parameters, paths, randomness
-from ntkdiag.models.functional import Apply, Functional, missing_arguments
+from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import one_by_one
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
@@ -79,7 +79,9 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         return adapt(changed, dataclasses.replace(request, options=options, check=False))
 
     return Functional(
-        apply=Apply(function, "equinox", str(request.mode), request.output_selector),
+        apply=Apply(
+            function, "equinox", str(request.mode), request.output_selector, request.unpack
+        ),
         params=params,
         restore=part.restore,
         library="equinox",
@@ -284,7 +286,7 @@ class _BatchEvaluation:
             # Our own errors, and those of tracing, say what is wrong.
             raise
         except (TypeError, ValueError, IndexError) as error:
-            if isinstance(error, TypeError) and missing_arguments(error):
+            if isinstance(error, TypeError) and user_function.missing_arguments(error):
                 raise  # `Apply` says where the argument goes
             # Most often the module refused its input because it takes a batch.
             shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)]

@@ -7,7 +7,6 @@ params = fn.extract(model) # the parameters of the library's own object
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import errors, user_function
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.selectors import Selector, as_pytree, select
 
@@ -33,12 +32,14 @@ class Apply:
         mode: That of `functionalize`, ``"train, fixed statistics"``, or ``"unspecified"`` for a
             callable.
         output: Selects of what the model returns; None keeps it.
+        unpack: Whether x is spread over several arguments of the model.
     """
 
     function: Callable[..., PyTree]
     library: str
     mode: str
     output: Selector = None
+    unpack: bool = False
 
     @errors.called("f(params, x)")
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
@@ -47,13 +48,15 @@ class Apply:
         try:
             outputs = self.function(params, x, **kwargs)
         except TypeError as error:
-            names = missing_arguments(error)
+            names = user_function.missing_arguments(error)
             if names:
                 call_kwargs = ", ".join(f'"{name}": ...' for name in names)
+                inputs = "several inputs go into x, a tuple or a dictionary, with unpack=True"
+                if self.unpack:
+                    inputs = "what differs from example to example goes into x, beside the others"
                 error.add_note(
                     "ntkdiag: what is the same for all examples goes in "
-                    f"call_kwargs={{{call_kwargs}}}; several inputs go into x, a tuple or a "
-                    "dictionary, with unpack=True."
+                    f"call_kwargs={{{call_kwargs}}}; {inputs}."
                 )
             raise
         return as_pytree(select(self.output, outputs, x))
@@ -65,13 +68,6 @@ class Apply:
 
     def __repr__(self) -> str:
         return f"<{self.library} model as f(params, x), mode={self.mode}>"
-
-
-def missing_arguments(error: TypeError) -> list[str]:
-    """The arguments that a call lacked, as Python names them; none for any other error."""
-    # "... missing 2 required positional arguments: 'a' and 'b'", or "keyword-only arguments"
-    _, is_missing, names = str(error).partition(" required ")
-    return re.findall(r"'(\w+)'", names) if is_missing else []
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -94,7 +94,7 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
 
     held_parameters = paths.leaves_by_path(trained.as_collections(part.fixed))
     return Functional(
-        apply=Apply(function, "linen", str(request.mode), request.output_selector),
+        apply=Apply(function, "linen", str(request.mode), request.output_selector, request.unpack),
         params=params,
         restore=restore,
         library="linen",

@@ -27,6 +27,12 @@ from ntkdiag.models.request import ModelRequest, as_key, parameters_of
 from ntkdiag.models.selectors import as_pytree, select
 from ntkdiag.models.trainable import Trainable
 
+# What to do about a model that draws in eval mode from the streams that it is not handed there.
+_REMEDY_WITHOUT_STREAMS = (
+    "The model draws from `rngs`, which is None in eval mode. For a kernel with one draw for all "
+    'examples choose mode="dropout" with rngs=; or let the model draw only where it has streams.'
+)
+
 # What `nnx.split` and `nnx.state` take to choose variables: a type of these, or a function.
 NNXFilter: TypeAlias = type[nnx.Variable] | Callable[..., bool]
 
@@ -44,6 +50,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     # The model as it was handed in. Splitting it shares its variables, and the user's next update
     # would show through: clone it first.
     candidates, trainable = _candidates(model, request.trainable)
+    _require_variables(model, candidates)
     user_graph, state, user_rest = nnx.split(nnx.clone(model), candidates, ...)
     user_rest = _copied(user_rest)
 
@@ -97,7 +104,7 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         return adapt(model, dataclasses.replace(request, check=False))
 
     return Functional(
-        apply=Apply(function, "nnx", str(request.mode), request.output_selector),
+        apply=Apply(function, "nnx", str(request.mode), request.output_selector, request.unpack),
         params=params,
         restore=restore,
         library="nnx",
@@ -107,6 +114,23 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         extract=extract,
         rebuild=rebuild,
     )
+
+
+def _require_variables(model: nnx.Module, candidates: NNXFilter) -> None:
+    """Refuse a model without parameters that holds raw arrays: these are never trained."""
+    if jax.tree.leaves(nnx.state(model, candidates)):
+        return
+    raw = []
+    for path, leaf in paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model))).items():
+        if parameters.is_inexact(leaf):
+            raw.append(path)
+    if raw and candidates is nnx.Param:
+        raise errors.InvalidInputError(
+            expected="at least one nnx.Param",
+            got=f"floating arrays that are none: {', '.join(raw)}",
+            do="Wrap in nnx.Param(...) what is trained, or choose it with trainable=, a filter of "
+            "NNX.",
+        )
 
 
 def _copied(rest: PyTree) -> PyTree:
@@ -170,7 +194,12 @@ def _call(
     if _takes_rngs(signature_method):
         keywords["rngs"] = _rngs_argument(signature_method, request, keywords)
     if not isinstance(request.output, Activations):
-        return method(*positional, **keywords)
+        try:
+            return method(*positional, **keywords)
+        except AttributeError as error:
+            if "'NoneType' object" in str(error) and keywords.get("rngs", ...) is None:
+                error.add_note(f"ntkdiag: {_REMEDY_WITHOUT_STREAMS}")
+            raise
     # The method is bound to this copy; NNX sows into it what each of its layers returned.
     capturing = nnx.capture(
         lambda copy: method(*positional, **keywords),

@@ -49,7 +49,7 @@ def adapt(f: Callable[..., PyTree], request: ModelRequest) -> Functional:
         return adapt(f, dataclasses.replace(request, variables=variables, check=False))
 
     return Functional(
-        apply=Apply(function, "callable", "unspecified", request.output_selector),
+        apply=Apply(function, "callable", "unspecified", request.output_selector, request.unpack),
         params=params,
         restore=part.restore,
         library="callable",

@@ -528,6 +528,95 @@ def test_arguments_that_only_call_kwargs_can_give_are_named():
     assert any('call_kwargs={"z_rng": ...}' in note for note in caught.value.__notes__)
 
 
+def test_arguments_of_a_function_that_only_call_kwargs_can_give_are_named():
+    with pytest.raises(errors.InvalidInputError) as caught:
+        ntkdiag.ntk(lambda p, x, cache, rngs: x @ p, jnp.ones((X.shape[1], 2)), X)
+    assert str(caught.value).endswith(
+        'Pass functionalize(f, params, call_kwargs={"cache": ..., "rngs": ...}).'
+    )
+
+
+class LinenDecoder(nn.Module):
+    @nn.compact
+    def __call__(self, x, cache):
+        return nn.Dense(2)(x), cache
+
+
+class LinenVAE(nn.Module):
+    @nn.compact
+    def __call__(self, x, z_rng):
+        return nn.Dense(2)(x)
+
+
+class NNXTransformer(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, *, enable_dropout):
+        return self.linear(x)
+
+
+class EquinoxDrawing(eqx.Module):
+    linear: eqx.nn.Linear
+
+    def __call__(self, x, rngs):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: (LinenDecoder(), LinenDecoder().init(jax.random.key(0), X, None)), "cache"),
+        (lambda: (LinenVAE(), LinenVAE().init(jax.random.key(0), X, None)), "z_rng"),
+        (lambda: (NNXTransformer(),), "enable_dropout"),
+        (lambda: (EquinoxDrawing(linear()),), "rngs"),
+    ],
+)
+@pytest.mark.parametrize("unpack", [False, True])
+def test_arguments_of_models_that_only_call_kwargs_can_give_are_named(make, name, unpack):
+    fn = functionalize(*make(), unpack=unpack)
+    x = (X,) if unpack else X
+    inputs = "several inputs go into x, a tuple or a dictionary, with unpack=True."
+    if unpack:
+        inputs = "what differs from example to example goes into x, beside the others."
+    do = f'what is the same for all examples goes in call_kwargs={{"{name}": ...}}; {inputs}'
+    with pytest.raises(errors.InvalidInputError, match="to run; got TypeError") as caught:
+        ntkdiag.ntk(*fn, x)
+    assert str(caught.value).endswith(f"{name}'. {do}")
+    assert do in ntkdiag.selfcheck(fn, x)["runs"].text
+
+
+def test_a_model_that_draws_from_the_streams_it_is_not_handed_in_eval_mode():
+    class Noisy(NNXTransformer):
+        def __call__(self, x, rngs):
+            return self.linear(x) + jax.random.normal(rngs.noise(), (2,))
+
+    with pytest.raises(errors.InvalidInputError) as caught:
+        ntkdiag.ntk(*functionalize(Noisy()), X)
+    assert str(caught.value).endswith(
+        "The model draws from `rngs`, which is None in eval mode. For a kernel with one draw for "
+        'all examples choose mode="dropout" with rngs=; or let the model draw only where it has '
+        "streams."
+    )
+    assert ntkdiag.ntk(*functionalize(Noisy(), mode="dropout", rngs=0), X).array.shape == (3, 3)
+
+
+def test_raw_arrays_of_nnx_are_no_parameters():
+    class OnlyRaw(nnx.Module):
+        def __init__(self):
+            self.weight = jnp.ones((4, 2))
+
+        def __call__(self, x):
+            return x @ self.weight
+
+    assert refused(lambda: functionalize(OnlyRaw())) == (
+        "functionalize(model): expected at least one nnx.Param; got floating arrays that are none: "
+        "weight. Wrap in nnx.Param(...) what is trained, or choose it with trainable=, a filter of "
+        "NNX."
+    )
+    assert functionalize(OnlyRaw(), trainable=nnx.PathContains("weight")).params["weight"].size == 8
+
+
 def test_errors_of_tracing_keep_their_type():
     class Branches(eqx.Module):
         weight: jax.Array

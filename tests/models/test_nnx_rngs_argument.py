@@ -77,3 +77,58 @@ def test_without_streams_the_error_says_what_to_pass():
         'it; got mode="train" and no rngs. Pass rngs=jax.random.key(0), or a key for each of its '
         "streams by name."
     )
+
+
+@pytest.mark.parametrize("mode", ["train", "dropout"])
+def test_the_kernel_with_a_key_is_that_of_plain_jacrev(mode):
+    model = Handed()
+    fn = functionalize(model, mode=mode, rngs={"dropout": 3})
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def plain(params, x):
+        def of_batch(x):
+            return nnx.merge(graph, params, rest)(x, rngs=nnx.Rngs(dropout=3))
+
+        if mode == "train":
+            return of_batch(x)
+        return jax.vmap(lambda example: of_batch(example[None])[0])(x)
+
+    jacobian = jax.jacrev(plain)(params, jnp.asarray(X))
+    rows = [leaf.reshape(len(X) * 2, -1) for leaf in jax.tree.leaves(jacobian)]
+    expected = sum(row @ row.T for row in rows).reshape(len(X), 2, len(X), 2)
+    kernel = ntkdiag.ntk(*fn, X, reduction="full").array
+    np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-5)
+
+
+class WithRawArrays(nnx.Module):
+    """Arrays as attributes, bare and in a list, which newer versions of Flax want wrapped."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        self.scale = jnp.asarray([1.0, 3.0])
+        self.shift = np.asarray([0.5, 0.25], np.float32)
+        self.many = nnx.data([jnp.ones(2), jnp.arange(2)])
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        x = self.linear(x) * self.scale + self.shift
+        return self.dropout(x + self.many[0] + self.many[1])
+
+
+@pytest.mark.parametrize("mode", ["eval", "dropout", "train"])
+def test_raw_arrays_are_held_fixed(mode):
+    model = WithRawArrays()
+    fn = functionalize(model, mode=mode)
+    assert set(fn.params) == {"linear"}
+    assert {"scale", "shift", "many/0", "many/1"} <= set(fn.fixed)
+    before = fn(fn.params, X)
+    model.eval()
+    if mode == "eval":
+        np.testing.assert_allclose(before, model(X), rtol=1e-6)
+    np.testing.assert_allclose(fn.restore(fn.params).scale, [1.0, 3.0])
+    # A change of the model afterwards does not show.
+    model.scale = model.scale * 2
+    np.testing.assert_array_equal(fn(fn.params, X), before)
+    assert ntkdiag.ntk(*fn, X).array.shape == (4, 4)
+    lin = ntkdiag.linearized_model(WithRawArrays(), mode=mode)
+    np.testing.assert_allclose(lin(X), before, rtol=1e-5)
