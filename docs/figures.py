@@ -407,12 +407,12 @@ def torch_func() -> Figure:
     return figure
 
 
-def terminal(title: str, shown: object, lines: int) -> str:
-    """The first lines of what a terminal of 100 columns shows, as SVG without outside fonts."""
-    rehearsal = Console(record=True, width=100, file=io.StringIO())
+def terminal(title: str, shown: object, lines: int, width: int = 100) -> str:
+    """The first lines of what a terminal shows, as SVG without outside fonts."""
+    rehearsal = Console(record=True, width=width, file=io.StringIO())
     rehearsal.print(shown)
     text = rehearsal.export_text(styles=True).splitlines()[:lines]
-    console = Console(record=True, width=100, file=io.StringIO())
+    console = Console(record=True, width=width, file=io.StringIO())
     console.print(Text.from_ansi("\n".join(text)))
     picture = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME)
     return re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.DOTALL)
@@ -449,7 +449,7 @@ def command_line() -> str:
         descent=0.5,
         names=("step 0", "step 200"),
     )
-    return terminal("ntkdiag compare checkpoints@0 checkpoints@200 ...", comparison, 30)
+    return terminal("ntkdiag compare checkpoints@0 checkpoints@200 ...", comparison, 36, width=80)
 
 
 def errors() -> str:
