@@ -202,6 +202,19 @@ def test_the_long_calls_show_it(capsys):
 
 
 @pytest.mark.usefixtures("impatient")
+def test_the_first_measurement_of_a_monitor_shows_it_and_no_other_does(open_terminal):
+    monitor = ntkdiag.Monitor(f, train=(X, Y), every=1, time_share=None)
+    terminal = open_terminal()
+    assert monitor(0, PARAMS) is not None
+    assert "first measurement" in terminal.getvalue()
+    assert "50%" in terminal.getvalue()
+    assert terminal.getvalue().endswith(CLEAN)
+    terminal = open_terminal()
+    assert monitor(1, PARAMS) is not None
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.usefixtures("impatient")
 def test_inside_jit_there_is_none(open_terminal):
     terminal = open_terminal()
     jax.jit(lambda params, x: ntkdiag.ntk(f, params, x, progress=True).array)(PARAMS, X)

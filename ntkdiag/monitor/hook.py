@@ -35,6 +35,7 @@ from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
 from ntkdiag.monitor.writers import Writer
 from ntkdiag.probe_batch import Pair, read_probes
+from ntkdiag.progress import under_way
 
 
 class Monitor:
@@ -250,7 +251,6 @@ class Monitor:
             layout.require_same(self._layout)
         if self.cost.measurements == 0 and self._refuses(params, layout):
             return None
-        self._probe.verify(params)
         update_rule = self._update_rule(loop.opt_state)
 
         # Drift is measured from the first kernel that was finite; until then zeros stand for it.
@@ -258,17 +258,22 @@ class Monitor:
         kernel0 = self._kernel0
         if kernel0 is None:
             _, kernel0 = self._probe.blank(layout)
-        measurement, kernel0 = self._probe.measure(
-            params,
-            layout,
-            kernel0,
-            step=step,
-            first=is_first,
-            unmoved=unmoved,
-            descent=update_rule.descent,
-            held=followed,
-        )
-        measurement = jax.tree.map(np.asarray, measurement)  # waits for the result
+        # The first measurement compiles, which takes long enough to show it.
+        show = None if self.cost.measurements == 0 else False
+        with under_way("first measurement", steps=2, show=show) as work:
+            self._probe.verify(params)
+            work.advance()
+            measurement, kernel0 = self._probe.measure(
+                params,
+                layout,
+                kernel0,
+                step=step,
+                first=is_first,
+                unmoved=unmoved,
+                descent=update_rule.descent,
+                held=followed,
+            )
+            measurement = jax.tree.map(np.asarray, measurement)  # waits for the result
         if int(measurement.status) == Status.MEASURED:
             self._kernel0 = kernel0
             self._layout = layout
