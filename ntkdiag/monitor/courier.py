@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ntkdiag.monitor.never_raise import warn
+from ntkdiag.monitor.never_raise import described, warn
 from ntkdiag.monitor.writers import Values, Writer
 
 MOST_FAILURES = 10  # in a row
@@ -183,8 +183,8 @@ class Courier:
         """Call a method of the writer, if it has one and is not muted; whether all went well."""
         if self._failures >= MOST_FAILURES:
             return False
-        call = getattr(self.writer, method, None)
         try:
+            call = getattr(self.writer, method, None)
             if call is not None:
                 call(*args)
         # Nobody interrupts this thread: SystemExit is that of rich at a closed pipe,
@@ -205,9 +205,8 @@ class Courier:
         else:
             return
         warn(
-            f"{self.call}: the writer {self.name} failed in {method}() with "
-            f"{type(error).__name__}: {error}. This measurement is lost to it. {consequence}; "
-            "training goes on."
+            f"{self.call}: the writer {self.name} failed in {method}() with {described(error)}. "
+            f"This measurement is lost to it. {consequence}; training goes on."
         )
 
 

@@ -20,6 +20,15 @@ def warn(text: str) -> None:
         logging.getLogger("ntkdiag").warning(text)
 
 
+def described(error: BaseException) -> str:
+    """An exception in words, also where its own text cannot be had."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:
+        return name
+
+
 class FailureNotice:
     """Says of the first measurement that failed, and of no other, what was wrong."""
 
@@ -32,8 +41,8 @@ class FailureNotice:
             return
         self._is_given = True
         warn(
-            f"{call}: step {reprlib.repr(step)} could not be measured: {type(error).__name__}: "
-            f"{error} This is said once; training goes on."
+            f"{call}: step {reprlib.repr(step)} could not be measured: {described(error)} This is "
+            "said once; training goes on."
         )
 
 

@@ -110,6 +110,26 @@ def test_no_exception_of_a_writer_ends_training(error):
     assert memory.steps == [0, 1]
 
 
+def test_an_exception_without_words_and_a_writer_that_changes_its_methods():
+    class Wordless(Exception):
+        def __str__(self):
+            raise ValueError("no words")
+
+    class Odd:
+        write = InMemory().write
+
+        @property
+        def start(self):
+            raise Wordless
+
+    memory = InMemory()
+    outbox = Outbox([Odd(), memory])
+    with pytest.warns(RuntimeWarning, match=r"the writer Odd failed in start\(\) with Wordless\. "):
+        send(outbox, [0])
+    send(outbox, [1])
+    assert memory.steps == [0, 1]
+
+
 def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     memory = InMemory()
@@ -204,7 +224,8 @@ def test_threads_end_with_the_queue_though_many_send_at_once():
 def test_after_a_fork_the_child_writes_its_own_and_only_its_own():
     code, printed, said = run(
         """
-        import os, sys, time
+        import os, sys, time, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork
 
         class Slow:
             def write(self, step, values):

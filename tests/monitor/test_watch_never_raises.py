@@ -135,7 +135,7 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
     state = tx.init(params)
     watched = True
     update = jax.jit(tx.update) if compiled else tx.update
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("error")
         before = list(warnings.filters)
         _, state = update(params, state, params)
@@ -144,6 +144,7 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
         with pytest.raises(UserWarning):  # they still are for everybody else
             warnings.warn("of the user", UserWarning, stacklevel=1)
     assert int(state.ntk_status) == Status.MEASURED
+    assert "of the model" in {str(warning.message) for warning in shown}
 
 
 def test_a_pipe_that_nobody_reads_does_not_hold_up_a_compiled_loop(tmp_path):
