@@ -37,6 +37,18 @@ def in_strips(tile: Tile) -> bool:
     return tile.product_rows >= _STRIPS
 
 
+def copies_at_once(tile: Tile) -> float:
+    """How many copies of all factors a symmetric kernel that is contracted at once needs."""
+    edges = edges_at_once(tile)
+    n_strips = len(edges) - 1
+    if n_strips == 1:
+        return 0.0
+    # The rows of all strips are one copy. The columns of the first strip are the factors as they
+    # are, those of the last one its rows; all others have a copy of what is behind their first row.
+    behind = [tile.n - first for first in edges[1 : n_strips - 1]]
+    return 1.0 + sum(behind) / tile.n
+
+
 def edges_at_once(tile: Tile) -> list[int]:
     """Where strips begin and end in a symmetric kernel that is contracted at once."""
     if not in_strips(tile):

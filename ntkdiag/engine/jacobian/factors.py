@@ -323,7 +323,10 @@ def concatenate_examples(blocks: Sequence[_Kind], n: int | None) -> _Kind:
         return blocks[0]
 
     def join(*arrays):
-        return jnp.concatenate(arrays)[:n]
+        # The last block is cut before, not all of them after: that would be a second copy.
+        *before, last = arrays
+        kept = None if n is None else n - sum(array.shape[0] for array in before)
+        return jnp.concatenate([*before, last[:kept]])
 
     return _map_batched(join, *blocks)
 

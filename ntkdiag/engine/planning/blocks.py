@@ -62,7 +62,7 @@ class Sizes:
         pieces: Of Jacobians that are contracted piece by piece, in a kernel of one tile.
         piece: Of Jacobians that are contracted piece by piece, in one of several tiles (see
             `in_pieces`).
-        strips: Whether triangles are cut into strips.
+        strips: Copies of the factors that triangles take which are cut into strips; 0 for none.
         shared: What the network passes need at their peak besides, once for all examples.
     """
 
@@ -75,7 +75,7 @@ class Sizes:
     joined: int = 0
     pieces: int = 0
     piece: int = 0
-    strips: bool = False
+    strips: float = 0.0
     shared: int = 0
 
     def passing(self, n: int) -> int:
@@ -95,7 +95,7 @@ class Sizes:
     def tile(self, n: int) -> int:
         """Contracting a tile of n by n examples, beyond their factors: strips, pieces, the tile."""
         # Rows of a triangle are copied to be cut into strips.
-        strips = n * self.joined if self.strips else 0
+        strips = round(self.strips * n * self.joined)
         pieces = 0
         if n >= _IN_PIECES:
             pieces = min(self.piece, 2 * n * self.factors)
@@ -103,12 +103,10 @@ class Sizes:
 
     def contracting(self, n: int) -> int:
         """Contracting n examples at once, beyond their factors: steps are joined, triangles cut."""
-        copies = 0
+        copies = self.strips
         if n > (self.step or n):  # several steps are joined
             copies += 1
-        if self.strips:
-            copies += 1
-        return copies * n * self.joined + self.pieces
+        return round(copies * n * self.joined) + self.pieces
 
     def at_once(self, n: int, m: int) -> int:
         """A kernel of one tile.

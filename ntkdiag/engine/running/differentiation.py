@@ -95,9 +95,12 @@ class Differentiation:
             self._verify(start, alone)
         return block
 
-    def begin(self) -> None:
+    def begin(self, *, one_by_one: bool) -> None:
         """Have everything compiled on other threads, what takes longest first."""
-        self.side.program.compiled_factors(self.ways, self._merged).begin(*self._argument_shapes)
+        factors = self.side.program.compiled_factors(self.ways, self._merged)
+        factors.begin(*self._argument_shapes)
+        if one_by_one:
+            factors.wait()
         batch = self.side.batch
         if self._must_verify and batch.n > 1:
             n = min(self._block_size, batch.n)
@@ -105,6 +108,8 @@ class Differentiation:
             x = jax.eval_shape(first_block, batch.x)
             outputs = self.side.program.compiled_outputs(batch.f, batch.kwargs)
             outputs.begin(self.task.call.params, x, keywords.arrays(batch.kwargs))
+            if one_by_one:
+                outputs.wait()
 
     def shapes(self) -> list[list[Factor]]:
         """Shapes of `all_blocks`."""

@@ -92,15 +92,20 @@ class KernelContraction:
         # Then all other parts, and the sums are added.
         return self._rest()(at_once, self.task.weights, sums)
 
-    def begin(self, sides: Sides) -> None:
-        """Have everything compiled side by side; factors as shapes."""
+    def begin(self, sides: Sides, *, one_by_one: bool) -> None:
+        """Have everything compiled, side by side or one by one; factors as shapes."""
         streamed, at_once = self._divided(sides)
         sums: list[Sum] = []
         if streamed:
             sums = self._nothing(symmetric=len(sides) == 1).shapes()
         for part in streamed:
             part.add_share.begin(sums[0], part.factor, 0)
-        self._rest().begin(at_once, self.task.weights, sums)
+            if one_by_one:
+                part.add_share.wait()
+        rest = self._rest()
+        rest.begin(at_once, self.task.weights, sums)
+        if one_by_one:
+            rest.wait()
 
     def _divided(self, sides: Sides) -> tuple[list[_Streamed], Sides]:
         """What is contracted piece by piece, and the blocks of the rest."""

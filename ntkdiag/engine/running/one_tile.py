@@ -2,8 +2,10 @@
 
     x [n ...] -> steps of a few examples -> blocks of factors -> one contraction -> K
 
-The first call of its kind compiles three functions (network passes, pieces, contraction), side by
-side and before the first of them is needed: together they take as long as the longest.
+The first call of its kind compiles three functions (network passes, pieces, contraction) before the
+first of them is needed, side by side: together they take as long as the longest. Within a memory
+budget that was named they are compiled one by one, before there are factors: XLA takes 0.1 GB or
+more for a program.
 """
 
 import dataclasses
@@ -50,7 +52,7 @@ def compute(task: Task, plan: Plan) -> list[Float[Array, "..."]]:
 def _begin(
     task: Task, differentiations: list[Differentiation], contraction: KernelContraction
 ) -> None:
-    """Have everything compiled side by side, the first time; what takes longest begins first."""
+    """Have everything compiled, the first time; what takes longest begins first."""
     if task.placed:  # what is compiled from shapes would be for the default device
         return
     keys = tuple(way.key for way in contraction.ways)
@@ -58,9 +60,11 @@ def _begin(
     key = "begun", keys, contraction.tile, step, task.gram, task.columns is None
     if not task.rows.program.is_first(key):
         return
+    one_by_one = task.call.options.memory is not None
     for differentiation in differentiations:
-        differentiation.begin()
-    contraction.begin([differentiation.shapes() for differentiation in differentiations])
+        differentiation.begin(one_by_one=one_by_one)
+    shapes = [differentiation.shapes() for differentiation in differentiations]
+    contraction.begin(shapes, one_by_one=one_by_one)
 
 
 def _planned_ways(side: KernelSide, plan: Plan) -> tuple[Way, ...]:

@@ -23,6 +23,10 @@ class Compiled:
         # Compilations under way on other threads, by the kind of arguments.
         self._begun: dict[Hashable, concurrent.futures.Future] = {}
 
+    def wait(self) -> None:
+        """Wait for the compilations that have begun."""
+        concurrent.futures.wait(list(self._begun.values()))
+
     def __call__(self, *args: PyTree) -> PyTree:
         """The function, compiled for arguments of this kind if it has not been."""
         if self._begun:
