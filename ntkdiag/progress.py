@@ -22,11 +22,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 PATIENCE = 2.0  # seconds of work before anything is shown, and between two lines
 
 
+@runtime_checkable
 class ProgressView(Protocol):
     """Where progress is shown, from the moment it is opened."""
 
@@ -42,7 +43,7 @@ class ProgressView(Protocol):
 class Work:
     """Work under way: how many of its steps are done, with the part of the one under way."""
 
-    def __init__(self, text: str, steps: float, outer: "Work | None", fills: float):
+    def __init__(self, text: str, steps: int | float, outer: "Work | None", fills: int | float):
         self.text = text
         self.steps = max(steps, 1e-9)  # work of no steps is done
         self.outer = outer
@@ -52,12 +53,12 @@ class Work:
         self.shown = 0.0  # never falls, also when inner work began the same step again
         self.view: _Timed | None = None
 
-    def advance(self, steps: float = 1.0) -> None:
+    def advance(self, steps: int | float = 1.0) -> None:
         """Count steps as done."""
         self.done += steps
         self._show(self.done)
 
-    def reach(self, step: float) -> None:
+    def reach(self, step: int | float) -> None:
         """Say that all steps up to this one are done."""
         self.advance(step - self.done)
 
@@ -120,7 +121,7 @@ _current: contextvars.ContextVar[Work | None] = contextvars.ContextVar("work", d
 
 @contextlib.contextmanager
 def under_way(
-    text: str, steps: float = 1, show: bool | None = None, *, fills: float = 1
+    text: str, steps: int | float = 1, show: bool | None = None, *, fills: int | float = 1
 ) -> Iterator[Work]:
     """Show how far work has come: say `advance()` after each of its steps, or `reach(step)`.
 

@@ -17,7 +17,7 @@ from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.models.selectors import as_pytree
 
 # Path -> shape and dtype.
-Arrays = Mapping[str, jax.ShapeDtypeStruct]
+Arrays = Mapping[str, jax.Array | jax.ShapeDtypeStruct]
 
 
 def arrays_returned(functional: Functional, x: PyTree, call_kwargs: Mapping[str, PyTree]) -> Arrays:
