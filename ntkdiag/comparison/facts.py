@@ -184,8 +184,8 @@ def _notes_on_probes(settings: Settings) -> list[str]:
     if probes.held_out is None and probes.of_kernel.y is not None:
         return [
             "Alignment, label power and leave-one-out are of examples that were trained on. After "
-            "training a kernel knows their labels: leave-one-out then reads 0.2 to 0.3 of the true "
-            "error. Pass held_out=(x, y), examples that are not trained on."
+            "training a kernel knows their labels: leave-one-out may then read half of the true "
+            "error, or far less. Pass held_out=(x, y), examples that are not trained on."
         ]
     n_shared = shared_examples(probes)
     if n_shared and probes.held_out is not None:

@@ -74,23 +74,25 @@ class OutputFit:
     accuracy: float | None
 
 
-def fit_kernel(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> KernelFit:
-    """Measure a kernel beside labels.
+def fit_kernel(kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool) -> KernelFit:
+    """Measure a kernel beside labels, of examples that were trained on or not.
 
     Leave-one-out is that of the kernel averaged over outputs, which all outputs share: a full
     kernel of (N C) rows would cost (N C)^3 for a number that hardly differs.
     """
     # Centred: a network with biases would show little more than its constant mode.
     return KernelFit(
-        alignment=fit_alignment(kernel, targets),
+        alignment=fit_alignment(kernel, targets, trained_on=trained_on),
         label_power=np.asarray(label_power(kernel, targets, centred=True)),
         leave_one_out=_leave_one_out(averaged_over_outputs(kernel), targets),
     )
 
 
-def fit_alignment(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> Alignment:
+def fit_alignment(
+    kernel: Kernel, targets: Float[np.ndarray, "n o"], *, trained_on: bool
+) -> Alignment:
     """The alignment beside its chance level, as plain numbers."""
-    return jax.tree.map(float, alignment_beside_chance(kernel, targets))
+    return jax.tree.map(float, alignment_beside_chance(kernel, targets, trained_on=trained_on))
 
 
 def averaged_over_outputs(kernel: Kernel) -> Kernel:

@@ -189,7 +189,9 @@ def measure_side(
     if held_out is not None:
         return _beside_held_out(measured, side, settings, labels, held_out)
     if labels is not None:
-        return _with_kernel_fit(measured, fit_kernel(kernel, labels.flat_targets))
+        trained_on = settings.probes.train is not None
+        fit = fit_kernel(kernel, labels.flat_targets, trained_on=trained_on)
+        return _with_kernel_fit(measured, fit)
     return measured
 
 
@@ -211,7 +213,7 @@ def _beside_held_out(
         kernel_of_train = measured.kernel
         if held_out.reduction == "mean":
             kernel_of_train = averaged_over_outputs(kernel_of_train)
-        alignment_of_train = fit_alignment(kernel_of_train, labels.flat_targets)
+        alignment_of_train = fit_alignment(kernel_of_train, labels.flat_targets, trained_on=True)
     on_held_out = HeldOut(
         kernel=kernel,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
@@ -220,7 +222,8 @@ def _beside_held_out(
         alignment_of_train=alignment_of_train,
     )
     measured = dataclasses.replace(measured, held_out=on_held_out)
-    return _with_kernel_fit(measured, fit_kernel(kernel, held_out.labels.flat_targets))
+    fit = fit_kernel(kernel, held_out.labels.flat_targets, trained_on=False)
+    return _with_kernel_fit(measured, fit)
 
 
 def _with_kernel_fit(measured: Measured, fit: KernelFit) -> Measured:

@@ -111,6 +111,7 @@ def test_the_alignment_of_train_beside_it_is_of_a_kernel_reduced_alike(both):
             of_train.value, aligned(mean_kernel(at, TRAIN[0]), TRAIN[1]), rtol=1e-9
         )
         assert of_train.reduction == side.alignment.reduction == "mean"
+        assert (of_train.trained_on, side.alignment.trained_on) == (True, False)
         assert side.alignment_gap == of_train.above - side.alignment.above
 
 
@@ -152,9 +153,10 @@ def test_held_out_alone_has_no_stability_numbers_and_says_why(held_out_alone, bo
 def test_train_alone_says_that_its_examples_were_trained_on(train_alone):
     assert train_alone.notes[0] == (
         "Alignment, label power and leave-one-out are of examples that were trained on. After training a kernel knows "
-        "their labels: leave-one-out then reads 0.2 to 0.3 of the true error. Pass held_out=(x, y), examples that are "
-        "not trained on."
+        "their labels: leave-one-out may then read half of the true error, or far less. Pass held_out=(x, y), "
+        "examples that are not trained on."
     )
+    assert train_alone.a.alignment.trained_on is True
     text = train_alone.text(everything=True)
     for row in (
         "alignment, trained on, full",
