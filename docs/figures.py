@@ -29,6 +29,7 @@ from sklearn.datasets import load_digits
 import ntkdiag
 import ntkdiag.neural_tangents as nt
 from ntkdiag import predict
+from ntkdiag.report.comparison_table import Screen
 
 IMAGES = pathlib.Path(__file__).parent / "images"
 WIDTH = 8.0  # inches, that of the text
@@ -449,7 +450,8 @@ def command_line() -> str:
         descent=0.5,
         names=("step 0", "step 200"),
     )
-    return terminal("ntkdiag compare checkpoints@0 checkpoints@200 ...", comparison, 36, width=80)
+    screen = Screen(comparison, more="See --all, --explain, --out report.html.")
+    return terminal("ntkdiag compare checkpoints@0 checkpoints@200 ...", screen, 36, width=80)
 
 
 def errors() -> str:

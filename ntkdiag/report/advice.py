@@ -42,7 +42,7 @@ def _where_it_broke(comparison: Comparison) -> str:
     if a.margin is not None and a.margin > OVER:
         return (
             f"Train again from A with {_below_critical(a)}, or warm up to it: yours was "
-            f"{number(a.margin, 2)} of the critical one."
+            f"{number(a.margin, 2)} times the critical one."
         )
     if a.condition.equal:
         return (

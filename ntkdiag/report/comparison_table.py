@@ -214,8 +214,9 @@ def _quantities(
     """A table of quantities with their values, and what they mean beside or below it."""
     table = display.terminal_table(title)
     table.expand = meanings.beside
-    # Beside meanings one width for all tables; without, numbers have the room they need.
-    table.add_column("quantity", width=38 if meanings.beside else None, min_width=20)
+    # Tables with titles stand under each other, their meanings in one line.
+    in_line = meanings.beside and title is not None
+    table.add_column("quantity", width=38 if in_line else None, min_width=20)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     if meanings.beside:

@@ -191,7 +191,7 @@ def _stability_at_a(comparison: Comparison) -> str:
     margin = comparison.a.margin
     if margin is None or margin < EDGE:
         return ""
-    at = f"At A the learning rate is {number(margin, 2)} of the critical one"
+    at = f"At A the learning rate is {number(margin, 2)} times the critical one"
     return _near_the_edge(at, margin)
 
 
@@ -207,7 +207,7 @@ def _stability_at_b(comparison: Comparison) -> str:
     margin = comparison.b.margin
     if margin is None:
         return ""
-    at = f"At B the learning rate is {number(margin, 2)} of the critical one"
+    at = f"At B the learning rate is {number(margin, 2)} times the critical one"
     if margin >= EDGE:
         return _near_the_edge(at, margin)
     if margin >= SLACK:

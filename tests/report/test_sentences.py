@@ -81,7 +81,7 @@ def test_a_large_margin_at_the_start_deserves_a_sentence_and_a_warm_up():
     rate = 3.6 * _critical_learning_rate(start())
     said, next_steps = told(start(), start(b2=np.array([8.0, 0.0, 0.0])), descent=rate)
     assert (
-        "At A the learning rate is 3.6 of the critical one: on the quadratic model of the loss "
+        "At A the learning rate is 3.6 times the critical one: on the quadratic model of the loss "
         "there, gradient descent diverges." in said
     )
     assert "Warm up the learning rate: at A, a learning rate below " in next_steps
@@ -124,7 +124,7 @@ def test_there_is_slack_only_where_nothing_else_is_wrong():
         loss="mse",
         descent=1e-3,
     )
-    assert "of the critical one: there is slack" in " ".join(readings(found))
+    assert "times the critical one: there is slack" in " ".join(readings(found))
 
 
 def test_parameters_that_did_not_move():
