@@ -165,6 +165,8 @@ def compare(
         check_report(out, history=history)
     elif history is not None:
         raise _usage("ntkdiag compare --history", "--out with the report to draw it in", "no --out")
+    if train is None and held_out is None:
+        raise _usage("ntkdiag compare", "--train FILE.npz, --held-out FILE.npz, or both", "neither")
     comparison = compare(
         a,
         b,

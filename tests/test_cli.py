@@ -108,6 +108,32 @@ def test_compare(run, workspace, attribute):
     assert json.loads((workspace / "r.json").read_text())["facts"]["n_examples"] == 6
 
 
+def test_compare_with_held_out_examples(run, workspace):
+    rng = np.random.default_rng(1)
+    np.savez(
+        workspace / "test.npz", x=rng.normal(size=(4, 3)).astype(np.float32), y=np.arange(4) % 2
+    )
+    model = ("--model", "net_for_cli:net", "--loss", "mse", "--learning-rate", 0.1)
+    both = ("--train", "probe.npz", "--held-out", "test.npz", "--out", "both.json")
+    status, _, err = run("compare", "a", "b", *model, *both)
+    assert (status, err) == (0, "")
+    content = json.loads((workspace / "both.json").read_text())
+    assert content["facts"]["held_out_examples"] == 4
+    assert content["b"]["held_out"]["loss"] > 0
+
+    run("compare", "a", "b", *model, "--held-out", "test.npz", "--out", "alone.json")
+    content = json.loads((workspace / "alone.json").read_text())
+    assert content["b"]["stability_margin"] is None
+    assert content["notes"][0].startswith("Only held-out examples were given")
+
+    status, _, err = run("compare", "a", "b", *model)
+    assert status == 1
+    assert err == (
+        "ntkdiag: ntkdiag compare: expected --train FILE.npz, --held-out FILE.npz, or both; got neither. See: ntkdiag "
+        "compare --help\n"
+    )
+
+
 def test_compare_says_that_the_model_is_imported(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = run("compare", "--help")

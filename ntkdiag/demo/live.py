@@ -70,8 +70,10 @@ class LiveView:
         self._progress.update(self._task, completed=step, loss=text)
 
     def start(self, record: Mapping[str, Any]) -> None:
-        """Note the reduction: the alignment of another one is another number."""
+        """Note what the alignment is of: of another kernel it is another number."""
         self._reduction = record.get("alignment_reduction", record["reduction"])
+        if record.get("alignment_of") == "held_out":
+            self._reduction += ", held out"
 
     def write(self, step: int, values: Values) -> None:
         """Show one measurement."""

@@ -142,12 +142,14 @@ class Terminal:
 
     digits: int = 4
     console: "Console | None" = None
-    # Name of a monitor -> the reduction its alignment is of.
+    # Name of a monitor -> the reduction its alignment is of, and the examples.
     _reductions: dict[str, str] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def start(self, record: Mapping[str, Any]) -> None:
-        """Note the reduction: the alignment of another one is another number."""
+        """Note what the alignment is of: of another kernel it is another number."""
         reduction = record.get("alignment_reduction", record.get("reduction"))
+        if record.get("alignment_of") == "held_out":
+            reduction = f"{reduction}, held out"
         if reduction is not None:
             self._reductions[record["name"]] = reduction
 

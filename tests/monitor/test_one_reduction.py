@@ -97,3 +97,16 @@ def test_the_record_says_what_auto_chose():
         assert (memory.record["reduction_asked"], memory.record["reduction"]) == (asked, chosen)
         said = 'reduction="auto" chose "mean": the full kernel has 2,240 rows, more than 2,048.'
         assert (said in memory.record["notes"]) == (asked == "auto")
+
+
+def test_terminal_and_demo_name_the_examples_of_an_alignment():
+    with open("/dev/null", "w") as file:
+        console = Console(width=60, record=True, file=file)
+        labels = np.arange(32) % 3
+        writers = [Terminal(console=console), LiveView(1, console)]
+        options = {"train": (X, None), "held_out": (X + 1, labels), "every": 1, "writers": writers}
+        with Monitor(f, **options) as monitor:
+            measured = monitor(0, head(4))
+        text = console.export_text()
+    assert f"ntk_alignment (mean, held out) {measured.alignment:.4g}" in text
+    assert f"  alignment (mean, held out) {measured.alignment:.4g}" in text
