@@ -23,6 +23,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
+from ntkdiag.engine.calls.arguments import check_no_nan
 from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.models.paths import shown
 
@@ -128,9 +129,10 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             got=f"shapes {shown([str(shape) for shape in shapes])}",
             do="x and y have the examples first.",
         )
-    return ProbeBatch(
-        name, x, None if y is None else as_array(y, "y", do="Number the classes from 0.")
-    )
+    check_no_nan(x, "x")
+    if y is not None:
+        y = as_array(y, "y", do="Number the classes from 0.")
+    return ProbeBatch(name, x, y)
 
 
 def _require_fit(train: ProbeBatch, held_out: ProbeBatch) -> None:

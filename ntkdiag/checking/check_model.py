@@ -21,6 +21,7 @@ from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian, r
 from ntkdiag.checking.findings import Finding, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
+from ntkdiag.engine.calls.arguments import check_no_nan
 from ntkdiag.engine.independence import roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
@@ -90,6 +91,7 @@ def selfcheck(
     *variables, batch = arguments
     functional = functionalize(model, *variables, **options)
     x = jax.tree.map(lambda leaf: leaf[:EXAMPLES], batch)
+    check_no_nan(x, "x")
 
     findings = [_mode(functional.mode, examples)]
     try:

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -114,7 +113,7 @@ def _require_comparable_rule(update_rule: Descent) -> None:
 
 
 def _require_examples(probe: ProbeBatch) -> None:
-    """Refuse a probe of one example, which centring leaves nothing of, and one with NaN in it."""
+    """Refuse a probe of one example, which centring leaves nothing of."""
     if probe.n_examples < 2:
         raise errors.InvalidInputError(
             argument=f"{probe.name}=(x, y)",
@@ -122,14 +121,3 @@ def _require_examples(probe: ProbeBatch) -> None:
             got="one",
             do="Pass a batch [N ...]: what is centred needs two examples or more.",
         )
-    for leaf in jax.tree.leaves(probe.x):
-        # Through float64: NumPy does not judge bfloat16.
-        array = np.asarray(leaf)
-        is_floating = jnp.issubdtype(array.dtype, jnp.floating)
-        if is_floating and not np.isfinite(array.astype(np.float64)).all():
-            raise errors.InvalidInputError(
-                argument=f"{probe.name}=(x, y)",
-                expected="a finite probe",
-                got="NaN or infinity in x",
-                do="Drop the examples that hold them.",
-            )

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
 from ntkdiag.arrays import with_arrays
+from ntkdiag.engine.calls.arguments import check_no_nan
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.tangent import as_arrays, tangent
 from ntkdiag.linearization.taylor import ray_derivatives
@@ -144,6 +145,7 @@ def linearization_gap(
     base = as_arrays(a)
     target = as_arrays(b)
     x = with_arrays(x, "x")
+    check_no_nan(x, "x")
     step = tangent(base, target)
     target = paths.repack(target, base)
 

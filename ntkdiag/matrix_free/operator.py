@@ -21,6 +21,8 @@ from ntkdiag.arrays import as_array, as_examples, with_arrays
 from ntkdiag.engine.calls import arguments, meshes
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.independence import check_few
+from ntkdiag.engine.jacobian.liveness import have_derivatives
+from ntkdiag.engine.tracing.program import warn_of_no_parameter
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.user_function import running
@@ -116,6 +118,9 @@ class NTKOperator:
                 do="256 is the default.",
             )
         self.preconditioner = Preconditioner.of(preconditioner, self.params)
+        if check:
+            arguments.check_no_nan(self.x, "x")
+            arguments.check_no_nan(self.x2, "x2")
         n_rows = arguments.batch_size(self.x, "x")
         n_columns = n_rows if x2 is None else arguments.batch_size(self.x2, "x2")
         n_most = max(n_rows, n_columns)
@@ -125,12 +130,14 @@ class NTKOperator:
         # One trace of f says what it returns, what it closes over, and how to compile it.
         with running():
             jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
-        consts = _jax.open_jaxpr(jaxpr)[1]
+        opened, consts = _jax.open_jaxpr(jaxpr)
         arrays = (self.params, self.x, self.x2, self.preconditioner)
         self.closes_over_explicit = meshes.explicit(consts) is not None
         meshes.within(arrays, self.closes_over_explicit)
 
         self.output_shape, self.dtype = _require_one_output(outputs, n_rows)
+        if not have_derivatives(opened, len(jax.tree.leaves(self.params))):
+            warn_of_no_parameter()
         size = int(np.prod(self.output_shape))
         self.shape = (n_rows * size, n_columns * size)
         self.reduces = _jax.contains(jaxpr, "reduce_sum") and self.dtype == jnp.float32

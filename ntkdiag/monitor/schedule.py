@@ -6,6 +6,7 @@ all of their steps as an array and ask whether the step is among them.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
@@ -76,7 +77,8 @@ class LogSpaced:
         per_decade: Number of steps in each factor of ten; replaces `base`.
 
     Raises:
-        InvalidInputError: When `base` is not above 1, or `per_decade` is not a positive integer.
+        InvalidInputError: When `base` is not finite and above 1, or `per_decade` is not a positive
+            integer.
     """
 
     base: float | int = 2.0
@@ -92,9 +94,10 @@ class LogSpaced:
                 got=repr(self.per_decade),
                 do="LogSpaced(per_decade=5) measures five times in each factor of ten.",
             )
-        if not self.base > 1.0:
+        is_ratio = isinstance(self.base, int | float) and 1.0 < self.base < math.inf
+        if not is_ratio:
             raise errors.InvalidInputError(
-                expected="a ratio of successive steps above 1",
+                expected="a finite ratio of successive steps above 1",
                 got=repr(self.base),
                 do="LogSpaced(base=2) measures at steps 0, 1, 2, 4, 8, ...",
             )

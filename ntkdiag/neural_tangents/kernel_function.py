@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
 from ntkdiag.engine.calls import constants, meshes
-from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.calls.arguments import check_no_nan, is_traced
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.neural_tangents import inputs
@@ -95,6 +95,9 @@ class KernelFunction:
     def _computed(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
         x1, x2, params = inputs.as_arrays(x1, x2, params)
         kwargs = with_arrays(kwargs, "kwargs")
+        if self.check:
+            check_no_nan(x1, "x1")
+            check_no_nan(x2, "x2")
         arguments = x1, x2, params, kwargs
         mesh = meshes.spread(arguments)
         if mesh is not None:

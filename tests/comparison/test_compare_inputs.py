@@ -102,7 +102,7 @@ def test_what_is_no_collection_is_left_alone(name):
     broken = {**b, name: {"mu": np.full(3, np.nan)}}
     found = compare(a, broken, model=net, train=(X, None))
     assert found.facts["fixed_state_b"] == "none"
-    with pytest.raises(InvalidInputError, match="a finite probe"):
+    with pytest.raises(InvalidInputError, match="examples x without NaN"):
         compare(a, b, model=net, train=(jnp.asarray(X, jnp.bfloat16).at[0].set(jnp.nan), None))
 
 

@@ -358,3 +358,47 @@ def test_errors_of_the_function_itself_come_through():
 @pytest.mark.parametrize("memory", [1e16, "2E9", "1e+9", 2e9])
 def test_budgets_in_powers_of_ten(memory):
     assert ntkdiag.plan(F, PARAMS, X, memory=memory).budget_bytes == int(float(memory))
+
+
+def with_nan(x):
+    x = np.array(x)
+    x[0, 0] = np.nan
+    return x
+
+
+def test_nan_among_the_examples():
+    """It is named by the path of its leaf; infinities, as masks hold them, are not refused."""
+    f = lambda p, x: F(p, x["image"][0])
+    tree = {"image": [with_nan(X)], "mask": np.full(X.shape, -np.inf, np.float32)}
+    message = r"examples {0} without NaN; got NaN in {0}\['image'\]\[0\]\. Drop the examples"
+    refuse(message.format("x"), f, PARAMS, tree)
+    whole = {**tree, "image": [X]}
+    refuse(message.format("x2"), f, PARAMS, whole, tree)
+    assert np.isfinite(np.asarray(ntkdiag.ntk(f, PARAMS, whole))).all()
+    assert np.isnan(np.asarray(ntkdiag.ntk(f, PARAMS, tree, check=False))).any()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ntkdiag.NTKOperator(F, PARAMS, x),
+        lambda x: ntkdiag.compare(PARAMS, PARAMS, model=F, train=(x, None)),
+        lambda x: ntkdiag.Monitor(F, train=(x, None)),
+        lambda x: ntkdiag.linearization_gap(F, PARAMS, PARAMS, x),
+        lambda x: ntkdiag.selfcheck(F, PARAMS, x),
+    ],
+    ids=["NTKOperator", "compare", "Monitor", "linearization_gap", "selfcheck"],
+)
+def test_nan_among_the_examples_of_other_calls(call):
+    with pytest.raises(InvalidInputError, match="examples x without NaN; got NaN in x"):
+        call(with_nan(X))
+
+
+def test_nan_in_a_projection():
+    projection = np.full((4, 1), np.nan, np.float32)
+    refuse("a finite projection; got NaN or Inf", F, PARAMS, X, reduction=projection)
+
+
+@pytest.mark.parametrize("per_leaf", [[], (), ""])
+def test_no_globs_at_all(per_leaf):
+    refuse("expected True, or at least one path glob", F, PARAMS, X, per_leaf=per_leaf)

@@ -87,7 +87,12 @@ def test_as_schedule():
         ),
         (
             lambda: LogSpaced(base=1.0),
-            "LogSpaced(base=1.0): expected a ratio of successive steps above 1; got 1.0. "
+            "LogSpaced(base=1.0): expected a finite ratio of successive steps above 1; got 1.0. "
+            "LogSpaced(base=2) measures at steps 0, 1, 2, 4, 8, ...",
+        ),
+        (
+            lambda: LogSpaced(base=float("inf")),
+            "LogSpaced(base=inf): expected a finite ratio of successive steps above 1; got inf. "
             "LogSpaced(base=2) measures at steps 0, 1, 2, 4, 8, ...",
         ),
         (

@@ -60,7 +60,7 @@ LAYERS = {
         "probe_batch",
         "report",
     },
-    "probe_batch": {"kernel", "models"},
+    "probe_batch": {"kernel", "engine", "models"},
     "report": {"kernel", "monitor"},
     "monitor": {"models", "kernel", "engine", "analysis", "predict", "probe_batch"},
     "checking": {"models", "engine"},

@@ -154,6 +154,17 @@ def check_choice(value: object, choices: tuple[str, ...], argument: str) -> None
         )
 
 
+def check_globs(per_leaf: bool | str | Sequence[str]) -> None:
+    """Path globs, if that is what `per_leaf` is, are not an empty list of them."""
+    if isinstance(per_leaf, str | list | tuple) and not per_leaf:
+        raise errors.InvalidInputError(
+            argument=f"per_leaf={per_leaf!r}",
+            expected="True, or at least one path glob",
+            got=repr(per_leaf),
+            do="True gives the kernel of every parameter, False that of all of them alone.",
+        )
+
+
 def check_directory(path: str | os.PathLike | None, name: str) -> None:
     """A directory that exists and can be written to, or None."""
     if path is None:
@@ -190,10 +201,41 @@ def batch_size(x: PyTree, name: str) -> int:
     )
 
 
+def check_no_nan(x: PyTree, name: str) -> None:
+    """No leaf of the examples holds NaN; infinities may be masks. Traced values are not known."""
+    if is_traced(x):
+        return
+    numbers = [k for k, leaf in enumerate(jax.tree.leaves(x)) if _holds_nan(leaf)]
+    if numbers:
+        names = [f"{name}{path}" for path in _paths(x, numbers)]
+        raise errors.InvalidInputError(
+            expected=f"examples {name} without NaN",
+            got=f"NaN in {', '.join(names[:_MOST_NAMED])}",
+            do="Drop the examples that hold it.",
+        )
+
+
+def _holds_nan(leaf: Array | np.ndarray) -> bool:
+    """Whether an array of floating numbers holds NaN."""
+    if isinstance(leaf, jax.ShapeDtypeStruct) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return False
+    if _all_finite(leaf):
+        return False
+    if _lies_off_host(leaf):
+        return bool(jnp.isnan(leaf).any())
+    array = np.asarray(leaf)
+    return bool((array != array).any())  # NumPy knows no isnan of bfloat16
+
+
 def _names(tree: PyTree, numbers: list[int]) -> list[str]:
     """Paths of some leaves, by their numbers."""
+    return [path or "the only leaf" for path in _paths(tree, numbers)]
+
+
+def _paths(tree: PyTree, numbers: list[int]) -> list[str]:
+    """Paths of some leaves as one writes them in Python, "" for an only leaf."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return [jax.tree_util.keystr(paths[k]) or "the only leaf" for k in numbers]
+    return [jax.tree_util.keystr(paths[k]) for k in numbers]
 
 
 def all_zero(leaf: Array | np.ndarray) -> bool:

@@ -151,6 +151,7 @@ def read(call: Call) -> Call:
     if options.examples is not None:
         arguments.check_choice(options.examples, ("independent", "joint"), "examples=...")
     arguments.check_directory(options.spill, "spill")
+    arguments.check_globs(options.per_leaf)
     precision.policy(options.precision)
 
     # The examples.
@@ -159,6 +160,9 @@ def read(call: Call) -> Call:
         arguments.batch_size(call.columns.x, "x2")
         if call.columns.f is call.rows.f:  # another function may take other inputs
             arguments.check_alike(call.rows.x, call.columns.x)
+    if options.check:
+        for batch, name in zip(call.batches, ("x", "x2"), strict=False):
+            arguments.check_no_nan(batch.x, name)
 
     # K = J P^-1 J^T: P is inverted once, here.
     inverse = Preconditioner.of(call.preconditioner, call.params)

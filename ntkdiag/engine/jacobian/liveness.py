@@ -90,6 +90,22 @@ def depends_on(jaxpr: Jaxpr, n_fixed: int) -> list[bool]:
     return [not isinstance(atom, _jax.Literal) and atom in varying for atom in jaxpr.outvars]
 
 
+def have_derivatives(jaxpr: Jaxpr, n_sources: int) -> bool:
+    """Whether an output has a derivative by one of the first inputs; bodies count as wholes."""
+    differentiated = set(jaxpr.invars[:n_sources])
+    for eqn in jaxpr.eqns:
+        is_reached = not differentiated.isdisjoint(_variables(eqn.invars))
+        if is_reached and eqn.primitive.name != "stop_gradient":
+            results = [var for var in _results(eqn) if _jax.is_ref(var) or _is_real(var)]
+            differentiated.update(results)
+    return not differentiated.isdisjoint(_variables(jaxpr.outvars))
+
+
+def _is_real(var: Variable) -> bool:
+    """Whether a variable is of floating numbers: others have no derivative."""
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
+
+
 def _results(eqn: Equation) -> list[Variable]:
     """The outputs of an equation, and the mutable arrays it may write to."""
     written = [var for var in _variables(eqn.invars) if _jax.is_ref(var)]

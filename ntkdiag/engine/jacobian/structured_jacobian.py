@@ -101,6 +101,11 @@ class StructuredJacobian:
             dtype=out.dtype,
         )
 
+    @property
+    def uses_parameters(self) -> bool:
+        """Whether any parameter reaches the outputs with a derivative."""
+        return bool(self.sites or self.dense_leaves)
+
     @functools.cached_property
     def mutates(self) -> bool:
         """Whether the function writes to mutable arrays, which only `jax.vjp` transposes."""

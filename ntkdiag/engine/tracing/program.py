@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
+from ntkdiag import _jax, errors
 from ntkdiag.engine.calls import keywords, meshes
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
@@ -224,12 +224,24 @@ class Program:
         return FactorTrace(jaxpr, consts, jax.tree.structure(out), n_fixed, varying)
 
 
+def warn_of_no_parameter() -> None:
+    """Say that a kernel is zero by construction; a layer may be frozen, but hardly all of them."""
+    errors.warn(
+        f"{errors.current_call()}: no parameter reaches the outputs of f with a derivative, so "
+        "that its kernel is exactly zero. Is all of f under stop_gradient, or does it use other "
+        "parameters than `params`?"
+    )
+
+
 def trace(call: Call) -> tuple[Program, Program | None]:
     """The programs of the rows and of the columns; None where the columns are the rows."""
     rows = Program.of(call.rows, call.params, joint=call.joint)
     columns = None
     if call.columns is not None:
         columns = Program.of(call.columns, call.params, joint=call.joint)
+    for program in (rows, columns):
+        if program is not None and not program.jacobian.uses_parameters:
+            warn_of_no_parameter()
     return rows, columns
 
 
