@@ -154,7 +154,7 @@ def _notes_on_fixed_arrays(a: Side, b: Side) -> list[str]:
     if a.lacking and a.lacking == b.lacking:
         return [
             f"Neither side holds {shown(a.lacking, MOST_PATHS)}: both are evaluated with those of "
-            "the model as given, which belong to neither."
+            "the model as given, which need not be theirs."
         ]
     sentences = []
     for side, opposite in ((a, b), (b, a)):

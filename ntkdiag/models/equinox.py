@@ -338,7 +338,7 @@ def _require_state(module: eqx.Module, state: PyTree) -> None:
             expected="a state for the stateful layers of this module",
             got=got,
             do="Pass state=, the second result of equinox.nn.make_with_state or of the last call "
-            "of the module.",
+            "of the module; ntkdiag.compare takes both as (module, state).",
         )
 
 

@@ -213,6 +213,17 @@ def test_the_state_of_equinox_is_that_of_each_side(form, template):
     require_outputs(comparison, of_a, of_b)
 
 
+def test_a_stateful_module_without_its_state():
+    (first, a, b), _ = equinox_sides()
+    model = functionalize(first[0], state=first[1])
+    comparison = compare(a, b[0], model=model, train=(X, None))
+    paths = "state/norm/first_time, state/norm/mean, state/norm/var"
+    assert comparison.b.fixed_state == f"those of the model as given ({paths}); none were saved"
+    match = r"a state for the stateful layers .* ntkdiag\.compare takes both as \(module, state\)"
+    with pytest.raises(InvalidInputError, match=match):
+        compare(a, b[0], train=(X, None))
+
+
 def test_the_state_of_equinox_on_disk(tmp_path):
     (first, a, b), (_, of_a, of_b) = equinox_sides()
     make = EQUINOX_FORMS["dictionary"]

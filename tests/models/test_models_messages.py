@@ -409,7 +409,8 @@ def test_stateful_layers_without_a_state_or_with_one_used_up():
     text = (
         "functionalize(model): expected a state for the stateful layers of this module; got {}. "
         "Pass state=, the "
-        "second result of equinox.nn.make_with_state or of the last call of the module."
+        "second result of equinox.nn.make_with_state or of the last call of the module; "
+        "ntkdiag.compare takes both as (module, state)."
     )
     assert refused(lambda: functionalize(module)) == text.format(
         "2 entries of stateful layers and state=None"
