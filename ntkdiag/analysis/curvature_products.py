@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import ArrayLike, Float, PyTree
 
-from ntkdiag import errors
+from ntkdiag import errors, memory
 from ntkdiag.arrays import as_array
 from ntkdiag.losses import Loss
 from ntkdiag.matrix_free import lanczos
@@ -51,7 +51,15 @@ class CurvatureProducts:
 
         Raises:
             InvalidInputError: A product was not finite.
+            MemoryBudgetError: There is no room for the vectors.
         """
+        # A basis and its images, in float64 on the host.
+        memory.require_free(
+            2 * lanczos.LARGEST_BASIS * 8 * self.size,
+            f"vectors of {self.size:,} rows",
+            memory.host_memory,
+            "Take fewer examples.",
+        )
         if start is None:
             start = np.random.default_rng(0).normal(size=self.size)
         pair = lanczos.largest_pair(self.product, start, _TOLERANCE, roundoff=self.roundoff)

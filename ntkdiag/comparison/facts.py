@@ -112,11 +112,13 @@ def notes(
         if len(output_shape) > 2:  # [N ... C]
             sizes = " × ".join(map(str, output_shape[1:]))
             of_an_example = f"outputs, {sizes} of an example with its positions"
+        stability = "so no learning rate or margin is given"
+        if settings.margin_by_products(measured_a.kernel.convention):
+            stability = "so learning rate and margin come from products with that one"
         sentences.append(
             f"Kernels are reduced over {of_an_example} ({chosen}): their largest eigenvalue is "
-            "not that of the full kernel, so no learning rate or margin is given; drift and "
-            "alignment are those of the reduced kernel. "
-            f'reduction="full" takes {rows:,} rows.'
+            f"not that of the full kernel, {stability}; drift and alignment are those of the "
+            f'reduced kernel. reduction="full" takes {rows:,} rows.'
         )
     elif settings.n_examples < FEW_EXAMPLES:
         # Of few rows, the first eigenvalue takes in more of the trace than of many.

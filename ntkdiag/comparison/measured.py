@@ -32,6 +32,7 @@ from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
+from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.scalars import Number
 
@@ -166,7 +167,7 @@ def measure_side(
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     kernel_spectrum = spectrum(kernel)
-    critical_rate, margin = _stability(kernel_spectrum, outputs, settings)
+    critical_rate, margin = _stability(side, kernel_spectrum, outputs, settings)
     kernels_of_leaves = leaf_kernels(f, params, settings.x, settings.memory)
     measured = Measured(
         label=side.label,
@@ -266,18 +267,25 @@ def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
 
 
 def _stability(
-    spectrum: Spectrum, outputs: Float[np.ndarray, "n *o"], settings: Settings
+    side: Side, spectrum: Spectrum, outputs: Float[np.ndarray, "n *o"], settings: Settings
 ) -> tuple[float | None, float | None]:
     """Critical learning rate and margin, as far as loss, update rule and kernel allow."""
     convention = spectrum.convention
     assert convention is not None  # that of a `Kernel`
     is_reduced = convention.reduction != "full" and convention.n_outputs > 1
-    # The largest eigenvalue of a reduced kernel is too small: the learning rate would be unsafe.
-    # That of held-out examples is not of the loss that is trained.
-    if is_reduced or settings.loss is None or settings.probes.train is None:
+    # The curvature of held-out examples is not that of the loss that is trained.
+    if settings.loss is None or settings.probes.train is None:
         return None, None
+    full: Spectrum | NTKOperator = spectrum
+    if is_reduced:
+        # The largest eigenvalue of a reduced kernel is too small: the learning rate would be
+        # unsafe. That of the full kernel takes some products with it, which never form it.
+        if not settings.margin_by_products(convention):
+            return None, None
+        f, params = side.functional
+        full = NTKOperator(f, params, settings.x)
     descent = settings.descent or Descent()
     critical_rate, margin = critical_rate_and_margin(
-        spectrum, descent, loss=settings.loss, outputs=outputs, y=settings.y
+        full, descent, loss=settings.loss, outputs=outputs, y=settings.y
     )
     return float(critical_rate), None if descent.learning_rate is None else float(margin)

@@ -9,11 +9,14 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.convention import Convention
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Labels, as_numbers
 from ntkdiag.probe_batch import Pair, ProbeBatch, Probes, read_probes
 
+# Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
+MOST_ROWS_OF_PRODUCTS = 1_000_000
 REDUCTIONS = ("auto", "full", "mean", "trace", "sum-of-logits")
 
 
@@ -48,6 +51,16 @@ class Settings:
         labels = self.probes.of_kernel.y
         assert labels is None or isinstance(labels, jax.Array | np.ndarray)  # `_checked` saw to it
         return labels
+
+    def margin_by_products(self, convention: Convention) -> bool:
+        """Whether a reduced kernel leaves the margin to products with the full one.
+
+        They are of examples that are trained on, microbatch by microbatch, with some dozens of
+        vectors of N C numbers on the host.
+        """
+        if self.probes.train is None or self.loss is None or convention.examples == "joint":
+            return False
+        return self.n_examples * convention.n_outputs <= MOST_ROWS_OF_PRODUCTS
 
     @property
     def n_examples(self) -> int:

@@ -273,7 +273,7 @@ def test_examples_twice_in_the_probe_give_unresolved_eigenvalues():
     assert "6 of 12" in comparison.text(everything=True)
 
 
-def test_reduced_kernels_have_no_learning_rate():
+def test_reduced_kernels_have_the_learning_rate_of_the_full_one():
     a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
     comparison = compare(
         a, b, model=mlp, train=(probe(np.float32), Y), reduction="mean", loss="mse", descent=0.1
@@ -282,11 +282,25 @@ def test_reduced_kernels_have_no_learning_rate():
     np.testing.assert_allclose(
         comparison.a.kernel.matrix, np.einsum("nomo->nm", full) / C, rtol=1e-4, atol=1e-5
     )
+    # By products: the largest eigenvalue of the full kernel, over the number of examples.
+    largest = np.linalg.eigvalsh(full.reshape(len(full) * C, -1))[-1]
+    np.testing.assert_allclose(comparison.a.critical_learning_rate, 2 * len(full) / largest, 1e-4)
+    np.testing.assert_allclose(comparison.a.margin, 0.1 * largest / len(full) / 2, 1e-4)
+    assert any(
+        note.startswith("Kernels are reduced over outputs (mean)")
+        and "so learning rate and margin come from products with that one" in note
+        for note in comparison.notes
+    )
+
+
+def test_reduced_kernels_of_held_out_examples_have_no_learning_rate():
+    a, b = mlp_params(0, np.float32), mlp_params(1, np.float32)
+    comparison = compare(
+        a, b, model=mlp, held_out=(probe(np.float32), Y), reduction="mean", loss="mse", descent=0.1
+    )
     assert comparison.a.margin is None
     assert comparison.a.critical_learning_rate is None
-    assert any(
-        note.startswith("Kernels are reduced over outputs (mean)") for note in comparison.notes
-    )
+    assert any("so no learning rate or margin is given" in note for note in comparison.notes)
 
 
 def test_nothing_moved():

@@ -135,6 +135,16 @@ def test_a_comparison_of_twenty_thousand_rows(n, reduction):
     )
 
 
+@pytest.mark.usefixtures("eight_gigabytes")
+def test_the_margin_of_too_many_rows():
+    operator = ntkdiag.NTKOperator(lambda w, x: x @ w, np.ones((1, 1), "f"), np.ones((1, 1), "f"))
+    operator.shape = (20_000_000, 20_000_000)  # as if there were so many examples
+    _refused(
+        lambda: ntkdiag.stability_margin(operator, 0.1, loss="mse"),
+        "expected 12.8 GB for vectors of 20,000,000 rows; got 8 GB free. Take fewer examples.",
+    )
+
+
 def test_what_is_small_is_computed_without_asking(monkeypatch):
     def ask():
         raise AssertionError("looked up")

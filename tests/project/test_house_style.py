@@ -55,6 +55,7 @@ LAYERS = {
         "kernel",
         "engine",
         "linearization",
+        "matrix_free",
         "analysis",
         "checkpoints",
         "probe_batch",
