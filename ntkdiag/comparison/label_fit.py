@@ -115,13 +115,18 @@ def _leave_one_out(kernel: Kernel, targets: Float[np.ndarray, "n o"]) -> float:
     return float(left_out.mse) / float(np.mean(np.sum(centred**2, axis=1)))
 
 
-@keeps_float64
 def fit_outputs(
     outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, loss: Loss | None
 ) -> OutputFit:
-    """Loss and accuracy of outputs, in float64 like them."""
+    """Loss and accuracy of outputs."""
     rule = decision_rule(outputs.shape, labels.targets, loss)
     value = None
     if loss is not None:
-        value = float(loss(jnp.asarray(outputs), loss.read(labels.y, outputs.shape)))
+        value = float(_loss(outputs, labels.y, loss))
     return OutputFit(value, accuracy(outputs, labels.targets, rule))
+
+
+@keeps_float64
+def _loss(outputs: Float[np.ndarray, "n *o"], y: Labels, loss: Loss) -> Float[jax.Array, ""]:
+    """The loss on a probe, in float64 like the outputs."""
+    return loss(jnp.asarray(outputs), loss.read(y, outputs.shape))
