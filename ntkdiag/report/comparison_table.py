@@ -233,7 +233,7 @@ def _quantities(
 
 def _parameters(comparison: Comparison) -> Table:
     """A table of the leaves that moved most, in their order, and of all parameters together."""
-    table = display.terminal_table("Parameters")
+    table = display.terminal_table("Parameters (kernels of leaves are traced over outputs)")
     table.add_column("leaf", ratio=1, min_width=16, overflow="fold")
     for name in LEAF_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)

@@ -73,7 +73,7 @@ MEANINGS = {
         "Mean and standard deviation over all permutations: what labels that mean nothing get.",
     ),
     "alignment_above": Meaning(
-        "alignment above chance, {label_probe}",
+        "alignment above chance, {label_probe}, {reduction}",
         "",
         "(cKTA − chance) / (1 − chance): rises from 0 when the fast directions become the label "
         "directions.",

@@ -68,7 +68,12 @@ def test_below_100_columns_an_explanation_follows_the_table(comparison):
 @pytest.mark.parametrize("width", [80, 110])
 def test_everything_has_all_tables_sentences_and_notes(comparison, width):
     text = comparison.text(everything=True, width=width)
-    for title in ("Kernel", "Task", "From A to B", "Parameters"):
+    for title in (
+        "Kernel",
+        "Task",
+        "From A to B",
+        "Parameters (kernels of leaves are traced over outputs)",
+    ):
         assert title in text.splitlines()
     joined = " ".join(text.split())
     assert all(sentence in joined for sentence in readings(comparison))
