@@ -29,7 +29,7 @@ from ntkdiag.progress import under_way
 from ntkdiag.user_function import outputs_of
 
 EXAMPLES = 4
-MOST_QUESTIONS = 8  # that `_answers` asks of a model
+MOST_QUESTIONS = 9  # that `_answers` asks of a model
 _MODES = {
     "eval": "dropout off, running statistics",
     "dropout": "dropout on with one mask for all examples, running statistics",

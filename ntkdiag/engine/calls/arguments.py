@@ -193,11 +193,18 @@ def batch_size(x: PyTree, name: str) -> int:
     shapes = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(x)[:_MOST_NAMED]:
         shapes.append(f"{name}{jax.tree_util.keystr(path)}: {np.shape(leaf)}")
+    do = "Add an example axis in front, or drop the empty batch."
+    if len(sizes) > 1 and all(sizes):
+        do = (
+            "Add an example axis in front; a batch of graphs, whose arrays have axes of nodes, "
+            'edges and graphs, is taken by ntk(f, params, x, examples="joint"), with one row for '
+            "each of the outputs."
+        )
     raise errors.InvalidInputError(
         expected=f"{name} as arrays whose first axis is the examples, the same for all, at least "
         "one",
         got=", ".join(shapes) or "no arrays",
-        do="Add an example axis in front, or drop the empty batch.",
+        do=do,
     )
 
 

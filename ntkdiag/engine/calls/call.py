@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import arrays
+from ntkdiag import arrays, user_function
 from ntkdiag.engine import precision
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.preconditioner import Preconditioner
@@ -55,7 +56,9 @@ class Options:
     most_examples: int | None = None
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["x", "kwargs"], meta_fields=["f"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["x", "kwargs"], meta_fields=["f", "n_rows"]
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """Rows or columns of a kernel: a function, and the examples at which it is differentiated.
@@ -64,15 +67,20 @@ class Batch:
         f: `f(params, x, **kwargs)`.
         x: The examples: arrays with the example axis first.
         kwargs: Keyword arguments of f; arrays among them are shared by all examples.
+        n_rows: Of a joint batch whose arrays have different first axes (nodes and edges of graphs)
+            the rows of its outputs; None of any other, whose examples are counted.
     """
 
     f: Callable[..., PyTree]
     x: PyTree
     kwargs: dict[str, Any]
+    n_rows: int | None = None
 
     @functools.cached_property
     def n(self) -> int:
         """Number of examples."""
+        if self.n_rows is not None:
+            return self.n_rows
         return jax.tree.leaves(self.x)[0].shape[0]
 
 
@@ -155,9 +163,13 @@ def read(call: Call) -> Call:
     precision.policy(options.precision)
 
     # The examples.
-    arguments.batch_size(call.rows.x, "x")
+    if call.joint:
+        call = _with_rows_counted(call)
+    else:
+        arguments.batch_size(call.rows.x, "x")
     if call.columns is not None:
-        arguments.batch_size(call.columns.x, "x2")
+        if not call.joint:
+            arguments.batch_size(call.columns.x, "x2")
         if call.columns.f is call.rows.f:  # another function may take other inputs
             arguments.check_alike(call.rows.x, call.columns.x)
     if options.check:
@@ -167,6 +179,30 @@ def read(call: Call) -> Call:
     # K = J P^-1 J^T: P is inverted once, here.
     inverse = Preconditioner.of(call.preconditioner, call.params)
     return dataclasses.replace(call, preconditioner=inverse)
+
+
+def _with_rows_counted(call: Call) -> Call:
+    """A joint call whose batches know how many rows of outputs they have.
+
+    Examples of a joint batch are counted by its arrays, where these have one first axis for all;
+    batches of graphs have those of nodes, edges and graphs, and what f returns has the rows.
+    """
+
+    def counted(batch: Batch, name: str) -> Batch:
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch.x)}
+        if len(lengths) < 2:
+            arguments.batch_size(batch.x, name)  # refuses what has no examples at all
+            return batch
+        arguments.check_alive(batch.x, name)
+        with user_function.running():
+            f = functools.partial(batch.f, **batch.kwargs)
+            outputs = jax.tree.leaves(jax.eval_shape(f, call.params, batch.x))
+        # Where there is no first axis, tracing f for its Jacobian says what is wrong.
+        first_axes = [leaf.shape[0] for leaf in outputs if leaf.ndim]
+        return dataclasses.replace(batch, n_rows=first_axes[0] if first_axes else 1)
+
+    columns = None if call.columns is None else counted(call.columns, "x2")
+    return dataclasses.replace(call, rows=counted(call.rows, "x"), columns=columns)
 
 
 def _with_arrays(call: Call) -> Call:
