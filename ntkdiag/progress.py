@@ -48,8 +48,8 @@ class Work:
         self.steps = max(steps, 1e-9)  # work of no steps is done
         self.outer = outer
         self.fills = fills  # steps of the outer work
-        self.begun = time.perf_counter()
         self.done = 0.0
+        self.first: tuple[float, float] | None = None  # when the first part was done, and how much
         self.shown = 0.0  # never falls, also when inner work began the same step again
         self.view: _Timed | None = None
 
@@ -66,17 +66,23 @@ class Work:
         """Hand the share that is done to the outer work, or to the view."""
         share = min(position / self.steps, 1.0)
         self.shown = max(self.shown, share)
+        if self.first is None and self.shown > 0:
+            self.first = (time.perf_counter(), self.shown)
         if self.outer is not None:
             self.outer._show(self.outer.done + self.fills * self.shown)
         elif self.view is not None:
             self.view.update()
 
     def left(self) -> str:
-        """The time that is left if the rest goes on as the part that is done; empty at first."""
-        if self.shown == 0:
+        """The time that is left if the rest goes on as what was done; empty at first.
+
+        The first part does not count: it compiles, and took longer than others will.
+        """
+        if self.first is None or self.shown <= self.first[1]:
             return ""
-        elapsed = time.perf_counter() - self.begun
-        seconds = round(elapsed * (1 - self.shown) / self.shown)
+        begun, share_before = self.first
+        elapsed = time.perf_counter() - begun
+        seconds = round(elapsed * (1 - self.shown) / (self.shown - share_before))
         return f"{seconds // 60}:{seconds % 60:02d} left"
 
 

@@ -68,6 +68,7 @@ def test_long_work_shows_a_bar_with_the_time_left_and_takes_it_away(open_termina
         wait_for("comparing", terminal)
         work.advance()
         wait_for("25%", terminal)
+        work.advance()
         wait_for("0:00 left", terminal)
     assert terminal.getvalue().endswith(CLEAN)
 
@@ -94,9 +95,9 @@ def test_the_time_left_is_that_of_the_part_that_is_done(monkeypatch):
         assert work.left() == ""
         now[0] += 30.0
         work.advance()
-        assert work.left() == "1:30 left"
+        assert work.left() == ""  # the first step compiled
         now[0] += 15.0
-        # A part of the step under way counts: 1.5 of 4 steps in 45 seconds.
+        # A part of the step under way counts: 15 seconds for half a step, of which five are left.
         with under_way("kernel", steps=2) as inner:
             inner.advance()
         assert work.left() == "1:15 left"
@@ -113,7 +114,7 @@ def test_what_is_no_terminal_gets_nothing_unless_asked(capsys):
         work.advance()
     out, err = capsys.readouterr()
     assert out == ""
-    assert "comparing: 50%  0:00 left\n" in err
+    assert "comparing: 50%\n" in err
 
 
 @pytest.mark.usefixtures("impatient")
