@@ -44,14 +44,17 @@ def readings(comparison: Comparison) -> list[str]:
     elif only_fixed_arrays_moved(comparison):
         sentences.append(_stability_at_b(comparison))
     else:
+        if _is_near_the_edge(comparison.b):
+            sentences.append(_stability_at_b(comparison))
         sentences += [
             _motion_of_the_kernel(comparison),
             _linear_prediction(comparison),
             _alignment(comparison),
             _loss(comparison),
-            _stability_at_b(comparison),
-            _entropy_rank(comparison),
         ]
+        if not _is_near_the_edge(comparison.b):
+            sentences.append(_stability_at_b(comparison))
+        sentences.append(_entropy_rank(comparison))
     sentences.append(_leaves(comparison))
     return [sentence for sentence in sentences if sentence]
 
@@ -189,10 +192,15 @@ def _loss(comparison: Comparison) -> str:
 def _stability_at_a(comparison: Comparison) -> str:
     """How far the learning rate is from the critical one at A, where it comes close."""
     margin = comparison.a.margin
-    if margin is None or margin < EDGE:
+    if not _is_near_the_edge(comparison.a):
         return ""
     at = f"At A the learning rate is {number(margin, 2)} times the critical one"
     return _near_the_edge(at, margin)
+
+
+def _is_near_the_edge(side: Measured) -> bool:
+    """Whether the margin of a side is known, and at the edge of stability or beyond."""
+    return side.margin is not None and side.margin >= EDGE
 
 
 def _near_the_edge(at: str, margin: float) -> str:

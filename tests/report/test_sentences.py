@@ -87,6 +87,11 @@ def test_a_large_margin_at_the_start_deserves_a_sentence_and_a_warm_up():
     assert "Warm up the learning rate: at A, a learning rate below " in next_steps
     said, next_steps = told(start(), fitted, descent=rate)
     assert "Lower the learning rate, or warm up to it: at B, a learning rate below " in next_steps
+    first_two = said.splitlines()[:2]
+    assert [line.partition(" times")[0][:24] for line in first_two] == [
+        "At A the learning rate i",
+        "At B the learning rate i",
+    ]
     # One that lowered it far enough is told neither.
     assert "learning rate is" not in told(start(), fitted, descent=1e-4 * rate)[0].split("At B")[0]
 
