@@ -290,11 +290,10 @@ def test_frozen_parameters_may_be_in_the_optimizer_while_they_stay():
     np.testing.assert_allclose(
         traces[0], naive(fn.params, fn.params, x=x, model=fn.apply)["trace"], rtol=1e-5
     )
-    assert memory.record["notes"][
-        1
-    ] == "Held at the values they had when the measured function was built: " + (
+    assert (
+        "Held at the values they had when the measured function was built: "
         "params/a/bias, params/a/kernel."
-    )
+    ) in memory.record["notes"]
 
 
 def test_stale_batch_statistics_are_noticed_by_watch():
