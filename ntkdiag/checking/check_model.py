@@ -220,9 +220,14 @@ def _require_batch(arguments: tuple[PyTree, ...]) -> None:
     if arguments:
         written = ", ".join(map(str, shapes)) or "no arrays"
         got = f"{len(arguments)} arguments after the model, the last with {written}"
+    do = "Pass selfcheck(model, x), or selfcheck(module, variables, x), or selfcheck(f, params, x)."
+    if len(lengths) > 1 and lengths.isdisjoint({(), (0,)}):
+        do += (
+            " Of a batch of graphs no examples can be taken: "
+            'ntk(f, params, x, examples="joint") takes it as a whole.'
+        )
     raise errors.InvalidInputError(
         expected="the batch as last argument, arrays whose first axis is the examples",
         got=got,
-        do="Pass selfcheck(model, x), or selfcheck(module, variables, x), or "
-        "selfcheck(f, params, x).",
+        do=do,
     )

@@ -536,7 +536,7 @@ def test_keywords_are_handed_on_and_batches_are_required():
     ):
         with pytest.raises(ntkdiag.errors.InvalidInputError) as caught:
             selfcheck(lambda p, x: x @ p, *arguments)
-        assert str(caught.value) == call + got + do
+        assert str(caught.value).startswith(call + got + do)
 
 
 CASES = """

@@ -87,6 +87,15 @@ def test_graphs_are_refused_where_examples_are_independent():
         assert str(caught.value).endswith(text)
 
 
+def test_a_self_check_takes_no_graphs():
+    with pytest.raises(InvalidInputError) as caught:
+        ntkdiag.selfcheck(network, parameters(), batch(*ROWS), examples="joint")
+    assert str(caught.value).endswith(
+        "selfcheck(f, params, x). Of a batch of graphs no examples can be taken: "
+        'ntk(f, params, x, examples="joint") takes it as a whole.'
+    )
+
+
 def test_a_single_number_is_no_row():
     total = lambda params, graphs: network(params, graphs).sum()
     with pytest.raises(InvalidInputError, match="to return real floating arrays"):
