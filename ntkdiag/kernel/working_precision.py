@@ -6,8 +6,9 @@ one that is decorated with `keeps_float64` runs with full products, and in x64 m
 matrix is among its arguments.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import jax
@@ -31,13 +32,23 @@ def keeps_float64(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision("highest"), _usual_promotion():
             if not _needs_x64((args, kwargs)):
                 return function(*args, **kwargs)
             with jax.enable_x64(True):
                 return jax.tree.map(_as_numpy, function(*args, **kwargs))
 
     return call
+
+
+@contextlib.contextmanager
+def _usual_promotion() -> Iterator[None]:
+    """Where formulas over modes and times [T k] may be written as in the papers.
+
+    A session may forbid promotion of ranks and dtypes in its own code; here it is meant.
+    """
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def _as_numpy(leaf: object) -> np.ndarray | np.generic:
