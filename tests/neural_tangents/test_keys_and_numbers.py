@@ -1,0 +1,43 @@
+"""A key for one side only, and functions that return Python numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ntkdiag import neural_tangents as nt
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 4)).astype(np.float32)
+X2 = RNG.normal(size=(2, 4)).astype(np.float32)
+W = RNG.normal(size=(4, 2)).astype(np.float32)
+
+
+def noisy(params, x, rng=None):
+    mask = 1.0 if rng is None else jax.random.bernoulli(rng, 0.5, (4,)).astype(jnp.float32)
+    return (x * mask) @ params
+
+
+def test_a_key_for_one_side_only():
+    key = jax.random.key(0)
+    mask = np.asarray(jax.random.bernoulli(key, 0.5, (4,)), np.float32)
+    ntk_fn = nt.empirical_ntk_fn(noisy)
+    np.testing.assert_allclose(ntk_fn(X, X2, W, rng=(key, None)), (X * mask) @ X2.T, rtol=1e-5)
+    np.testing.assert_allclose(ntk_fn(X, X2, W, rng=(None, key)), X @ (X2 * mask).T, rtol=1e-5)
+    np.testing.assert_allclose(ntk_fn(X, None, W, rng=(key, None)), (X * mask) @ X.T, rtol=1e-5)
+    product = nt.empirical_ntk_vp_fn(noisy, X, X2, W, rng=(key, None))
+    v = np.ones((2, 2), np.float32)
+    np.testing.assert_allclose(product(v), (X * mask) @ X2.T @ v, rtol=1e-5)
+
+
+def test_outputs_that_are_python_numbers():
+    f = lambda params, x: {"a": x @ params, "b": 0.5}
+    with pytest.warns(UserWarning, match="no parameter reaches the outputs of f"):
+        kernels = nt.empirical_ntk_fn(f, trace_axes=())(X, None, W)
+    np.testing.assert_allclose(
+        kernels["a"], np.einsum("nm,op->nmop", X @ X.T, np.eye(2)), rtol=1e-5, atol=1e-6
+    )
+    assert kernels["b"] == 0.0
+    product = nt.empirical_ntk_vp_fn(f, X, None, W)({"a": X @ W, "b": 1.0})
+    np.testing.assert_allclose(product["a"], X @ X.T @ (X @ W), rtol=1e-4)
+    assert nt.taylor_expand(lambda params, x: 0.5, W, 2)(W, X) == 0.5
