@@ -259,8 +259,11 @@ def _all_finite(leaf: Array | np.ndarray) -> bool:
     array = np.asarray(leaf)
     if array.dtype.itemsize < _BYTES_OF_FLOAT32:  # numpy adds them slowly, and overflows
         array = array.astype(np.float32)
-    # The sum settles it in one cheap pass, unless it overflows.
-    return math.isfinite(array.sum()) or bool(np.isfinite(array).all())
+    # The sum settles it in one cheap pass, unless it overflows or is the sum of both infinities,
+    # of which NumPy would warn the user.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()
+    return math.isfinite(total) or bool(np.isfinite(array).all())
 
 
 def _lies_off_host(leaf: Array | np.ndarray) -> bool:
