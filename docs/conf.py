@@ -38,7 +38,11 @@ html_theme = "sphinx_book_theme"
 html_title = "ntkdiag"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
-html_theme_options = {"show_toc_level": 2, "use_download_button": False, "navbar_persistent": []}
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "navbar_persistent": [],
+}
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
@@ -71,9 +75,18 @@ def _to_restructured_text(app, what, name, obj, options, lines):
         if line.startswith(("Cost:", "Source:")) and text:
             text.append("")
         is_code = line.startswith("    ") and not in_section
-        if is_code and len(text) > 1 and not text[-1] and not text[-2].startswith((" ", "-")):
+        if (
+            is_code
+            and len(text) > 1
+            and not text[-1]
+            and not text[-2].startswith((" ", "-"))
+        ):
             text += ["::", ""]
-        text.append(line if is_code or line.lstrip().startswith((">>>", "*")) else _escaped(line))
+        text.append(
+            line
+            if is_code or line.lstrip().startswith((">>>", "*"))
+            else _escaped(line)
+        )
     if what == "property":  # napoleon would read "words: words" as a type
         text = [line.replace(":", _COLON) for line in text]
     lines[:] = text
@@ -81,7 +94,9 @@ def _to_restructured_text(app, what, name, obj, options, lines):
 
 def _escaped(line):
     pieces = _LITERAL.split(line)
-    pieces[::2] = [re.sub(r"(?<!\\)([|*])", r"\\\1", piece) for piece in pieces[::2]]
+    pieces[::2] = [
+        re.sub(r"(?<!\\)([|*])", r"\\\1", piece) for piece in pieces[::2]
+    ]
     return "".join(pieces)
 
 
@@ -95,7 +110,9 @@ def _inline_formula(translator, node):
 
 
 def _displayed_formula(translator, node):
-    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    translator.body.append(
+        f'<div class="math">{convert(node.astext(), display="block")}</div>'
+    )
     raise nodes.SkipNode
 
 
@@ -104,6 +121,10 @@ def setup(app):
 
     Formulas become MathML, which browsers draw by themselves.
     """
-    app.add_html_math_renderer("mathml", (_inline_formula, None), (_displayed_formula, None))
-    app.connect("autodoc-process-docstring", _to_restructured_text, priority=400)
+    app.add_html_math_renderer(
+        "mathml", (_inline_formula, None), (_displayed_formula, None)
+    )
+    app.connect(
+        "autodoc-process-docstring", _to_restructured_text, priority=400
+    )
     app.connect("autodoc-process-docstring", _restore_colons, priority=600)

@@ -42,7 +42,9 @@ def plots(columns: int, height: float = 2.6) -> tuple[Figure, np.ndarray]:
 
 
 @functools.cache
-def digits(n_examples: int = 40, n_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+def digits(
+    n_examples: int = 40, n_classes: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
     """Images `[n 64]` of handwritten digits, in the order of their classes, and the classes."""
     images, labels = load_digits(return_X_y=True)
     rows = []
@@ -52,7 +54,9 @@ def digits(n_examples: int = 40, n_classes: int = 4) -> tuple[np.ndarray, np.nda
     return (images[chosen] / 16).astype(np.float32), labels[chosen]
 
 
-def one_hidden_layer(key: jax.Array, n_inputs: int, width: int, n_outputs: int) -> dict:
+def one_hidden_layer(
+    key: jax.Array, n_inputs: int, width: int, n_outputs: int
+) -> dict:
     """Parameters of `network`."""
     first, second = jax.random.split(key)
     return {
@@ -72,7 +76,9 @@ def descend(loss, params: dict, learning_rate: float, steps: int) -> list[dict]:
     @jax.jit
     def step(params):
         gradient = jax.grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradient)
+        return jax.tree.map(
+            lambda p, g: p - learning_rate * g, params, gradient
+        )
 
     path = [params]
     for _ in range(steps):
@@ -85,14 +91,33 @@ def models() -> Figure:
     figure, (ax,) = plots(1, 2.2)
     ax.set(xlim=(0, 10), ylim=(0, 4))
     ax.axis("off")
-    box = {"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": "#4c72b0"}
+    box = {
+        "boxstyle": "round,pad=0.45",
+        "facecolor": "#eef3fa",
+        "edgecolor": "#4c72b0",
+    }
     arrow = {"arrowstyle": "-|>", "color": "#555555"}
-    kinds = ("linen module, variables", "NNX model", "Equinox module", "function, params")
+    kinds = (
+        "linen module, variables",
+        "NNX model",
+        "Equinox module",
+        "function, params",
+    )
     for row, kind in enumerate(kinds):
         height = 3.6 - row
-        ax.text(1.3, height, kind, ha="center", va="center", bbox=box, fontsize=9)
+        ax.text(
+            1.3, height, kind, ha="center", va="center", bbox=box, fontsize=9
+        )
         ax.annotate("", (4.0, 2.1), (2.7, height), arrowprops=arrow)
-    ax.text(5, 2.1, "f(params, x)\nparams", ha="center", va="center", bbox=box, fontsize=11)
+    ax.text(
+        5,
+        2.1,
+        "f(params, x)\nparams",
+        ha="center",
+        va="center",
+        bbox=box,
+        fontsize=11,
+    )
     uses = (
         "kernels, spectra",
         "linearized models",
@@ -112,7 +137,9 @@ class Normalised(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):
         for _ in range(2):
-            x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(nn.Dense(64)(x))
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(
+                nn.Dense(64)(x)
+            )
             x = nn.Dropout(0.5, deterministic=not train)(nn.relu(x))
         return nn.Dense(4)(x)
 
@@ -124,22 +151,35 @@ def linen() -> Figure:
     variables = model.init(jax.random.key(0), x, train=False)
     for _ in range(5):  # so that the running statistics have seen data
         _, state = model.apply(
-            variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
+            variables,
+            x,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": jax.random.key(1)},
         )
         variables = {**variables, **state}
     modes = {
         "eval": ntkdiag.functionalize(model, variables),
         "dropout": ntkdiag.functionalize(
-            model, variables, mode="dropout", rngs={"dropout": jax.random.key(2)}
+            model,
+            variables,
+            mode="dropout",
+            rngs={"dropout": jax.random.key(2)},
         ),
         "train, statistics of one batch": ntkdiag.functionalize(
-            model, variables, mode="train", statistics=x[::2], rngs={"dropout": jax.random.key(2)}
+            model,
+            variables,
+            mode="train",
+            statistics=x[::2],
+            rngs={"dropout": jax.random.key(2)},
         ),
     }
     figure, axes = plots(3)
     for ax, (name, fn) in zip(axes, modes.items(), strict=True):
         f, params = fn
-        heat_map(ax, ntkdiag.ntk(f, params, x).array, f'mode="{name.split(",")[0]}"')
+        heat_map(
+            ax, ntkdiag.ntk(f, params, x).array, f'mode="{name.split(",")[0]}"'
+        )
     return figure
 
 
@@ -167,7 +207,10 @@ def nnx_models() -> Figure:
     x, _ = digits()
     model = Adapted(nnx.Rngs(0))
     figure, (ax,) = plots(1)
-    for name, trainable in (("all parameters", nnx.Param), ("the adapters", nnx.LoRAParam)):
+    for name, trainable in (
+        ("all parameters", nnx.Param),
+        ("the adapters", nnx.LoRAParam),
+    ):
         f, params = ntkdiag.functionalize(model, trainable=trainable)
         spectrum = ntkdiag.spectrum(ntkdiag.ntk(f, params, x, reduction="full"))
         resolved = spectrum.eigenvalues[: spectrum.rank]
@@ -185,10 +228,18 @@ def equinox() -> Figure:
         model = eqx.nn.MLP(64, 4, width, 3, key=jax.random.key(0))
         shares = {}
         for layer in range(4):
-            f, params = ntkdiag.functionalize(model, trainable=f"layers/{layer}/**")
-            shares[f"layer {layer}"] = float(jnp.trace(ntkdiag.ntk(f, params, x).array))
+            f, params = ntkdiag.functionalize(
+                model, trainable=f"layers/{layer}/**"
+            )
+            shares[f"layer {layer}"] = float(
+                jnp.trace(ntkdiag.ntk(f, params, x).array)
+            )
         total = sum(shares.values())
-        ax.bar(list(shares), [100 * share / total for share in shares.values()], color="#4c72b0")
+        ax.bar(
+            list(shares),
+            [100 * share / total for share in shares.values()],
+            color="#4c72b0",
+        )
         ax.set(title=f"width {width}", ylabel="% of the trace of the kernel")
     return figure
 
@@ -202,12 +253,18 @@ def plain() -> Figure:
         frequencies = scale * jax.random.normal(jax.random.key(0), (1, 256))
 
         def f(params, x, frequencies=frequencies):
-            features = jnp.concatenate([jnp.sin(x @ frequencies), jnp.cos(x @ frequencies)], axis=1)
+            features = jnp.concatenate(
+                [jnp.sin(x @ frequencies), jnp.cos(x @ frequencies)], axis=1
+            )
             return network(params, features)
 
         params = one_hidden_layer(jax.random.key(1), 512, 256, 1)
         kernel = ntkdiag.ntk(f, params, x, centre).array[:, 0]
-        ax.plot(x[:, 0], kernel / kernel.max(), label=f"frequencies of about {scale:g}")
+        ax.plot(
+            x[:, 0],
+            kernel / kernel.max(),
+            label=f"frequencies of about {scale:g}",
+        )
     ax.set(xlabel="x", ylabel="kernel of x and 0, scaled")
     ax.legend()
     return figure
@@ -228,7 +285,10 @@ def kernels() -> Figure:
     after = ntkdiag.ntk(network, trained, x)
     heat_map(axes[0], before.array, "at initialisation")
     heat_map(axes[1], after.array, "after training")
-    for name, kernel in (("at initialisation", before), ("after training", after)):
+    for name, kernel in (
+        ("at initialisation", before),
+        ("after training", after),
+    ):
         axes[2].semilogy(ntkdiag.spectrum(kernel).eigenvalues, ".-", label=name)
     axes[2].set(title="eigenvalues", xlabel="mode")
     axes[2].legend(fontsize=8)
@@ -245,12 +305,20 @@ def diagnostics() -> Figure:
     figure, axes = plots(3)
     axes[0].loglog(index, np.abs(spectrum.eigenvalues), ".-")
     axes[0].axhline(spectrum.noise_floor, color="grey", linestyle=":")
-    axes[0].set(title="which directions exist", xlabel="mode", ylabel="eigenvalue")
+    axes[0].set(
+        title="which directions exist", xlabel="mode", ylabel="eigenvalue"
+    )
     power = ntkdiag.analysis.label_power(kernel, y)
     axes[1].semilogx(index, power, label="labels")
     shuffled = np.random.default_rng(0).permutation(y)
-    axes[1].semilogx(index, ntkdiag.analysis.label_power(kernel, shuffled), label="shuffled")
-    axes[1].set(title="which ones the labels use", xlabel="mode", ylabel="share of the labels")
+    axes[1].semilogx(
+        index, ntkdiag.analysis.label_power(kernel, shuffled), label="shuffled"
+    )
+    axes[1].set(
+        title="which ones the labels use",
+        xlabel="mode",
+        ylabel="share of the labels",
+    )
     axes[1].legend(fontsize=8)
     critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
     steps = ntkdiag.analysis.time_constants(kernel, 0.5 * critical)
@@ -268,7 +336,9 @@ def linearize() -> Figure:
     quadratic = ntkdiag.taylor_expand(network, params, 2)
     figure, axes = plots(3)
     for ax, distance in zip(axes, (0.1, 0.5, 1.0), strict=True):
-        moved = jax.tree.map(lambda p, d, t=distance: p + t * d, params, direction)
+        moved = jax.tree.map(
+            lambda p, d, t=distance: p + t * d, params, direction
+        )
         ax.plot(x, network(moved, x), color="black", label="network")
         ax.plot(x, linear(moved, x), "--", label="linear")
         ax.plot(x, quadratic(moved, x), ":", label="quadratic")
@@ -308,7 +378,11 @@ def predictions() -> Figure:
             colour = f"C{example}"
             ax.plot(marks, foreseen.test[:, example, 0], color=colour)
             ax.plot(marks, seen[:, example], ".", color=colour)
-        ax.set(title=f"width {width}", xlabel="step", ylabel="outputs on test examples")
+        ax.set(
+            title=f"width {width}",
+            xlabel="step",
+            ylabel="outputs on test examples",
+        )
     return figure
 
 
@@ -316,12 +390,26 @@ def matrix_free() -> Figure:
     """The largest eigenvalues of a kernel that is never formed, and what they are exactly."""
     x, _ = digits(400, 10)
     params = one_hidden_layer(jax.random.key(0), 64, 64, 10)
-    exact = ntkdiag.spectrum(ntkdiag.ntk(network, params, x, reduction="full")).eigenvalues
+    exact = ntkdiag.spectrum(
+        ntkdiag.ntk(network, params, x, reduction="full")
+    ).eigenvalues
     top = ntkdiag.top_spectrum(ntkdiag.NTKOperator(network, params, x), k=12)
     figure, (ax,) = plots(1)
-    ax.loglog(np.arange(1, len(exact) + 1), np.maximum(exact, 0), color="grey", label="dense")
-    ax.loglog(np.arange(1, 13), top.eigenvalues, "o", label="by products with the kernel")
-    ax.set(xlabel="mode", ylabel="eigenvalue", ylim=(exact[0] * 1e-7, exact[0] * 2))
+    ax.loglog(
+        np.arange(1, len(exact) + 1),
+        np.maximum(exact, 0),
+        color="grey",
+        label="dense",
+    )
+    ax.loglog(
+        np.arange(1, 13),
+        top.eigenvalues,
+        "o",
+        label="by products with the kernel",
+    )
+    ax.set(
+        xlabel="mode", ylabel="eigenvalue", ylim=(exact[0] * 1e-7, exact[0] * 2)
+    )
     ax.legend()
     return figure
 
@@ -339,11 +427,15 @@ def monitor() -> Figure:
     targets = jax.nn.one_hot(y, 4)
     learning_rate = 0.2
     weights = []
-    for key, outputs in zip(jax.random.split(jax.random.key(0), 3), (64, 64, 4), strict=True):
+    for key, outputs in zip(
+        jax.random.split(jax.random.key(0), 3), (64, 64, 4), strict=True
+    ):
         weights.append(0.5 * jax.random.normal(key, (64, outputs)) / 8)
 
     def loss(weights):
-        return 0.5 * jnp.mean(jnp.sum((deep_network(weights, x) - targets) ** 2, axis=1))
+        return 0.5 * jnp.mean(
+            jnp.sum((deep_network(weights, x) - targets) ** 2, axis=1)
+        )
 
     memory = ntkdiag.monitor.InMemory()
     watched = ntkdiag.Monitor(
@@ -367,8 +459,14 @@ def monitor() -> Figure:
     axes[1].plot(memory.steps, memory.series("ntk_margin"))
     axes[1].axhline(1, color="grey", linestyle=":")
     axes[1].set(title="margin", xlabel="step", ylim=(0, None))
-    axes[2].plot(memory.steps, memory.series("ntk_distance_centred"), label="centred distance")
-    axes[2].plot(memory.steps, memory.series("ntk_alignment"), label="alignment")
+    axes[2].plot(
+        memory.steps,
+        memory.series("ntk_distance_centred"),
+        label="centred distance",
+    )
+    axes[2].plot(
+        memory.steps, memory.series("ntk_alignment"), label="alignment"
+    )
     axes[2].set(title="drift and alignment", xlabel="step", ylim=(0, 1))
     axes[2].legend(fontsize=8)
     return figure
@@ -377,13 +475,19 @@ def monitor() -> Figure:
 def neural_tangents() -> Figure:
     """A full kernel in the axes of neural-tangents, and as the matrix it stands for."""
     x, _ = digits()
-    kernel_fn = nt.empirical_ntk_fn(lambda params, x: network(params, x), trace_axes=())
+    kernel_fn = nt.empirical_ntk_fn(
+        lambda params, x: network(params, x), trace_axes=()
+    )
     params = one_hidden_layer(jax.random.key(0), 64, 32, 4)
     full = kernel_fn(x, None, params)  # [n m o p]
-    traced = nt.empirical_ntk_fn(lambda params, x: network(params, x))(x, None, params)
+    traced = nt.empirical_ntk_fn(lambda params, x: network(params, x))(
+        x, None, params
+    )
     figure, axes = plots(3)
     rows = len(x) * 4
-    matrix = full.transpose(0, 2, 1, 3).reshape(rows, rows)  # [n m o p] -> [(n o) (m p)]
+    matrix = full.transpose(0, 2, 1, 3).reshape(
+        rows, rows
+    )  # [n m o p] -> [(n o) (m p)]
     heat_map(axes[0], traced, "trace_axes=(-1,): [n m]")
     heat_map(axes[1], full[:, :, 0, 1], "trace_axes=(): [n m, 0, 1]")
     heat_map(axes[2], matrix, "as a matrix [(n o) (m p)]")
@@ -395,7 +499,9 @@ def torch_func() -> Figure:
     """The kernel of the tutorial's shape, 20 images against 5, in its three forms."""
     x, _ = digits()
     params = one_hidden_layer(jax.random.key(0), 64, 32, 4)
-    full = ntkdiag.ntk(network, params, x[::2], x[::8], reduction="full").array  # [n o m p]
+    full = ntkdiag.ntk(
+        network, params, x[::2], x[::8], reduction="full"
+    ).array  # [n o m p]
     figure, axes = plots(3, 1.4)
     forms = {
         "full, outputs 0 and 0": full[:, 0, :, 0],
@@ -404,7 +510,13 @@ def torch_func() -> Figure:
     }
     for ax, (title, matrix) in zip(axes, forms.items(), strict=True):
         ax.imshow(matrix.T)
-        ax.set(title=title, xlabel="20 images", ylabel="5 images", xticks=[], yticks=[])
+        ax.set(
+            title=title,
+            xlabel="20 images",
+            ylabel="5 images",
+            xticks=[],
+            yticks=[],
+        )
     return figure
 
 
@@ -425,7 +537,11 @@ def selfcheck() -> str:
     model = Normalised()
     variables = model.init(jax.random.key(0), x, train=False)
     _, state = model.apply(
-        variables, x, train=True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
+        variables,
+        x,
+        train=True,
+        mutable=["batch_stats"],
+        rngs={"dropout": jax.random.key(1)},
     )
     check = ntkdiag.selfcheck(model, {**variables, **state}, x)
     return terminal("ntkdiag.selfcheck(model, variables, x)", check, 40)
@@ -451,7 +567,12 @@ def command_line() -> str:
         names=("step 0", "step 200"),
     )
     screen = Screen(comparison, more="See --all, --explain, --out report.html.")
-    return terminal("ntkdiag compare checkpoints@0 checkpoints@200 ...", screen, 36, width=80)
+    return terminal(
+        "ntkdiag compare checkpoints@0 checkpoints@200 ...",
+        screen,
+        36,
+        width=80,
+    )
 
 
 def errors() -> str:

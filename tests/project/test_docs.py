@@ -185,3 +185,14 @@ def test_the_pictures_of_the_guides_are_drawn(tmp_path):
     subprocess.run(command, check=True, timeout=600)
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in (DOCS / "images").glob("guide_*")}
+
+
+@pytest.mark.parametrize("page", [path.name for path in GUIDES])
+def test_code_of_a_page_fits_beside_the_navigation(page):
+    blocks = re.findall(
+        r"^```(?:python|bash|\{code-cell\} ipython3)\n(.*?)^```",
+        (DOCS / page).read_text(),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert max(map(len, lines), default=0) <= (125 if page == "benchmarks.md" else 88)
