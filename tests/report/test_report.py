@@ -345,10 +345,10 @@ def test_the_curve_of_the_alignment_names_its_reduction_and_shows_chance(compari
     path.write_text("\n".join(map(json.dumps, lines)))
     comparison.save(tmp_path / "page.html", history=path)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Alignment with the labels, mean; dashed: permuted labels" in page
+    assert "Alignment, mean; dashed: chance" in page
     # A run that was taken up with another reduction has one curve of two numbers.
     resumed = [*lines, {"record": {"name": "ntk", "reduction": "full"}}]
     path.write_text("\n".join(map(json.dumps, resumed)))
     comparison.save(tmp_path / "page.html", history=path)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Alignment with the labels, full and mean; dashed" in page
+    assert "Alignment, full and mean; dashed" in page

@@ -42,12 +42,12 @@ def history(rows: Sequence[Row]) -> str:
 
 def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -> str:
     """What the curves are: the reduction, where the record of the run is at hand, and chance."""
-    title = "Alignment with the labels"
+    title = "Alignment"
     reduction = rows[0].get("ntk_alignment_reduction")
     if reduction is not None:
         title += f", {reduction}"
     if np.isfinite(chance).any():
-        title += "; dashed: permuted labels"
+        title += "; dashed: chance"
     return title
 
 
