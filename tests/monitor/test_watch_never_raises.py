@@ -201,9 +201,10 @@ def test_on_several_devices_each_measurement_is_written_once_and_in_order():
     jax.effects_barrier()
     print(memory.steps)
     """
+    two_devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        env={**os.environ, **two_devices, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,

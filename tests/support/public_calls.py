@@ -190,12 +190,15 @@ def stability(given):
 @call_of("ntkdiag.losses.MSE", "ntkdiag.losses.CrossEntropy", "ntkdiag.losses.SigmoidCrossEntropy")
 def losses(given):
     numbers = []
+    ones = jnp.ones(N * C, jnp.float32)
     for loss in (ntkdiag.losses.MSE(), ntkdiag.losses.CrossEntropy()):
+        # The curvature of a squared error does not look at the outputs.
+        at = outputs() if loss.is_quadratic else given(outputs())
         numbers.append(loss(outputs(), loss.read(given(CLASSES), (N, C))))
-        numbers.append(loss.curvature(given(outputs())).times(jnp.ones(N * C, jnp.float32)))
+        numbers.append(loss.curvature(at).times(ones))
     sigmoid = ntkdiag.losses.SigmoidCrossEntropy()
-    ones = np.ones((N, C), np.float32)
-    return *numbers, sigmoid(outputs(), sigmoid.read(given(ones), (N, C)))
+    labels = np.ones((N, C), np.float32)
+    return *numbers, sigmoid(outputs(), sigmoid.read(given(labels), (N, C)))
 
 
 @call_of(
