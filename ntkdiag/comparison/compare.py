@@ -19,6 +19,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
+from ntkdiag.analysis.collapse import spread_over_examples
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.decisions import agreement, class_numbers, decision_rule
@@ -74,7 +75,8 @@ def compare(
     between examples and classes are positions, whose outputs are rows of the full kernel.
 
     Cost: two kernels, their eigendecompositions (N C)^3, and two more reduced kernels for their
-    parts by leaf; two reduced kernels of the held-out examples.
+    parts by leaf; two reduced kernels of the held-out examples. Where fixed arrays differ
+    between the sides, once more the kernels of A, with those of B.
 
     Args:
         a: Orbax checkpoint (path of a checkpoint or of a step, a manager root, or ``"root@100"``
@@ -216,7 +218,7 @@ def _measure(
 
     # What lies between them.
     # What the parameters did is measured at the fixed arrays of B, running statistics for one.
-    start = start_of_parameters(a, b, settings, measured_a)
+    start = start_of_parameters(a, b, settings, measured_a, labels, held_out)
     advance()
     motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
@@ -239,6 +241,8 @@ def _measure(
         measured_b,
         e1=prediction.e1,
         distance_centred=float(motion.distance_centred),
+        alignment_before=start.alignment,
+        spread_before=spread_over_examples(start.outputs),
     )
     if fixed_arrays is not None:
         numbers = f"{verdict.numbers} {fixed_arrays.numbers}"

@@ -7,8 +7,9 @@ and s the fixed arrays:
     f(theta_A, s_A)  ->  f(theta_A, s_B)  ->  f(theta_B, s_B)
                  fixed arrays         parameters
 
-Drift, e1 and the verdict are those of the second part, at the fixed arrays of B. The first part has
-its own numbers here. Where the fixed arrays are the same, both begin at A and nothing is added.
+Drift, e1 and the verdict, alignment included, are those of the second part, at the fixed arrays of
+B. The first part has its own numbers here. Where the fixed arrays are the same, both begin at A and
+nothing is added.
 """
 
 import dataclasses
@@ -19,7 +20,10 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis import drift
+from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.drift import Drift
+from ntkdiag.comparison.held_out import HeldOutProbe
+from ntkdiag.comparison.label_fit import ProbeLabels, fit_alignment
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.measured import Measured, evaluate
 from ntkdiag.comparison.placing import are_equal, random_streams
@@ -39,6 +43,8 @@ class Start:
         outputs: `[n o]` f(theta_A, s_B) on the probe.
         kernel: The empirical NTK there.
         leaf_kernels: Path -> `[n n]`, the kernel of each leaf there.
+        alignment: With the labels, there, of the held-out examples if they were given; None without
+            labels.
     """
 
     f: Callable[..., PyTree]
@@ -46,6 +52,7 @@ class Start:
     outputs: Float[np.ndarray, "n o"]
     kernel: Kernel
     leaf_kernels: dict[str, Float[np.ndarray, "n n"]]
+    alignment: Alignment | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,6 +67,8 @@ class FixedArraysChange:
             may point against each other, and then add up to more than 1.
         drift: Motion of the kernel by the fixed arrays, from (theta_A, s_A) to (theta_A, s_B).
         trace: Trace of the kernel at (theta_A, s_B).
+        alignment: Of the kernel there with the labels, where the parameters found it; None without
+            labels.
     """
 
     paths: tuple[str, ...]
@@ -67,6 +76,7 @@ class FixedArraysChange:
     share_of_parameters: float | None
     drift: Drift
     trace: float
+    alignment: Alignment | None = None
 
     @property
     def numbers(self) -> str:
@@ -82,7 +92,9 @@ class FixedArraysChange:
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name."""
         of_drift = {field.name: getattr(self.drift, field.name) for field in _DRIFT_FIELDS}
-        return {**vars(self), "paths": list(self.paths), "drift": of_drift}
+        of_alignment = None if self.alignment is None else vars(self.alignment)
+        numbers = {"paths": list(self.paths), "drift": of_drift, "alignment": of_alignment}
+        return {**vars(self), **numbers}
 
 
 _DRIFT_FIELDS = dataclasses.fields(Drift)
@@ -108,22 +120,48 @@ def differing_fixed_arrays(a: Side, b: Side) -> tuple[str, ...]:
     return tuple(differing)
 
 
-def start_of_parameters(a: Side, b: Side, settings: Settings, measured_a: Measured) -> Start:
+def start_of_parameters(
+    a: Side,
+    b: Side,
+    settings: Settings,
+    measured_a: Measured,
+    labels: ProbeLabels | None,
+    held_out: HeldOutProbe | None,
+) -> Start:
     """Side A itself where the fixed arrays are those of B, else its parameters with those of B.
 
-    Cost: nothing, or two kernels and a forward pass.
+    Cost: nothing, or two kernels and a forward pass, and a kernel of the held-out examples.
     """
     f, params = a.functional
     if not differing_fixed_arrays(a, b):
-        return Start(f, params, measured_a.outputs, measured_a.kernel, measured_a.leaf_kernels)
+        return Start(
+            f=f,
+            params=params,
+            outputs=measured_a.outputs,
+            kernel=measured_a.kernel,
+            leaf_kernels=measured_a.leaf_kernels,
+            alignment=measured_a.alignment,
+        )
     f, params = b.functional.with_params(params, check=False)
     outputs = evaluate(f, params, settings.x)
+    kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
+    # The alignment of the examples that the sides have theirs of.
+    alignment = None
+    if held_out is not None:
+        of_held_out = ntk(
+            f, params, held_out.x, reduction=held_out.reduction, memory=settings.memory
+        )
+        alignment = fit_alignment(of_held_out, held_out.labels.flat_targets, trained_on=False)
+    elif labels is not None:
+        trained_on = settings.probes.train is not None
+        alignment = fit_alignment(kernel, labels.flat_targets, trained_on=trained_on)
     return Start(
         f=f,
         params=params,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
-        kernel=ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory),
+        kernel=kernel,
         leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
+        alignment=alignment,
     )
 
 
@@ -143,6 +181,7 @@ def change_of_fixed_arrays(
         share_of_parameters=by_parameters / whole if whole > 0 else None,
         drift=drift(measured_a.kernel, start.kernel),
         trace=float(np.trace(np.asarray(start.kernel.matrix, np.float64))),
+        alignment=start.alignment,
     )
 
 

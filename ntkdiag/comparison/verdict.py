@@ -99,7 +99,15 @@ class Verdict:
         return {"name": self.name, **vars(self)}
 
 
-def judge(a: Measured, b: Measured, *, e1: float | None, distance_centred: float | None) -> Verdict:
+def judge(
+    a: Measured,
+    b: Measured,
+    *,
+    e1: float | None,
+    distance_centred: float | None,
+    alignment_before: Alignment | None,
+    spread_before: float,
+) -> Verdict:
     """Decide what happened from A to B, by `CRITERION`.
 
     Args:
@@ -109,6 +117,9 @@ def judge(a: Measured, b: Measured, *, e1: float | None, distance_centred: float
             None if the parameters did not change the outputs beyond rounding.
         distance_centred: S_c, the distance of the centred kernels, both with these fixed arrays;
             not finite, or None, where one of them is zero.
+        alignment_before: Alignment of the parameters of A with these fixed arrays; None without
+            labels.
+        spread_before: Spread of these outputs over examples.
 
     Returns:
         The verdict.
@@ -116,28 +127,30 @@ def judge(a: Measured, b: Measured, *, e1: float | None, distance_centred: float
     # What centring leaves of a constant kernel is rounding, and so is its direction.
     if a.condition.dead or b.condition.dead:
         distance_centred = None
-    state = state_of(a, b)
+    # What other statistics took away, parameters did not lose.
+    state = state_of(b, spread_before=min(a.condition.spread, spread_before))
     if state == "alive":
         regime_numbers = _describe_regime(e1, distance_centred)
-        numbers = f"{regime_numbers} {_describe_task(a.alignment, b.alignment)}"
+        task_numbers = _describe_task(a.alignment, alignment_before, b.alignment)
+        numbers = f"{regime_numbers} {task_numbers}"
     else:
         numbers = _describe_state(a, b)
     return Verdict(
         state=state,
         regime=regime_of(e1, distance_centred),
-        task=task_of(a.alignment, b.alignment),
+        task=task_of(alignment_before, b.alignment),
         numbers=numbers,
     )
 
 
-def state_of(a: Measured, b: Measured) -> State:
+def state_of(b: Measured, *, spread_before: float) -> State:
     """Whether B is dead or collapsed, by the definitions of `ntkdiag.analysis.collapse`."""
     if b.condition.dead:
         return "dead"
     collapsed = have_collapsed(
         equal=b.condition.equal,
         spread=b.condition.spread,
-        spread_before=a.condition.spread,
+        spread_before=spread_before,
         at_constant_loss=b.is_at_constant_loss,
     )
     return "collapsed" if collapsed else "alive"
@@ -217,13 +230,16 @@ def _describe_regime(e1: float | None, distance_centred: float | None) -> str:
     return f"e1 = {e1:.3g}, {distance}."
 
 
-def _describe_task(before: Alignment | None, after: Alignment | None) -> str:
-    """The alignment on both sides with its chance level, and the growth of its odds."""
+def _describe_task(
+    of_a: Alignment | None, before: Alignment | None, after: Alignment | None
+) -> str:
+    """The alignment before and after with its chance level, and the growth of its odds."""
     if before is None or after is None:
         return "Alignment unknown without labels."
     values = f"{_written(before.value)} to {_written(after.value)}"
     chances = f"{_written(before.chance)} and {_written(after.chance)}"
-    text = f"Alignment ({after.reduction} kernel) {values}, by chance {chances}"
+    where = "" if before is of_a else ", fixed arrays of B"
+    text = f"Alignment ({after.reduction} kernel{where}) {values}, by chance {chances}"
     # Over nothing, or to 1, a ratio says nothing.
     if odds(before) > 0 and math.isfinite(odds(after)):
         text += f", odds above chance x {odds(after) / odds(before):.3g}"

@@ -37,6 +37,11 @@ def _where_it_broke(comparison: Comparison) -> str:
     """How to get a network back that is dead or has collapsed."""
     a = comparison.a
     dead = comparison.verdict.state == "dead"
+    if a.trace == 0 and comparison.b.trace == 0:
+        return (
+            "Look for what cuts the parameters off the outputs, at A already: a stop_gradient, "
+            "parameters that f does not use, or units that are off for all examples."
+        )
     if a.condition.dead:
         return "Initialise anew: the network is dead at A already."
     if a.margin is not None and a.margin > OVER:
@@ -96,6 +101,8 @@ def _below_critical(side: Measured) -> str:
 def _labels(comparison: Comparison) -> str:
     """Where nothing about the labels was learned."""
     b = comparison.b
+    if only_fixed_arrays_moved(comparison):
+        return ""  # no labels were learned from
     if b.is_at_constant_loss and b.alignment is not None and b.alignment.deviations < LUCK:
         return (
             "Check that examples and labels belong together: the loss at B is that of constant "

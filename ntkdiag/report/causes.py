@@ -24,11 +24,16 @@ def unreached_leaves(side: Measured) -> list[str]:
 
 
 def unmoved_leaves(comparison: Comparison) -> list[str]:
-    """Paths of the leaves that did not move while others did, though gradients reach them at A."""
+    """Paths of the leaves that did not move while others did, though gradients reach them.
+
+    At A and at B: where a gradient reached a leaf at A alone, training may have lost it early.
+    """
     *leaves, everything = comparison.movement
     if everything.moved == 0:
         return []
-    return [leaf.path for leaf in leaves if leaf.moved == 0 and leaf.share_a > 0]
+    return [
+        leaf.path for leaf in leaves if leaf.moved == 0 and leaf.share_a > 0 and leaf.share_b > 0
+    ]
 
 
 def some_of(paths: Sequence[str]) -> str:

@@ -155,7 +155,9 @@ def _linear_prediction(comparison: Comparison) -> str:
 
 def _alignment(comparison: Comparison) -> str:
     """Whether the kernel became more that of the labels, beyond chance."""
-    aligned_a = comparison.a.alignment
+    # The parameters found the kernel as the fixed arrays of B make it.
+    change = comparison.fixed_arrays
+    aligned_a = comparison.a.alignment if change is None else change.alignment
     aligned_b = comparison.b.alignment
     if aligned_a is None or aligned_b is None:
         return ""
@@ -169,7 +171,9 @@ def _alignment(comparison: Comparison) -> str:
     after = float(aligned_b.above)
     if not (math.isfinite(before) and math.isfinite(after)):
         return "Alignment with the labels says nothing here: permuted labels have the same."
-    of_kernel = f"({aligned_b.reduction} kernel, examples {comparison.facts['label_probe']})"
+    where = "" if change is None else ", fixed arrays of B"
+    of_examples = f"examples {comparison.facts['label_probe']}"
+    of_kernel = f"({aligned_b.reduction} kernel, {of_examples}{where})"
     if max(aligned_a.deviations, aligned_b.deviations) < LUCK:
         return f"Alignment with the labels is at chance at A and B {of_kernel}."
     values = f"from {number(before, 2)} to {number(after, 2)} above chance {of_kernel}"

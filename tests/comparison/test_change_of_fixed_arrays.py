@@ -158,6 +158,58 @@ def test_both_parts_are_shown(measured):
     assert content["paths"] == list(comparison.fixed_arrays.paths)
 
 
+def centred_alignment(kernel):
+    """cKTA of a full kernel with the labels as unit vectors, centred over examples."""
+    h = np.kron(np.eye(N) - 1 / N, np.eye(C))
+    labels = np.eye(C)[Y].ravel()
+    centred = h @ kernel @ h
+    label_kernel = np.outer(h @ labels, h @ labels)
+    return np.sum(centred * label_kernel) / np.linalg.norm(centred) / np.linalg.norm(label_kernel)
+
+
+def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
+    comparison, corners, _ = measured
+    expected = centred_alignment(matrix(corners["ab"][1]))
+    np.testing.assert_allclose(comparison.fixed_arrays.alignment.value, expected, rtol=1e-8)
+    of_b = comparison.b.alignment.value
+    told = f"Alignment (full kernel, fixed arrays of B) {expected:.3g} to {of_b:.3g}, by chance "
+    assert told in comparison.verdict.numbers
+    (sentence,) = [line for line in readings(comparison) if line.startswith("Alignment")]
+    assert "(full kernel, examples trained on, fixed arrays of B)" in sentence
+    content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))["fixed_arrays"]
+    np.testing.assert_allclose(content["alignment"]["value"], expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("held_out", [None, (-X[::-1], Y)])
+def test_an_alignment_that_statistics_alone_change_is_not_the_work_of_parameters(held_out):
+    # Features that follow the labels, which the statistics of B scale away.
+    a = variables(0)
+    b = {**a, "batch_stats": jax.tree.map(lambda leaf: 9 * leaf + 5, a["batch_stats"])}
+    for first, second in ((a, b), (b, a)):
+        with jax.enable_x64(True):
+            options = {"train": (X, Y), "held_out": held_out, "loss": "cross_entropy"}
+            comparison = compare(first, second, model=Net(), **options)
+        assert abs(comparison.a.alignment.value - comparison.b.alignment.value) > 0.01
+        assert comparison.verdict.headline == "UNCHANGED, alignment unchanged"
+        text = str(comparison)
+        assert "alignment fell" not in text
+        assert "labels belong together" not in text
+
+
+def test_outputs_that_statistics_alone_shrank_have_not_collapsed():
+    # The statistics of A are those of no batch: its outputs are a thousand times too large.
+    b = variables(0)
+    statistics = b["batch_stats"]["BatchNorm_0"]
+    b["params"]["Dense_1"]["kernel"] /= 1000
+    untrained = {"mean": 0 * statistics["mean"], "var": 1e-6 + 0 * statistics["var"]}
+    a = {**b, "batch_stats": {"BatchNorm_0": untrained}}
+    b["batch_stats"] = {"BatchNorm_0": {"mean": untrained["mean"], "var": 1e6 + untrained["var"]}}
+    with jax.enable_x64(True):
+        comparison = compare(a, b, model=Net(), train=(X, Y), loss="mse")
+    assert comparison.b.condition.spread < 0.01 * comparison.a.condition.spread
+    assert comparison.verdict.state == "alive"
+
+
 def test_identical_parameters_and_other_statistics_turn_no_kernel(tmp_path):
     a, b = variables(0, np.float32), variables(1, np.float32)
     b["params"] = a["params"]

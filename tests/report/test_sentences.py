@@ -47,6 +47,24 @@ def test_a_dead_network_names_its_dead_layers_and_has_no_slack():
     assert "where the network died, and train on from before" in next_steps
 
 
+def test_parameters_that_gradients_lost_are_not_said_to_be_reached():
+    said, _ = told(start(), start(b1=np.full(8, -50.0)))
+    assert "did not move" in said
+    assert "did not move, though gradients reach them: b2." in said
+
+
+def test_outputs_cut_off_from_the_parameters_are_not_initialised_anew():
+    def cut_off(params, x):
+        return jax.lax.stop_gradient(model(params, x))
+
+    with pytest.warns(UserWarning, match="no parameter reaches the outputs"):
+        found = compare(start(), start(b1=np.ones(8)), model=cut_off, train=(X, Y))
+    (line,) = advice(found)
+    assert line.startswith(
+        "Look for what cuts the parameters off the outputs, at A already: a stop"
+    )
+
+
 def test_a_network_that_died_at_too_large_a_learning_rate_is_told_which_one_is_not():
     said, next_steps = told(start(), start(b1=np.full(8, -50.0)), descent=30.0)
     assert "At A the learning rate is " in said
