@@ -72,8 +72,8 @@ class LiveView:
     def start(self, record: Mapping[str, Any]) -> None:
         """Note what the alignment is of: of another kernel it is another number."""
         self._reduction = record.get("alignment_reduction", record["reduction"])
-        if record.get("alignment_of") == "held_out":
-            self._reduction += ", held out"
+        is_held_out = record.get("alignment_of") == "held_out"
+        self._reduction += ", held out" if is_held_out else ", trained on"
 
     def write(self, step: int, values: Values) -> None:
         """Show one measurement."""

@@ -258,7 +258,7 @@ class _BatchEvaluation:
         held_switches = _held_switches(model, self.request)
         flags = self.request.undecided_flags(self.request.method_of(model))
         how = randomness.how_to_switch_off(held_switches, flags)
-        return f"a random layer is on in eval mode. {how}"
+        return f"A random layer is on in eval mode. {how}"
 
     def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
         """Hand a batch as it is to a module that takes one."""

@@ -271,7 +271,7 @@ def _remedy_without_rng(
     if not request.mode.trains:
         flags = request.undecided_flags(request.method_of(module))
         how = randomness.how_to_switch_off(_held_switches(module, request), flags)
-        return f"a random layer is on in eval mode. {how}"
+        return f"A random layer is on in eval mode. {how}"
     # Flax writes: Dropout_0 needs PRNG for "dropout"
     named = re.search(r'PRNG for "(\w+)"', message)
     stream = named[1] if named else "dropout"

@@ -148,8 +148,9 @@ class Terminal:
     def start(self, record: Mapping[str, Any]) -> None:
         """Note what the alignment is of: of another kernel it is another number."""
         reduction = record.get("alignment_reduction", record.get("reduction"))
-        if record.get("alignment_of") == "held_out":
-            reduction = f"{reduction}, held out"
+        if "alignment_of" in record:
+            is_held_out = record["alignment_of"] == "held_out"
+            reduction = f"{reduction}, {'held out' if is_held_out else 'trained on'}"
         if reduction is not None:
             self._reductions[record["name"]] = reduction
 

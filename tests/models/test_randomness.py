@@ -210,7 +210,7 @@ def test_without_a_key_nobody_is_told_to_choose_eval_mode():
     with pytest.raises(flax_errors.InvalidRngError) as caught:
         fn(fn.params, x_of(4))
     do = message("").partition("config.deterministic=False. ")[2]
-    note = f"ntkdiag: a random layer is on in eval mode. {do}"
+    note = f"ntkdiag: A random layer is on in eval mode. {do}"
     assert note in caught.value.__notes__
     model, _ = arguments("equinox", Config())
     fn = functionalize(*model)

@@ -69,10 +69,10 @@ def test_terminal_and_demo_name_the_reduction(reduction):
         measured = monitor(0, head(4))
         monitor.close()
         text = console.export_text()
-    assert f"ntk_alignment ({reduction}) {measured.alignment:.4g}" in text
-    assert f"ntk_alignment_chance ({reduction}) {measured.alignment_chance:.4g}" in text
-    assert f"  alignment ({reduction}) {measured.alignment:.4g}" in text
-    assert f"  alignment_above ({reduction}) {measured.alignment_above:.4g}" in text
+    assert f"ntk_alignment ({reduction}, trained on) {measured.alignment:.4g}" in text
+    assert f"ntk_alignment_chance ({reduction}, trained on) {measured.alignment_chance:.4g}" in text
+    assert f"  alignment ({reduction}, trained on) {measured.alignment:.4g}" in text
+    assert f"  alignment_above ({reduction}, trained on) {measured.alignment_above:.4g}" in text
 
 
 def test_two_monitors_of_one_terminal_have_names_of_their_own():
