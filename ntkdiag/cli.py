@@ -48,11 +48,12 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     """Print the version and end, where `--version` stands before any command."""
     if wanted:
         typer.echo(f"ntkdiag {ntkdiag.__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -194,11 +194,11 @@ def losses(given):
     for loss in (ntkdiag.losses.MSE(), ntkdiag.losses.CrossEntropy()):
         # The curvature of a squared error does not look at the outputs.
         at = outputs() if loss.is_quadratic else given(outputs())
-        numbers.append(loss(outputs(), loss.read(given(CLASSES), (N, C))))
+        numbers.append(loss(jnp.asarray(outputs()), loss.read(given(CLASSES), (N, C))))
         numbers.append(loss.curvature(at).times(ones))
     sigmoid = ntkdiag.losses.SigmoidCrossEntropy()
     labels = np.ones((N, C), np.float32)
-    return *numbers, sigmoid(outputs(), sigmoid.read(given(labels), (N, C)))
+    return *numbers, sigmoid(jnp.asarray(outputs()), sigmoid.read(given(labels), (N, C)))
 
 
 @call_of(
