@@ -1,9 +1,10 @@
 """What a measurement will cost, before the first one is made.
 
-A measurement is a kernel, planned as `plan` does, and one or two sets of eigenvalues of its K rows:
+A measurement is a kernel, planned as `plan` does, and one or two sets of eigenvalues of its K rows;
+beside it stands a second kernel, of the held-out examples, where there are some:
 
-    flops    those of the kernel, and 4/3 K^3 for each set of eigenvalues
-    bytes    those of the kernel, and six arrays [K K] in float64 beside it
+    flops    those of the kernels, and 4/3 K^3 for each set of eigenvalues
+    bytes    those of the larger kernel, and six arrays [K K] in float64 beside each
     seconds  flops over the rate of products on this machine, of which eigenvalues reach a tenth
 
 Compiling is not planned: it takes seconds, and is needed once.
@@ -30,21 +31,27 @@ class MeasurementPlan:
         kernel: The plan of the kernel.
         n_rows: Its rows, K: examples times outputs, or examples for a reduced kernel.
         decompositions: Sets of eigenvalues: two for losses other than squared error.
+        held_out: The plan of the kernel of the held-out examples, which has no eigenvalues.
+        n_rows_held_out: Its rows.
     """
 
     kernel: Plan
     n_rows: int
     decompositions: int
+    held_out: Plan | None = None
+    n_rows_held_out: int = 0
 
     @property
     def flops(self) -> int:
         """Floating-point operations."""
-        return self.kernel.flops + self._flops_of_eigenvalues
+        return sum(plan.flops for plan in self._kernels) + self._flops_of_eigenvalues
 
     @property
     def bytes(self) -> int:
         """Peak of memory beyond parameters and examples."""
-        return self.kernel.peak_bytes + 8 * _ARRAYS * self.n_rows**2
+        # The kernels are made one after the other, and both are kept.
+        kept = 8 * _ARRAYS * (self.n_rows**2 + self.n_rows_held_out**2)
+        return max(plan.peak_bytes for plan in self._kernels) + kept
 
     @property
     def seconds(self) -> float:
@@ -52,7 +59,12 @@ class MeasurementPlan:
         if not self.kernel.flops:
             return 0.0
         rate = self.kernel.flops / self.kernel.seconds
-        return self.kernel.seconds + self._flops_of_eigenvalues / (_SHARE_OF_RATE * rate)
+        of_eigenvalues = self._flops_of_eigenvalues / (_SHARE_OF_RATE * rate)
+        return sum(plan.seconds for plan in self._kernels) + of_eigenvalues
+
+    @property
+    def _kernels(self) -> list[Plan]:
+        return [self.kernel] if self.held_out is None else [self.kernel, self.held_out]
 
     @property
     def _flops_of_eigenvalues(self) -> int:
@@ -60,9 +72,10 @@ class MeasurementPlan:
 
     def __str__(self) -> str:
         """The cost in one line."""
-        return (
-            f"a kernel of {self.n_rows:,} rows: {self.flops:.2g} flops, {self.price} and compiling"
-        )
+        rows = f"a kernel of {self.n_rows:,} rows"
+        if self.held_out is not None:
+            rows += f" and one of {self.n_rows_held_out:,} held out"
+        return f"{rows}: {self.flops:.2g} flops, {self.price} and compiling"
 
     @property
     def price(self) -> str:

@@ -263,18 +263,24 @@ class Probe:
     ) -> MeasurementPlan:
         """What a measurement costs, from shapes alone."""
         kwargs: dict[str, Any] = {"held": held} if held else {}
-        kernel = plan(
-            self.following if held else self.function,
-            params,
-            self.x,
-            reduction=layout.reduction,
-            memory=self.memory,
-            **kwargs,
-        )
+        function = self.following if held else self.function
+        planned = functools.partial(plan, function, params, memory=self.memory, **kwargs)
+        kernel = planned(self.x, reduction=layout.reduction)
         # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
         needs_curvature = self.loss is not None and not self.loss.is_quadratic
         decompositions = 2 if needs_curvature and not layout.is_reduced else 1
-        return MeasurementPlan(kernel, layout.size, decompositions)
+        if self.held_out is None:
+            return MeasurementPlan(kernel, layout.size, decompositions)
+        # The alignment is of a second kernel.
+        reduction = self.reduction_of_alignment(layout)
+        n_held_out = len(self.held_out_labels)
+        beside = dataclasses.replace(
+            layout,
+            output_shape=(n_held_out, *layout.output_shape[1:]),
+            reduction=reduction,
+        )
+        held_out = planned(self.held_out.x, reduction=reduction)
+        return MeasurementPlan(kernel, layout.size, decompositions, held_out, beside.size)
 
     def cheaper(self, params: PyTree, layout: ProbeLayout) -> list[str]:
         """Choices that cost less and have a plan, each with what it takes."""
@@ -282,7 +288,8 @@ class Probe:
         candidates = []
         if layout.n_outputs > 1 and layout.reduction != "sum-of-logits":
             reduced = dataclasses.replace(layout, reduction="sum-of-logits")
-            candidates.append(('reduction="sum-of-logits"', self, reduced, "; without a margin"))
+            summed = dataclasses.replace(self, reduction="sum-of-logits")
+            candidates.append(('reduction="sum-of-logits"', summed, reduced, "; without a margin"))
         n_few = layout.n_examples // 4
         if n_few:
             few = dataclasses.replace(self, x=jax.tree.map(lambda leaf: leaf[:n_few], self.x))

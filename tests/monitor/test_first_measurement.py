@@ -42,6 +42,23 @@ def test_a_plan_of_what_is_reduced_or_has_a_constant_curvature():
     assert (reduced.n_rows, reduced.decompositions) == (40, 1)
 
 
+@pytest.mark.parametrize(("reduction", "n_rows"), [("auto", 80), ("full", 800)])
+def test_the_kernel_of_held_out_examples_is_in_the_plan(reduction, n_rows):
+    params, x, y = larger()
+    held_out = (np.concatenate([x + 1.0, x - 1.0]), np.concatenate([y, y]))
+    options = {"train": (x, y), "loss": "mse", "reduction": reduction}
+    alone = Monitor(f, **options).plan(params)
+    both = Monitor(f, **options, held_out=held_out).plan(params)
+    # By itself a held-out kernel is the mean over outputs, unless a reduction is stated.
+    named = "mean" if reduction == "auto" else reduction
+    second = ntkdiag.plan(f, params, held_out[0], reduction=named)
+    assert both.flops == alone.flops + second.flops
+    assert both.seconds == pytest.approx(alone.seconds + second.seconds)
+    peak = max(alone.kernel.peak_bytes, second.peak_bytes)
+    assert both.bytes == peak + 6 * 8 * (400**2 + n_rows**2)
+    assert str(both).startswith(f"a kernel of 400 rows and one of {n_rows} held out: ")
+
+
 def test_a_functional_knows_its_parameters():
     params, x, y = larger()
     fn = ntkdiag.functionalize(f, params)
