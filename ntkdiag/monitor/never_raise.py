@@ -24,9 +24,10 @@ def described(error: BaseException) -> str:
     """An exception in words, also where its own text cannot be had."""
     name = type(error).__name__
     try:
-        return f"{name}: {error}"
+        text = str(error)
     except Exception:
         return name
+    return f"{name}: {text}" if text else name
 
 
 class FailureNotice:

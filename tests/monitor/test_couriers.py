@@ -12,6 +12,7 @@ import time
 import pytest
 
 from ntkdiag.monitor import courier as couriers
+from ntkdiag.monitor.never_raise import described
 from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
 
@@ -309,3 +310,8 @@ def test_what_is_closed_survives_a_kill(tmp_path):
     )
     assert code == -signal.SIGKILL
     assert [row["step"] for row in read_json_lines(path)[1]] == list(range(20))
+
+
+def test_an_exception_without_a_text_is_its_name_alone():
+    assert described(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert described(ValueError("full")) == "ValueError: full"
