@@ -41,9 +41,10 @@ class FailureNotice:
         if self._is_given:
             return
         self._is_given = True
+        reason = described(error).rstrip(".")
         warn(
-            f"{call}: step {reprlib.repr(step)} could not be measured: {described(error)} This is "
-            "said once; training goes on."
+            f"{call}: step {reprlib.repr(step)} could not be measured: {reason}. This is said "
+            "once; training goes on."
         )
 
 

@@ -54,9 +54,9 @@ class Breaking:
         ({"memory": 8}, "MemoryBudgetError: "),
         (
             {"every": failing(ZeroDivisionError("division by zero"))},
-            "ZeroDivisionError: division by zero ",
+            "ZeroDivisionError: division by zero. ",
         ),
-        ({"every": failing(asyncio.CancelledError("gone"))}, "CancelledError: gone "),
+        ({"every": failing(asyncio.CancelledError("gone"))}, "CancelledError: gone. "),
     ],
     ids=["budget", "schedule", "cancelled"],
 )
