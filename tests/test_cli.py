@@ -108,6 +108,7 @@ def test_compare(run, workspace, attribute):
     assert json.loads((workspace / "r.json").read_text())["facts"]["n_examples"] == 6
 
 
+@pytest.mark.slow
 def test_compare_with_held_out_examples(run, workspace):
     rng = np.random.default_rng(1)
     np.savez(

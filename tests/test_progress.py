@@ -179,6 +179,7 @@ X = RNG.normal(size=(8, 3)).astype(np.float32)
 Y = np.arange(8) % 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_the_long_calls_show_it(capsys):
     data = (X, Y, X, Y)

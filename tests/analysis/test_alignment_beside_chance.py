@@ -41,6 +41,7 @@ def plain_alignment(kernel, y):
     return np.sum(matrix * target) / np.linalg.norm(matrix) / np.linalg.norm(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("c", [1, 2, 3])
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_mean_and_deviation_are_those_over_all_permutations(n, c):
@@ -120,6 +121,7 @@ def test_of_two_examples_nothing_is_above_chance():
     assert np.isnan(found.above)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("c", [1, 3])
 def test_float32_has_four_digits_of_the_deviation(c):
     full, mean, y = problem(64, c)

@@ -198,6 +198,7 @@ def _cross_entropy(outputs, y):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("coupling", [0.0, 0.3])
 def test_the_curvature_of_a_loss_of_the_user_is_its_hessian(coupling):

@@ -180,6 +180,7 @@ def test_the_task_is_that_of_the_parameters_at_the_statistics_of_b(measured):
     np.testing.assert_allclose(content["alignment"]["value"], expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_out", [None, (-X[::-1], Y)])
 def test_an_alignment_that_statistics_alone_change_is_not_the_work_of_parameters(held_out):
     # Features that follow the labels, which the statistics of B scale away.
@@ -210,6 +211,7 @@ def test_outputs_that_statistics_alone_shrank_have_not_collapsed():
     assert comparison.verdict.state == "alive"
 
 
+@pytest.mark.slow
 def test_identical_parameters_and_other_statistics_turn_no_kernel(tmp_path):
     a, b = variables(0, np.float32), variables(1, np.float32)
     b["params"] = a["params"]

@@ -29,6 +29,7 @@ def mlp_params(seed):
     }
 
 
+@pytest.mark.slow
 def test_options_of_a_functional_hold_for_models():
     nets = [eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1)]
     first = functionalize(nets[0], output=lambda y: y[:, :1])

@@ -92,6 +92,7 @@ def test_decisions_about_tokens_are_those_of_every_position(tokens):
     assert comparison.prediction.agreement == np.mean(predicted == actual)
 
 
+@pytest.mark.slow
 def test_tokens_beyond_the_full_kernel_are_reduced_and_that_is_said():
     vocabulary = 180
     a, b = (parameters(seed, vocabulary, np.float32) for seed in (0, 1))
@@ -113,6 +114,7 @@ def test_labels_of_tokens_are_one_for_each_position():
         compare(a, b, model=language_model, train=(TOKENS, NEXT[:, 0]), loss="cross_entropy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(N, T), (N,)])
 def test_sigmoid_losses(x64, shape):
     """Several labels an example, or one: curvature p (1 - p), decisions by the sign."""
@@ -139,6 +141,7 @@ def test_sigmoid_losses(x64, shape):
     assert comparison.prediction.agreement == np.mean(signs == agreeing)
 
 
+@pytest.mark.slow
 def test_a_sigmoid_at_every_position():
     a, b = (parameters(seed, dtype=np.float32) for seed in (0, 1))
     y = (RNG.random((N, T, V)) > 0.5).astype(int)
@@ -178,6 +181,7 @@ def compared(container, x=X, **options):
     return compare(a, b, model=model, train=(x, Y), loss="cross_entropy", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", ["one entry", "logits among others"])
 def test_models_that_return_a_dictionary(container):
     expected, comparison = compared("array"), compared(container)

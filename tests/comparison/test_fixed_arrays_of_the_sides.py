@@ -203,6 +203,7 @@ EQUINOX_FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", EQUINOX_FORMS)
 @pytest.mark.parametrize("template", ["Functional", "module and state"])
 def test_the_state_of_equinox_is_that_of_each_side(form, template):
@@ -235,6 +236,7 @@ def test_the_state_of_equinox_on_disk(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_frozen_parameters_are_those_of_each_side():
     """What `trainable` leaves out is held fixed, too, and differs between the sides."""
     module, variables, a, b = linen_sides()

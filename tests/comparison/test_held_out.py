@@ -124,6 +124,7 @@ def test_all_else_is_of_train(both, train_alone):
     np.testing.assert_allclose(both.a.loss, cross_entropy(params(0), *TRAIN), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_reduction_that_is_stated_holds_for_both():
     found = compare(params(0), params(1), model=f, train=TRAIN, held_out=HELD_OUT, reduction="full")
     alone = compare(params(0), params(1), model=f, held_out=HELD_OUT, reduction="full")

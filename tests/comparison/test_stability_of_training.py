@@ -61,6 +61,7 @@ def run():
     return params, trained, train, held_out
 
 
+@pytest.mark.slow
 def test_the_margin_of_train_is_that_of_the_hessian_of_the_training_loss(run):
     params, trained, train, held_out = run
     comparison = ntkdiag.compare(

@@ -179,6 +179,7 @@ def test_two_examples_have_no_chance_level_and_no_task():
     assert task_of(aligned(0.5, 1.0, 0.0), aligned(0.9, 1.0, 0.0)) == "unknown"
 
 
+@pytest.mark.slow
 def test_silent_alignment_is_nonlinear_and_aligned():
     """As in examples/silent_alignment.py: e1 is 0.99, and the kernel hardly turned."""
     d, n = 10, 40
@@ -196,6 +197,7 @@ def test_silent_alignment_is_nonlinear_and_aligned():
     assert found.verdict.headline == "NONLINEAR, alignment grew"
 
 
+@pytest.mark.slow
 def test_a_language_model_with_e1_above_1_is_nonlinear():
     """One layer of attention, trained on the next token with Adam: e1 is above 1."""
     vocabulary, length, width = 8, 4, 16

@@ -57,6 +57,7 @@ def jacobian(params, graphs):
 ROWS, COLUMNS = (1, (4, 3, 2), 12), (2, (2, 5), 8)
 
 
+@pytest.mark.slow
 def test_every_graph_is_a_row():
     params, rows, columns = parameters(), batch(*ROWS), batch(*COLUMNS)
     j, j2 = jacobian(params, rows), jacobian(params, columns)

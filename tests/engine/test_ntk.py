@@ -433,6 +433,7 @@ def mixed(params, x):
     return F(half(params), half(x)).astype(jnp.float32)
 
 
+@pytest.mark.slow
 def test_mixed_precision_is_not_taken_for_interaction_and_has_its_own_noise_floor():
     x = cases.normal(64, 5, seed=4)
     kernel = ntkdiag.ntk(mixed, PARAMS, x, reduction="full")

@@ -63,6 +63,7 @@ def _optimizer():
     return optax.sgd(ETA, momentum=0.9)
 
 
+@pytest.mark.slow
 def test_linen():
     model = Linen()
     variables = jax.jit(model.init)(jax.random.key(0), X)
@@ -111,6 +112,7 @@ def test_nnx():
     np.testing.assert_array_equal(model(X), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True])
 def test_equinox(batched):
     model = eqx.nn.MLP(D, C, 6, 1, activation=jnp.tanh, key=jax.random.key(0))

@@ -253,6 +253,7 @@ def test_after_a_fork_the_child_writes_its_own_and_only_its_own():
     assert [line for line in lines if "parent" in line] == ["parent 0", "parent 1", "parent 3"]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_interpreter_waits_for_what_was_sent(tmp_path):
     path = tmp_path / "run.jsonl"
     code, _, said = run(

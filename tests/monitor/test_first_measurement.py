@@ -100,6 +100,7 @@ def test_what_costs_too_much_is_refused_once_with_what_costs_less(limit, reason)
     assert monitor.cost.measurements == 0
 
 
+@pytest.mark.slow
 def test_what_is_named_as_cheaper_fits():
     params, x, y = larger()
     for options in ({"reduction": "sum-of-logits"}, {"train": (x[:10], y[:10])}):

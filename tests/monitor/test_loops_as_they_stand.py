@@ -88,6 +88,7 @@ def traces(functional, x, *states):
     return values
 
 
+@pytest.mark.slow
 def test_a_train_state_is_followed_with_its_statistics():
     x, y = data()
     fn, state = linen_state(optax.adam(0.1))
@@ -189,6 +190,7 @@ def test_statistics_of_a_batch_are_not_followed():
     assert np.isnan(measured.trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["model", "state", "optimizer"])
 def test_nnx_as_loops_hold_it(held):
     x, y = data()

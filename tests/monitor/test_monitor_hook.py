@@ -32,6 +32,7 @@ def clock(monkeypatch):
     return now
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     params, x, y = problem()

@@ -29,6 +29,7 @@ def cross_entropy_of_tokens(outputs, y):
     return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "decay", "denominator", "loss"),
     [

@@ -25,6 +25,7 @@ def head(n_outputs):
     return jnp.asarray(np.random.default_rng(1).normal(size=(3, n_outputs)), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(60, 70), (70, 80)])
 def test_a_monitor_does_not_change_its_kernel_when_outputs_are_added(before, after):
     """60 outputs are a full kernel to "auto", 70 and 80 a mean: of one size, of other outputs."""
