@@ -86,6 +86,17 @@ def descend(loss, params: dict, learning_rate: float, steps: int) -> list[dict]:
     return path
 
 
+def trained_on_digits(x: np.ndarray, y: np.ndarray) -> tuple[dict, dict]:
+    """Parameters of `network` before and after 200 steps."""
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
+    targets = jax.nn.one_hot(y, 4)
+
+    def loss(params):
+        return optax.softmax_cross_entropy(network(params, x), targets).mean()
+
+    return params, descend(loss, params, 0.5, 200)[-1]
+
+
 def models() -> Figure:
     """Four kinds of model become one kind of function."""
     figure, (ax,) = plots(1, 2.2)
@@ -273,13 +284,7 @@ def plain() -> Figure:
 def kernels() -> Figure:
     """A kernel at initialisation and after training, examples in the order of their classes."""
     x, y = digits()
-    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
-    targets = jax.nn.one_hot(y, 4)
-
-    def loss(params):
-        return optax.softmax_cross_entropy(network(params, x), targets).mean()
-
-    trained = descend(loss, params, 0.5, 200)[-1]
+    params, trained = trained_on_digits(x, y)
     figure, axes = plots(3)
     before = ntkdiag.ntk(network, params, x)
     after = ntkdiag.ntk(network, trained, x)
@@ -550,13 +555,7 @@ def selfcheck() -> str:
 def command_line() -> str:
     """What a comparison of two checkpoints says."""
     x, y = digits()
-    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
-    targets = jax.nn.one_hot(y, 4)
-
-    def loss(params):
-        return optax.softmax_cross_entropy(network(params, x), targets).mean()
-
-    trained = descend(loss, params, 0.5, 200)[-1]
+    params, trained = trained_on_digits(x, y)
     comparison = ntkdiag.compare(
         params,
         trained,

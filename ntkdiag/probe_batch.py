@@ -17,13 +17,12 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
-from ntkdiag.engine.calls.arguments import check_no_nan
+from ntkdiag.engine.calls.arguments import check_no_nan, is_traced
 from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.models.paths import shown
 
@@ -55,7 +54,7 @@ class ProbeBatch:
     @property
     def digest(self) -> str | None:
         """SHA-256 of the examples, as kernels name them; None while they are being traced."""
-        if _is_traced(self.x):
+        if is_traced(self.x):
             return None
         # A chain may be built inside a trace, as inject_hyperparams does.
         with jax.ensure_compile_time_eval():
@@ -167,7 +166,7 @@ def shared_examples(probes: Probes) -> int:
     """How many of the held-out examples are among those of `train`, equal to the last bit."""
     if probes.train is None or probes.held_out is None:
         return 0
-    if _is_traced((probes.train.x, probes.held_out.x)):
+    if is_traced(probes.train.x, probes.held_out.x):
         return 0
     trained_on = set(_row_digests(probes.train))
     return sum(row in trained_on for row in _row_digests(probes.held_out))
@@ -207,7 +206,3 @@ def _describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dictionary with {', '.join(map(str, value))}"
     return f"a {kind}"
-
-
-def _is_traced(tree: PyTree) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))

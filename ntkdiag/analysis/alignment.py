@@ -79,8 +79,15 @@ class Alignment:
 
     def to_dict(self) -> dict[str, PlainValue]:
         """The numbers by name, with None for what is not finite."""
-        names = ("value", "chance", "standard_deviation", "above", "deviations", "reduction")
-        names += ("trained_on",)
+        names = (
+            "value",
+            "chance",
+            "standard_deviation",
+            "above",
+            "deviations",
+            "reduction",
+            "trained_on",
+        )
         return {name: display.plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:

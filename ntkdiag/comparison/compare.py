@@ -24,7 +24,11 @@ from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.decisions import agreement, class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
-from ntkdiag.comparison.fixed_arrays_change import change_of_fixed_arrays, start_of_parameters
+from ntkdiag.comparison.fixed_arrays_change import (
+    change_of_fixed_arrays,
+    differing_fixed_arrays,
+    start_of_parameters,
+)
 from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.comparison.linearized_change import predict
@@ -216,9 +220,10 @@ def _measure(
     measured_b = measure_side(b, settings, outputs_b, labels, held_out)
     advance()
 
-    # What lies between them.
-    # What the parameters did is measured at the fixed arrays of B, running statistics for one.
-    start = start_of_parameters(a, b, settings, measured_a, labels, held_out)
+    # What lies between them. What the parameters did is measured at the fixed arrays of B, running
+    # statistics for one.
+    differing = differing_fixed_arrays(a, b)
+    start = start_of_parameters(a, b, differing, settings, measured_a, labels, held_out)
     advance()
     motion = drift(start.kernel, measured_b.kernel)
     movement = parameter_movement(
@@ -235,7 +240,7 @@ def _measure(
     rule = decision_rule(outputs_b.shape, targets, settings.loss)
     agreeing = agreement(prediction.outputs.reshape(outputs_b.shape), outputs_b, rule)
     prediction = dataclasses.replace(prediction, agreement=agreeing)
-    fixed_arrays = change_of_fixed_arrays(a, b, start, measured_a, measured_b)
+    fixed_arrays = change_of_fixed_arrays(differing, start, measured_a, measured_b)
     verdict = judge(
         measured_a,
         measured_b,

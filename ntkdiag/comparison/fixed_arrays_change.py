@@ -123,17 +123,18 @@ def differing_fixed_arrays(a: Side, b: Side) -> tuple[str, ...]:
 def start_of_parameters(
     a: Side,
     b: Side,
+    differing: tuple[str, ...],
     settings: Settings,
     measured_a: Measured,
     labels: ProbeLabels | None,
     held_out: HeldOutProbe | None,
 ) -> Start:
-    """Side A itself where the fixed arrays are those of B, else its parameters with those of B.
+    """Side A itself where no fixed arrays differ, else its parameters with those of B.
 
     Cost: nothing, or two kernels and a forward pass, and a kernel of the held-out examples.
     """
     f, params = a.functional
-    if not differing_fixed_arrays(a, b):
+    if not differing:
         return Start(
             f=f,
             params=params,
@@ -166,17 +167,16 @@ def start_of_parameters(
 
 
 def change_of_fixed_arrays(
-    a: Side, b: Side, start: Start, measured_a: Measured, measured_b: Measured
+    differing: tuple[str, ...], start: Start, measured_a: Measured, measured_b: Measured
 ) -> FixedArraysChange | None:
-    """The part of the change that fixed arrays made; None where they are the same."""
-    paths = differing_fixed_arrays(a, b)
-    if not paths:
+    """The part of the change that fixed arrays made; None where none differ."""
+    if not differing:
         return None
     whole = _size(measured_b.outputs - measured_a.outputs)
     by_fixed_arrays = _size(start.outputs - measured_a.outputs)
     by_parameters = _size(measured_b.outputs - start.outputs)
     return FixedArraysChange(
-        paths=paths,
+        paths=differing,
         share_of_fixed_arrays=by_fixed_arrays / whole if whole > 0 else None,
         share_of_parameters=by_parameters / whole if whole > 0 else None,
         drift=drift(measured_a.kernel, start.kernel),

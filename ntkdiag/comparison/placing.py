@@ -14,7 +14,6 @@ A linen module alone does not know its arrays: it takes what was saved.
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from ntkdiag import errors
 from ntkdiag._jax import needs_inputs
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
+from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, differences, leaves_by_path, with_leaves
 
 # A linen module, an NNX or Equinox model, a Functional, or a callable f(params, x): the libraries
@@ -105,18 +105,12 @@ def place(template: Template, params: PyTree, collections: Mapping[str, PyTree])
     return Placed(functionalize(template.model, params, check=False), "none")
 
 
-def is_module_of(library: str, candidate: object) -> bool:
-    """Whether a value is a module of a library, which is loaded if it is."""
-    loaded = sys.modules.get(library)
-    return loaded is not None and isinstance(candidate, loaded.Module)
-
-
 def is_with_state(candidate: object) -> bool:
     """Whether a value is an Equinox module with its State, as `make_with_state` returns them."""
     if not isinstance(candidate, tuple | list) or len(candidate) != 2:
         return False
     module, state = candidate
-    return is_module_of("equinox", module) and isinstance(state, sys.modules["equinox"].nn.State)
+    return is_module_of("equinox", module) and is_equinox_state(state)
 
 
 def is_plain_callable(model: Model) -> bool:

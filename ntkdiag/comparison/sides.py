@@ -24,7 +24,6 @@ from ntkdiag.comparison.placing import (
     Model,
     Placed,
     Template,
-    is_module_of,
     is_plain_callable,
     is_with_state,
     place,
@@ -33,6 +32,7 @@ from ntkdiag.comparison.placing import (
 )
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
+from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.paths import differences, leaves_by_path
 
 # A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models import parameters, registry
 from ntkdiag.models.functional import Functional
+from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.mode import Mode
 from ntkdiag.models.outputs import Activations
 from ntkdiag.models.request import ModelRequest
@@ -113,15 +114,15 @@ def functionalize(
 
     # The three libraries that are known here, each by its class of modules. Whose module is handed
     # in has been imported, so that its adapter may import it.
-    if _is_module_of("flax.linen", bare_model):
+    if is_module_of("flax.linen", bare_model):
         from ntkdiag.models import linen
 
         return linen.adapt(bare_model, request)
-    if _is_module_of("flax.nnx", bare_model):
+    if is_module_of("flax.nnx", bare_model):
         from ntkdiag.models import nnx
 
         return nnx.adapt(bare_model, request)
-    if _is_module_of("equinox", bare_model) and not _wraps_function(bare_model, request):
+    if is_module_of("equinox", bare_model) and not _wraps_function(bare_model, request):
         from ntkdiag.models import equinox
 
         return equinox.adapt(bare_model, request)
@@ -159,13 +160,6 @@ def _look_behind(model: object, request: ModelRequest) -> tuple[Any, ModelReques
 
     model, variables = linen.module_behind(model, request.variables)
     return model, dataclasses.replace(request, variables=variables)
-
-
-def _is_module_of(library: str, model: object) -> bool:
-    """Whether a model is a module of a library, which then has been imported."""
-    loaded = sys.modules.get(library)
-    # Without the library there is no class: of no classes nothing is an instance.
-    return isinstance(model, getattr(loaded, "Module", ()))
 
 
 def _wraps_function(model: object, request: ModelRequest) -> bool:

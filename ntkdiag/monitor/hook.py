@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
+from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
@@ -119,10 +119,18 @@ class Monitor:
         time_share: float | int | np.number | None = 0.02,
         first_measurement: float | int | np.number | None = 60.0,
     ) -> None:
-        if time_share is not None:
-            _require_share(time_share)
-        if first_measurement is not None:
-            _require_seconds(first_measurement)
+        _require_limit(
+            "time_share",
+            time_share,
+            expected="a positive share of the wall time",
+            do="0.02 is two percent; None sets no limit.",
+        )
+        _require_limit(
+            "first_measurement",
+            first_measurement,
+            expected="a positive number of seconds",
+            do="None sets no limit.",
+        )
         with without_debugging_switches():
             self._probe = Probe.of(
                 f,
@@ -158,9 +166,9 @@ class Monitor:
                 or the pair (module, state). Beside a `Functional`, arrays that come with the
                 parameters, such as running statistics, are taken as they are at this step.
             opt_state: The optimizer state, or an `nnx.Optimizer`, if it is at hand and not in the
-                TrainState. An injected learning rate is read from
-                it, and the margin is left out where it would not hold: for Adam and its like, and
-                for momentum that was not stated.
+                TrainState. An injected learning rate is read from it, and the margin is left out
+                where it would not hold: for Adam and its like, and for momentum that was not
+                stated.
             model_state: What moves beside the parameters where these come alone: an Equinox
                 `State`, or a tree of collections such as ``{"batch_stats": ...}``. Without it, it
                 stays as it was when `f` was made.
@@ -322,7 +330,7 @@ class Monitor:
         except errors.MemoryBudgetError as error:
             reason = str(error)
         except Exception:  # what has no plan, as a batch that is differentiated as a whole
-            reason = None
+            pass
         self._is_refused = self._agreed(reason is not None)
         if self._is_refused:
             self.cost.skipped += 1
@@ -374,31 +382,18 @@ class _UpdateRule:
     objection: str | None
 
 
-def _require_share(time_share: object) -> None:
-    """Refuse a share of the wall time that is not above zero."""
-    is_number = isinstance(time_share, int | float | np.number)
-    if not (is_number and time_share > 0):
-        raise errors.InvalidInputError(
-            expected="a positive share of the wall time",
-            got=f"time_share={time_share!r}",
-            do="0.02 is two percent; None sets no limit.",
-        )
-
-
-def _require_seconds(seconds: object) -> None:
-    """Refuse a limit of time that is not above zero."""
-    is_number = isinstance(seconds, int | float | np.number)
-    if not (is_number and seconds > 0):
-        raise errors.InvalidInputError(
-            expected="a positive number of seconds",
-            got=f"first_measurement={seconds!r}",
-            do="None sets no limit.",
-        )
+def _require_limit(name: str, limit: object, expected: str, do: str) -> None:
+    """Refuse a limit that is neither None nor a number above zero."""
+    if limit is None:
+        return
+    is_number = isinstance(limit, int | float | np.number)
+    if not (is_number and limit > 0):
+        raise errors.InvalidInputError(expected=expected, got=f"{name}={limit!r}", do=do)
 
 
 def _require_concrete(params: PyTree) -> None:
     """Refuse parameters that are being traced: the hook is for the loop around the step."""
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
+    if is_traced(params):
         raise errors.InvalidInputError(
             expected="parameters outside of jax.jit",
             got="parameters that are being traced",

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.functional import Functional
+from ntkdiag.models.libraries import is_equinox_state
 from ntkdiag.models.paths import describe, leaves_by_path, shown
 
 
@@ -39,7 +40,7 @@ def take_apart(
     """Find the parts in the arguments of `monitor(step, params, opt_state, model_state=...)`."""
     # A pair (model, state) of Equinox.
     is_pair = isinstance(params, tuple) and len(params) == 2
-    if model_state is None and is_pair and _is_equinox_state(params[1]):
+    if model_state is None and is_pair and is_equinox_state(params[1]):
         params, model_state = params
     # A TrainState, an optimizer of NNX that holds its model, a dictionary of all that is trained.
     holder: Any = params
@@ -95,7 +96,7 @@ def _by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]
             got="a plain function",
             do="Pass ntkdiag.functionalize(model, ...) for f, or a function of all variables.",
         )
-    if not _is_equinox_state(model_state):
+    if not is_equinox_state(model_state):
         return leaves_by_path(model_state)
     # A State has no names; its arrays come in the order of the one f was made with.
     held = {path: leaf for path, leaf in f.fixed.items() if path.startswith("state/")}
@@ -114,9 +115,3 @@ def _by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]
 def _is_dictionary_of_all(value: object) -> bool:
     """Whether a value is a dictionary of parameters, optimizer state and more."""
     return isinstance(value, Mapping) and "params" in value and "opt_state" in value
-
-
-def _is_equinox_state(value: object) -> bool:
-    """Whether a value is an `equinox.nn.State`; Equinox is not imported for it."""
-    kind = type(value)
-    return kind.__name__ == "State" and kind.__module__.split(".")[0] == "equinox"

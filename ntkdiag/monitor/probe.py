@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ntkdiag import _jax, errors
 from ntkdiag._jax import ClosedJaxpr, Jaxpr
 from ntkdiag.descent import Descent, DescentLike, as_descent
+from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.ntk import plan
@@ -204,7 +205,7 @@ class Probe:
         They do under batch norm in train mode. Cost: a forward pass of four examples together, and
         one of each alone.
         """
-        if self._verified or _is_traced((params, self.x)):
+        if self._verified or is_traced(params, self.x):
             return
         # A chain may be built inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():
@@ -321,10 +322,6 @@ class Probe:
         `warn_if_untrusted_jit`.
         """
         return _has_reduction(jax.make_jaxpr(self.f)(params, self.x))
-
-
-def _is_traced(tree: PyTree) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _host_copy_of(probe: ProbeBatch) -> ProbeBatch:
