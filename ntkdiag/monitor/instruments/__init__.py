@@ -1,0 +1,1 @@
+"""Instruments of a monitor: what is measured, by name, tier and cost."""

@@ -1,0 +1,1 @@
+"""What the update that was made tells about the optimizer that made it."""
