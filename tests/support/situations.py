@@ -1,0 +1,42 @@
+"""One step of training as the instruments of a monitor see it, put together by hand."""
+
+import jax
+import jax.numpy as jnp
+
+from ntkdiag.losses.loss_argument import as_loss
+from ntkdiag.monitor.situation import Situation
+
+
+def situation_of(
+    f,
+    params,
+    x,
+    y=None,
+    loss=None,
+    gradient=None,
+    update=None,
+    reading=None,
+    is_joint=False,
+    seed=0,
+    measurements=0,
+):
+    """A Situation at these parameters; `seed` is a whole number, traced or not."""
+    trained_loss = as_loss(loss)
+    if trained_loss is not None:
+        y = trained_loss.read(y, jax.eval_shape(f, params, x).shape)
+    return Situation(
+        f=f,
+        x=jax.tree.map(jnp.asarray, x),
+        y=y,
+        loss=trained_loss,
+        is_joint=is_joint,
+        step=measurements,
+        params=jax.tree.map(jnp.asarray, params),
+        gradient=gradient,
+        update=update,
+        reading=reading,
+        held={},
+        unmoved=True,
+        measurements=measurements,
+        key=jax.random.key(seed),
+    )
