@@ -19,9 +19,9 @@ from jaxtyping import PyTree
 from ntkdiag import _jax, errors, user_function
 from ntkdiag.models import equinox_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.models.mode import one_by_one
+from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.partition import partition
-from ntkdiag.models.request import ModelRequest, as_key
+from ntkdiag.models.request import ModelRequest, as_key, parameters_of
 from ntkdiag.models.selectors import as_pytree, select
 
 
@@ -46,10 +46,14 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
     axis_name = request.options.get("axis_name") or expected_axis_name
     evaluation = _BatchEvaluation(request, axis_name)
     state = parameters.copied(state)
+    user_leaves = jax.tree.leaves(state)
     if request.mode.statistics is not None:
         # The statistics of a batch stand in place of the running ones.
+        trained_module = eqx.nn.inference_mode(module, value=False)
+        if request.mode.without_dropout:
+            trained_module = equinox_norm.without_dropout(trained_module)
         state = equinox_norm.state_of_batch(
-            eqx.nn.inference_mode(module, value=False),
+            trained_module,
             state,
             step=functools.partial(evaluation.state_after_step, x=request.mode.statistics),
         )
@@ -60,6 +64,8 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         model = eqx.nn.inference_mode(part.merge(params), value=not request.mode.trains)
         if request.mode.shares_mask:
             model = equinox_norm.with_running_statistics(model)
+        if request.mode.without_dropout:
+            model = equinox_norm.without_dropout(model)
 
         def outputs_with(model: eqx.Module, kwargs: Mapping[str, PyTree]) -> PyTree:
             fresh_state = jax.tree.unflatten(state_structure, state_leaves)
@@ -78,6 +84,15 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         changed = paths.with_leaves(part.restore(params), values)
         return adapt(changed, dataclasses.replace(request, options=options, check=False))
 
+    def in_mode(params: PyTree, mode: Mode) -> Functional:
+        # A module that takes no key is given none.
+        keys: dict[str, PyTree] = {}
+        if "key" in parameters_of(request.method_of(module)):
+            keys["key"] = jax.random.key(0)
+        options = {**request.options, "state": jax.tree.unflatten(state_structure, user_leaves)}
+        changed = dataclasses.replace(request, options=options)
+        return adapt(part.restore(params), changed.in_mode(mode, **keys))
+
     return Functional(
         apply=Apply(
             function, "equinox", str(request.mode), request.output_selector, request.unpack
@@ -90,6 +105,8 @@ def adapt(module: eqx.Module, request: ModelRequest) -> Functional:
         fixed=part.fixed | held_state,
         extract=part.extract,
         rebuild=rebuild,
+        has_batch_statistics=bool(equinox_norm.nodes_of_type(module, eqx.nn.StateIndex)),
+        in_mode=in_mode,
     )
 
 

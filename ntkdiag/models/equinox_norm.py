@@ -1,4 +1,4 @@
-"""Batch normalisation of Equinox: the name of its axis, and holding it to given statistics.
+"""Equinox: batch normalisation, its axis, held to given statistics; and dropout without effect.
 
 Running statistics are entries of a State beside the module. They become those of a batch in one
 training step, whose new entries are copied. To hold them, every layer gets a class that ignores
@@ -77,6 +77,18 @@ def with_running_statistics(module: eqx.Module) -> eqx.Module:
         return _with_attributes(object.__new__(kind), vars(norm))
 
     return _replace_batch_norms(module, unswitchable_copy)
+
+
+def without_dropout(module: eqx.Module) -> eqx.Module:
+    """Let the dropout of Equinox drop nothing, whatever the switches around it say."""
+
+    def is_dropout(node: PyTree) -> bool:
+        return isinstance(node, eqx.nn.Dropout)
+
+    def changed(node: PyTree) -> PyTree:
+        return eqx.nn.Dropout(0.0) if is_dropout(node) else node
+
+    return jax.tree.map(changed, module, is_leaf=is_dropout)
 
 
 def state_of_batch(

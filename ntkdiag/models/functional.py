@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors, user_function
 from ntkdiag.models import parameters, paths
+from ntkdiag.models.mode import JOINT_MODES, Mode
 from ntkdiag.models.selectors import Selector, as_pytree, select
 
 
@@ -64,7 +65,7 @@ class Apply:
     @property
     def joint(self) -> bool:
         """Whether the model gets the batch as a whole, so that examples may interact."""
-        return self.mode == "train"  # not with fixed statistics
+        return self.mode in JOINT_MODES
 
     def __repr__(self) -> str:
         return f"<{self.library} model as f(params, x), mode={self.mode}>"
@@ -95,6 +96,9 @@ class Functional:
             `apply` in a loop. What is held fixed stays as it was when the Functional was made.
         rebuild: Parameters, and path -> array of what is held fixed -> a Functional of the same
             options; for `with_fixed`. None where an adapter does not offer it.
+        has_batch_statistics: Whether a layer of the model keeps statistics of the batches it saw.
+        in_mode: Parameters and a `Mode` -> a Functional of the same options in that mode. None
+            where an adapter does not offer it.
     """
 
     apply: Callable[..., PyTree]
@@ -106,6 +110,8 @@ class Functional:
     fixed: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     extract: Callable[[PyTree], PyTree] | None = None
     rebuild: Callable[[PyTree, Mapping[str, PyTree]], "Functional"] | None = None
+    has_batch_statistics: bool = False
+    in_mode: Callable[[PyTree, Mode], "Functional"] | None = None
 
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         """Evaluate the model at `params` on the batch `x`."""
@@ -118,7 +124,7 @@ class Functional:
     @property
     def joint(self) -> bool:
         """Whether the model gets the batch as a whole, so that examples may interact."""
-        return self.mode == "train"  # not with fixed statistics
+        return self.mode in JOINT_MODES
 
     @errors.public
     def with_params(self, params: PyTree, *, check: bool = True) -> "Functional":

@@ -6,11 +6,13 @@ call puts the collections together again, and applies the module in the mode tha
 In train and dropout mode the module may write to its collections; what it writes is thrown away.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+import jax
 from flax import core, traverse_util
 from flax import errors as flax_errors
 from flax import linen as nn
@@ -19,7 +21,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models import linen_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.models.mode import one_by_one
+from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
 from ntkdiag.models.request import ModelRequest, as_key
@@ -92,6 +94,11 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
         variables = paths.with_leaves(variables, values)
         return adapt(module, dataclasses.replace(request, variables=variables, check=False))
 
+    def in_mode(params: PyTree, mode: Mode) -> Functional:
+        variables = {**trained.as_collections(part.restore(params)), **fixed}
+        in_mode_request = request.in_mode(mode, rngs=jax.random.key(0))
+        return adapt(module, dataclasses.replace(in_mode_request, variables=variables))
+
     held_parameters = paths.leaves_by_path(trained.as_collections(part.fixed))
     return Functional(
         apply=Apply(function, "linen", str(request.mode), request.output_selector, request.unpack),
@@ -103,6 +110,8 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
         fixed=held_parameters | paths.leaves_by_path(fixed_in_calls),
         extract=extract,
         rebuild=rebuild,
+        has_batch_statistics=bool(jax.tree.leaves(fixed.get("batch_stats"))),
+        in_mode=in_mode,
     )
 
 
@@ -226,8 +235,12 @@ def _module_call(
                 keywords.pop(name, None)
         keywords = {**options, **keywords}
         keywords["rngs"] = _as_keys(keywords["rngs"])
+        dropout = contextlib.nullcontext()
+        if request.mode.without_dropout:
+            dropout = linen_norm.without_dropout()
         try:
-            outputs = module.apply(variables, *positional, **keywords)
+            with dropout:
+                outputs = module.apply(variables, *positional, **keywords)
         except flax_errors.FlaxError as error:
             remedy = _remedy(error, module, request, variables, keywords)
             if remedy is not None:

@@ -1,7 +1,8 @@
-"""Batch normalisation of linen held to given statistics, whatever its model's switches say.
+"""Linen: batch normalisation held to given statistics, and dropout without effect.
 
-Calls of `BatchNorm` are intercepted while the model runs: the layer is told to use its running
-statistics, or to update them with momentum 0, so that they become those of the batch.
+Calls of `BatchNorm` are intercepted while the model runs, whatever its switches say: the layer is
+told to use its running statistics, or to update them with momentum 0, so that they become those of
+the batch. Layers with dropout are called with a rate of 0.
 """
 
 import contextlib
@@ -16,12 +17,33 @@ from ntkdiag.models.mode import require_batch_norm
 
 # The names that lead to a layer from the top of its model.
 LayerPath: TypeAlias = tuple[str, ...]
+# Layers that drop, and the attribute that says how much.
+_DROPOUT_RATES = {nn.Dropout: "rate", nn.MultiHeadDotProductAttention: "dropout_rate"}
 
 
 @contextlib.contextmanager
 def running_statistics() -> Iterator[None]:
     """Let every BatchNorm that is called inside use its running statistics."""
     with _intercepted(use_running_average=True, attributes={}, called=set()):
+        yield
+
+
+@contextlib.contextmanager
+def without_dropout() -> Iterator[None]:
+    """Let the dropout of linen that is called inside drop nothing."""
+
+    def call(
+        next_call: Callable[..., PyTree],
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
+        context: nn.module.InterceptorContext,
+    ) -> PyTree:
+        layer = context.module
+        rates = {name: 0.0 for kind, name in _DROPOUT_RATES.items() if isinstance(layer, kind)}
+        with _changed(layer, rates):
+            return next_call(*args, **kwargs)
+
+    with nn.intercept_methods(call):
         yield
 
 
@@ -33,8 +55,9 @@ def statistics_of_batch(
     `run` is `(variables, x, kwargs) -> (outputs, written collections)` in train mode.
     """
     called: set[LayerPath] = set()
-    # With momentum 0 the running statistics become those of the batch.
-    with _intercepted(use_running_average=False, attributes={"momentum": 0.0}, called=called):
+    # With momentum 0 the running statistics become those of the batch. A layer that uses running
+    # ones in training, too, keeps them.
+    with _intercepted(use_running_average=None, attributes={"momentum": 0.0}, called=called):
         _, written = run(variables, x, {})
     require_batch_norm(bool(called))
     collections = {}
@@ -61,11 +84,12 @@ def _with_updates_at(
 
 @contextlib.contextmanager
 def _intercepted(
-    *, use_running_average: bool, attributes: dict[str, float | None], called: set[LayerPath]
+    *, use_running_average: bool | None, attributes: dict[str, float], called: set[LayerPath]
 ) -> Iterator[None]:
-    """Call every BatchNorm with this switch and these attributes, and note its path in `called`."""
-    # The switch is given as an argument; Flax refuses it twice, so the attribute has to be None.
-    attributes = {"use_running_average": None, **attributes}
+    """Call every BatchNorm with this switch and these attributes, and note its path in `called`.
+
+    None leaves the switch as the model has it.
+    """
 
     def call(
         next_call: Callable[..., PyTree],
@@ -77,21 +101,32 @@ def _intercepted(
         if not isinstance(norm, nn.BatchNorm) or context.method_name != "__call__":
             return next_call(*args, **kwargs)
         called.add(norm.path)
-        before = {name: getattr(norm, name) for name in attributes}
-        # The layer is a clone that lives as long as this call of the model; only its public
-        # setattr is frozen.
-        _set_attributes(norm, attributes)
-        try:
+        if use_running_average is None:
+            with _changed(norm, attributes):
+                return next_call(*args, **kwargs)
+        # The switch is given as an argument; Flax refuses it twice: the attribute has to be None.
+        with _changed(norm, {**attributes, "use_running_average": None}):
             # Of the positional arguments only x: the other one is the switch.
             return next_call(args[0], **{**kwargs, "use_running_average": use_running_average})
-        finally:
-            _set_attributes(norm, before)
 
     with nn.intercept_methods(call):
         yield
 
 
-def _set_attributes(norm: nn.BatchNorm, attributes: Mapping[str, PyTree]) -> None:
-    """Set attributes of a layer, which Flax lets nobody do."""
+@contextlib.contextmanager
+def _changed(layer: nn.Module, attributes: Mapping[str, PyTree]) -> Iterator[None]:
+    """Give a layer other attributes for one call, which Flax lets nobody do."""
+    before = {name: getattr(layer, name) for name in attributes}
+    # The layer is a clone that lives as long as this call of the model; only its public setattr is
+    # frozen.
+    _set_attributes(layer, attributes)
+    try:
+        yield
+    finally:
+        _set_attributes(layer, before)
+
+
+def _set_attributes(layer: nn.Module, attributes: Mapping[str, PyTree]) -> None:
+    """Set attributes of a layer past its public setattr."""
     for name, value in attributes.items():
-        object.__setattr__(norm, name, value)
+        object.__setattr__(layer, name, value)

@@ -6,8 +6,10 @@
 | dropout                 | on, one mask for all        | running statistics              |
 | train with `statistics` | on, one mask for all        | those of one batch, held fixed  |
 | train                   | on, a mask for each example | those of the batch at hand      |
+| train, no dropout       | off                         | those of the batch at hand      |
 
-Examples interact in the last mode only.
+Examples interact in the last two only. The last one is for `in_training`, and cannot be asked for
+by name.
 """
 
 import dataclasses
@@ -20,6 +22,8 @@ from jaxtyping import Array, ArrayLike, PyTree
 from ntkdiag import errors
 
 MODES = ("eval", "dropout", "train")
+# Modes, as they are written, in which the model gets the batch as a whole.
+JOINT_MODES = ("train", "train, no dropout")
 # Names under which models take the switch between training and evaluation.
 _TRUE_IN_TRAINING: tuple[str, ...] = ("train", "training", "is_training")
 _TRUE_IN_EVALUATION: tuple[str, ...] = ("deterministic", "use_running_average", "inference")
@@ -33,14 +37,17 @@ class Mode:
         name: ``"eval"``, ``"dropout"`` or ``"train"``.
         statistics: A batch whose normalisation statistics are computed once and held fixed; in
             train mode only.
+        without_dropout: Whether the dropout layers of the library drop nothing, although the model
+            is switched to training.
     """
 
     name: str = "eval"
     statistics: PyTree = None
+    without_dropout: bool = False
 
     @property
     def trains(self) -> bool:
-        """Whether dropout is on."""
+        """Whether the model is switched to training."""
         return self.name != "eval"
 
     @property
@@ -62,9 +69,12 @@ class Mode:
 
     def __str__(self) -> str:
         """What kernels write into their convention."""
-        if self.statistics is None:
-            return self.name
-        return f"{self.name}, fixed statistics"
+        words = [self.name]
+        if self.without_dropout:
+            words.append("no dropout")
+        if self.statistics is not None:
+            words.append("fixed statistics")
+        return ", ".join(words)
 
 
 def one_by_one(call: Callable[[PyTree], PyTree], x: PyTree) -> PyTree:
@@ -101,5 +111,5 @@ def require_batch_norm(has_batch_norm: bool) -> None:
             expected="a model with the library's own BatchNorm where `statistics=` is given",
             got="none in it",
             do='Leave `statistics=` out: mode="dropout" is train mode without statistics of a '
-            "batch.",
+            "batch. Running statistics of other layers go in with Functional.with_fixed.",
         )

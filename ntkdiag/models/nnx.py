@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.models import nnx_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
-from ntkdiag.models.mode import one_by_one
+from ntkdiag.models.mode import Mode, one_by_one
 from ntkdiag.models.optax_labels import Labelled
 from ntkdiag.models.outputs import Activations, capture
 from ntkdiag.models.partition import partition
@@ -103,6 +103,16 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         nnx.update(model, state)
         return adapt(model, dataclasses.replace(request, check=False))
 
+    def in_mode(params: PyTree, mode: Mode) -> Functional:
+        # A model that takes no streams draws from its own.
+        keys: dict[str, PyTree] = {}
+        if _takes_rngs(_method_with_signature(evaluated, request.method_of(evaluated))):
+            keys["rngs"] = jax.random.key(0)
+        return adapt(restore(params), request.in_mode(mode, **keys))
+
+    fixed = part.fixed | paths.leaves_by_path(nnx.to_pure_dict(user_rest))
+    if request.mode.statistics is not None:
+        fixed |= _batch_statistics(evaluated, fixed)
     return Functional(
         apply=Apply(function, "nnx", str(request.mode), request.output_selector, request.unpack),
         params=params,
@@ -110,10 +120,18 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
         library="nnx",
         mode=str(request.mode),
         name=type(model).__name__,
-        fixed=part.fixed | paths.leaves_by_path(nnx.to_pure_dict(user_rest)),
+        fixed=fixed,
         extract=extract,
         rebuild=rebuild,
+        has_batch_statistics=bool(_batch_statistics(evaluated, fixed)),
+        in_mode=in_mode,
     )
+
+
+def _batch_statistics(model: nnx.Module, fixed: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """What normalisation keeps of batches in a model, by path; of what is held fixed alone."""
+    statistics = paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
+    return {path: leaf for path, leaf in statistics.items() if path in fixed}
 
 
 def _require_variables(model: nnx.Module, candidates: NNXFilter) -> None:
@@ -269,6 +287,8 @@ def _switch(copy: nnx.Module, request: ModelRequest) -> None:
             # `train` is also a method of every module: only a boolean attribute is a switch.
             if isinstance(attributes[name], bool):
                 setattr(module, name, switches[name])
+    if request.mode.without_dropout:
+        nnx_norm.switch_dropout_off(copy)
     if request.options.get("rngs") is not None:
         method = _method_with_signature(copy, request.method_of(copy))
         _reseed(copy, request.options["rngs"], takes_rngs=_takes_rngs(method))

@@ -1,4 +1,4 @@
-"""Batch normalisation of NNX held to given statistics, whatever its model's switches say.
+"""NNX: batch normalisation held to given statistics, and dropout without effect.
 
 The running statistics become those of a batch in one training step with momentum 0, whose new
 values are copied. To hold them, every layer gets a class that ignores its switch: a model may set
@@ -39,6 +39,18 @@ def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> Non
     for norm, updated_norm in zip(norms, updated_norms, strict=True):
         norm.mean.set_value(updated_norm.mean.get_value())
         norm.var.set_value(updated_norm.var.get_value())
+
+
+def switch_dropout_off(copy: nnx.Module) -> None:
+    """Let the dropout of NNX drop nothing, in a copy of a model that nobody else holds.
+
+    A rate of 0 holds also where the model passes the switch in its calls.
+    """
+    for _, module in nnx.iter_modules(copy):
+        if isinstance(module, nnx.Dropout):
+            module.rate = 0.0
+        elif isinstance(module, nnx.MultiHeadAttention):
+            module.dropout_rate = 0.0
 
 
 def _batch_norms(model: nnx.Module) -> list[nnx.BatchNorm]:

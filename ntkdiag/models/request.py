@@ -139,6 +139,23 @@ class ModelRequest:
         """The request without the parameters, for functions that must not keep them alive."""
         return dataclasses.replace(self, variables=None)
 
+    def in_mode(self, mode: Mode, **keys: PyTree) -> "ModelRequest":
+        """The same in another mode: switches in `call_kwargs` that contradict it are left out.
+
+        `keys` are options with random keys, for what is random in this mode and has none.
+        """
+        call_kwargs = {}
+        for name, value in self.call_kwargs.items():
+            if not isinstance(value, bool) or mode.switches.get(name, value) == value:
+                call_kwargs[name] = value
+        options = dict(self.options)
+        for name, key in keys.items():
+            if options.get(name) is None:
+                options[name] = key
+        return dataclasses.replace(
+            self, mode=mode, call_kwargs=call_kwargs, options=options, check=False
+        )
+
     def method_of(self, model: object) -> Callable[..., Any]:
         """The method of a model (or of a copy of it) that is to be called."""
         method = self.method or "__call__"

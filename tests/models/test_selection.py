@@ -314,7 +314,8 @@ def test_modes_that_a_model_cannot_be_in():
         "functionalize(model, variables): expected a model with the library's own BatchNorm where "
         '`statistics=` is given; got none in it. Leave `statistics=` out: mode="dropout" is train '
         "mode without "
-        "statistics of a batch."
+        "statistics of a batch. Running statistics of other layers go in with "
+        "Functional.with_fixed."
     )
     fn = functionalize(eqx.nn.Linear(4, "scalar", key=first_key()), batched=False, mode="dropout")
     assert fn(fn.params, X).shape == (3,)

@@ -1,0 +1,546 @@
+"""`in_training` is the function a training step differentiates, and `with_statistics_of` its evaluation."""
+
+import dataclasses
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tolerance import assert_close
+
+from ntkdiag import errors
+from ntkdiag.models import functionalize
+from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
+
+N, D, H, C = 6, 4, 5, 2
+RATE = 0.5
+
+
+def batch(seed=0):
+    x = np.random.default_rng(seed).standard_normal((N, D))
+    return jnp.asarray(x + 0.5, jnp.result_type(float))
+
+
+def moved(tree, seed=1, scale=0.3):
+    """Parameters as later in training."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: leaf + scale * rng.standard_normal(leaf.shape), tree)
+
+
+class Residual(nn.Module):
+    """One switch for everything."""
+
+    rate: float = RATE
+    momentum: float = 0.9
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        h = nn.Dense(H, param_dtype=x.dtype)(x)
+        for _ in range(2):
+            y = nn.BatchNorm(not train, momentum=self.momentum, param_dtype=x.dtype)(h)
+            y = nn.Dropout(self.rate, deterministic=not train)(jnp.tanh(y))
+            h = h + nn.Dense(H, param_dtype=x.dtype)(y)
+        return nn.Dense(C, param_dtype=x.dtype)(h)
+
+
+class TwoSwitches(nn.Module):
+    """A switch for the statistics and one for dropout, which is inside an attention, too."""
+
+    rate: float = RATE
+    momentum: float = 0.9
+
+    @nn.compact
+    def __call__(self, x, *, use_running_average=None, deterministic=None):
+        h = nn.Conv(H, (2,), param_dtype=x.dtype)(x[..., None])  # [n d] -> [n d h]
+        norm = nn.BatchNorm(momentum=self.momentum, param_dtype=x.dtype)
+        h = jnp.tanh(norm(h, use_running_average=use_running_average))
+        attention = nn.MultiHeadDotProductAttention(
+            num_heads=1, dropout_rate=self.rate, param_dtype=x.dtype
+        )
+        h = h + attention(h, deterministic=deterministic)
+        h = nn.Dropout(self.rate)(h, deterministic=deterministic)
+        return nn.Dense(C, param_dtype=x.dtype)(h.mean(axis=1))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rate=RATE, momentum=0.9):
+        rngs, dtype = nnx.Rngs(0), jnp.result_type(float)
+        self.first = nnx.Linear(D, H, param_dtype=dtype, rngs=rngs)
+        self.norm = nnx.BatchNorm(H, momentum=momentum, param_dtype=dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.last = nnx.Linear(H, C, param_dtype=dtype, rngs=rngs)
+        for statistic, value in ((self.norm.mean, 0.3), (self.norm.var, 2.0)):
+            statistic.set_value(jnp.full(H, value, dtype))
+
+    def __call__(self, x):
+        return self.last(self.dropout(jnp.tanh(self.norm(self.first(x)))))
+
+
+class Equinox(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    last: eqx.nn.Linear
+
+    def __init__(self, mode, rate=RATE, momentum=0.9):
+        keys = jax.random.split(jax.random.key(0))
+        dtype = jnp.result_type(float)
+        self.first = eqx.nn.Linear(D, H, key=keys[0], dtype=dtype)
+        self.norm = eqx.nn.BatchNorm(H, "batch", mode=mode, momentum=momentum, dtype=dtype)
+        self.dropout = eqx.nn.Dropout(rate)
+        self.last = eqx.nn.Linear(H, C, key=keys[1], dtype=dtype)
+
+    def __call__(self, x, state, *, key=None):
+        x, state = self.norm(self.first(x), state)
+        return self.last(self.dropout(jnp.tanh(x), key=key)), state
+
+
+class Case:
+    """A model as its library trains it, by hand, and as a Functional in evaluation."""
+
+    def __init__(self, kind, **options):
+        self.kind = kind
+        make = getattr(self, f"_{kind.partition('-')[0]}")
+        self.fn = make(kind.partition("-")[2], options)
+
+    def _linen(self, kind, options):
+        self.kinds = {"train": Residual, "switches": TwoSwitches}[kind]
+        self.switches = {"train": True}
+        evaluation = {"train": False}
+        if kind == "switches":
+            self.switches = {"use_running_average": False, "deterministic": False}
+            evaluation = {"use_running_average": True, "deterministic": True}
+        variables = self.kinds().init(jax.random.key(0), batch(), **evaluation)
+        later = lambda leaf: jnp.asarray(2 * leaf + 0.3, jnp.result_type(float))
+        statistics = jax.tree.map(later, variables["batch_stats"])
+        self.held = {"batch_stats": statistics}
+        return functionalize(self.kinds(), {**variables, **self.held}, **options)
+
+    def _nnx(self, kind, options):
+        return functionalize(Nnx(), **options)
+
+    def _equinox(self, kind, options):
+        self.mode = kind
+        module, state = eqx.nn.make_with_state(Equinox)(kind)
+        # Not the first step: some batches have been seen.
+        for seed in range(3):
+            _, state = self.equinox_step(module, state, batch(10 + seed))
+        self.state = jax.tree.flatten(state)
+        return functionalize(module, state=state, key=jax.random.key(3), **options)
+
+    def equinox_step(self, module, state, x):
+        module = eqx.tree_at(lambda module: module.dropout, module, eqx.nn.Dropout(0.0))
+        call = jax.vmap(module, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        return call(x, state)
+
+    def trained(self, params, x, momentum=0.9):
+        """Outputs in training without dropout, and what a step leaves for evaluation, by path."""
+        if self.kind.startswith("linen"):
+            net = self.kinds(rate=0.0, momentum=momentum)
+            variables = {"params": params, **self.held}
+            outputs, written = net.apply(variables, x, **self.switches, mutable=["batch_stats"])
+            return outputs, {
+                f"batch_stats/{layer}/{name}": leaf
+                for layer, leaves in written["batch_stats"].items()
+                for name, leaf in leaves.items()
+            }
+        if self.kind == "nnx":
+            net = Nnx(rate=0.0, momentum=momentum)
+            net.train()
+            state = nnx.state(net, nnx.Param)
+            nnx.replace_by_pure_dict(state, params)
+            nnx.update(net, state)
+            outputs = net(x)
+            mean, var = net.norm.mean.get_value(), net.norm.var.get_value()
+            return outputs, {"norm/mean": mean, "norm/var": var}
+        outputs, state = self.equinox_step(
+            self.fn.restore(params), jax.tree.unflatten(self.state[1], self.state[0]), x
+        )
+        return outputs, None
+
+
+KINDS = [
+    "linen-train",
+    pytest.param("linen-switches", marks=pytest.mark.slow),
+    "nnx",
+    pytest.param("equinox-batch", marks=pytest.mark.slow),
+    "equinox-ema",
+]
+
+
+def gradient_of(f, params, x):
+    """The gradient of one number in which all outputs count."""
+    weights = jnp.arange(1.0, N * C + 1).reshape(N, C)
+    objective = lambda params: jnp.sum(jnp.sin(f(params, x)) * weights)
+    return jax.jit(jax.grad(objective))(params)
+
+
+def assert_same_gradients(got, want):
+    """Leaf by leaf; a bias that normalisation cancels has rounding for a gradient."""
+    for leaf, expected in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_value_and_gradient_are_those_of_the_training_step(kind, x64):
+    case = Case(kind)
+    fn = in_training(case.fn)
+    assert fn.joint
+    assert fn.mode == "train, no dropout"
+    assert jax.tree.structure(fn.params) == jax.tree.structure(case.fn.params)
+    assert fn.fixed.keys() == case.fn.fixed.keys()
+    x, f = batch(), jax.jit(fn.apply)
+    for params in (case.fn.params, moved(case.fn.params)):
+        want = jax.jit(lambda params, x: case.trained(params, x)[0])(params, x)
+        assert not np.allclose(case.fn(params, x), want, rtol=1e-2)
+        for run in (fn.apply, f, fn.apply):
+            assert_close(run(params, x), want)
+        gradient = gradient_of(f, params, x)
+        expected = gradient_of(lambda params, x: case.trained(params, x)[0], params, x)
+        assert_same_gradients(gradient, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_functional_it_comes_from_is_as_it_was(kind, x64):
+    case, x = Case(kind), batch()
+    before = case.fn(case.fn.params, x)
+    fixed = jax.tree.map(jnp.copy, {k: v for k, v in case.fn.fixed.items() if "rngs" not in k})
+    fn = in_training(case.fn)
+    fn(fn.params, x)
+    with_statistics_of(case.fn, x)(fn.params, x)
+    np.testing.assert_array_equal(case.fn(case.fn.params, x), before)
+    for path, leaf in fixed.items():
+        np.testing.assert_array_equal(case.fn.fixed[path], leaf)
+    # Made inside a trace, from parameters in training, it is the same.
+    inside = jax.jit(
+        lambda params, x: in_training(case.fn.with_params(params, check=False))(params, x)
+    )
+    assert_close(inside(fn.params, x), fn(fn.params, x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_of_the_examples_at_the_parameters_at_hand(kind, x64):
+    case, x, x2 = Case(kind), batch(), batch(5)
+    f = jax.jit(with_statistics_of(case.fn, x))
+    for params in (case.fn.params, moved(case.fn.params)):
+        # Given the statistics, rows are independent.
+        outputs = f(params, x2)
+        assert_close(f(params, x2[2:]), outputs[2:])
+        other = f(params, x2.at[0].add(1.0))
+        assert_close(other[1:], outputs[1:])
+        assert not np.allclose(other[0], outputs[0], rtol=1e-3)
+        # On the examples themselves the values, not the gradients, are those of training.
+        if kind != "equinox-ema":  # which mixes those of former batches in
+            assert_close(f(params, x), case.trained(params, x)[0])
+        if kind.startswith("equinox"):
+            continue
+        # With momentum 0 the library's own running statistics are those of x.
+        evaluated = case.fn.with_fixed(case.trained(params, x, momentum=0.0)[1])
+        assert_close(outputs, evaluated(params, x2))
+        gradient = gradient_of(f, params, x2)
+        expected = gradient_of(evaluated, params, x2)
+        assert_same_gradients(gradient, expected)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_equinox_statistics_written_by_hand(mode, x64):
+    case, x, x2 = Case(f"equinox-{mode}"), batch(), batch(5)
+    f = with_statistics_of(case.fn, x)
+
+    def by_hand(params, x2):
+        hidden = jax.lax.stop_gradient(jax.vmap(params.first)(x))
+        mean, var = hidden.mean(axis=0), hidden.var(axis=0)
+        h = (jax.vmap(params.first)(x2) - mean) / jnp.sqrt(var + case.fn.restore(params).norm.eps)
+        return jax.vmap(params.last)(jnp.tanh(params.norm.weight * h + params.norm.bias))
+
+    for params in (case.fn.params, moved(case.fn.params)):
+        assert_close(f(params, x2), by_hand(params, x2))
+        gradient = gradient_of(f, params, x2)
+        expected = gradient_of(by_hand, params, x2)
+        assert_same_gradients(gradient, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linen-train", "nnx", "equinox-batch"])
+def test_running_statistics_of_a_long_training_come_to_those_of_the_examples(kind):
+    case, x, x2 = Case(kind), batch(), batch(5)
+    if kind == "linen-train":
+        params, statistics = case.fn.params, case.held["batch_stats"]
+
+        @jax.jit
+        def step(params, statistics):
+            def objective(params):
+                variables = {"params": params, "batch_stats": statistics}
+                net = Residual(rate=0.0)
+                outputs, written = net.apply(variables, x, train=True, mutable=["batch_stats"])
+                return jnp.mean(outputs**2), written["batch_stats"]
+
+            gradient, statistics_after = jax.grad(objective, has_aux=True)(params)
+            params = jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
+            return params, statistics_after
+
+        for _ in range(300):
+            params, statistics = step(params, statistics)
+        want = Residual().apply({"params": params, "batch_stats": statistics}, x2)
+    elif kind == "nnx":
+        net = Nnx(rate=0.0)
+        net.train()
+        for _ in range(150):
+            net(x)
+        net.eval()
+        params, want = case.fn.params, net(x2)
+    else:
+        params = case.fn.params
+        module, state = case.fn.restore(params), jax.tree.unflatten(case.state[1], case.state[0])
+        for _ in range(150):
+            _, state = case.equinox_step(module, state, x)
+        evaluation = eqx.nn.inference_mode(module)
+        want, _ = jax.vmap(evaluation, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+            x2, state
+        )
+    stale = np.abs(case.fn(params, x2) - want).max()
+    left = np.abs(with_statistics_of(case.fn, x)(params, x2) - want).max()
+    assert left < 0.02 * np.abs(want).max()
+    assert left < 0.1 * stale
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        h = nn.LayerNorm()(nn.Dense(H)(x))
+        return nn.Dense(C)(nn.Dropout(RATE, deterministic=not train)(h))
+
+
+class NnxPlain(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(D, H, rngs=rngs)
+        self.norm = nnx.LayerNorm(H, rngs=rngs)
+        self.dropout = nnx.Dropout(RATE, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.first(x)))
+
+
+def without_statistics():
+    yield functionalize(Plain(), Plain().init(jax.random.key(0), batch()))
+    yield functionalize(NnxPlain())
+    yield functionalize(eqx.nn.MLP(D, C, H, 1, key=jax.random.key(0)))
+    yield functionalize(lambda params, x: x @ params, jnp.ones((D, C)))
+
+
+def test_a_model_without_batch_statistics_is_the_same_object():
+    for fn in without_statistics():
+        assert not has_batch_statistics(fn)
+        assert in_training(fn) is fn
+        assert with_statistics_of(fn, batch()) is fn.apply
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_train_mode_stays_as_it_is(kind):
+    rngs = {"rngs": jax.random.key(1)} if kind.startswith("linen") else {}
+    fn = Case(kind, mode="train", **rngs).fn
+    assert has_batch_statistics(fn)
+    assert in_training(fn) is fn
+    once = in_training(Case(kind).fn)
+    assert in_training(once) is once
+    assert has_batch_statistics(once)
+
+
+def test_dropout_that_is_on_stays_on():
+    key, x = jax.random.key(7), batch()
+    net = Residual()
+    variables = net.init(jax.random.key(0), x)
+    want, _ = net.apply(variables, x, True, rngs={"dropout": key}, mutable=["batch_stats"])
+    for mode in ({"mode": "dropout"}, {"mode": "train", "statistics": batch(2)}):
+        fn = in_training(functionalize(net, variables, rngs={"dropout": key}, **mode))
+        assert fn.mode == "train"
+        assert_close(fn(fn.params, x), want)
+    # With the statistics of examples there is one mask for all, as where they are held fixed.
+    options = {"mode": "train", "statistics": x, "rngs": {"dropout": key}}
+    held = functionalize(net, variables, **options)
+    for fn in (functionalize(net, variables, mode="dropout", rngs={"dropout": key}), held):
+        assert_close(with_statistics_of(fn, x)(fn.params, batch(5)), held(fn.params, batch(5)))
+
+
+class Frozen(nn.Module):
+    """Fine-tuning: the first normalisation is in evaluation in training, too."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=True, name="frozen")(x)
+        return nn.BatchNorm(use_running_average=not train, momentum=0.0, name="trained")(x**2)
+
+
+def test_a_layer_that_uses_running_statistics_in_training_keeps_them():
+    x = batch()
+    variables = Frozen().init(jax.random.key(0), x)
+    variables["batch_stats"]["frozen"]["var"] = jnp.full(D, 4.0)
+    fn = functionalize(Frozen(), variables)
+    want, written = Frozen().apply(variables, x, train=True, mutable=["batch_stats"])
+    assert_close(in_training(fn)(fn.params, x), want)
+    evaluated = Frozen().apply({**variables, **written}, batch(5))
+    assert_close(with_statistics_of(fn, x)(fn.params, batch(5)), evaluated)
+
+
+class ByHand(nn.Module):
+    """One switch, and a mask that is no layer of the library."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        h = nn.BatchNorm(use_running_average=not train)(nn.Dense(H)(x))
+        if train:
+            h = h * jax.random.bernoulli(self.make_rng("dropout"), 0.5, h.shape)
+        return nn.Dense(C)(h)
+
+
+def test_masks_by_hand_are_drawn_from_a_fixed_key():
+    x = batch()
+    variables = ByHand().init(jax.random.key(0), x)
+    for rngs in ({}, {"rngs": {"dropout": jax.random.key(3)}}):
+        fn = in_training(functionalize(ByHand(), variables, **rngs))
+        key = rngs.get("rngs", jax.random.key(0))
+        want, _ = ByHand().apply(variables, x, train=True, rngs=key, mutable=["batch_stats"])
+        assert_close(fn(fn.params, x), want)
+        assert_close(jax.jit(fn.apply)(fn.params, x), want)
+
+
+class Several(nn.Module):
+    """Two inputs by name, a dictionary of outputs, a scale, and a collection beside the usual."""
+
+    @nn.compact
+    def __call__(self, image, tokens, scale=1.0, train=False):
+        calls = self.variable("counts", "calls", lambda: jnp.zeros((), jnp.int32))
+        if train:
+            calls.value = calls.value + 1
+        h = nn.BatchNorm(use_running_average=not train)(nn.Dense(H)(image) + tokens[:, None])
+        return {"logits": (scale * nn.Dense(C)(h), h), "aux": h.sum()}
+
+
+def test_inputs_outputs_and_arguments_are_those_of_the_functional():
+    x = {"image": batch(), "tokens": jnp.arange(N)}
+    variables = Several().init(jax.random.key(0), **x)
+    call_kwargs = {"scale": 3.0, "train": False}
+    fn = functionalize(
+        Several(), variables, output="logits/0", unpack=True, call_kwargs=call_kwargs
+    )
+    mutable = ["batch_stats", "counts"]
+    outputs, _ = Several().apply(variables, **x, scale=3.0, train=True, mutable=mutable)
+    got = in_training(fn)(fn.params, x)
+    assert_close(got, outputs["logits"][0])
+    assert_close(in_training(fn)(fn.params, x, scale=6.0), 2 * got)
+    assert_close(with_statistics_of(fn, x)(fn.params, x), got)
+    # A tree of outputs, chosen by a function of outputs and inputs.
+    fn = functionalize(Several(), variables, unpack=True, output=lambda y, x: y["logits"])
+    for a, b in zip(in_training(fn)(fn.params, x), outputs["logits"], strict=True):
+        np.testing.assert_allclose(a, b / (3.0 if a.shape == (N, C) else 1.0), rtol=1e-5)
+
+
+class NnxRngs(nnx.Module):
+    """Random streams come as an argument, and are required."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.norm = nnx.BatchNorm(D, rngs=rngs)
+        self.dropout = nnx.Dropout(RATE)
+        self.last = nnx.Linear(D, C, rngs=rngs)
+
+    def __call__(self, x, rngs, flip=False):
+        h = self.dropout(self.norm(x), rngs=rngs)
+        return self.last(-h if flip else h)
+
+
+def test_nnx_streams_as_an_argument():
+    net, x = NnxRngs(), batch()
+    fn = in_training(functionalize(net, call_kwargs={"flip": True}))
+    got = jax.jit(fn.apply)(fn.params, x)
+    reference = NnxRngs()
+    reference.train()
+    reference.dropout.rate = 0.0
+    assert_close(got, reference(x, nnx.Rngs(0), flip=True))
+    f = with_statistics_of(functionalize(net, call_kwargs={"flip": True}), x)
+    assert_close(f(fn.params, x), got)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_statistics_in_training_are_followed_inside_jit(kind, x64):
+    """As a monitor does: values of what is held fixed by path, as arguments of a program."""
+    case, x = Case(kind), batch()
+    program = jax.jit(lambda params, held, x: case.fn.rebuild(case.fn.params, held)(params, x))
+    params = moved(case.fn.params)
+    if kind.startswith("equinox"):
+        module = case.fn.restore(params)
+        state = jax.tree.unflatten(case.state[1], case.state[0])
+        _, state = case.equinox_step(module, state, batch(8))
+        held = functionalize(module, state=state, key=jax.random.key(0)).fixed
+        held = {path: leaf for path, leaf in held.items() if path.startswith("state/")}
+        call = jax.vmap(eqx.nn.inference_mode(module), axis_name="batch", in_axes=(0, None))
+        assert_close(program(params, held, x), call(x, state)[0])
+        return
+    _, held = case.trained(params, batch(8))
+    if kind == "nnx":
+        net = Nnx()
+        net.eval()
+        state = nnx.state(net, nnx.Param)
+        nnx.replace_by_pure_dict(state, params)
+        nnx.update(net, state)
+        net.norm.mean.set_value(held["norm/mean"])
+        net.norm.var.set_value(held["norm/var"])
+        assert_close(program(params, held, x), net(x))
+        return
+    statistics = {}
+    for path, leaf in held.items():
+        _, layer, name = path.split("/")
+        statistics.setdefault(layer, {})[name] = leaf
+    evaluation = {name: not value for name, value in case.switches.items()}
+    variables = {"params": params, "batch_stats": statistics}
+    assert_close(program(params, held, x), case.kinds().apply(variables, x, **evaluation))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_that_are_held_fixed_stay_so(kind, x64):
+    pattern = {"linen": "Dense_*/kernel", "nnx": "last/*", "equinox": "last/*"}
+    if kind == "linen-switches":
+        pattern["linen"] = "Conv_0/*"
+    case, x = Case(kind, trainable=pattern[kind.partition("-")[0]]), batch()
+    fn, everything = in_training(case.fn), in_training(Case(kind).fn)
+    assert jax.tree.structure(fn.params) == jax.tree.structure(case.fn.params)
+    assert_close(fn(fn.params, x), everything(everything.params, x))
+
+
+class Spectral(nn.Module):
+    """Running statistics that are not of a batch."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.SpectralNorm(nn.Dense(C))(x, update_stats=train)
+
+
+def test_spectral_normalisation_is_that_of_the_training_step():
+    x = batch()
+    variables = Spectral().init(jax.random.key(0), x)
+    fn = functionalize(Spectral(), variables)
+    want, _ = Spectral().apply(variables, x, train=True, mutable=["batch_stats"])
+    assert_close(in_training(fn)(fn.params, x), want)
+
+
+def test_what_cannot_be_done_is_refused():
+    fn = functionalize(Spectral(), Spectral().init(jax.random.key(0), batch()))
+    with pytest.raises(errors.InvalidInputError) as refusal:
+        with_statistics_of(fn, batch())
+    assert "a model with the library's own BatchNorm" in str(refusal.value)
+    assert "Running statistics of other layers go in with Functional.with_fixed" in str(
+        refusal.value
+    )
+    # An adapter of another library that knows no modes.
+    other = dataclasses.replace(Case("nnx").fn, in_mode=None)
+    for call in (in_training, lambda fn: with_statistics_of(fn, batch())):
+        with pytest.raises(errors.InvalidInputError) as refusal:
+            call(other)
+        assert (
+            "expected a Functional whose mode can be changed; got one of nnx in mode eval. "
+            'Make another one of the model, with mode="train".' in str(refusal.value)
+        )
