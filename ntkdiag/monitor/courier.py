@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ntkdiag.monitor.alerting.alert import Alert
 from ntkdiag.monitor.never_raise import described, warn
 from ntkdiag.monitor.writers import Values, Writer
 
@@ -120,6 +121,13 @@ class Courier:
         receipt = self._post(functools.partial(self._write, step, dict(values), record))
         return None if was_late else receipt
 
+    def post_alert(self, alert: Alert) -> None:
+        """Have an alert told after all that was posted before; dropped where the queue is full."""
+        if self.waiting >= MOST_WAITING:
+            self.dropped += 1
+            return
+        self._post(functools.partial(self._attempt, "alert", alert))
+
     def post_close(self) -> Receipt:
         """Have the writer closed after all that was posted before."""
         return self._post(functools.partial(self._attempt, "close"))
@@ -204,9 +212,10 @@ class Courier:
             consequence = f"It is muted after {MOST_FAILURES} in a row"
         else:
             return
+        lost = "alert" if method == "alert" else "measurement"
         warn(
             f"{self.call}: the writer {self.name} failed in {method}() with {described(error)}. "
-            f"This measurement is lost to it. {consequence}; training goes on."
+            f"This {lost} is lost to it. {consequence}; training goes on."
         )
 
 
@@ -225,9 +234,15 @@ def wait(posted: Iterable[tuple[Courier, Receipt]], seconds: float) -> list[Cour
     return missing
 
 
-def wait_at_the_end(posted: Sequence[tuple[Courier, Receipt]], seconds: float) -> None:
-    """Wait for the last receipts of a run, and say which records are not written."""
-    for courier in wait(posted, seconds):
+def wait_at_the_end(
+    posted: Sequence[tuple[Courier, Receipt]], seconds: float, waited: float = 0.0
+) -> list[Courier]:
+    """Wait for the last receipts of a run, and say which records are not written.
+
+    `waited` of the seconds are over; the couriers whose receipt is missing at the end are returned.
+    """
+    missing = wait(posted, seconds - waited)
+    for courier in missing:
         warn(
             f"{courier.call}: the writer {courier.name} has {courier.waiting} records to write "
             f"{seconds:g} s after the end, and is not waited for any longer. What it does not "
@@ -240,12 +255,17 @@ def wait_at_the_end(posted: Sequence[tuple[Courier, Receipt]], seconds: float) -
                 f"{courier.name} was {MOST_WAITING} records behind."
             )
             courier.dropped = 0  # said once
+    return missing
 
 
 def _wait_at_exit() -> None:
     """Have everything written that was posted: the threads of couriers end with the process."""
-    posted = [(courier, courier.post_nothing()) for courier in tuple(_working)]
-    wait_at_the_end(posted, CLOSING_SECONDS)
+    # A record may raise an alert, which goes to couriers that had nothing to do: look twice.
+    late: set[Courier] = set()
+    for _ in range(2):
+        at_work = [courier for courier in tuple(_working) if courier not in late]
+        posted = [(courier, courier.post_nothing()) for courier in at_work]
+        late.update(wait_at_the_end(posted, CLOSING_SECONDS))
 
 
 def _begin_anew_in_child() -> None:

@@ -5,12 +5,13 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
 from ntkdiag import errors
+from ntkdiag.monitor.alerting.alert import Alert, alert_from_dict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,10 +24,11 @@ Values: TypeAlias = Mapping[str, Numbers]
 class Writer(Protocol):
     """Receives one call per measurement, on the host.
 
-    Two methods are optional. `start(record)` is called once, before the first `write`, with the
+    Three methods are optional. `start(record)` is called once, before the first `write`, with the
     convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
-    JSON values. `close()` ends the writer. All are called on a thread of their own, one after the
-    other, so that a writer that hangs does not hold up training.
+    JSON values. `alert(alert)` takes an `Alert`, after the record that it is about. `close()` ends
+    the writer. All are called on a thread of their own, one after the other, so that a writer that
+    hangs does not hold up training.
     """
 
     def write(self, step: int, values: Values) -> None:
@@ -41,12 +43,14 @@ class InMemory:
         record: The convention record, None before the first measurement.
         steps: The measured steps.
         rows: One dict per measurement, with its step under "step".
+        alerts: The alerts, in the order raised.
     """
 
     def __init__(self) -> None:
         self.record: dict[str, Any] | None = None
         self.steps: list[int] = []
         self.rows: list[dict[str, Any]] = []
+        self.alerts: list[Alert] = []
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Keep the convention record."""
@@ -57,6 +61,10 @@ class InMemory:
         self.steps.append(step)
         self.rows.append({"step": step, **values})
 
+    def alert(self, alert: Alert) -> None:
+        """Append one alert."""
+        self.alerts.append(alert)
+
     def series(self, name: str) -> list[Numbers]:
         """The values of one name, in the order written."""
         return [row[name] for row in self.rows]
@@ -66,9 +74,10 @@ class JsonLines:
     """Appends one JSON object per line to a file, so that a killed run loses nothing.
 
     Each session of writing begins with a line ``{"record": {...}}``, the convention record of the
-    lines that follow; every other line is ``{"step": ..., name: value, ...}``. Numbers that are not
-    finite are null. An existing file is never overwritten: its lines stay and new ones follow. Read
-    it back with `read_json_lines`. Of the processes of one JAX program, which all measure the same,
+    lines that follow; an alert is a line ``{"alert": {...}}``, and every other line is
+    ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
+    never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`, and
+    its alerts with `read_alerts`. Of the processes of one JAX program, which all measure the same,
     the first one writes, and the others do nothing.
 
     Args:
@@ -104,6 +113,10 @@ class JsonLines:
             self._append({"record": self._record})
         self._append({"step": step, **values})
 
+    def alert(self, alert: Alert) -> None:
+        """Append one alert."""
+        self._append({"alert": alert.to_dict()})
+
     def close(self) -> None:
         """Have the system put on the disk what it still holds in memory: it may lose its power."""
         if not self.path.is_file():
@@ -121,7 +134,7 @@ class JsonLines:
         """Append one line to the file."""
         if jax.process_index() != 0:
             return
-        line = json.dumps(_finite_or_null(content), allow_nan=False) + "\n"
+        line = json.dumps(finite_or_null(content), allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A run killed in mid-line leaves a line without an end: close it, or this line would be
         # lost with it.
@@ -133,7 +146,7 @@ class JsonLines:
 
 @dataclasses.dataclass
 class Terminal:
-    """Prints one line per measurement with rich.
+    """Prints one line per measurement with rich, and one that begins with ALERT per alert.
 
     Attributes:
         digits: Significant digits.
@@ -156,14 +169,22 @@ class Terminal:
 
     def write(self, step: int, values: Values) -> None:
         """Print the step, then every name that has a number."""
+        parts = [f"step {step}"]
+        for name, value in values.items():
+            parts.append(f"{self._label(name)} {self._written(value)}")
+        self._print("  ".join(parts))
+
+    def alert(self, alert: Alert) -> None:
+        """Print one alert."""
+        self._print(str(alert))
+
+    def _print(self, line: str) -> None:
+        """Print one line as it is."""
         if self.console is None:
             from rich.console import Console
 
             self.console = Console()
-        parts = [f"step {step}"]
-        for name, value in values.items():
-            parts.append(f"{self._label(name)} {self._written(value)}")
-        self.console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _label(self, name: str) -> str:
         """A name; with the reduction of the kernel where it is an alignment."""
@@ -196,29 +217,53 @@ def read_json_lines(
     """
     records: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
+    for content in _json_objects(path):
+        if "record" in content:
+            records.append(content["record"])
+        elif not _is_alert(content):
+            rows.append({name: _null_as_nan(value) for name, value in content.items()})
+    return records, rows
+
+
+@errors.public
+def read_alerts(path: str | os.PathLike[str]) -> list[Alert]:
+    """Read the alerts of a file that `JsonLines` wrote, or that an alert left in its folder.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The alerts in the order written, with NaN for numbers that are null. Lines that are not
+        complete are dropped.
+    """
+    return [alert_from_dict(line["alert"]) for line in _json_objects(path) if _is_alert(line)]
+
+
+def _json_objects(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a file that are JSON objects; one that is not complete is none."""
     text = pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
     for line in text.splitlines():
         try:
             content = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if not isinstance(content, dict):
-            continue
-        if "record" in content:
-            records.append(content["record"])
-        else:
-            rows.append({name: _null_as_nan(value) for name, value in content.items()})
-    return records, rows
+        if isinstance(content, dict):
+            yield content
 
 
-def _finite_or_null(value: Any) -> Any:
+def _is_alert(content: Mapping[str, Any]) -> bool:
+    """Whether a line is an alert; a measurement may have a number of that name beside its step."""
+    return content.keys() == {"alert"}
+
+
+def finite_or_null(value: Any) -> Any:
     """JSON values with None for numbers that are not finite, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite_or_null(item) for key, item in value.items()}
+        return {key: finite_or_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite_or_null(item) for item in value]
+        return [finite_or_null(item) for item in value]
     return value
 
 

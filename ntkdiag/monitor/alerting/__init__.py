@@ -1,0 +1,1 @@
+"""Alerts: rules over the last records of a run, and who is told when one of them fires."""

@@ -1,0 +1,58 @@
+"""The last records before an alert, written to a file of their own.
+
+The file appears whole or not at all: it is written under another name first, which begins with a
+dot, and then renamed.
+"""
+
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from ntkdiag.monitor.alerting.alert import Alert
+from ntkdiag.monitor.writers import finite_or_null
+
+
+def save_alert(
+    folder: pathlib.Path,
+    record: Mapping[str, Any],
+    alert: Alert,
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write the convention record, the alert and the last records, each on a line."""
+    if jax.process_index() != 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [{"record": record}, {"alert": alert.to_dict()}, *rows]
+    path = _free_path(folder, alert)
+    unfinished = folder / f".{path.stem}.{os.getpid()}.tmp"
+    try:
+        _write(unfinished, lines)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)  # what a full disk left
+
+
+def _free_path(folder: pathlib.Path, alert: Alert) -> pathlib.Path:
+    """A file that is not there yet: what another run wrote into the folder stays."""
+    rule = re.sub(r"[^\w.-]+", "_", alert.rule)
+    stem = f"alert-{rule}-{alert.step}"
+    path = folder / f"{stem}.jsonl"
+    count = 1
+    while path.exists():
+        count += 1
+        path = folder / f"{stem}-{count}.jsonl"
+    return path
+
+
+def _write(path: pathlib.Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write lines of JSON, and have the system put them on the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(finite_or_null(line), allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

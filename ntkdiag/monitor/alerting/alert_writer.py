@@ -1,0 +1,157 @@
+"""Asks the rules after every record, and tells of what they find.
+
+1. A record joins the history of its run: the ring buffer of the last ones.
+2. Each rule is asked. One that fires is silent from then on, until it was quiet once.
+3. An alert goes to the writers, then into a file with the ring buffer, then to the callbacks.
+
+It is a writer itself: a courier calls it on a thread of its own, drops what is sent twice, and
+keeps training from waiting for it. Rules and callbacks are code of the user; what they raise is
+said once and goes no further.
+"""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from ntkdiag.monitor.alerting.alert import Alert, Row, Rule
+from ntkdiag.monitor.alerting.alert_file import save_alert
+from ntkdiag.monitor.alerting.alerts import Alerts
+from ntkdiag.monitor.never_raise import described, warn
+from ntkdiag.monitor.writers import Values
+
+MOST_RUNS = 64  # that share their steps, as under jax.vmap over seeds
+
+
+@dataclasses.dataclass
+class _Run:
+    """The last records of one run, newest last, and the rules that are silent in it."""
+
+    records: collections.deque[dict[str, Any]]  # as writers get them
+    history: collections.deque[Row]  # as rules get them
+    silent_rules: set[int] = dataclasses.field(default_factory=set)
+
+
+class AlertWriter:
+    """Takes the records of one monitor and raises its alerts.
+
+    Args:
+        alerts: What to look for, and whom to tell beside the writers.
+        tell_writers: Hands an alert to the writers of the monitor.
+        is_heard: Whether one of those takes alerts.
+        call: The call that warnings begin with, as code.
+
+    Attributes:
+        n_alerts: How many alerts it has raised.
+    """
+
+    def __init__(
+        self, alerts: Alerts, tell_writers: Callable[[Alert], None], is_heard: bool, call: str
+    ) -> None:
+        self.alerts = alerts
+        self.call = call
+        self.n_alerts = 0
+        self._tell_writers = tell_writers
+        has_listener = is_heard or bool(alerts.callbacks)
+        self._is_heard = has_listener or alerts.folder is not None
+        self._record: dict[str, Any] = {}
+        self._runs: list[_Run] = []
+        self._step: int | None = None
+        self._n_of_step = 0  # records of this step so far
+        self._fired_at_step: set[int] = set()
+        self._failed: set[Hashable] = set()  # what has been said of failures
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Keep the convention record: it has the prefix of the names, and the layers."""
+        self._record = dict(record)
+
+    def write(self, step: int, values: Values) -> None:
+        """Take one measurement, and ask every rule about it."""
+        run = self._run_of(step)
+        if run is None:
+            return
+        run.records.append({"step": step, **values})
+        run.history.append(self._without_prefix(step, values))
+        for index, rule in enumerate(self.alerts.rules):
+            alert = self._asked(index, rule, run)
+            if alert is None:
+                run.silent_rules.discard(index)
+                continue
+            if index in run.silent_rules:
+                continue
+            run.silent_rules.add(index)
+            # Of many seeds that diverge at the same step one alert is enough.
+            if index not in self._fired_at_step:
+                self._fired_at_step.add(index)
+                self._raise(alert, run)
+
+    def _run_of(self, step: int) -> _Run | None:
+        """The run that this record belongs to: the k-th record of each step is of the k-th run."""
+        if self._step is not None and step < self._step:
+            self._runs = []  # training began again
+        if step != self._step:
+            self._step = step
+            self._n_of_step = 0
+            self._fired_at_step = set()
+        position = self._n_of_step
+        self._n_of_step += 1
+        if position >= MOST_RUNS:
+            return None
+        if position >= len(self._runs):
+            length = self.alerts.history
+            run = _Run(collections.deque(maxlen=length), collections.deque(maxlen=length))
+            self._runs.append(run)
+            return run
+        return self._runs[position]
+
+    def _without_prefix(self, step: int, values: Values) -> Row:
+        """A record as rules see it: names without the monitor's, the step, and the layers."""
+        prefix = f"{self._record.get('name', 'ntk')}_"
+        row: dict[str, Any] = {"step": step}
+        layers = self._record.get("layers")
+        if layers is not None:
+            row["layers"] = list(layers)
+        for name, value in values.items():
+            row[name.removeprefix(prefix)] = value
+        return row
+
+    def _asked(self, index: int, rule: Rule, run: _Run) -> Alert | None:
+        """What a rule says of a history; None where it fails, which is said once."""
+        try:
+            alert = rule.check(tuple(run.history))
+            if alert is None or isinstance(alert, Alert):
+                return alert
+            raise TypeError(f"check(history) returned a {type(alert).__name__} and no Alert")
+        except BaseException as error:
+            self._note_failure(("rule", index), f"the rule {type(rule).__name__}", error)
+        return None
+
+    def _raise(self, alert: Alert, run: _Run) -> None:
+        """Tell everybody of an alert, the writers first: callbacks may take their time."""
+        self._tell_writers(alert)
+        self.n_alerts += 1
+        if not self._is_heard:
+            warn(f"{self.call}: {alert}")
+        if self.alerts.folder is not None:
+            try:
+                save_alert(pathlib.Path(self.alerts.folder), self._record, alert, run.records)
+            except Exception as error:
+                self._note_failure("folder", "writing the last records before an alert", error)
+        for index, callback in enumerate(self.alerts.callbacks):
+            try:
+                callback(alert)
+            except BaseException as error:
+                name = getattr(callback, "__name__", type(callback).__name__)
+                self._note_failure(("callback", index), f"on_alert={name}", error)
+
+    def _note_failure(self, key: Hashable, what: str, error: BaseException) -> None:
+        """Warn of the first failure of a rule, a callback or the folder."""
+        if key in self._failed:
+            return
+        self._failed.add(key)
+        reason = described(error).rstrip(".")
+        warn(
+            f"{self.call}: {what} failed with {reason}. This is said once, and it is tried again "
+            "at the next one; training goes on."
+        )

@@ -1,0 +1,149 @@
+"""What a monitor is told of alerts: the rules, the callbacks, and where the last records go."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.monitor.alerting.alert import Alert, Rule
+from ntkdiag.monitor.alerting.standard_rules import DEFAULT_RULES
+
+T = TypeVar("T")
+OnAlert: TypeAlias = Callable[[Alert], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Alerts:
+    """What is looked for in the measurements of a run, and who is told.
+
+    After every measurement the rules are asked, on a thread of their own, so that neither a rule
+    nor a callback can stop training or raise into it. An alert goes to every writer that has a
+    method `alert(alert)`, after the record that it is about, then to the callbacks. A rule that has
+    fired stays silent until it was quiet once. Where there is nobody to tell (no such writer, no
+    callback, no folder) an alert is a `RuntimeWarning`.
+
+    Under `jax.vmap` over seeds several measurements have the same step: the k-th of every step is
+    taken for the k-th run, up to 64 of them, and a rule fires once a step at most. A step that goes
+    back begins a new run.
+
+    Attributes:
+        rules: The rules; none of them is asked twice about one measurement.
+        on_alert: A function, or several, called with each `Alert`. What it raises becomes one
+            warning.
+        history: How many records rules look back upon.
+        folder: Where the last records are written when a rule fires, as a file
+            ``alert-<rule>-<step>.jsonl``: the convention record, the alert, then the records,
+            oldest first; `read_json_lines` and `read_alerts` read it. None writes none. Of the
+            processes of one JAX program the first one writes.
+
+    Raises:
+        InvalidInputError: When a rule has no method `check`, `on_alert` cannot be called, `history`
+            is no positive integer or shorter than a rule looks back, or `folder` is a file.
+
+    Example:
+        A rule of one's own::
+
+            @dataclasses.dataclass(frozen=True)
+            class LossAbove(ntkdiag.monitor.Rule):
+                threshold: float = 10.0
+
+                def check(self, history):
+                    loss = history[-1].get("loss", math.nan)
+                    if not loss > self.threshold:
+                        return None
+                    return ntkdiag.monitor.Alert(
+                        self.name, history[-1]["step"], "loss", loss, self.threshold,
+                        f"The loss is {loss:.3g}.", "Look at the last batch.",
+                    )
+    """
+
+    rules: Sequence[Rule] = DEFAULT_RULES
+    on_alert: Sequence[OnAlert] | OnAlert = ()
+    history: int = 64
+    folder: str | os.PathLike[str] | None = None
+
+    @errors.public
+    def __post_init__(self) -> None:
+        rules = _listed(self.rules)
+        _require_rules(rules)
+        _require_callbacks(_listed(self.on_alert))
+        _require_length(self.history, rules)
+        object.__setattr__(self, "rules", rules)
+        if self.folder is not None:
+            # Absolute from the beginning: a script may change its folder later.
+            folder = pathlib.Path(self.folder).expanduser().absolute()
+            _require_folder(folder)
+            object.__setattr__(self, "folder", folder)
+
+    @property
+    def callbacks(self) -> tuple[OnAlert, ...]:
+        """The functions of `on_alert`, also where it is one of them."""
+        return _listed(self.on_alert)
+
+
+def _listed(values: Sequence[T] | T) -> tuple[T, ...]:
+    """A tuple of values, also where one comes without brackets."""
+    return tuple(values) if isinstance(values, Sequence) else (values,)
+
+
+def _require_rules(rules: Sequence[object]) -> None:
+    """Refuse what has no method `check`, and classes, which have to be called first."""
+    for rule in rules:
+        is_class = isinstance(rule, type)
+        if callable(getattr(rule, "check", None)) and not is_class:
+            continue
+        raise errors.InvalidInputError(
+            argument="rules=...",
+            expected="objects with a method check(history)",
+            got=f"the class {rule.__name__}" if is_class else f"a {type(rule).__name__}",
+            do="ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and "
+            "RankCollapse().",
+        )
+
+
+def _require_callbacks(callbacks: Sequence[object]) -> None:
+    """Refuse what cannot be called."""
+    for callback in callbacks:
+        if not callable(callback):
+            raise errors.InvalidInputError(
+                argument="on_alert=...",
+                expected="functions of one alert",
+                got=f"a {type(callback).__name__}",
+                do="Alerts(on_alert=print) prints each alert.",
+            )
+
+
+def _require_length(history: int, rules: Sequence[object]) -> None:
+    """Refuse a history that is too short for a rule ever to fire."""
+    is_integer = isinstance(history, int | np.integer) and not isinstance(history, bool)
+    if not is_integer or history < 1:
+        raise errors.InvalidInputError(
+            argument="history=...",
+            expected="a positive integer number of records",
+            got=repr(history),
+            do="Alerts(history=64) keeps the last 64.",
+        )
+    for rule in rules:
+        times = getattr(rule, "times", 1)
+        if times > history:
+            raise errors.InvalidInputError(
+                argument="history=...",
+                expected=f"at least the {times} records that {type(rule).__name__} looks at",
+                got=repr(history),
+                do="Keep more records, or ask for fewer in a row.",
+            )
+
+
+def _require_folder(folder: pathlib.Path) -> None:
+    """Refuse a path where a file is."""
+    if folder.exists() and not folder.is_dir():
+        raise errors.InvalidInputError(
+            argument="folder=...",
+            expected="a folder, which is made where there is none",
+            got=f"the file {folder.name!r}",
+            do="Name the folder that the file is in.",
+        )

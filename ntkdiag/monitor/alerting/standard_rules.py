@@ -1,0 +1,401 @@
+"""The rules that a monitor has unless told otherwise.
+
+Each compares the newest record with a threshold, or with what the run itself showed before. What
+fluctuates has to be seen in several measurements in a row; where a number has an error bar, it is
+the end of the interval that speaks against an alert which is compared. A number that was not
+measured raises no alert.
+"""
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.monitor.alerting.alert import (
+    Alert,
+    History,
+    Row,
+    Rule,
+    number,
+    numbers,
+    step_of,
+)
+from ntkdiag.scalars import require_positive
+
+NON_FINITE = 2  # the status of a measurement that met NaN or infinity
+FEWEST_EARLIER = 3  # numbers that make a median
+MOST_NAMED = 3  # layers in a sentence; more are counted
+
+
+@dataclasses.dataclass(frozen=True)
+class MarginAbove(Rule):
+    """Fires when training is beyond the edge of stability and stays there.
+
+    The stability margin is above `threshold` in `times` measurements in a row; where it has a 95 %
+    interval, its lower end is. A run at the edge of stability hovers at 1, and after a catapult it
+    comes back: neither is a fault, so one measurement above 1 is none.
+
+    Attributes:
+        threshold: Largest margin that is in order.
+        times: Measurements in a row.
+
+    Raises:
+        InvalidInputError: When `threshold` is not positive or `times` not a positive integer.
+    """
+
+    threshold: float | int = 1.0
+    times: int = 3
+
+    @errors.public
+    def __post_init__(self) -> None:
+        require_positive(self.threshold, "threshold")
+        _require_count(self.times)
+
+    def check(self, history: Sequence[Row]) -> Alert | None:
+        """An alert where the lower ends of the last margins are all above the threshold."""
+        lower_ends = _lower_ends(history, "margin")
+        if not _are_above(lower_ends, self.threshold, self.times):
+            return None
+        value = _numbers_of(history, "margin")[-1]
+        return Alert(
+            rule=self.name,
+            step=step_of(history),
+            quantity="margin",
+            value=value,
+            threshold=self.threshold,
+            message=f"The stability margin is {value:.3g} and has been above "
+            f"{self.threshold:g} in {_in_a_row(self.times)}.",
+            advice="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepErrorAbove(Rule):
+    """Fires when steps leave the region where the linearization of the model holds.
+
+    e1 of a step, ||df - J dtheta|| / ||df||, is above `threshold` in `times` measurements in a row;
+    where it has a 95 % interval, its lower end is.
+
+    Attributes:
+        threshold: Largest e1 of a step that is in order.
+        times: Measurements in a row.
+
+    Raises:
+        InvalidInputError: When `threshold` is not positive or `times` not a positive integer.
+    """
+
+    threshold: float | int = 0.5
+    times: int = 2
+
+    @errors.public
+    def __post_init__(self) -> None:
+        require_positive(self.threshold, "threshold")
+        _require_count(self.times)
+
+    def check(self, history: Sequence[Row]) -> Alert | None:
+        """An alert where the lower ends of the last errors are all above the threshold."""
+        lower_ends = _lower_ends(history, "step_error")
+        if not _are_above(lower_ends, self.threshold, self.times):
+            return None
+        value = _numbers_of(history, "step_error")[-1]
+        return Alert(
+            rule=self.name,
+            step=step_of(history),
+            quantity="step_error",
+            value=value,
+            threshold=self.threshold,
+            message=f"A step changes the outputs otherwise than its linearization by {value:.3g} "
+            f"of the change; it has been above {self.threshold:g} in {_in_a_row(self.times)}.",
+            advice="Lower the learning rate or clip the gradient; do not trust the margin there.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NaNNear(Rule):
+    """Fires when numbers of a run are NaN or infinite, or are about to be.
+
+    One of two criteria, of the newest record:
+
+    1. Not finite: the status says so; or the loss or the gradient norm is infinite; or one of them
+       is NaN after it was a number in every earlier record, where no status says that all is well.
+    2. Growth: the loss or the gradient norm is above `factor` times the median of its earlier
+       numbers, of which there are three at least.
+
+    Attributes:
+        factor: Growth over the median of the history.
+
+    Raises:
+        InvalidInputError: When `factor` is not a number above 1.
+    """
+
+    factor: float | int = 100.0
+
+    @errors.public
+    def __post_init__(self) -> None:
+        require_positive(self.factor, "factor")
+        if not self.factor > 1.0:
+            raise errors.InvalidInputError(
+                expected="a factor above 1",
+                got=repr(self.factor),
+                do="NaNNear(factor=100) fires at a hundredfold of the median.",
+            )
+
+    def check(self, history: Sequence[Row]) -> Alert | None:
+        """An alert where something is not finite, or else where something has grown."""
+        if number(history[-1], "status") == NON_FINITE:
+            return self._not_finite(history, "status", NON_FINITE)
+        quantities = ("loss", "gradient_norm")
+        for quantity in quantities:
+            if _became_non_finite(history, quantity):
+                value = number(history[-1], quantity)
+                return self._not_finite(history, quantity, value)
+        for quantity in quantities:
+            alert = self._growth(history, quantity)
+            if alert is not None:
+                return alert
+        return None
+
+    def _not_finite(self, history: History, quantity: str, value: float | int) -> Alert:
+        """The alert of numbers that are NaN or infinite."""
+        what = "The measurement" if quantity == "status" else f"The {_in_words(quantity)}"
+        return Alert(
+            rule=self.name,
+            step=step_of(history),
+            quantity=quantity,
+            value=value,
+            threshold=math.inf if quantity != "status" else NON_FINITE,
+            message=f"{what} is NaN or infinite.",
+            advice="Go back to a checkpoint before it, and lower the learning rate, clip the "
+            "gradient, or look for an example that is out of range.",
+        )
+
+    def _growth(self, history: History, quantity: str) -> Alert | None:
+        """The alert of a quantity that is far above its median."""
+        earlier = _numbers_of(history[:-1], quantity)
+        if len(earlier) < FEWEST_EARLIER:
+            return None
+        threshold = self.factor * statistics.median(earlier)
+        value = number(history[-1], quantity)
+        # A loss may be negative, and then no multiple of its median is a limit.
+        if threshold <= 0.0 or not value > threshold:
+            return None
+        return Alert(
+            rule=self.name,
+            step=step_of(history),
+            quantity=quantity,
+            value=value,
+            threshold=threshold,
+            message=f"The {_in_words(quantity)} is {value:.3g}, more than {self.factor:g} times "
+            "its median in the last measurements.",
+            advice="Lower the learning rate or clip the gradient; keep the last checkpoint.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DeadLayer(Rule):
+    """Fires when a layer stops to learn while others go on.
+
+    In two measurements in a row the norm of its gradient is exactly zero, or its share of the trace
+    of the kernel is below `share`, and another layer has a gradient, or a larger share. A layer
+    that was dead before in the history is not told of again: so that one that is frozen on purpose
+    does not hide another.
+
+    Attributes:
+        share: Smallest share of the trace of a layer that learns.
+
+    Raises:
+        InvalidInputError: When `share` is not positive.
+    """
+
+    share: float | int = 1e-6
+
+    @errors.public
+    def __post_init__(self) -> None:
+        require_positive(self.share, "share")
+
+    def check(self, history: Sequence[Row]) -> Alert | None:
+        """An alert where a layer died, by its gradient or else by its share of the trace."""
+        return self._died(history, "layer_gradient", 0.0) or self._died(
+            history, "layer_trace", self.share
+        )
+
+    def _died(self, history: History, quantity: str, threshold: float) -> Alert | None:
+        """The alert of layers that a quantity shows dead for the first time."""
+        rows = [row for row in history if numbers(row, quantity)]
+        # Where the newest record has no such list, nothing died now.
+        if len(rows) < 2 or not numbers(history[-1], quantity):
+            return None
+        deaths = [_silent_layers(numbers(row, quantity), threshold) for row in rows]
+        dead_before: set[int] = set()
+        for first, second in itertools.pairwise(deaths[:-1]):
+            dead_before |= first & second
+        died = sorted((deaths[-2] & deaths[-1]) - dead_before)
+        if not died:
+            return None
+        what = "a gradient of zero"
+        if quantity == "layer_trace":
+            what = f"less than {threshold:g} of the kernel's trace"
+        return Alert(
+            rule=self.name,
+            step=step_of(history),
+            quantity=quantity,
+            value=numbers(history[-1], quantity)[died[0]],
+            threshold=threshold,
+            message=f"{_layer_names(history[-1], died)} had {what} in two measurements in a row "
+            "while other layers train.",
+            advice="If it is not frozen on purpose, look at its initialization, its activations "
+            "(dead ReLUs) and its learning rate.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RankCollapse(Rule):
+    """Fires when the kernel loses its rank and the gradient falls with it.
+
+    The participation ratio (tr K)^2 / ||K||^2 is below `factor` times its largest value in the
+    history, and so is the gradient norm, compared with its value at that record. The rank alone
+    does not predict whether a network can still learn: there are counter-examples both ways
+    (arXiv:2605.09044). So this is no verdict.
+
+    Attributes:
+        factor: Share of the largest value that is in order.
+
+    Raises:
+        InvalidInputError: When `factor` is not between 0 and 1.
+    """
+
+    factor: float | int = 0.25
+
+    @errors.public
+    def __post_init__(self) -> None:
+        require_positive(self.factor, "factor")
+        if not self.factor < 1.0:
+            raise errors.InvalidInputError(
+                expected="a factor between 0 and 1",
+                got=repr(self.factor),
+                do="RankCollapse(factor=0.25) fires below a quarter of the largest value.",
+            )
+
+    def check(self, history: Sequence[Row]) -> Alert | None:
+        """An alert where both the participation ratio and the gradient norm have fallen."""
+        rows = [row for row in history if _has_rank_and_gradient(row)]
+        if not rows:
+            return None
+        largest = max(rows, key=_participation_ratio)
+        threshold = self.factor * _participation_ratio(largest)
+        value = _participation_ratio(rows[-1])
+        if not value < threshold:
+            return None
+        gradient_norm = number(rows[-1], "gradient_norm")
+        if not gradient_norm < self.factor * number(largest, "gradient_norm"):
+            return None
+        return Alert(
+            rule=self.name,
+            step=step_of(history),
+            quantity="participation_ratio",
+            value=value,
+            threshold=threshold,
+            message=f"The participation ratio of the kernel has fallen to {value:.3g} from "
+            f"{_participation_ratio(largest):.3g}, and the gradient norm to {gradient_norm:.3g} "
+            f"from {number(largest, 'gradient_norm'):.3g}.",
+            advice="This alone does not show that the network cannot learn: compare the gradient "
+            "norm on fresh data with that of a new network before you reset layers.",
+        )
+
+
+def _require_count(times: int) -> None:
+    """Refuse what is not a positive integer."""
+    if isinstance(times, int | np.integer) and not isinstance(times, bool) and times >= 1:
+        return
+    raise errors.InvalidInputError(
+        expected="`times` as a positive integer",
+        got=repr(times),
+        do="It counts measurements in a row.",
+    )
+
+
+def _numbers_of(history: History, quantity: str) -> list[float]:
+    """The numbers of a quantity, oldest first, without those that were not measured."""
+    values = [number(row, quantity) for row in history]
+    return [value for value in values if not math.isnan(value)]
+
+
+def _lower_ends(history: History, quantity: str) -> list[float]:
+    """Lower ends of the interval of a quantity, the number itself where it has no interval."""
+    lower_ends = []
+    for row in history:
+        value = number(row, quantity)
+        lower = number(row, f"{quantity}_lower")
+        if not math.isnan(value):
+            lower_ends.append(value if math.isnan(lower) else lower)
+    return lower_ends
+
+
+def _are_above(values: Sequence[float], threshold: float, times: int) -> bool:
+    """Whether there are so many numbers, and the last of them are all above the threshold."""
+    return len(values) >= times and min(values[-times:]) > threshold
+
+
+def _became_non_finite(history: History, quantity: str) -> bool:
+    """Whether a quantity is infinite now, or NaN where it always was a number."""
+    value = number(history[-1], quantity)
+    if math.isinf(value):
+        return True
+    # NaN is also what was not measured: then the status says that all is well.
+    if not math.isnan(value) or "status" in history[-1]:
+        return False
+    earlier = [number(row, quantity) for row in history[:-1]]
+    return len(earlier) > 0 and not any(map(math.isnan, earlier))
+
+
+def _silent_layers(values: Sequence[float], threshold: float) -> set[int]:
+    """Layers whose number is 0 or below the threshold, where another layer's is not."""
+    silent = {layer for layer, value in enumerate(values) if value == 0.0 or value < threshold}
+    others = [value for layer, value in enumerate(values) if layer not in silent]
+    some_train = any(value > 0.0 for value in others)
+    return silent if some_train else set()
+
+
+def _layer_names(row: Row, layers: Sequence[int]) -> str:
+    """Layers in words: the first ones by name, all others by their count."""
+    known = row.get("layers")
+    names = known if isinstance(known, list) else []
+    shown = []
+    for layer in layers[:MOST_NAMED]:
+        shown.append(str(names[layer]) if layer < len(names) else f"number {layer}")
+    left = len(layers) - len(shown)
+    more = f" and {left} more" if left else ""
+    return f"Layer{'s' if len(layers) > 1 else ''} {', '.join(shown)}{more}"
+
+
+def _participation_ratio(row: Row) -> float:
+    return number(row, "participation_ratio")
+
+
+def _has_rank_and_gradient(row: Row) -> bool:
+    """Whether both numbers were measured."""
+    both = (_participation_ratio(row), number(row, "gradient_norm"))
+    return all(map(math.isfinite, both))
+
+
+def _in_words(quantity: str) -> str:
+    return quantity.replace("_", " ")
+
+
+def _in_a_row(times: int) -> str:
+    """So many measurements in words."""
+    return "one measurement" if times == 1 else f"{times} measurements in a row"
+
+
+# At the end of the file: making them runs their checks.
+DEFAULT_RULES: tuple[Rule, ...] = (
+    MarginAbove(),
+    StepErrorAbove(),
+    NaNNear(),
+    DeadLayer(),
+    RankCollapse(),
+)

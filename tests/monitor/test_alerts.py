@@ -1,0 +1,746 @@
+"""Alerts: each rule fires when it should and not before, and whom it tells does not hurt the run."""
+
+import copy
+import dataclasses
+import errno
+import io
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ntkdiag import errors
+from ntkdiag.monitor import (
+    Alert,
+    Alerts,
+    DeadLayer,
+    InMemory,
+    JsonLines,
+    MarginAbove,
+    NaNNear,
+    RankCollapse,
+    Rule,
+    StepErrorAbove,
+    Terminal,
+    read_alerts,
+    read_json_lines,
+)
+from ntkdiag.monitor import courier as couriers
+from ntkdiag.monitor.outbox import Outbox
+
+RECORD = {"name": "ntk", "layers": ["conv1", "conv2", "head"]}
+NAN = math.nan
+EXAMPLE = Alert("LossAbove", 7, "loss", 12.0, 10.0, "The loss is 12.", "Look at the last batch.")
+
+
+def history(**series):
+    """Rows of several quantities, one number or list of each at a step."""
+    (length,) = {len(values) for values in series.values()}
+    return [
+        {"step": 10 * k, **{name: values[k] for name, values in series.items()}}
+        for k in range(length)
+    ]
+
+
+def fired(rule, rows):
+    """The steps at which a rule, asked about every record, sees something."""
+    return [row["step"] for k, row in enumerate(rows) if rule.check(rows[: k + 1]) is not None]
+
+
+def send_all(outbox, rows, record=RECORD):
+    for row in rows:
+        values = {
+            f"{record['name']}_{name}": value for name, value in row.items() if name != "step"
+        }
+        outbox.send(row["step"], values, record)
+
+
+def alerts_of(rows, record=RECORD, **options):
+    """The alerts that a monitor with these records raises."""
+    memory = InMemory()
+    outbox = Outbox(memory, Alerts(**options))
+    send_all(outbox, rows, record)
+    outbox.close()
+    return memory.alerts
+
+
+@dataclasses.dataclass(frozen=True)
+class LossAbove(Rule):
+    """A rule of the user's."""
+
+    threshold: float = 10.0
+
+    def check(self, history):
+        loss = history[-1].get("loss", math.nan)
+        if not loss > self.threshold:
+            return None
+        message, advice = f"The loss is {loss:.3g}.", "Look at the last batch."
+        step = history[-1]["step"]
+        return Alert(self.name, step, "loss", loss, self.threshold, message, advice)
+
+
+# Rules
+
+
+def test_a_run_at_the_edge_of_stability_raises_no_alert():
+    rng = np.random.default_rng(0)
+    margins = 1.0 + 0.05 * rng.standard_normal(300)
+    longest, run = 0, 0
+    for margin in margins:
+        run = run + 1 if margin > 1.0 else 0
+        longest = max(longest, run)
+    assert longest >= 3  # without the interval, it would fire
+    rows = history(
+        margin=margins.tolist(),
+        margin_lower=(margins - 0.15).tolist(),
+        margin_upper=(margins + 0.15).tolist(),
+    )
+    assert fired(MarginAbove(), rows) == []
+    assert fired(MarginAbove(), history(margin=margins.tolist())) != []
+
+
+def test_a_catapult_raises_no_alert():
+    assert fired(MarginAbove(), history(margin=[0.5, 1.9, 1.4, 0.8, 0.7, 0.7])) == []
+
+
+def test_a_margin_that_stays_above_one_raises_an_alert():
+    rows = history(margin=[0.9, 1.1, 1.2, 1.3, 1.5], margin_lower=[0.8, 1.0, 1.1, 1.2, 1.4])
+    assert fired(MarginAbove(), rows) == [40]  # 1.0 is not above 1
+    alert = MarginAbove().check(rows)
+    assert alert == Alert(
+        "MarginAbove",
+        40,
+        "margin",
+        1.5,
+        1.0,
+        "The stability margin is 1.5 and has been above 1 in 3 measurements in a row.",
+        "Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+    )
+    assert fired(MarginAbove(threshold=1.25, times=1), rows) == [40]
+    assert fired(MarginAbove(times=2), history(margin=[1.1, math.inf, 0.5])) == [10]
+
+
+def test_margins_that_were_not_measured_neither_count_nor_interrupt():
+    rows = history(margin=[1.1, NAN, 1.2, NAN, 1.3], margin_lower=[1.05, NAN, NAN, NAN, 1.2])
+    assert fired(MarginAbove(), rows) == [40]
+    assert fired(MarginAbove(), history(margin=[NAN] * 5)) == []
+    assert fired(MarginAbove(), history(loss=[1.0] * 5)) == []
+
+
+def test_steps_that_leave_the_linear_region():
+    rows = history(
+        step_error=[0.1, 0.7, 0.4, 0.6, 0.8], step_error_lower=[0.1, 0.6, 0.3, 0.45, 0.7]
+    )
+    assert fired(StepErrorAbove(), rows) == []
+    assert fired(StepErrorAbove(), history(step_error=[0.1, 0.7, 0.4, 0.6, 0.8])) == [40]
+    assert fired(StepErrorAbove(threshold=0.4), rows) == [40]
+    alert = StepErrorAbove(times=1).check(rows)
+    assert (alert.quantity, alert.value, alert.threshold) == ("step_error", 0.8, 0.5)
+    assert "Lower the learning rate or clip the gradient" in alert.advice
+
+
+@pytest.mark.parametrize(
+    ("series", "steps"),
+    [
+        ({"status": [1, 1, 2, 2, 1]}, [20, 30]),
+        ({"loss": [1.0, 2.0, math.inf]}, [20]),
+        ({"loss": [1.0, 2.0, NAN]}, [20]),
+        ({"gradient_norm": [1.0, 2.0, NAN], "loss": [NAN, NAN, NAN]}, [20]),
+        # A loss that is measured now and then, or never, or beside a status that says that all is well.
+        ({"loss": [1.0, 2.0, NAN], "status": [1, 1, 1]}, []),
+        ({"loss": [NAN, NAN, NAN]}, []),
+        ({"loss": [NAN, 1.0, NAN, 1.0]}, []),
+        # A hundredfold of the median of three earlier numbers at least.
+        ({"loss": [1.0, 3.0, 2.0, 200.0]}, []),
+        ({"loss": [1.0, 3.0, 2.0, 201.0]}, [30]),
+        ({"loss": [1.0, 3.0, 1000.0]}, []),
+        ({"gradient_norm": [1.0, 3.0, 2.0, 5000.0]}, [30]),
+        ({"loss": [-1.0, -3.0, -2.0, 1.0]}, []),
+        ({"trace": [1.0, 3.0, 2.0, 5000.0]}, []),
+    ],
+)
+def test_nan_is_near(series, steps):
+    assert fired(NaNNear(), history(**series)) == steps
+
+
+def test_what_an_alert_of_nan_says():
+    growth = NaNNear(factor=10).check(history(gradient_norm=[1.0, 3.0, 2.0, 50.0]))
+    assert (growth.quantity, growth.value, growth.threshold) == ("gradient_norm", 50.0, 20.0)
+    assert growth.message == (
+        "The gradient norm is 50, more than 10 times its median in the last measurements."
+    )
+    status = NaNNear().check(history(status=[2]))
+    assert (status.quantity, status.value) == ("status", 2)
+    assert status.message == "The measurement is NaN or infinite."
+    loss = NaNNear().check(history(loss=[1.0, NAN]))
+    assert loss.message == "The loss is NaN or infinite."
+    assert loss.to_dict()["value"] is None
+
+
+def test_a_divergence_is_seen_before_its_loss_is_nan():
+    """Gradient descent on a quadratic at 1.05 times the largest stable rate, in float32."""
+    rate, theta, rows = np.float32(2.1), np.float32(1e-2), []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in range(2000):
+            if step % 10 == 0:
+                loss, norm = float(theta * theta / 2), float(abs(theta))
+                rows.append({"step": step, "margin": 1.05, "loss": loss, "gradient_norm": norm})
+            theta = theta - rate * theta
+    first_infinite = next(row["step"] for row in rows if not math.isfinite(row["loss"]))
+    alerts = alerts_of(rows)
+    assert {alert.rule for alert in alerts} == {"MarginAbove", "NaNNear"}
+    # The loss grows by 1.1^20 = 6.7 a measurement: four of them are a hundredfold of the median.
+    assert all(alert.step < first_infinite / 5 for alert in alerts)
+
+
+def test_a_layer_that_dies():
+    alive, dead = [1.0, 2.0, 3.0], [1.0, 0.0, 3.0]
+    rows = history(layer_gradient=[alive, dead, alive, dead, dead, dead])
+    rows = [{**row, "layers": RECORD["layers"]} for row in rows]
+    assert fired(DeadLayer(), rows) == [40]  # said when it dies, once
+    alert = DeadLayer().check(rows[:5])
+    assert (alert.quantity, alert.value, alert.threshold) == ("layer_gradient", 0.0, 0.0)
+    assert alert.message == (
+        "Layer conv2 had a gradient of zero in two measurements in a row while other layers train."
+    )
+
+
+def test_a_layer_without_a_share_of_the_trace():
+    rows = history(layer_trace=[[0.5, 0.5, 2e-7], [0.5, 0.5, 5e-7]])
+    alert = DeadLayer().check(rows)
+    assert (alert.quantity, alert.value, alert.threshold) == ("layer_trace", 5e-7, 1e-6)
+    assert alert.message.startswith("Layer number 2 had less than 1e-06 of the kernel's trace")
+    assert DeadLayer(share=1e-7).check(rows) is None
+
+
+def test_layers_of_a_run_that_has_ended_or_was_not_measured_are_not_dead():
+    assert fired(DeadLayer(), history(layer_gradient=[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])) == []
+    assert fired(DeadLayer(), history(layer_trace=[[NAN, NAN], [NAN, NAN]])) == []
+    assert (
+        fired(DeadLayer(), history(layer_gradient=[[0.0, 1.0]])) == []
+    )  # a layer of zeros at the start
+    assert fired(DeadLayer(), history(loss=[1.0, 1.0])) == []
+    rows = [*history(layer_gradient=[[0.0, 1.0], [0.0, 1.0]]), {"step": 20, "loss": 1.0}]
+    assert fired(DeadLayer(), rows) == [10]
+
+
+def test_a_frozen_layer_does_not_hide_one_that_dies():
+    frozen, dead = [0.0, 2.0, 3.0], [0.0, 0.0, 3.0]
+    alerts = alerts_of(history(layer_gradient=[frozen, frozen, frozen, dead, dead, dead]))
+    assert [(alert.step, alert.message.split(" had")[0]) for alert in alerts] == [
+        (10, "Layer conv1"),
+        (40, "Layer conv2"),
+    ]
+
+
+def test_many_dead_layers_are_counted():
+    values = [0.0] * 5 + [1.0]
+    alert = DeadLayer().check(history(layer_gradient=[values, values]))
+    assert alert.message.startswith("Layers number 0, number 1, number 2 and 2 more had")
+
+
+def test_rank_collapse_needs_the_gradient_too():
+    ratios = [8.0, 10.0, 4.0, 2.0]
+    norms = [1.0, 4.0, 1.0, 0.5]
+    assert fired(RankCollapse(), history(participation_ratio=ratios, gradient_norm=norms)) == [30]
+    assert (
+        fired(
+            RankCollapse(), history(participation_ratio=ratios, gradient_norm=[1.0, 2.0, 2.0, 2.0])
+        )
+        == []
+    )
+    assert (
+        fired(
+            RankCollapse(), history(participation_ratio=[8.0, 10.0, 4.0, 2.5], gradient_norm=norms)
+        )
+        == []
+    )
+    assert fired(RankCollapse(), history(participation_ratio=ratios)) == []
+    alert = RankCollapse().check(history(participation_ratio=ratios, gradient_norm=norms))
+    assert (alert.value, alert.threshold) == (2.0, 2.5)
+    assert alert.message == (
+        "The participation ratio of the kernel has fallen to 2 from 10, and the gradient norm to 0.5 from 4."
+    )
+    assert "does not show that the network cannot learn" in alert.advice
+
+
+@pytest.mark.parametrize("rule", Alerts().rules)
+def test_rules_say_nothing_of_what_is_not_there(rule):
+    assert rule.check([{"step": 0}]) is None
+    names = ("margin", "step_error", "loss", "gradient_norm", "participation_ratio", "status")
+    rows = [{"step": step, **dict.fromkeys(names, NAN)} for step in range(5)]
+    assert fired(rule, rows) == []
+
+
+def test_a_healthy_run_raises_no_alert():
+    rng = np.random.default_rng(0)
+    steps = np.arange(200)
+    loss = 2.3 * np.exp(-steps / 40) * np.exp(0.3 * rng.standard_normal(200))
+    rows = history(
+        margin=(1 - np.exp(-steps / 20)).tolist(),
+        step_error=(0.2 + 0.05 * rng.standard_normal(200)).tolist(),
+        loss=loss.tolist(),
+        gradient_norm=np.sqrt(loss).tolist(),
+        participation_ratio=(10 - 4 * steps / 200).tolist(),
+        layer_gradient=rng.uniform(0.1, 1.0, size=(200, 3)).tolist(),
+        status=[1] * 200,
+    )
+    assert alerts_of(rows) == []
+
+
+# From records to alerts
+
+
+def test_a_rule_is_silent_until_it_was_quiet():
+    rows = history(loss=[1.0, 20.0, 30.0, 40.0, 5.0, 20.0, 20.0, 1.0])
+    alerts = alerts_of(rows, rules=[LossAbove()])
+    assert [(alert.step, alert.value) for alert in alerts] == [(10, 20.0), (50, 20.0)]
+
+
+def test_the_default_rules_do_not_storm():
+    rows = history(margin=[1.5] * 100, step_error=[0.9] * 100, status=[2] * 100)
+    alerts = alerts_of(rows)
+    assert sorted(alert.rule for alert in alerts) == ["MarginAbove", "NaNNear", "StepErrorAbove"]
+
+
+def test_a_measurement_that_comes_twice_counts_once():
+    rows = history(margin=[1.1, 1.2, 1.3])
+    assert alerts_of([rows[0]] * 8 + [rows[1]] * 8) == []
+    assert [alert.step for alert in alerts_of([row for row in rows for _ in range(8)])] == [20]
+
+
+def test_seeds_that_share_their_steps_have_histories_of_their_own():
+    margins = {0: [1.5, 0.5, 0.4], 10: [1.5, 0.5, 1.3], 20: [0.9, 0.5, 1.3], 30: [0.9, 0.5, 1.4]}
+    rows = [{"step": step, "margin": margin} for step, row in margins.items() for margin in row]
+    alerts = alerts_of(rows)
+    assert [(alert.step, alert.value) for alert in alerts] == [(30, 1.4)]  # the third seed
+    everywhere = [{"step": step, "margin": 2.0 + k} for step in (0, 10, 20, 30) for k in range(3)]
+    assert [alert.step for alert in alerts_of(everywhere)] == [20]
+
+
+def test_a_step_that_goes_back_begins_anew():
+    rows = history(margin=[1.1, 1.2])
+    assert alerts_of([*rows, *rows, *rows]) == []
+
+
+def test_names_lose_the_prefix_of_their_monitor_only():
+    seen = []
+
+    class Looking(Rule):
+        def check(self, history):
+            seen.append(history[-1])
+
+    record = {"name": "probe_a", "layers": ["conv1"]}
+    outbox = Outbox([], Alerts(rules=[Looking()]))
+    outbox.send(3, {"probe_a_loss": 1.0, "ntk_loss": 2.0}, record)
+    outbox.close()
+    assert seen == [{"step": 3, "layers": ["conv1"], "loss": 1.0, "ntk_loss": 2.0}]
+
+
+def test_rules_look_back_upon_the_last_records():
+    lengths = []
+
+    class Counting(Rule):
+        def check(self, history):
+            lengths.append((len(history), history[-1]["step"], history[0]["step"]))
+
+    outbox = Outbox([], Alerts(rules=[Counting()], history=4))
+    send_all(outbox, history(loss=[1.0] * 6))
+    outbox.close()
+    assert lengths == [(1, 0, 0), (2, 10, 0), (3, 20, 0), (4, 30, 0), (4, 40, 10), (4, 50, 20)]
+
+
+def test_an_alert_follows_its_record(tmp_path):
+    path = tmp_path / "run.jsonl"
+    outbox = Outbox(JsonLines(path), Alerts(rules=[LossAbove()]))
+    rows = history(loss=[1.0, 20.0, 2.0])
+    send_all(outbox, rows)
+    outbox.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["record", "step", "step", "alert", "step"]
+    alert = Alert("LossAbove", 10, "loss", 20.0, 10.0, "The loss is 20.", "Look at the last batch.")
+    assert lines[3] == {"alert": alert.to_dict()}
+    assert read_alerts(path) == [alert]
+    records, read = read_json_lines(path)
+    assert records == [RECORD]
+    assert read == [{"step": row["step"], "ntk_loss": row["loss"]} for row in rows]
+
+
+def test_alerts_are_read_whatever_else_is_in_the_file(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = JsonLines(path)
+    writer.write(0, {"alert": 1.0})  # a number of that name
+    writer.alert(dataclasses.replace(EXAMPLE, value=NAN, threshold=math.inf))
+    path.write_text(path.read_text() + '[1]\n{"alert": {"rule": "Lo')
+    (alert,) = read_alerts(path)
+    assert math.isnan(alert.value)
+    assert math.isnan(alert.threshold)  # JSON has no infinity
+    assert alert.message == EXAMPLE.message
+    assert [row["alert"] for row in read_json_lines(path)[1]] == [1.0]
+
+
+def test_the_line_on_the_terminal():
+    text = io.StringIO()
+    outbox = Outbox(Terminal(console=Console(file=text, width=40)), Alerts(rules=[LossAbove()]))
+    send_all(outbox, history(loss=[20.0]))
+    outbox.close()
+    assert text.getvalue().splitlines() == [
+        "step 0  ntk_loss 20",
+        "ALERT step 0 LossAbove: The loss is 20. Look at the last batch.",
+    ]
+
+
+def test_an_alert_is_one_line_and_no_markup():
+    text = io.StringIO()
+    alert = dataclasses.replace(EXAMPLE, message="[bold]Layer[/bold]\n  number 3.")
+    Terminal(console=Console(file=text, width=40)).alert(alert)
+    assert text.getvalue() == (
+        "ALERT step 7 LossAbove: [bold]Layer[/bold] number 3. Look at the last batch.\n"
+    )
+
+
+def test_an_alert_is_plain_json():
+    alert = dataclasses.replace(EXAMPLE, value=np.float32(1.5), step=np.int32(7))
+    assert json.loads(json.dumps(alert.to_dict())) == {
+        "rule": "LossAbove",
+        "step": 7,
+        "quantity": "loss",
+        "value": 1.5,
+        "threshold": 10.0,
+        "message": "The loss is 12.",
+        "advice": "Look at the last batch.",
+    }
+
+
+# The last records before an alert
+
+
+def test_the_last_records_are_written_when_a_rule_fires(tmp_path):
+    folder = tmp_path / "runs" / "alerts"
+    rows = history(loss=[float(k) for k in range(9)] + [20.0], trace=[NAN] * 10)
+    alerts_of(rows, rules=[LossAbove()], history=4, folder=folder)
+    assert os.listdir(folder) == ["alert-LossAbove-90.jsonl"]
+    path = folder / "alert-LossAbove-90.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0] == {"record": RECORD}
+    assert lines[1]["alert"]["value"] == 20.0
+    assert lines[2:] == [
+        {"step": 60, "ntk_loss": 6.0, "ntk_trace": None},
+        {"step": 70, "ntk_loss": 7.0, "ntk_trace": None},
+        {"step": 80, "ntk_loss": 8.0, "ntk_trace": None},
+        {"step": 90, "ntk_loss": 20.0, "ntk_trace": None},
+    ]
+    assert [row["step"] for row in read_json_lines(path)[1]] == [60, 70, 80, 90]
+    assert [alert.step for alert in read_alerts(path)] == [90]
+
+
+def test_files_of_former_runs_stay_and_names_are_those_of_files(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Named(LossAbove):
+        name = "loss/../above 10"
+
+    rows = history(loss=[20.0])
+    for _ in range(3):
+        alerts_of(rows, rules=[Named()], folder=tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [
+        "alert-loss_.._above_10-0-2.jsonl",
+        "alert-loss_.._above_10-0-3.jsonl",
+        "alert-loss_.._above_10-0.jsonl",
+    ]
+
+
+def test_without_a_folder_or_an_alert_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(alerts_of(history(loss=[20.0]), rules=[LossAbove()])) == 1
+    assert alerts_of(history(loss=[2.0]), rules=[LossAbove()], folder="alerts") == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_other_processes_write_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert len(alerts_of(history(loss=[20.0]), rules=[LossAbove()], folder=tmp_path)) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_leaves_no_half_of_a_file_and_stops_nothing(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = []
+    rows = history(loss=[20.0, 1.0, 20.0])
+    monkeypatch.setattr(os, "fsync", full)
+    outbox = Outbox([], Alerts(rules=[LossAbove()], on_alert=told.append, folder=tmp_path))
+    with pytest.warns(RuntimeWarning) as caught:
+        send_all(outbox, rows)
+    assert [str(warning.message) for warning in caught] == [
+        "ntkdiag: writing the last records before an alert failed with OSError: [Errno 28] No space left on "
+        "device. This is said once, and it is tried again at the next one; training goes on."
+    ]
+    assert [alert.step for alert in told] == [0, 20]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    rows = history(loss=[20.0])
+    with pytest.warns(RuntimeWarning, match="writing the last records before an alert failed with"):
+        alerts = alerts_of(rows, rules=[LossAbove()], folder=tmp_path / "file" / "alerts")
+    assert len(alerts) == 1
+
+
+# Whom an alert is told
+
+
+def test_callbacks_are_called_with_the_alert():
+    told, also_told = [], []
+    rows = history(loss=[20.0, 1.0, 30.0])
+    alerts = alerts_of(rows, rules=[LossAbove()], on_alert=[told.append, also_told.append])
+    assert told == also_told == alerts
+    assert [alert.value for alert in told] == [20.0, 30.0]
+
+
+def test_a_callback_that_raises_is_said_once():
+    told = []
+
+    def post(alert):
+        raise ConnectionError("no network.")
+
+    rows = history(loss=[20.0, 1.0, 30.0])
+    with pytest.warns(RuntimeWarning) as caught:
+        alerts = alerts_of(rows, rules=[LossAbove()], on_alert=[post, told.append])
+    assert [str(warning.message) for warning in caught] == [
+        "ntkdiag: on_alert=post failed with ConnectionError: no network. This is said once, and it is tried "
+        "again at the next one; training goes on."
+    ]
+    assert len(alerts) == len(told) == 2
+
+
+def test_a_callback_that_exits_does_not_end_training():
+    def leave(alert):
+        raise SystemExit(1)
+
+    with pytest.warns(RuntimeWarning, match="on_alert=leave failed with SystemExit: 1"):
+        assert len(alerts_of(history(loss=[20.0]), rules=[LossAbove()], on_alert=leave)) == 1
+
+
+def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
+    released = threading.Event()
+    memory = InMemory()
+    outbox = Outbox(memory, Alerts(rules=[LossAbove()], on_alert=lambda alert: released.wait(60)))
+    send_all(outbox, history(loss=[20.0]))
+    begun = time.monotonic()
+    send_all(outbox, [{"step": step, "loss": 1.0} for step in range(10, 60)])
+    assert time.monotonic() - begun < couriers.PATIENCE
+    assert len(memory.rows) == 51
+    assert len(memory.alerts) == 1  # the writers are told first
+    behind = "the writer AlertWriter has 52 records to write 0.2 s after the end"
+    with pytest.warns(RuntimeWarning, match=behind):
+        outbox.close(seconds=0.2)
+    released.set()
+    outbox.close()
+
+
+@pytest.mark.slow
+def test_the_end_of_the_interpreter_waits_for_the_last_alert(tmp_path):
+    script = textwrap.dedent(
+        """
+        import sys, time
+        from ntkdiag.monitor import Alerts, Alert, JsonLines, Rule
+        from ntkdiag.monitor.outbox import Outbox
+
+        class Slow(Rule):
+            def check(self, history):
+                time.sleep(1.5)
+                return Alert("Slow", 3, "loss", 2.0, 1.0, "It is.", "Look.")
+
+        Outbox([JsonLines(sys.argv[1])], Alerts(rules=[Slow()])).send(3, {}, {"name": "ntk"})
+        """
+    )
+    path = tmp_path / "run.jsonl"
+    command = [sys.executable, "-c", script, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == ""
+    assert [alert.step for alert in read_alerts(path)] == [3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda: True, "TypeError: check(history) returned a bool and no Alert"),
+    ],
+)
+def test_a_rule_that_fails_is_said_once_and_stops_no_other(answer, reason):
+    class Faulty(Rule):
+        def check(self, history):
+            return answer()
+
+    rows = history(loss=[1.0, 20.0])
+    with pytest.warns(RuntimeWarning) as caught:
+        alerts = alerts_of(rows, rules=[Faulty(), LossAbove()])
+    assert [str(warning.message) for warning in caught] == [
+        f"ntkdiag: the rule Faulty failed with {reason}. This is said once, and it is tried again at the next "
+        "one; training goes on."
+    ]
+    assert [alert.step for alert in alerts] == [10]
+
+
+def test_a_writer_that_fails_in_its_alert_is_tried_again():
+    class Failing(InMemory):
+        def alert(self, alert):
+            raise OSError("disk full")
+
+    writer = Failing()
+    outbox = Outbox(writer, Alerts(rules=[LossAbove()]))
+    said = r"the writer Failing failed in alert\(\) with OSError: disk full. This alert is lost to it. "
+    with pytest.warns(RuntimeWarning, match=said):
+        send_all(outbox, history(loss=[20.0, 1.0]))
+    assert len(writer.rows) == 2
+
+
+class WithoutAlerts:
+    def write(self, step, values):
+        pass
+
+
+@pytest.mark.parametrize("writers", [[], [WithoutAlerts()]])
+def test_where_nobody_listens_an_alert_is_a_warning(writers):
+    outbox = Outbox(writers, Alerts(rules=[LossAbove()]))
+    with pytest.warns(RuntimeWarning) as caught:
+        send_all(outbox, history(loss=[20.0, 30.0, 1.0, 40.0]))
+    assert [str(warning.message) for warning in caught] == [
+        "ntkdiag: ALERT step 0 LossAbove: The loss is 20. Look at the last batch.",
+        "ntkdiag: ALERT step 30 LossAbove: The loss is 40. Look at the last batch.",
+    ]
+
+
+def test_the_warning_of_an_alert_does_not_raise_where_warnings_are_errors(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="ntkdiag"):
+        warnings.simplefilter("error")
+        send_all(Outbox([], Alerts(rules=[LossAbove()])), history(loss=[20.0]))
+    assert caplog.messages == [
+        "ntkdiag: ALERT step 0 LossAbove: The loss is 20. Look at the last batch."
+    ]
+
+
+def test_who_listens_is_told_without_a_warning(tmp_path):
+    rows = history(loss=[20.0])
+    for options in ({"on_alert": [lambda alert: None]}, {"folder": tmp_path}):
+        send_all(Outbox([], Alerts(rules=[LossAbove()], **options)), rows)  # a warning is an error
+    send_all(Outbox([InMemory()], Alerts(rules=[LossAbove()])), rows)
+
+
+def test_an_outbox_without_alerts_raises_none():
+    memory = InMemory()
+    send_all(Outbox(memory), history(status=[2, 2]))
+    assert memory.alerts == []
+
+
+def test_monitors_share_no_history_though_they_share_their_alerts():
+    alerts = Alerts(rules=[MarginAbove(times=2)])
+    first, second = InMemory(), InMemory()
+    for memory in (first, second):
+        send_all(Outbox(memory, alerts), history(margin=[1.5]))
+    assert first.alerts == second.alerts == []
+
+
+def test_an_outbox_can_be_copied_with_its_history():
+    memory = InMemory()
+    outbox = Outbox(memory, Alerts(rules=[MarginAbove(times=2)]))
+    send_all(outbox, history(margin=[1.5]))
+    copied = copy.deepcopy(outbox)
+    copied.send(10, {"ntk_margin": 1.5}, RECORD)
+    (copy_of_memory,) = copied.writers
+    assert len(copy_of_memory.alerts) == 1
+    assert memory.alerts == []
+
+
+# Arguments
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Alerts(rules=[MarginAbove]),
+            "rules=...): expected objects with a method check(history); got the class MarginAbove. "
+            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+        ),
+        (
+            lambda: Alerts(rules=(3,)),
+            "rules=...): expected objects with a method check(history); got a int. "
+            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+        ),
+        (
+            lambda: Alerts(on_alert=3),
+            "on_alert=...): expected functions of one alert; got a int. Alerts(on_alert=print) prints each alert.",
+        ),
+        (
+            lambda: Alerts(history=0),
+            "history=...): expected a positive integer number of records; got 0. Alerts(history=64) keeps the last 64.",
+        ),
+        (
+            lambda: Alerts(history=2),
+            "history=...): expected at least the 3 records that MarginAbove looks at; got 2. "
+            "Keep more records, or ask for fewer in a row.",
+        ),
+        (
+            lambda: MarginAbove(times=0),
+            "MarginAbove(times=0): expected `times` as a positive integer; got 0. It counts measurements in a row.",
+        ),
+        (
+            lambda: MarginAbove(threshold=-1.0),
+            "MarginAbove(threshold=-1.0): expected a positive `threshold`; got -1.0. Its units stand in the docstring.",
+        ),
+        (
+            lambda: StepErrorAbove(times=1.5),
+            "StepErrorAbove(times=1.5): expected `times` as a positive integer; got 1.5. It counts measurements "
+            "in a row.",
+        ),
+        (
+            lambda: NaNNear(factor=1.0),
+            "NaNNear(factor=1.0): expected a factor above 1; got 1.0. NaNNear(factor=100) fires at a hundredfold of "
+            "the median.",
+        ),
+        (
+            lambda: DeadLayer(share=0.0),
+            "DeadLayer(share=0.0): expected a positive `share`; got 0.0. Its units stand in the docstring.",
+        ),
+        (
+            lambda: RankCollapse(factor=2.0),
+            "RankCollapse(factor=2.0): expected a factor between 0 and 1; got 2.0. RankCollapse(factor=0.25) fires "
+            "below a quarter of the largest value.",
+        ),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        make()
+    assert str(caught.value).endswith(message)
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Alerts(folder=tmp_path / "file")
+    assert str(caught.value).endswith(
+        "folder=...): expected a folder, which is made where there is none; got the file 'file'. "
+        "Name the folder that the file is in."
+    )
+
+
+def test_one_callback_needs_no_brackets():
+    assert Alerts(on_alert=print).callbacks == (print,)
+    assert Alerts().callbacks == ()
