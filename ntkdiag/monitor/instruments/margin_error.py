@@ -1,0 +1,59 @@
+"""How far a largest eigenvalue of some examples is from that of all: its error over examples.
+
+lambda = sum_i a_i over examples, a_i = t_i . (H t)_i with t = J E^1/2 v the change of the outputs
+along the eigenvector v. An example that is left out takes its a_i with it, to first order: the
+standard error is that of N times the mean of the a_i (the infinitesimal jackknife).
+
+The eigenvector is chosen for these examples, and lambda is above that of all by a bias which falls
+as 1/N: in each half of the examples it is twice as large.
+
+    bias = (lambda of one half + lambda of the other) / 2 - lambda
+
+Source: Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapters 6 and 8.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ntkdiag.monitor.estimate import student_t
+from ntkdiag.monitor.instruments.block_iteration import (
+    Directions,
+    Products,
+    first_half,
+    rayleigh_ritz,
+)
+from ntkdiag.monitor.situation import Situation
+
+
+def ends_over_examples(
+    situation: Situation, vector: Directions, products: Products, value: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The ends of the 95 % interval of the largest eigenvalue of all examples there are.
+
+    Args:
+        situation: The step; its examples are drawn at random from all.
+        vector: The eigenvector, with ||z|| = 1.
+        products: Inner products of a basis that holds what the halves do not agree on.
+        value: The eigenvalue.
+    """
+    n = situation.n_examples
+    if n < 2:
+        return jnp.full_like(value, jnp.nan), jnp.full_like(value, jnp.nan)
+    [change] = vector.t
+    by_example = (change * situation.curve(change)).reshape(n, -1).sum(axis=1)
+    standard_error = np.sqrt(n) * by_example.std(ddof=1)
+    centre = value - _bias(products, value, n)
+    half_width = student_t(n - 1) * standard_error
+    return centre - half_width, centre + half_width
+
+
+def _bias(products: Products, value: Float[Array, ""], n: int) -> Float[Array, ""]:
+    """The mean of the largest eigenvalues of the two halves, less that of all."""
+    n_first = first_half(n).sum()
+    shares = (n_first / n, 1.0 - n_first / n)
+    in_halves = 0.0
+    for half, share in zip(products.halves, shares, strict=True):
+        # A mean over the examples of the half alone.
+        in_halves += rayleigh_ritz(products.z_z, half / share).values[0]
+    return 0.5 * in_halves - value
