@@ -551,6 +551,31 @@ def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
     outbox.close()
 
 
+def test_the_last_alert_comes_before_the_writers_are_closed(monkeypatch):
+    class Slow(LossAbove):
+        def check(self, history):
+            time.sleep(0.3)
+            return super().check(history)
+
+    calls = []
+
+    class Noting:
+        def write(self, step, values):
+            calls.append("write")
+
+        def alert(self, alert):
+            calls.append("alert")
+
+        def close(self):
+            calls.append("close")
+
+    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.01)
+    outbox = Outbox(Noting(), Alerts(rules=[Slow()]))
+    send_all(outbox, history(loss=[20.0, 1.0]))
+    outbox.close()
+    assert calls == ["write", "write", "alert", "close"]
+
+
 @pytest.mark.slow
 def test_the_end_of_the_interpreter_waits_for_the_last_alert(tmp_path):
     script = textwrap.dedent(
