@@ -551,6 +551,18 @@ def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
     outbox.close()
 
 
+def test_training_waits_a_moment_until_an_alert_is_told():
+    told = []
+
+    class Slow(InMemory):
+        def alert(self, alert):
+            time.sleep(0.2)
+            told.append(alert.step)
+
+    send_all(Outbox(Slow(), Alerts(rules=[LossAbove()])), history(loss=[20.0]))
+    assert told == [0]
+
+
 def test_the_last_alert_comes_before_the_writers_are_closed(monkeypatch):
     class Slow(LossAbove):
         def check(self, history):
