@@ -1,0 +1,222 @@
+"""Which parts of the parameters are layers, so that numbers can be told layer by layer.
+
+A layer is a leaf of the parameters. But where f runs one block again and again in a `lax.scan`, on
+parameters that are stacked, a leaf holds as many layers as it has slices:
+
+    blocks/kernel [3 d d]   scanned along axis 0   ->   blocks/kernel[0], [1], [2]
+    blocks/kernel [d 3 d]   moved to the front, then scanned: the same
+
+Which leaves these are is read off the program of f: every leaf is followed through calls and
+through what only moves its axes to the scan that takes it apart.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag import _jax
+from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr
+from ntkdiag.models import paths
+
+# With more of them, modules are layers.
+MOST_LAYERS = 512
+
+# What gives back its operand: cast, copied, named, or placed.
+_SAME = frozenset(
+    (
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "device_put",
+        "mesh_cast",
+        "name",
+        "pvary",
+        "reduce_precision",
+        "reshard",
+        "sharding_constraint",
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of a tree of parameters, L of them.
+
+    Attributes:
+        names: Of each layer: the path of its leaf, with "[i]" for slice i of a stacked one.
+        stacked: For each leaf the axis that its layers are stacked along; None for one layer.
+        places: Layers of the slices of all leaves, one after the other.
+    """
+
+    names: tuple[str, ...]
+    stacked: tuple[int | None, ...]
+    places: tuple[int, ...]
+
+    def sums_of_squares(self, tree: PyTree) -> Float[Array, " L"]:
+        """||a||^2 of each layer of a tree like the parameters, in float32 at least."""
+        squares = []
+        for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True):
+            square = jnp.square(jnp.abs(leaf.astype(_jax.at_least_float32(leaf.dtype))))
+            others = [other for other in range(leaf.ndim) if other != axis]
+            squares.append(square.sum(axis=others).reshape(-1))  # [slices], or [1]
+        of_slices = jnp.concatenate(squares)
+        sums = jnp.zeros(len(self.names), of_slices.dtype)
+        return sums.at[np.asarray(self.places)].add(of_slices)
+
+    def norms(self, tree: PyTree) -> Float[Array, " L"]:
+        """||a|| of each layer of a tree like the parameters."""
+        return jnp.sqrt(self.sums_of_squares(tree))
+
+
+def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Layers:
+    """The layers of the parameters of f; f is traced, not run.
+
+    More than 512 layers are joined: those of one module, or of the modules above it, until there
+    are no more than that; slices are kept apart as long as this allows.
+    """
+    return layers_in(jax.make_jaxpr(f)(params, x), params)
+
+
+def layers_in(program: ClosedJaxpr, params: PyTree) -> Layers:
+    """The layers of the parameters of a program whose first inputs they are."""
+    leaves = paths.leaves_by_path(params)
+    stacked = _stacked_axes(program, list(leaves.values()))
+    # One slice for each layer of a stacked leaf, one for any other leaf.
+    slices: list[tuple[str, str]] = []
+    for (path, leaf), axis in zip(leaves.items(), stacked, strict=True):
+        if axis is None:
+            slices.append((path, ""))
+        else:
+            slices.extend((path, f"[{i}]") for i in range(leaf.shape[axis]))
+    names = _joined(slices)
+    distinct = tuple(dict.fromkeys(names))
+    number_of = {name: number for number, name in enumerate(distinct)}
+    places = tuple(number_of[name] for name in names)
+    return Layers(distinct, tuple(stacked), places)
+
+
+def _joined(slices: Sequence[tuple[str, str]]) -> list[str]:
+    """The name of the layer of each slice, coarse enough for `MOST_LAYERS` of them."""
+    depth = max((path.count("/") + 1 for path, _ in slices), default=0)
+    for keeps_slices in (True, False):
+        # a/b/kernel[0] at depth 3 is a/b[0] at depth 2, and then a[0].
+        for kept in range(depth, 0, -1):
+            names = []
+            for path, index in slices:
+                module = "/".join(path.split("/")[:kept])
+                names.append(module + index if keeps_slices else module)
+            if len(set(names)) <= MOST_LAYERS:
+                return names
+    return ["all"] * len(slices)
+
+
+# A value that shows a leaf: its number, and for each axis of the value that of the leaf it is.
+_View: TypeAlias = tuple[int, tuple[int | None, ...]]
+
+
+def _stacked_axes(program: ClosedJaxpr, leaves: Sequence[Array]) -> list[int | None]:
+    """For each leaf the axis that a scan takes it apart along; None where no scan does."""
+    jaxpr, _ = _jax.open_jaxpr(program)
+    views: list[_View | None] = [None] * len(jaxpr.invars)
+    for number, leaf in enumerate(leaves):
+        views[number] = (number, tuple(range(leaf.ndim)))
+    stacked: list[int | None] = [None] * len(leaves)
+    _follow(jaxpr, views, stacked)
+    return stacked
+
+
+def _follow(
+    jaxpr: Jaxpr, views: Sequence[_View | None], stacked: list[int | None]
+) -> list[_View | None]:
+    """Note in `stacked` which leaves are scanned; say which outputs are views of leaves.
+
+    `views` says the same of the inputs.
+    """
+    view_of = dict(zip(jaxpr.invars, views, strict=True))
+
+    def read(atom: Atom) -> _View | None:
+        # A number written into the program shows no leaf.
+        if isinstance(atom, _jax.Literal):
+            return None
+        return view_of.get(atom)
+
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        if not any(operands):
+            continue
+        bodies = _jax.sub_jaxprs(eqn)
+        if eqn.primitive.name == "scan":
+            _follow_scan(eqn, operands, stacked)
+        elif len(bodies) == 1 and len(bodies[0].invars) == len(operands):
+            # A call: its body has the same inputs, and its outputs are those of the body.
+            results = _follow(bodies[0], operands, stacked)
+            if len(results) == len(eqn.outvars):
+                view_of.update(zip(eqn.outvars, results, strict=True))
+        elif eqn.primitive.name == "cond":
+            # The first operand chooses the branch.
+            for branch in bodies:
+                _follow(branch, operands[1:], stacked)
+        elif eqn.outvars:
+            view_of[eqn.outvars[0]] = _moved(eqn, operands[0])
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _follow_scan(
+    eqn: Equation, operands: Sequence[_View | None], stacked: list[int | None]
+) -> None:
+    """Note the leaves that a scan takes apart, and follow those that its body sees whole."""
+    n_consts, n_carries = _jax.scan_counts(eqn.params)
+    for view in operands[n_consts + n_carries :]:
+        if view is None:
+            continue
+        leaf, axes = view
+        # The scan that is met first decides.
+        if stacked[leaf] is None:
+            stacked[leaf] = axes[0]
+    [body] = _jax.sub_jaxprs(eqn)
+    n_others = len(operands) - n_consts
+    _follow(body, [*operands[:n_consts], *[None] * n_others], stacked)
+
+
+def _moved(eqn: Equation, view: _View | None) -> _View | None:
+    """The view that an equation makes of another one, if it only moves axes."""
+    if view is None:
+        return None
+    leaf, axes = view
+    name = eqn.primitive.name
+    if name in _SAME:
+        return view
+    if name == "transpose":
+        return leaf, tuple(axes[axis] for axis in eqn.params["permutation"])
+    if name == "squeeze":
+        gone = eqn.params["dimensions"]
+        return leaf, tuple(axis for k, axis in enumerate(axes) if k not in gone)
+    shape = eqn.outvars[0].aval.shape
+    if name == "broadcast_in_dim":
+        moved: list[int | None] = [None] * len(shape)
+        for axis, place in zip(axes, eqn.params["broadcast_dimensions"], strict=True):
+            moved[place] = axis
+        return leaf, tuple(moved)
+    if name == "reshape":
+        return leaf, _reshaped(axes, eqn.invars[0].aval.shape, shape)
+    return None
+
+
+def _reshaped(
+    axes: Sequence[int | None], before: Sequence[int], after: Sequence[int]
+) -> tuple[int | None, ...]:
+    """The axes of a leaf after a reshape; None for those that are split or joined.
+
+    An axis is still there if one of its length has as many entries in front of it.
+    """
+    axis_at = {}
+    for k, axis in enumerate(axes):
+        axis_at[math.prod(before[:k]), before[k]] = axis
+    places = [(math.prod(after[:k]), length) for k, length in enumerate(after)]
+    return tuple(axis_at.get(place) for place in places)

@@ -1,0 +1,73 @@
+"""Where in the spectrum of the kernel the gradient lies.
+
+    rho = ||dL/dtheta||^2 / (||dL/df||^2 tr Theta) = r^T Theta r / (r^T r tr Theta),   r = dL/df
+
+is 1 where the kernel has a single direction and the residuals lie along it, 1 / rows where all
+directions are alike, and near 0 where what is left to be learned lies in small eigenvalues.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
+from ntkdiag.monitor.instruments.sampled_trace import trace_samples
+from ntkdiag.monitor.instruments.scatter import positive_mean
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.situation import Situation, squared_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectralPosition(Instrument):
+    """rho = ||dL/dtheta||^2 / (||dL/df||^2 tr Theta), in [0, 1], and the loss of the probe.
+
+    Gradients are exact; the interval is that of the trace, whose samples it shares with
+    `SampledTrace`: see there, also for examples that interact.
+
+    Gives `spectral_position`; `loss`, of the probe; and `gradient_norm`, of the gradient that the
+    optimizer got, where it is at hand.
+
+    Cost: the gradient of the loss on the probe, 2 F n, beside the pass of `SampledTrace`; chosen
+    without that, 5 F n.
+
+    Source: arXiv 2605.31244.
+    """
+
+    name: ClassVar[str] = "spectral_position"
+
+    def forwards(self, layout: ProbeLayout) -> float:
+        """A backward pass."""
+        return 2.0
+
+    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+        """The position, the loss, and the norm of the gradient."""
+        trace = positive_mean(situation.once(trace_samples).sum(axis=1))
+        of_outputs = squared_norm(situation.residuals)
+        share = squared_norm(situation.loss_gradient) / of_outputs  # rho tr Theta
+        estimates = {
+            "spectral_position": Estimate.between(
+                at_most_1(share / trace.value),
+                at_most_1(share / trace.upper),
+                at_most_1(share / trace.lower),
+            ),
+            "loss": Estimate.exact(situation.loss_of(situation.outputs)),
+        }
+        if situation.gradient is not None:
+            norm = jnp.sqrt(squared_norm(situation.gradient))
+            estimates["gradient_norm"] = Estimate.exact(norm)
+        return estimates, memory
+
+    def unmet(self, probe: Probe) -> str | None:
+        """A loss has to be named."""
+        if probe.loss is None:
+            return "no loss was named, and its gradient is what has a position"
+        return None
+
+
+def at_most_1(rho: Float[Array, ""]) -> Float[Array, ""]:
+    """No kernel has an eigenvalue above its trace: an estimate above 1 is one of 1."""
+    return jnp.minimum(rho, 1.0)

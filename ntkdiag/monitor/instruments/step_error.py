@@ -1,0 +1,75 @@
+"""How far the last step was from linear.
+
+The update u changes the outputs on the probe by f(theta + u) - f(theta); to first order by J u.
+What the first order misses is a share of the change:
+
+    e1 = ||f(theta + u) - f(theta) - J u|| / ||f(theta + u) - f(theta)||
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
+from ntkdiag.monitor.instruments.scatter import positive_ratio
+from ntkdiag.monitor.instruments.traced_program import roundoff_of
+from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.situation import Situation
+
+
+@dataclasses.dataclass(frozen=True)
+class StepError(Instrument):
+    """e1 of the step that is being made, on the probe: 0 for a linear model, about 1 for chaos.
+
+    The interval is that of a ratio of sums over examples (delta method, on the logarithm), and
+    holds e1 on all examples like those of the probe. It is widened by the rounding floor,
+
+        eps ||f|| / ||f(theta + u) - f(theta)||,
+
+    eps of the coarsest dtype that the model computes in. An e1 below the floor is unresolved: NaN,
+    with the interval from 0 to the floor. Where nothing changed the floor is infinite.
+
+    Gives `step_error`; only where the update is at hand.
+
+    Cost: a forward pass and a forward derivative, 3 F n.
+    """
+
+    name: ClassVar[str] = "step_error"
+    needs_update: ClassVar[bool] = True
+
+    def forwards(self, layout: ProbeLayout) -> float:
+        """A forward pass at the moved parameters, and J u."""
+        return 3.0
+
+    def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
+        """e1 of the update."""
+        if situation.update is None:
+            return {"step_error": Estimate.unknown()}, memory
+        outputs = situation.outputs
+        change = situation.evaluate(situation.moved(), situation.x) - outputs
+        missed = change - situation.predicted_change
+
+        squared_changes = _of_examples(change)
+        changed = jnp.sqrt(squared_changes.sum())
+        scale = jnp.sqrt(_of_examples(outputs).sum())
+        floor = jnp.where(changed > 0, roundoff_of(situation) * scale / changed, jnp.inf)
+
+        squared = positive_ratio(_of_examples(missed), squared_changes)
+        error = jnp.sqrt(squared.value)
+        # Written so that NaN, of 0 / 0, is not resolved; outputs that are not finite stay NaN.
+        is_resolved = error > floor
+        unresolved = jnp.where(jnp.isfinite(changed), floor, jnp.nan)
+        estimate = Estimate.between(
+            jnp.where(is_resolved, error, jnp.nan),
+            jnp.where(is_resolved, jnp.maximum(jnp.sqrt(squared.lower) - floor, 0.0), 0.0),
+            jnp.where(is_resolved, jnp.sqrt(squared.upper) + floor, unresolved),
+        )
+        return {"step_error": estimate}, memory
+
+
+def _of_examples(outputs: Float[Array, "n *o"]) -> Float[Array, " n"]:
+    """Squared norms of the outputs of each example."""
+    return jnp.square(outputs.reshape(outputs.shape[0], -1)).sum(axis=1)
