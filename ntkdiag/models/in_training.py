@@ -37,11 +37,13 @@ def has_batch_statistics(fn: Functional) -> bool:
 def in_training(fn: Functional) -> Functional:
     """The same model with the same parameters, normalising by the batch that it gets.
 
-    Switches are set as in training, and what the model writes is thrown away. Dropout stays off: a
-    mask that differs at every step is noise of training. Where `fn` has it on (mode "dropout"), it
-    stays on, with a mask for each example. What is random without being a dropout layer of the
-    library (masks written by hand, stochastic depth) draws from the `rngs` or the `key` of `fn`, or
-    else from a fixed key: the same draw in every call, another one for each example.
+    Switches are set as in training, and what the model writes is thrown away. The batch counts as
+    the whole batch, also for layers of Flax that share statistics among devices (`axis_name=`).
+
+    Dropout stays off: a mask that differs at every step is noise of training. Where `fn` has it on
+    (mode "dropout"), it stays on, with a mask for each example. What is random without being a
+    dropout layer of the library (masks written by hand, stochastic depth) draws from the `rngs` or
+    the `key` of `fn`, or else from a fixed key: the same draw in every call.
 
     Layers whose training reads their running statistics (Equinox `BatchNorm` of mode "ema",
     `SpectralNorm`) read those that `fn` holds; `rebuild` of the result puts others in place.
@@ -91,13 +93,15 @@ def with_statistics_of(fn: Functional, x: PyTree) -> Callable[[PyTree, PyTree], 
     fn_without_past = _without_past(fn)
     has_dropout_on = _has_dropout_on(fn)
     mode_of_statistics = Mode("train", statistics=x, without_dropout=not has_dropout_on)
-    # Running statistics, in whose place those of x stand.
+    # A mode of running statistics, in whose place those of x stand.
     mode = Mode("dropout" if has_dropout_on else "eval")
 
     def f(params: PyTree, x2: PyTree) -> PyTree:
         held_params = jax.lax.stop_gradient(params)
         statistics = _change_mode(fn_without_past)(held_params, mode_of_statistics).fixed
-        evaluated = _change_mode(fn)(held_params, mode)
+        evaluated = fn
+        if fn.mode != str(mode):
+            evaluated = _change_mode(fn)(held_params, mode)
         assert evaluated.rebuild is not None  # an adapter with one way has the other
         return evaluated.rebuild(held_params, statistics)(params, x2)
 

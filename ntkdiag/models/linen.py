@@ -235,11 +235,11 @@ def _module_call(
                 keywords.pop(name, None)
         keywords = {**options, **keywords}
         keywords["rngs"] = _as_keys(keywords["rngs"])
-        dropout = contextlib.nullcontext()
+        changed_layers = contextlib.nullcontext()
         if request.mode.without_dropout:
-            dropout = linen_norm.without_dropout()
+            changed_layers = linen_norm.training_by_itself()
         try:
-            with dropout:
+            with changed_layers:
                 outputs = module.apply(variables, *positional, **keywords)
         except flax_errors.FlaxError as error:
             remedy = _remedy(error, module, request, variables, keywords)

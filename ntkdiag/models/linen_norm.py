@@ -2,7 +2,8 @@
 
 Calls of `BatchNorm` are intercepted while the model runs, whatever its switches say: the layer is
 told to use its running statistics, or to update them with momentum 0, so that they become those of
-the batch. Layers with dropout are called with a rate of 0.
+the batch. Layers with dropout are called with a rate of 0, and `BatchNorm` without an axis of
+devices: the batch at hand is the whole batch.
 """
 
 import contextlib
@@ -17,8 +18,12 @@ from ntkdiag.models.mode import require_batch_norm
 
 # The names that lead to a layer from the top of its model.
 LayerPath: TypeAlias = tuple[str, ...]
-# Layers that drop, and the attribute that says how much.
-_DROPOUT_RATES = {nn.Dropout: "rate", nn.MultiHeadDotProductAttention: "dropout_rate"}
+# The attributes of layers that neither drop nor wait for other devices.
+_BY_ITSELF: dict[type[nn.Module], dict[str, PyTree]] = {
+    nn.Dropout: {"rate": 0.0},
+    nn.MultiHeadDotProductAttention: {"dropout_rate": 0.0},
+    nn.BatchNorm: {"axis_name": None},
+}
 
 
 @contextlib.contextmanager
@@ -29,8 +34,8 @@ def running_statistics() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_dropout() -> Iterator[None]:
-    """Let the dropout of linen that is called inside drop nothing."""
+def training_by_itself() -> Iterator[None]:
+    """Let dropout drop nothing, and BatchNorm take no other device's batch, where called inside."""
 
     def call(
         next_call: Callable[..., PyTree],
@@ -39,8 +44,11 @@ def without_dropout() -> Iterator[None]:
         context: nn.module.InterceptorContext,
     ) -> PyTree:
         layer = context.module
-        rates = {name: 0.0 for kind, name in _DROPOUT_RATES.items() if isinstance(layer, kind)}
-        with _changed(layer, rates):
+        attributes = {}
+        for kind, changes in _BY_ITSELF.items():
+            if isinstance(layer, kind):
+                attributes |= changes
+        with _changed(layer, attributes):
             return next_call(*args, **kwargs)
 
     with nn.intercept_methods(call):
@@ -57,7 +65,8 @@ def statistics_of_batch(
     called: set[LayerPath] = set()
     # With momentum 0 the running statistics become those of the batch. A layer that uses running
     # ones in training, too, keeps them.
-    with _intercepted(use_running_average=None, attributes={"momentum": 0.0}, called=called):
+    attributes = {"momentum": 0.0, "axis_name": None}
+    with _intercepted(use_running_average=None, attributes=attributes, called=called):
         _, written = run(variables, x, {})
     require_batch_norm(bool(called))
     collections = {}
@@ -84,7 +93,7 @@ def _with_updates_at(
 
 @contextlib.contextmanager
 def _intercepted(
-    *, use_running_average: bool | None, attributes: dict[str, float], called: set[LayerPath]
+    *, use_running_average: bool | None, attributes: dict[str, PyTree], called: set[LayerPath]
 ) -> Iterator[None]:
     """Call every BatchNorm with this switch and these attributes, and note its path in `called`.
 

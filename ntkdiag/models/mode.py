@@ -38,7 +38,8 @@ class Mode:
         statistics: A batch whose normalisation statistics are computed once and held fixed; in
             train mode only.
         without_dropout: Whether the dropout layers of the library drop nothing, although the model
-            is switched to training.
+            is switched to training; its normalisation takes the batch at hand for the whole one
+            then, also where it would ask other devices.
     """
 
     name: str = "eval"

@@ -288,7 +288,7 @@ def _switch(copy: nnx.Module, request: ModelRequest) -> None:
             if isinstance(attributes[name], bool):
                 setattr(module, name, switches[name])
     if request.mode.without_dropout:
-        nnx_norm.switch_dropout_off(copy)
+        nnx_norm.train_by_itself(copy)
     if request.options.get("rngs") is not None:
         method = _method_with_signature(copy, request.method_of(copy))
         _reseed(copy, request.options["rngs"], takes_rngs=_takes_rngs(method))

@@ -35,17 +35,21 @@ def fix_statistics(copy: nnx.Module, run: Callable[[nnx.Module], PyTree]) -> Non
     # new = momentum * old + (1 - momentum) * (of the batch)
     for norm in updated_norms:
         norm.momentum = 0.0  # the running statistics become those of the batch
+        norm.axis_name = None  # of this batch, not of those of other devices too
     run(updated)
     for norm, updated_norm in zip(norms, updated_norms, strict=True):
         norm.mean.set_value(updated_norm.mean.get_value())
         norm.var.set_value(updated_norm.var.get_value())
 
 
-def switch_dropout_off(copy: nnx.Module) -> None:
-    """Let the dropout of NNX drop nothing, in a copy of a model that nobody else holds.
+def train_by_itself(copy: nnx.Module) -> None:
+    """Let dropout drop nothing, and BatchNorm take no other device's batch.
 
-    A rate of 0 holds also where the model passes the switch in its calls.
+    `copy` is a model that nobody else holds. A rate of 0 holds also where it passes the switch in
+    its calls.
     """
+    for norm in _batch_norms(copy):
+        norm.axis_name = None
     for _, module in nnx.iter_modules(copy):
         if isinstance(module, nnx.Dropout):
             module.rate = 0.0

@@ -142,7 +142,7 @@ class ModelRequest:
     def in_mode(self, mode: Mode, **keys: PyTree) -> "ModelRequest":
         """The same in another mode: switches in `call_kwargs` that contradict it are left out.
 
-        `keys` are options with random keys, for what is random in this mode and has none.
+        `keys` are options with random keys, for what is random in training and has none.
         """
         call_kwargs = {}
         for name, value in self.call_kwargs.items():
@@ -150,7 +150,7 @@ class ModelRequest:
                 call_kwargs[name] = value
         options = dict(self.options)
         for name, key in keys.items():
-            if options.get(name) is None:
+            if mode.trains and options.get(name) is None:
                 options[name] = key
         return dataclasses.replace(
             self, mode=mode, call_kwargs=call_kwargs, options=options, check=False

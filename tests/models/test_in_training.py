@@ -544,3 +544,68 @@ def test_what_cannot_be_done_is_refused():
             "expected a Functional whose mode can be changed; got one of nnx in mode eval. "
             'Make another one of the model, with mode="train".' in str(refusal.value)
         )
+
+
+class Shared(nn.Module):
+    """Statistics shared among the devices of a `pmap`."""
+
+    axis_name: str | None = None
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        options = {"axis_name": self.axis_name, "momentum": 0.0}
+        return nn.BatchNorm(use_running_average=not train, **options)(nn.Dense(H)(x))
+
+
+def test_the_batch_at_hand_is_the_whole_batch():
+    x = batch()
+    variables = Shared().init(jax.random.key(0), x)
+    fn = functionalize(Shared("devices"), variables)
+    want, written = Shared().apply(variables, x, train=True, mutable=["batch_stats"])
+    assert_close(in_training(fn)(fn.params, x), want)
+    evaluated = Shared().apply({**variables, **written}, batch(5))
+    assert_close(with_statistics_of(fn, x)(fn.params, batch(5)), evaluated)
+    # The same in the step of a training on several devices, each of which has the examples.
+    on_devices = jax.vmap(in_training(fn).apply, in_axes=(None, 0), axis_name="devices")
+    two = on_devices(fn.params, jnp.stack([x, batch(5)]))
+    assert_close(two[0], want)
+    norm = nnx.BatchNorm(D, axis_name="devices", rngs=nnx.Rngs(0))
+    fn = functionalize(norm)
+    want = nnx.BatchNorm(D, rngs=nnx.Rngs(0))(x)
+    assert_close(in_training(fn)(fn.params, x), want)
+    assert_close(with_statistics_of(fn, x)(fn.params, x), want)
+
+
+class DrawsIfItCan(nn.Module):
+    """Draws in evaluation, too, where it has a key."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        h = nn.BatchNorm(use_running_average=not train)(nn.Dense(H)(x))
+        if self.has_rng("noise"):
+            h = h + jax.random.normal(self.make_rng("noise"), h.shape)
+        return h
+
+
+def test_evaluation_gets_no_key_that_the_functional_has_not():
+    x = batch()
+    fn = functionalize(DrawsIfItCan(), DrawsIfItCan().init(jax.random.key(0), x))
+    assert_close(with_statistics_of(fn, x)(fn.params, x), with_statistics_of(fn, x)(fn.params, x))
+    h = x @ fn.params["Dense_0"]["kernel"]
+    want = (h - h.mean(axis=0)) / jnp.sqrt(h.var(axis=0) + 1e-5)
+    assert_close(with_statistics_of(fn, x)(fn.params, x), want)
+
+
+def test_training_of_mode_ema_goes_on_from_the_statistics_in_training(x64):
+    case, x = Case("equinox-ema"), batch()
+    fn, params = in_training(case.fn), moved(case.fn.params)
+    module = case.fn.restore(params)
+    state = jax.tree.unflatten(case.state[1], case.state[0])
+    _, state = case.equinox_step(module, state, batch(8))
+    leaves, structure = jax.tree.flatten(state)
+    held = functionalize(module, state=jax.tree.unflatten(structure, leaves)).fixed
+    held = {path: leaf for path, leaf in held.items() if path.startswith("state/")}
+    want, _ = case.equinox_step(module, jax.tree.unflatten(structure, leaves), x)
+    program = jax.jit(lambda params, held, x: fn.rebuild(fn.params, held)(params, x))
+    assert_close(program(params, held, x), want)
+    assert not np.allclose(fn(params, x), want, rtol=1e-3)
