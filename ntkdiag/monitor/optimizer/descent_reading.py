@@ -1,0 +1,611 @@
+"""What an optimizer does with a gradient, read from the optimizer itself.
+
+Near a minimum the gradient is H theta, and what decides about stability is the answer of the
+optimizer to a gradient that changes its sign at every step: once momentum swings with it, that
+update is -2 E g - b theta, with E and b by parameter, and the iteration has an eigenvalue -1 where
+
+    lambda_max(E^1/2 H E^1/2) + b / 2 = 1.
+
+So E = rate / 2 for plain descent, rate / (2 (1 + beta)) with momentum, and for Adam
+rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
+
+1. `quiet_point` makes of the optimizer's own `update` the linear map that it is while second
+   moments stand still, and E and b come from there.
+2. `explain` compares with the update that was made. What it was scaled by (clipping, trust ratios)
+   scales E; what it leaves unexplained says whether the optimizer was recognised.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from ntkdiag.descent import Descent
+from ntkdiag.monitor.optimizer.explained_update import explain
+from ntkdiag.monitor.optimizer.quiet_point import (
+    Direction,
+    Leaves,
+    QuietPoint,
+    accumulator_paths,
+    floats_of,
+    is_float,
+    quiet_point,
+    signs,
+    zeros_like,
+)
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number
+
+Update = Callable[..., tuple[PyTree, PyTree]]
+
+
+class Reading(enum.IntEnum):
+    """Whether the optimizer was recognised."""
+
+    RECOGNISED = 0
+    YOUNG = 1
+    UNVERIFIED = 2
+    UNEXPLAINED = 3
+    NOT_PROPORTIONAL = 4
+    UPHILL = 5
+    NO_UPDATE = 6
+    REFUSED = 7
+
+
+REASONS = {
+    Reading.RECOGNISED: "The update that was made is explained.",
+    Reading.YOUNG: (
+        "The optimizer's second moments are younger than the steps that they remember: the margin "
+        "holds for this step, and changes while they grow."
+    ),
+    Reading.UNVERIFIED: (
+        "The optimizer was read from its state, without an update that shows whether it was read "
+        "rightly."
+    ),
+    Reading.UNEXPLAINED: (
+        "The update that was made is not the one that the optimizer's state and the gradient "
+        "predict: the optimizer is unknown, and the margin is NaN."
+    ),
+    Reading.NOT_PROPORTIONAL: (
+        "The update does not shrink with the gradient, as that of sign descent: there is no margin "
+        "of stability, and it is NaN."
+    ),
+    Reading.UPHILL: (
+        "What was wrapped goes along the gradient instead of against it, as a part of an optimizer "
+        "does that gets its rate elsewhere: wrap the whole optimizer. The margin is NaN."
+    ),
+    Reading.NO_UPDATE: "The step made no update: there is nothing to read, and the margin is NaN.",
+    Reading.REFUSED: (
+        "The optimizer evaluates gradients elsewhere, searches along a line, or cannot be "
+        "differentiated: no update rule is known, and the margin is NaN."
+    ),
+}
+
+# Readings that come with numbers.
+_WITH_NUMBERS = (Reading.RECOGNISED, Reading.YOUNG, Reading.UNVERIFIED)
+
+# Class name of a state -> what the optimizer does that no update rule tells.
+_REFUSED_STATES = {
+    "SAMState": "takes its gradient at other parameters",
+    "ScaleByLBFGSState": "builds its direction from pairs of steps",
+    "ZoomLinesearchState": "searches along a line",
+    "ScaleByZoomLinesearchState": "searches along a line",
+    "BacktrackingLineSearchState": "searches along a line",
+    "ScaleByBacktrackingLinesearchState": "searches along a line",
+    "LookaheadState": "moves a second set of parameters",
+    "ApplyEvery": "adds up updates, not gradients",
+}
+
+_TOLERANCE = 1e-3
+_TOLERANCE_IN_ROUNDINGS = 4.0
+_MOST_TOLERANCE = 3e-2
+# Sums of a prediction that cancel leave roundoff: less than this of it is none.
+_CANCELLED = 1e-4
+
+
+@pytree("response", "decay", "residual", "memory", "status")
+@dataclasses.dataclass(frozen=True, eq=False)
+class DescentReading:
+    """How an optimizer answers gradients at one step.
+
+    Attributes:
+        response: E, like the parameters, in float32 at least: half the update that answers a
+            gradient of 1 that changes its sign at every step; 0 for what is not trained, and
+            everywhere if the optimizer was not recognised.
+        decay: b, the largest share of a parameter that weight decay takes in a step.
+        residual: Of the update that was made, what the prediction does not explain, relative; NaN
+            where it was not compared.
+        memory: 1 / (1 - beta2), the steps that second moments remember; 0 without any.
+        status: A `Reading`.
+    """
+
+    response: PyTree
+    decay: Float[Array, ""]
+    residual: Float[Array, ""]
+    memory: Float[Array, ""]
+    status: Int[Array, ""]
+
+    def margin(self, curvature: Float[Array, ""] | Number) -> Float[Array, ""]:
+        """lambda_max(E^1/2 H E^1/2) + b / 2, of which the first is passed; 1 at the edge.
+
+        NaN where the optimizer was not recognised.
+        """
+        has_numbers = jnp.zeros((), bool)
+        for reading in _WITH_NUMBERS:
+            has_numbers = has_numbers | (self.status == reading)
+        return jnp.where(has_numbers, curvature + 0.5 * self.decay, jnp.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Predicted:
+    """An answer to be compared with an update, by the paths of the gradient.
+
+    Attributes:
+        response: E, before what scales it is known.
+        decay: b by parameter, likewise.
+        made: The update that was made, without noise.
+        directions: What momentum, gradient and parameters add to the update.
+        mixing: How far momentum is from acting elementwise, relative.
+        is_proportional: Whether anything of the update is linear in gradients.
+    """
+
+    response: Leaves
+    decay: Leaves
+    made: Leaves
+    directions: list[Leaves]
+    mixing: Float[Array, ""]
+    is_proportional: Array
+
+
+def objection_to_reading(opt_state: PyTree, params: PyTree) -> str | None:
+    """Why an optimizer is not read, as a sentence; None where nothing speaks against it."""
+    names = set()
+
+    def note_name(node: object) -> bool:
+        """Note the class of a state on the way down the tree."""
+        if hasattr(node, "_fields"):
+            names.add(type(node).__name__)
+        return False  # no node is a leaf: the walk goes on into it
+
+    jax.tree.leaves(opt_state, is_leaf=note_name)
+    for name in sorted(names):
+        if name in _REFUSED_STATES:
+            return f"An optimizer with a {name} {_REFUSED_STATES[name]}: the margin is NaN."
+    if len(accumulator_paths(opt_state)) > 1:
+        return "Gradients are accumulated in several places: the margin is NaN."
+    for leaf in jax.tree.leaves(params):
+        if jnp.iscomplexobj(leaf):
+            return "Parameters are complex numbers: the margin is NaN."
+    return None
+
+
+def read_descent(
+    update: Update,
+    gradient: PyTree,
+    state: PyTree,
+    params: PyTree,
+    made: PyTree,
+    *,
+    step: Int[Array, ""] | int,
+    extra_args: Mapping[str, object] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> DescentReading:
+    """Read from a step of training how its optimizer answers gradients.
+
+    Args:
+        update: `optimizer.update`. It is called and differentiated, and has to be pure.
+        gradient: What the optimizer got at this step.
+        state: The state of the optimizer before the step.
+        params: The parameters before the step.
+        made: The update that the optimizer made of it.
+        step: Updates made before this one.
+        extra_args: Further arguments that `update` got.
+        note: Gets a sentence while the step is traced where the optimizer is refused.
+
+    Returns:
+        The reading; rates and bias corrections are those of this step.
+
+    Cost: about ten elementwise passes over parameters and state.
+    """
+    arguments = dict(extra_args or {})
+    objection = objection_to_reading(state, params)
+    if objection is None:
+        try:
+            _, state_after = update(gradient, state, params, **arguments)
+            quiet = quiet_point(update, gradient, state, state_after, params, arguments)
+        except Exception as error:  # whatever an unknown optimizer does under differentiation
+            objection = _undifferentiable(error)
+        else:
+            predicted = _predict(quiet, gradient, params, made)
+            tolerance = _tolerance(made, state)
+            return _compared(predicted, params, quiet.memory, tolerance, step)
+    if note is not None:
+        note(objection)
+    return unread(params, Reading.REFUSED)
+
+
+def read_descent_after(
+    update: Update,
+    state_after: PyTree,
+    params: PyTree,
+    *,
+    step: Int[Array, ""] | int,
+    made: PyTree | None = None,
+    gradient: PyTree | None = None,
+    extra_args: Mapping[str, object] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> DescentReading:
+    """Read an optimizer outside of the step, where only the state after it is at hand.
+
+    Rates of schedules and bias corrections are those of the next step, unless the update that was
+    made shows by what they differ. Clipping of a gradient that went into momentum is not seen.
+
+    Args:
+        update: `optimizer.update`. It is called and differentiated, and has to be pure.
+        state_after: The state of the optimizer after the step.
+        params: The parameters before the step.
+        step: Updates made before the one that led to this state.
+        made: That update. Without it nothing is verified.
+        gradient: The gradient of that step. Without it only updates that are multiples of the
+            momentum buffer are verified, such as those of Adam or of heavy-ball momentum.
+        extra_args: Further arguments that `update` got.
+        note: Gets a sentence while this is traced where the optimizer is refused.
+
+    Returns:
+        The reading.
+    """
+    arguments = dict(extra_args or {})
+    objection = objection_to_reading(state_after, params)
+    if objection is None and accumulator_paths(state_after):
+        objection = (
+            "Gradients are accumulated over micro-steps, and the state after a step does not say "
+            "over how many: the margin is NaN."
+        )
+    if objection is None:
+        like_gradient = gradient if gradient is not None else made
+        if like_gradient is None:
+            like_gradient = _only_floats(params)
+        try:
+            quiet = quiet_point(update, like_gradient, state_after, state_after, params, arguments)
+        except Exception as error:  # whatever an unknown optimizer does under differentiation
+            objection = _undifferentiable(error)
+        else:
+            predicted, is_verifiable = _predict_after(quiet, gradient, params, made)
+            tolerance = _tolerance(like_gradient, state_after)
+            reading = _compared(predicted, params, quiet.memory, tolerance, step)
+            bare = _bare(predicted, params, quiet.memory)
+            return jax.tree.map(
+                lambda verified, unverified: jnp.where(is_verifiable, verified, unverified),
+                reading,
+                bare,
+            )
+    if note is not None:
+        note(objection)
+    return unread(params, Reading.REFUSED)
+
+
+def reading_of(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> DescentReading:
+    """The reading of an update rule that was stated: E = rate / (threshold P).
+
+    Raises:
+        InvalidInputError: The update rule has no learning rate.
+    """
+    now = descent.at(step)
+    rate = now.require_learning_rate()
+    preconditioner = 1.0 if now.preconditioner is None else now.preconditioner
+    if jax.tree.structure(preconditioner).num_leaves == 1 and not jnp.ndim(
+        jax.tree.leaves(preconditioner)[0]
+    ):
+        number = jax.tree.leaves(preconditioner)[0]
+        preconditioner = jax.tree.map(lambda leaf: number, params)
+
+    def response_of(leaf: object, scale: Number) -> Array:
+        """E of one array of parameters."""
+        if not is_float(leaf):
+            return _no_response(leaf)
+        return _no_response(leaf) + rate / (now.threshold * scale)
+
+    response = jax.tree.map(response_of, params, preconditioner)
+    return DescentReading(
+        response=response,
+        decay=jnp.asarray(rate * now.weight_decay, jnp.result_type(float)),
+        residual=jnp.asarray(jnp.nan),
+        memory=jnp.zeros(()),
+        status=jnp.asarray(int(Reading.RECOGNISED), jnp.int32),
+    )
+
+
+def unread(params: PyTree, status: Reading) -> DescentReading:
+    """A reading without numbers."""
+    return DescentReading(
+        response=jax.tree.map(_no_response, params),
+        decay=jnp.zeros(()),
+        residual=jnp.asarray(jnp.nan),
+        memory=jnp.zeros(()),
+        status=jnp.asarray(int(status), jnp.int32),
+    )
+
+
+def _predict(quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree) -> _Predicted:
+    """What the optimizer should have done with this gradient, and how it answers swinging ones."""
+    gradients, _ = floats_of(gradient)
+    weights, _ = floats_of(params)
+    updates, _ = floats_of(made)
+    ones = jax.tree.map(jnp.ones_like, gradients)
+    shuffled = {path: signs(leaf) * leaf for path, leaf in quiet.buffers.items()}
+    directions = [
+        Direction(gradient=ones),
+        Direction(params=jax.tree.map(jnp.ones_like, weights)),
+        Direction(buffers=quiet.buffers),
+        Direction(buffers=shuffled),
+    ]
+    if quiet.accumulated:
+        directions.append(Direction(buffers=_ones_at(quiet.accumulated, quiet.buffers)))
+    (by_gradient, drive), (by_params, decay_drive), (by_momentum, _), (by_shuffled, _), *rest = (
+        quiet.answers(*directions)
+    )
+
+    # The gradient of a step is that of all its micro-steps, and each of them sees the curvature.
+    along_gradient = {path: by_gradient[path] * gradients[path] for path in updates}
+    if quiet.accumulated:
+        ((by_accumulated, _),) = rest
+        earlier = _accumulated_by(updates, quiet.accumulated)
+        for path in updates:
+            along_gradient[path] += by_accumulated[path] * earlier[path]
+    drive = {path: leaf * quiet.micro_steps.astype(leaf.dtype) for path, leaf in drive.items()}
+    swung, decay_swung = quiet.swing([drive, decay_drive])
+    response = {}
+    decay = {}
+    for path in updates:
+        whole = by_gradient[path] * quiet.micro_steps
+        response[path] = -0.5 * (whole - swung[path])
+        decay[path] = -(by_params[path] - decay_swung[path])
+
+    along_params = {path: by_params[path] * weights[path] for path in updates}
+    unshuffled = {path: signs(leaf) * leaf for path, leaf in by_shuffled.items()}
+    return _Predicted(
+        response=response,
+        decay=decay,
+        made={path: updates[path] - quiet.rest[path] for path in updates},
+        directions=[by_momentum, along_gradient, along_params],
+        mixing=_distance(unshuffled, by_momentum),
+        is_proportional=_any_nonzero(by_gradient) | _any_nonzero(by_momentum),
+    )
+
+
+def _predict_after(
+    quiet: QuietPoint, gradient: PyTree | None, params: PyTree, made: PyTree | None
+) -> tuple[_Predicted, Array]:
+    """The same from the momentum m after the step, and whether it can be compared with the update.
+
+    The momentum before was A^-1 (m - B g - C theta), which leaves
+
+        u = U_m A^-1 m + (U_g - U_m A^-1 B) g + (U_t - U_m A^-1 C) theta,
+
+    where the second term is zero if the update is a multiple of the momentum.
+    """
+    weights, _ = floats_of(params)
+    ones = jax.tree.map(jnp.ones_like, quiet.gradient)
+    (by_gradient, drive), (by_params, decay_drive), (_, kept) = quiet.answers(
+        Direction(gradient=ones),
+        Direction(params=jax.tree.map(jnp.ones_like, quiet.params)),
+        Direction(buffers=quiet.momentum_of(jax.tree.map(jnp.ones_like, quiet.buffers))),
+    )
+    swung, decay_swung = quiet.swing([drive, decay_drive])
+
+    momentum = _divided(quiet.buffers, kept)
+    shuffled = {path: signs(leaf) * leaf for path, leaf in momentum.items()}
+    (by_momentum, _), (of_gradient, _), (of_params, _), (by_shuffled, _) = quiet.answers(
+        Direction(buffers=momentum),
+        Direction(buffers=_divided(drive, kept)),
+        Direction(buffers=_divided(decay_drive, kept)),
+        Direction(buffers=shuffled),
+    )
+    beside_momentum = _difference(by_gradient, of_gradient)
+    needs_gradient = _any_nonzero(beside_momentum)
+
+    nothing = zeros_like(quiet.gradient)
+    gradients = nothing if gradient is None else floats_of(gradient)[0]
+    updates = nothing if made is None else floats_of(made)[0]
+    response = {path: -0.5 * (by_gradient[path] - swung[path]) for path in nothing}
+    decay = {path: -(by_params[path] - decay_swung[path]) for path in nothing}
+    params_beside = _difference(by_params, of_params)
+    unshuffled = {path: signs(leaf) * leaf for path, leaf in by_shuffled.items()}
+    predicted = _Predicted(
+        response=response,
+        decay=decay,
+        made={path: updates[path] - quiet.rest[path] for path in nothing},
+        directions=[
+            by_momentum,
+            {path: beside_momentum[path] * gradients[path] for path in nothing},
+            {path: params_beside[path] * weights[path] for path in nothing},
+        ],
+        mixing=_distance(unshuffled, by_momentum),
+        is_proportional=_any_nonzero(by_gradient) | _any_nonzero(by_momentum),
+    )
+    has_update = jnp.asarray(made is not None)
+    return predicted, has_update & (jnp.asarray(gradient is not None) | ~needs_gradient)
+
+
+def _compared(
+    predicted: _Predicted,
+    params: PyTree,
+    memory: Float[Array, ""],
+    tolerance: float,
+    step: Int[Array, ""] | int,
+) -> DescentReading:
+    """The reading that the comparison with the update leads to."""
+    scales, misfit = explain(predicted.made, predicted.directions)
+    _, along_gradient, _ = predicted.directions
+    response = {}
+    decay = jnp.zeros((), misfit.dtype)
+    for path, leaf in predicted.response.items():
+        of_momentum, of_gradient, of_params = scales[path]
+        # Without anything along the gradient it is the momentum that tells by what it is scaled.
+        scale = jnp.where(jnp.any(along_gradient[path] != 0.0), of_gradient, of_momentum)
+        response[path] = scale * leaf.astype(misfit.dtype)
+        share = jnp.max(of_params * predicted.decay[path].astype(misfit.dtype), initial=0.0)
+        decay = jnp.maximum(decay, share)
+    residual = jnp.maximum(misfit, predicted.mixing.astype(misfit.dtype))
+
+    status = jnp.where(step < memory, Reading.YOUNG, Reading.RECOGNISED)
+    status = jnp.where(_goes_uphill(response, tolerance), Reading.UPHILL, status)
+    is_explained = (residual <= tolerance) & _all_finite(response) & jnp.isfinite(decay)
+    status = jnp.where(is_explained, status, Reading.UNEXPLAINED)
+    is_out_of_proportion = ~is_explained & ~predicted.is_proportional
+    status = jnp.where(is_out_of_proportion, Reading.NOT_PROPORTIONAL, status)
+    status = jnp.where(_any_nonzero(predicted.made), status, Reading.NO_UPDATE)
+    return _with_status(response, decay, residual, memory, status, params)
+
+
+def _bare(predicted: _Predicted, params: PyTree, memory: Float[Array, ""]) -> DescentReading:
+    """The reading without a comparison."""
+    dtype = jnp.promote_types(jnp.result_type(*predicted.response.values()), jnp.float32)
+    response = {path: leaf.astype(dtype) for path, leaf in predicted.response.items()}
+    decay = jnp.zeros((), dtype)
+    for leaf in predicted.decay.values():
+        decay = jnp.maximum(decay, jnp.max(leaf.astype(dtype), initial=0.0))
+    status = jnp.asarray(Reading.UNVERIFIED)
+    status = jnp.where(_goes_uphill(response, _TOLERANCE), Reading.UPHILL, status)
+    status = jnp.where(predicted.is_proportional, status, Reading.NOT_PROPORTIONAL)
+    is_finite = _all_finite(response) & jnp.isfinite(decay)
+    status = jnp.where(is_finite, status, Reading.UNEXPLAINED)
+    return _with_status(response, decay, jnp.asarray(jnp.nan, dtype), memory, status, params)
+
+
+def _with_status(
+    response: Leaves,
+    decay: Float[Array, ""],
+    residual: Float[Array, ""],
+    memory: Float[Array, ""],
+    status: Array,
+    params: PyTree,
+) -> DescentReading:
+    """A reading like the parameters; zeros where the optimizer was not recognised."""
+    has_numbers = jnp.zeros((), bool)
+    for reading in _WITH_NUMBERS:
+        has_numbers = has_numbers | (status == reading)
+
+    def response_at(path: tuple, leaf: object) -> Array:
+        """E of one array of parameters."""
+        nothing = _no_response(leaf)
+        known = response.get(jax.tree_util.keystr(path))
+        if known is None:
+            return nothing
+        return jnp.where(has_numbers, known, 0.0).astype(nothing.dtype)
+
+    return DescentReading(
+        response=jax.tree_util.tree_map_with_path(response_at, params),
+        decay=jnp.where(has_numbers, decay, 0.0).astype(jnp.zeros(()).dtype),
+        residual=residual.astype(jnp.zeros(()).dtype),
+        memory=memory.astype(jnp.zeros(()).dtype),
+        status=status.astype(jnp.int32),
+    )
+
+
+def _no_response(leaf: object) -> Array:
+    """E of what is not trained; a number for what is no array of floating-point numbers."""
+    if not is_float(leaf):
+        return jnp.zeros(getattr(leaf, "shape", ()), jnp.float32)
+    array = jnp.asarray(leaf)
+    return jnp.zeros(array.shape, jnp.promote_types(array.dtype, jnp.float32))
+
+
+def _tolerance(made: PyTree, state: PyTree) -> float:
+    """The misfit that roundoff of the coarsest of these arrays may leave."""
+    roundings = [
+        float(jnp.finfo(leaf.dtype).eps)
+        for leaf in jax.tree.leaves((made, state))
+        if is_float(leaf)
+    ]
+    rounding = _TOLERANCE_IN_ROUNDINGS * max(roundings, default=0.0)
+    return min(max(_TOLERANCE, rounding), _MOST_TOLERANCE)
+
+
+def _undifferentiable(error: Exception) -> str:
+    """The sentence about an optimizer whose update has no derivative."""
+    lines = str(error).strip().splitlines() or [""]
+    return (
+        f"The optimizer's update cannot be differentiated ({type(error).__name__}: {lines[0]}): "
+        "the margin is NaN."
+    )
+
+
+def _only_floats(params: PyTree) -> PyTree:
+    """The parameters that a gradient has; None for others."""
+    return jax.tree.map(lambda leaf: leaf if is_float(leaf) else None, params)
+
+
+def _ones_at(chosen: Leaves, buffers: Leaves) -> Leaves:
+    """Ones for some leaves of a state, zeros for all others."""
+    ones = {path: jnp.ones_like(leaf) for path, leaf in chosen.items()}
+    return zeros_like(buffers) | ones
+
+
+def _accumulated_by(updates: Leaves, accumulated: Leaves) -> Leaves:
+    """The accumulated gradients by the paths of parameters, which theirs end with."""
+    found = {}
+    for path in updates:
+        for accumulated_path, leaf in accumulated.items():
+            _, _, parameter_path = accumulated_path.partition(".acc_grads")
+            if parameter_path == path:
+                found[path] = leaf
+    return found
+
+
+def _divided(buffers: Leaves, kept: Leaves) -> Leaves:
+    """Momentum over the share of it that a step keeps; zero where nothing is kept."""
+    divided = {}
+    for path, leaf in buffers.items():
+        share = kept[path]
+        divided[path] = jnp.where(share == 0.0, 0.0, leaf / jnp.where(share == 0.0, 1.0, share))
+    return divided
+
+
+def _difference(leaves: Leaves, subtracted: Leaves) -> Leaves:
+    """Differences, zero where they are roundoff."""
+    differences = {}
+    for path, leaf in leaves.items():
+        difference = leaf - subtracted[path]
+        is_roundoff = jnp.abs(difference) < _CANCELLED * jnp.abs(leaf)
+        differences[path] = jnp.where(is_roundoff, 0.0, difference)
+    return differences
+
+
+def _distance(leaves: Leaves, others: Leaves) -> Float[Array, ""]:
+    """The distance of two updates relative to the second; 0 where both are zero."""
+    apart = jnp.zeros(())
+    size = jnp.zeros(())
+    for path, leaf in leaves.items():
+        largest = jnp.max(jnp.abs(others[path] - leaf), initial=0.0)
+        apart = jnp.maximum(apart, largest.astype(apart.dtype))
+        size = jnp.maximum(size, jnp.max(jnp.abs(others[path]), initial=0.0).astype(size.dtype))
+    return jnp.where(apart == 0.0, 0.0, apart / jnp.where(size == 0.0, 1.0, size))
+
+
+def _goes_uphill(response: Leaves, tolerance: float) -> Array:
+    """Whether some array has answers along the gradient, beyond roundoff."""
+    uphill = jnp.zeros((), bool)
+    for leaf in response.values():
+        largest = jnp.max(jnp.abs(leaf), initial=0.0)
+        uphill = uphill | (jnp.min(leaf, initial=0.0) < -tolerance * largest)
+    return uphill
+
+
+def _all_finite(leaves: Leaves) -> Array:
+    """Whether all numbers are finite."""
+    finite = jnp.ones((), bool)
+    for leaf in leaves.values():
+        finite = finite & jnp.all(jnp.isfinite(leaf))
+    return finite
+
+
+def _any_nonzero(leaves: Leaves) -> Array:
+    """Whether some number is not zero."""
+    nonzero = jnp.zeros((), bool)
+    for leaf in leaves.values():
+        nonzero = nonzero | jnp.any(leaf != 0.0)
+    return nonzero

@@ -1,0 +1,338 @@
+"""An optimizer at its quiet point, where it is linear in gradients, momentum and parameters.
+
+Gradient, parameters and momentum buffers are zero there; counts, keys and hyperparameters are
+those of the step; second moments are such that the step leaves them as the real step left them.
+No clip and no trust ratio is active, and squares of the gradient have no derivative. What is left
+of the optimizer's own `update` is linear,
+
+    u = U_g g + U_m m + U_t theta,      m <- A m + B g + C theta,
+
+and all of it comes from derivatives of `update`. A gradient that changes its sign at every step
+makes the buffers do the same, -m = A m + B g, so that the update that answers it is
+
+    u = (U_g - U_m (I + A)^-1 B) g,     and likewise (U_t - U_m (I + A)^-1 C) theta.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+Leaves = dict[str, Array]  # the floating arrays of a tree, by their paths
+Linear = Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]
+
+# Zero would do but for roots, whose derivative there is infinite: these numbers vanish beside
+# every eps, and their squares are numbers of float32 still.
+_TINY_GRADIENT = 1e-16
+_TINY_SECOND_MOMENT = 1e-30
+# The spectrum of I + A lies in [1, 2]: each round leaves a third of the error.
+_ROUNDS = 18
+_RELAXATION = 2.0 / 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """Where a derivative is taken to; None for zero."""
+
+    gradient: Leaves | None = None
+    buffers: Leaves | None = None
+    params: Leaves | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class QuietPoint:
+    """An optimizer as the linear map that it is at its quiet point.
+
+    Attributes:
+        linear: (g, m, theta) -> (u, new m).
+        rest: The update with nothing to answer: noise, mostly zero.
+        gradient: Zeros, like the gradient.
+        buffers: All floating leaves of the state: momentum as the step found it, zero elsewhere.
+        params: Zeros, like the parameters.
+        is_momentum: Of each leaf of the state, whether it is a momentum buffer.
+        accumulated: The gradients of micro-steps before this one, as `MultiSteps` keeps them.
+        micro_steps: How many micro-steps make this step, by the whole state; 1 without any.
+        memory: The largest 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
+    """
+
+    linear: Linear
+    rest: Leaves
+    gradient: Leaves
+    buffers: Leaves
+    params: Leaves
+    is_momentum: dict[str, Bool[Array, ""]]
+    accumulated: Leaves
+    micro_steps: Float[Array, ""]
+    memory: Float[Array, ""]
+
+    def answers(self, *directions: Direction) -> list[tuple[Leaves, Leaves]]:
+        """(update, new momentum) in some directions, by one batched derivative."""
+        full = []
+        for direction in directions:
+            gradient = _filled(self.gradient, direction.gradient)
+            buffers = _filled(self.buffers, direction.buffers)
+            params = _filled(self.params, direction.params)
+            full.append((gradient, buffers, params))
+        stacked = jax.tree.map(_stacked, *full)
+        updates, new_buffers = jax.vmap(self.linear)(*stacked)
+        results = []
+        for row in range(len(directions)):
+            momentum = self.momentum_of(_row(new_buffers, row))
+            results.append((_row(updates, row), momentum))
+        return results
+
+    def momentum_of(self, buffers: Leaves) -> Leaves:
+        """The momentum among the leaves of a state, zero elsewhere."""
+        return {path: _kept(leaf, self.is_momentum[path]) for path, leaf in buffers.items()}
+
+    def swing(self, drives: list[Leaves]) -> list[Leaves]:
+        """U_m (I + A)^-1 d for some drives d of the momentum: what swinging buffers add."""
+
+        def round_of(
+            carried: tuple[list[Leaves], list[Leaves]],
+        ) -> tuple[list[Leaves], list[Leaves]]:
+            """One relaxation of (I + A) m = d; the update is that of the m that came in."""
+            momenta, _ = carried
+            answers = self.answers(*(Direction(buffers=momentum) for momentum in momenta))
+            relaxed = []
+            for drive, momentum, (_, decayed) in zip(drives, momenta, answers, strict=True):
+                relaxed.append(jax.tree.map(_relaxed, drive, momentum, decayed))
+            return relaxed, [update for update, _ in answers]
+
+        drives = [_at_least_float32(drive) for drive in drives]
+        start = (drives, [zeros_like(self.gradient) for _ in drives])
+        start = jax.tree.map(_like_result, start, jax.eval_shape(round_of, start))
+        _, updates = jax.lax.fori_loop(0, _ROUNDS, lambda _, carried: round_of(carried), start)
+        return updates
+
+
+def quiet_point(
+    update: Callable[..., tuple[PyTree, PyTree]],
+    gradient: PyTree,
+    state: PyTree,
+    state_after: PyTree,
+    params: PyTree,
+    extra_args: Mapping[str, object],
+) -> QuietPoint:
+    """Bring an optimizer to the quiet point of a step; `state` is the one before it."""
+    gradients, with_gradients = floats_of(gradient)
+    weights, with_weights = floats_of(params)
+    before, with_buffers = floats_of(state)
+    # Hyperparameters stay as they are, and what was accumulated goes along with the gradient.
+    before = {path: leaf for path, leaf in before.items() if ".hyperparams[" not in path}
+    after, _ = floats_of(state_after)
+    after = {path: after[path] for path in before}
+    accumulated, micro_steps = _micro_steps(state)
+
+    def step(gradients: Leaves, buffers: Leaves, weights: Leaves) -> tuple[Leaves, Leaves]:
+        """The optimizer as a function of floating arrays alone."""
+        made, new_state = update(
+            with_gradients(gradients), with_buffers(buffers), with_weights(weights), **extra_args
+        )
+        updates, _ = floats_of(made)
+        new_buffers, _ = floats_of(new_state)
+        return (
+            {path: updates[path] for path in gradients},
+            {path: new_buffers[path] for path in buffers},
+        )
+
+    no_weights = zeros_like(weights)
+    ones = jax.tree.map(jnp.ones_like, gradients)
+    still = {path: _floored(leaf) for path, leaf in after.items()}
+    still.update(zeros_like(accumulated))
+
+    # 1. Momentum is what moves with the gradient, whichever sign that has: the derivative of a
+    #    second moment changes its sign with it. While buffers are not zero yet, more may move
+    #    (AdaBelief's second moment by its momentum), so it is asked twice.
+    def moves(is_candidate: dict[str, Bool[Array, ""]]) -> dict[str, Bool[Array, ""]]:
+        """Which leaves of the state move with the gradient where the candidates are zero."""
+        buffers = {path: _kept(leaf, ~is_candidate[path]) for path, leaf in still.items()}
+
+        def rates(sign: Float[Array, ""]) -> Leaves:
+            """The derivatives of the new state in the gradient, at a tiny gradient."""
+            tiny = {path: _tiny(leaf, sign) for path, leaf in gradients.items()}
+            new_buffers = functools.partial(_new_buffers, step, buffers=buffers, params=no_weights)
+            _, moved = jax.jvp(new_buffers, (tiny,), (ones,))
+            return moved
+
+        signed = jax.vmap(rates)(jnp.array([1.0, -1.0]))
+        return {path: _is_even(leaf) for path, leaf in signed.items()}
+
+    is_momentum = {path: jnp.zeros((), bool) for path in still}
+    is_momentum = jax.lax.fori_loop(0, 2, lambda _, flags: moves(flags), is_momentum)
+    for path in accumulated:
+        is_momentum[path] = jnp.zeros((), bool)
+
+    # 2. Second moments, new(v) = c + beta2 v: those that the step takes to where they are after it.
+    tiny = {path: _tiny(leaf, jnp.ones(())) for path, leaf in gradients.items()}
+    found = {path: before[path] if leaf.ndim == 0 else still[path] for path, leaf in after.items()}
+    found = {path: _kept(leaf, ~is_momentum[path]) for path, leaf in found.items()}
+    found.update(zeros_like(accumulated))
+    unmoved = {
+        path: jnp.where(is_momentum[path], 0, 1).astype(v.dtype) for path, v in found.items()
+    }
+    unmoved = {path: jnp.broadcast_to(unmoved[path], v.shape) for path, v in found.items()}
+
+    def new_moments(buffers: Leaves) -> Leaves:
+        """The state after an update without a gradient."""
+        _, new_buffers = step(zeros_like(gradients), buffers, no_weights)
+        return new_buffers
+
+    new, betas = jax.jvp(new_moments, (found,), (unmoved,))
+    buffers = {}
+    memory = jnp.zeros(())
+    for path, leaf in found.items():
+        beta = jnp.where(is_momentum[path], 0.0, betas[path])
+        solved = _solved(leaf, after[path], new[path], beta)
+        buffers[path] = _kept(_floored(solved), ~is_momentum[path])
+        remembers = (beta > 0.0) & (beta < 1.0)
+        memories = jnp.where(remembers, 1.0 / (1.0 - jnp.where(remembers, beta, 0.0)), 0.0)
+        memory = jnp.maximum(memory, jnp.max(memories, initial=0.0).astype(memory.dtype))
+    buffers.update(zeros_like(accumulated))
+
+    # 3. The linear map of what is left.
+    (rest, _), linear = jax.linearize(step, tiny, buffers, no_weights)
+    momentum = {path: _kept(leaf, is_momentum[path]) for path, leaf in before.items()}
+    return QuietPoint(
+        linear=linear,
+        rest=rest,
+        gradient=zeros_like(gradients),
+        buffers=momentum,
+        params=no_weights,
+        is_momentum=is_momentum,
+        accumulated=accumulated,
+        micro_steps=micro_steps,
+        memory=memory * micro_steps,
+    )
+
+
+def floats_of(tree: PyTree) -> tuple[Leaves, Callable[[Mapping[str, Array]], PyTree]]:
+    """The floating arrays of a tree by path, and what puts others of these paths in their place."""
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in with_paths]
+    floats = {path: jnp.asarray(leaf) for path, leaf in named if is_float(leaf)}
+
+    def whole(replaced: Mapping[str, Array]) -> PyTree:
+        """The tree with these arrays; whatever else it holds stays."""
+        return jax.tree.unflatten(structure, [replaced.get(path, leaf) for path, leaf in named])
+
+    return floats, whole
+
+
+def is_float(leaf: object) -> bool:
+    """Whether a leaf is an array of floating-point numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+
+
+def signs(leaf: Array) -> Array:
+    """Signs without a pattern, the same ones for all arrays of a shape."""
+    numbers = jax.lax.iota(jnp.uint32, math.prod(leaf.shape)).reshape(leaf.shape)
+    bits = (numbers * jnp.uint32(2654435761)) >> 15
+    bits = (bits ^ (bits >> 7)) & 1
+    return jnp.where(bits == 1, 1, -1).astype(leaf.dtype)
+
+
+def zeros_like(leaves: Leaves) -> Leaves:
+    """Zeros of the same shapes and dtypes."""
+    return {path: jnp.zeros_like(leaf) for path, leaf in leaves.items()}
+
+
+def accumulator_paths(state: PyTree) -> dict[str, str]:
+    """Path of the counter of micro-steps -> how paths of the gradients accumulated by it begin."""
+    with_paths, _ = jax.tree_util.tree_flatten_with_path(state)
+    paths = [jax.tree_util.keystr(path) for path, _ in with_paths]
+    found = {}
+    for path in paths:
+        prefix = path.removesuffix(".mini_step")
+        if prefix != path:
+            found[path] = prefix + ".acc_grads"
+    return found
+
+
+def _micro_steps(state: PyTree) -> tuple[Leaves, Float[Array, ""]]:
+    """The gradients that `optax.MultiSteps` accumulated, and the number of this micro-step."""
+    with_paths, _ = jax.tree_util.tree_flatten_with_path(state)
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in with_paths}
+    accumulated = {}
+    micro_steps = jnp.ones(())
+    for counter, prefix in accumulator_paths(state).items():
+        micro_steps = jnp.asarray(named[counter]) + jnp.ones(())
+        for path, leaf in named.items():
+            if path.startswith(prefix):
+                accumulated[path] = jnp.asarray(leaf)
+    return accumulated, micro_steps
+
+
+def _new_buffers(step: Linear, gradients: Leaves, *, buffers: Leaves, params: Leaves) -> Leaves:
+    """The new state alone."""
+    _, new_buffers = step(gradients, buffers, params)
+    return new_buffers
+
+
+def _is_even(signed: Array) -> Bool[Array, ""]:
+    """Whether derivatives at a gradient and its opposite are rather equal than opposite."""
+    plus, minus = signed
+    return jnp.any(jnp.abs(plus + minus) > jnp.abs(plus - minus))
+
+
+def _solved(v: Array, after: Array, new: Array, beta: Array) -> Array:
+    """The second moments that the step takes to `after`, where it takes `v` to `new`."""
+    missing = after - new
+    moves = (missing != 0.0) & (beta > 0.0)
+    solved = v + missing / jnp.where(moves, beta, 1.0)
+    return jnp.where(moves & jnp.isfinite(solved), solved, v).astype(v.dtype)
+
+
+def _tiny(leaf: Array, sign: Float[Array, ""]) -> Array:
+    """A gradient that vanishes beside everything."""
+    return (_TINY_GRADIENT * sign * signs(leaf)).astype(leaf.dtype)
+
+
+def _floored(leaf: Array) -> Array:
+    """The leaf with something tiny in the place of zeros."""
+    return jnp.where(leaf == 0.0, _TINY_SECOND_MOMENT, leaf).astype(leaf.dtype)
+
+
+def _kept(leaf: Array, keep: Bool[Array, ""]) -> Array:
+    """The leaf, or zeros."""
+    return jnp.where(keep, leaf, jnp.zeros_like(leaf)).astype(leaf.dtype)
+
+
+def _relaxed(drive: Array, momentum: Array, decayed: Array) -> Array:
+    """One step of the relaxation towards (I + A) m = d."""
+    return (momentum + _RELAXATION * (drive - momentum - decayed)).astype(momentum.dtype)
+
+
+def _like_result(leaf: Array, result: jax.ShapeDtypeStruct) -> Array:
+    """A start of the loop in the dtype that its rounds return."""
+    return leaf.astype(result.dtype)
+
+
+def _filled(like: Leaves, direction: Leaves | None) -> Leaves:
+    """A direction in the dtypes of what it is a direction of; zeros where there is none."""
+    if direction is None:
+        return zeros_like(like)
+    return {path: direction[path].astype(leaf.dtype) for path, leaf in like.items()}
+
+
+def _at_least_float32(leaves: Leaves) -> Leaves:
+    """The leaves in float32, or in their own dtype where that is wider."""
+    return {
+        path: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        for path, leaf in leaves.items()
+    }
+
+
+def _stacked(*leaves: Array) -> Array:
+    """Rows of one batch."""
+    return jnp.stack(leaves)
+
+
+def _row(batched: Leaves, row: int) -> Leaves:
+    """One row of a batch."""
+    return {path: leaf[row] for path, leaf in batched.items()}
