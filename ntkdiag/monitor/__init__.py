@@ -9,10 +9,14 @@ from ntkdiag.monitor.alerting.standard_rules import NaNNear as NaNNear
 from ntkdiag.monitor.alerting.standard_rules import RankCollapse as RankCollapse
 from ntkdiag.monitor.alerting.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.hook import Monitor as Monitor
+from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
+from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
+from ntkdiag.monitor.unwatch import rewatch as rewatch
+from ntkdiag.monitor.unwatch import unwatch as unwatch
 from ntkdiag.monitor.watch import watch as watch
 from ntkdiag.monitor.writers import InMemory as InMemory
 from ntkdiag.monitor.writers import JsonLines as JsonLines

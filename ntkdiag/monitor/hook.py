@@ -7,11 +7,13 @@ never raises into the loop: everything after the clock is read stands in one `tr
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
@@ -21,21 +23,29 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.courier import CLOSING_SECONDS
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
+from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
 from ntkdiag.monitor.loop_state import LoopState, take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
+from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.never_raise import FailureNotice, warn, without_debugging_switches
-from ntkdiag.monitor.optimizer_parameters import have_not_moved, match
+from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
-from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.panel import Memories, Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
+from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
 from ntkdiag.monitor.writers import Writer
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.progress import under_way
+
+if TYPE_CHECKING:
+    import optax
 
 
 class Monitor:
@@ -46,20 +56,27 @@ class Monitor:
             train=(x, y),
             every=100,
             loss="cross_entropy",
-            descent=0.1,
+            optimizer=tx,
             writers=[JsonLines("run.jsonl")],
         )
         for step in range(steps):
             monitor(step, params, opt_state)
             params, opt_state = train_step(params, opt_state, batch)
 
+    With the update at hand, more is measured: how linear the step is, and the smallest multiple of
+    it at which the loss rises.
+
+        updates, opt_state = tx.update(gradient, opt_state, params)
+        monitor(step, params, opt_state, updates=updates, gradient=gradient)
+
     The call never raises into the loop: what goes wrong is said in one warning, and the call
     returns None. It waits for its own result, touches no buffer of the loop, and leaves
     measurements out when they would cost more than `time_share`.
 
-    Cost: per measurement one kernel and its eigenvalues, K^3, with K = N C for the full kernel, N
-    for a reduced one; a second set of eigenvalues for losses other than squared error. In memory
-    the first kernel, K^2 numbers. The attribute `cost` says what it was in seconds.
+    Cost: that of the instruments, see `ntkdiag.monitor.plan`. That of the kernel tier is one kernel
+    and its eigenvalues, K^3, with K = N C for the full kernel, N for a reduced one; a second set of
+    eigenvalues for losses other than squared error. In memory the first kernel, K^2 numbers. The
+    attribute `cost` says what it was in seconds.
 
     Args:
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`.
@@ -68,19 +85,25 @@ class Monitor:
             the outputs, or None, which leaves the alignment out.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
             given.
-        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
-        top_k: Number of eigenvalues kept.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out all numbers about
             stability.
-        descent: How it is trained: a `Descent`, or the learning rate of plain gradient descent.
-            Where it has no learning rate, that is taken from the `opt_state` of the call if
-            `optax.inject_hyperparams` keeps it there.
-        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits",
-            or "auto", which is "full" up to 2048 rows and "mean" beyond.
+        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
+        optimizer: The optimizer of Optax that trains. With the `opt_state` of the call it tells
+            what the margin depends on.
+        descent: In its place, how it is trained: a `Descent`, or the learning rate of plain
+            gradient descent. Where it has no learning rate, that is taken from the `opt_state` of
+            the call if `optax.inject_hyperparams` keeps it there.
+        instruments: What is measured, as for `ntkdiag.watch`.
+        batch_size: Examples of one training step, by which "auto" counts its share.
         writers: Objects with `write(step, values)`, or one of them. They also get
             `<name>_seconds`, the time of the measurement.
+        alerts: What raises an alarm, and who is told; "auto" tells the writers, where there are
+            any.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
+        top_k: Number of eigenvalues kept of the kernel tier.
+        reduction: Reduction of its kernel over outputs: "full", "mean", "trace", "sum-of-logits",
+            or "auto", which is "full" up to 2048 rows and "mean" beyond.
         memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
         time_share: Largest share of the wall time that measuring may take, not counting the first
             measurement, which compiles; scheduled measurements beyond it are skipped. None for no
@@ -108,22 +131,26 @@ class Monitor:
         *,
         train: Pair | None = None,
         held_out: Pair | None = None,
-        every: ScheduleLike = 100,
-        top_k: int | np.integer = 5,
         loss: LossLike | None = None,
+        every: ScheduleLike = 100,
+        optimizer: "optax.GradientTransformation | optax.MultiSteps | None" = None,
         descent: DescentLike | None = None,
-        reduction: str = "auto",
+        instruments: InstrumentsLike = "auto",
+        batch_size: int | None = None,
         writers: Writer | Sequence[Writer] = (),
+        alerts: AlertsLike = "auto",
         name: str = "ntk",
+        top_k: int | np.integer = 5,
+        reduction: str = "auto",
         memory: Memory | None = None,
-        time_share: float | int | np.number | None = 0.02,
+        time_share: float | int | np.number | None = 0.01,
         first_measurement: float | int | np.number | None = 60.0,
     ) -> None:
         _require_limit(
             "time_share",
             time_share,
             expected="a positive share of the wall time",
-            do="0.02 is two percent; None sets no limit.",
+            do="0.01 is one percent; None sets no limit.",
         )
         _require_limit(
             "first_measurement",
@@ -141,11 +168,19 @@ class Monitor:
                 reduction=reduction,
                 memory=memory,
             )
+        if instruments != "auto":
+            named(instruments)  # refuses what it does not know
+        self._instruments = instruments
+        update_rule = None if optimizer is None else update_rule_of(optimizer)
+        self._measurer = Measurer.of(self._probe, update_rule)
         self._due = as_schedule(every)
-        self._outbox = Outbox(writers)
+        self._budget = Budget(self._due, time_share, batch_size)
+        self._outbox = Outbox(writers, alerts_of(alerts, writers))
         self._name = name
-        self._kernel0: Float[Array, "k k"] | None = None
-        self._layout: ProbeLayout | None = None  # of that kernel
+        self._panel: Panel | None = None  # chosen at the first measurement
+        self._layout: ProbeLayout | None = None  # of the first measurement
+        self._memories: Memories = {}
+        self._layers: tuple[str, ...] = ()
         self._most_seconds = first_measurement
         self._is_refused = False  # the first measurement, and so all
         self._first_ended: float | None = None  # when the first measurement had ended
@@ -155,7 +190,14 @@ class Monitor:
 
     @errors.called("monitor(step, params)")
     def __call__(
-        self, step: Step, params: PyTree, opt_state: PyTree = None, *, model_state: PyTree = None
+        self,
+        step: Step,
+        params: PyTree,
+        opt_state: PyTree = None,
+        *,
+        updates: PyTree = None,
+        gradient: PyTree = None,
+        model_state: PyTree = None,
     ) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
 
@@ -166,9 +208,12 @@ class Monitor:
                 or the pair (module, state). Beside a `Functional`, arrays that come with the
                 parameters, such as running statistics, are taken as they are at this step.
             opt_state: The optimizer state, or an `nnx.Optimizer`, if it is at hand and not in the
-                TrainState. An injected learning rate is read from it, and the margin is left out
-                where it would not hold: for Adam and its like, and for momentum that was not
-                stated.
+                TrainState. What the optimizer does with a gradient is read from it. Beside a stated
+                `descent` an injected learning rate is, and the margin is left out where it would
+                not hold: for Adam and its like, and for momentum that was not stated.
+            updates: What the optimizer adds to these parameters next, if it is at hand.
+            gradient: What it was made of, if it is at hand: with it the reading of the optimizer is
+                verified.
             model_state: What moves beside the parameters where these come alone: an Equinox
                 `State`, or a tree of collections such as ``{"batch_stats": ...}``. Without it, it
                 stays as it was when `f` was made.
@@ -188,7 +233,14 @@ class Monitor:
                 return None
             with without_debugging_switches():
                 loop = take_apart(self._probe.f, params, opt_state, model_state)
-                return self._measure(int(step), loop, begun)
+                training_step = TrainingStep(
+                    loop.params,
+                    gradient=gradient,
+                    update=updates,
+                    state_after=loop.opt_state,
+                    model_state=loop.model_state,
+                )
+                return self._measure(int(step), training_step, begun)
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run
         except BaseException as error:  # asyncio.CancelledError and GeneratorExit are no Exception
@@ -220,7 +272,9 @@ class Monitor:
             params = f.params
         with without_debugging_switches():
             loop = take_apart(f, params, None, model_state)
-            matched = match(f, loop.params, loop.model_state)
+            matched = self._measurer.match(
+                TrainingStep(loop.params, model_state=loop.model_state)
+            )
             layout = self._probe.layout(matched.params)
             return self._probe.plan(matched.params, layout)
 
@@ -242,60 +296,54 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _measure(self, step: int, loop: LoopState, begun: float) -> Measurement | None:
-        """Measure, unless that costs too much; write; keep the first finite kernel as reference."""
-        # The parameters in the structure `f` takes; the values in training of what it holds fixed,
-        # or, where it cannot take them, whether they have moved; and once, whether examples
-        # interact.
-        _require_concrete((loop.params, loop.model_state))
-        matched = match(self._probe.f, loop.params, loop.model_state)
-        params = matched.params
-        followed = self._probe.followed(matched.held)
-        unmoved = True
-        if isinstance(self._probe.f, Functional) and not followed:
-            unmoved = have_not_moved(matched.held, self._probe.f.fixed)
-        layout = self._probe.layout(params)
+    def _measure(
+        self, step: int, training_step: TrainingStep, begun: float
+    ) -> Measurement | None:
+        """Measure, unless that costs too much, and write."""
+        _require_concrete((training_step.params, training_step.model_state))
+        matched = self._measurer.match(training_step)
+        layout = self._probe.layout(matched.params)
         if self._layout is not None:
             layout.require_same(self._layout)
-        if self.cost.measurements == 0 and self._refuses(params, layout):
+        update_rule = self._update_rule(training_step.state_after)
+        training_step = dataclasses.replace(training_step, descent=update_rule.descent_at(step))
+        panel = self._panel_for(training_step, matched, layout)
+        if self._refuses(matched, layout, panel):
             return None
-        update_rule = self._update_rule(loop.opt_state)
 
-        # Drift is measured from the first kernel that was finite; until then zeros stand for it.
-        is_first = self._kernel0 is None
-        kernel0 = self._kernel0
-        if kernel0 is None:
-            _, kernel0 = self._probe.blank(layout)
         # The first measurement compiles, which takes long enough to show it.
         show = None if self.cost.measurements == 0 else False
         with under_way("first measurement", steps=2, show=show) as work:
-            self._probe.verify(params)
+            self._measurer.verify(matched.params, panel)
             work.advance()
-            measurement, kernel0 = self._probe.measure(
-                params,
-                layout,
-                kernel0,
-                step=step,
-                first=is_first,
-                unmoved=unmoved,
-                descent=update_rule.descent,
-                held=followed,
+            reading = self._measurer.take_outside(
+                panel, layout, training_step, self._memories, step, self.cost.measurements
             )
-            measurement = jax.tree.map(np.asarray, measurement)  # waits for the result
-        if int(measurement.status) == Status.MEASURED:
-            self._kernel0 = kernel0
+            estimates = jax.tree.map(np.asarray, reading.estimates)  # waits for the result
+        self._memories = reading.memories
+        status = np.asarray(reading.status)
+        if int(status) == Status.MEASURED:
             self._layout = layout
+        measurement = Measurement(
+            np.asarray(step, np.int32),
+            status,
+            estimates,
+            alignment_reduction=self._probe.reduction_of_alignment(layout),
+            layers=self._layers,
+        )
         seconds = self._spend(begun, measured=True)
 
         # The record goes to a writer once; it is made anew as its notes depend on the optimizer.
         record = convention_record(
-            self._probe,
+            self._measurer,
             layout,
+            panel,
             name=self._name,
             every=self._due,
             source="Monitor",
+            layers=self._layers,
             injected=update_rule.is_injected,
-            followed=followed,
+            followed=self._probe.followed(matched.held),
         )
         record["time_share"] = self.cost.time_share
         if update_rule.objection and self._probe.loss is not None:
@@ -305,8 +353,32 @@ class Monitor:
         self.last = measurement
         return measurement
 
+    def _panel_for(
+        self, training_step: TrainingStep, matched: Matched, layout: ProbeLayout
+    ) -> Panel:
+        """The instruments, chosen at the first measurement by what is at hand then."""
+        if self._panel is None:
+            # Injected rates come and go with the state: a stated rule without one counts as known.
+            knows_optimizer = self._probe.descent is not None
+            if self._measurer.update_rule is not None:
+                knows_optimizer = training_step.state_after is not None
+            supply = Supply(
+                self._probe,
+                has_update=training_step.update is not None,
+                has_optimizer=knows_optimizer,
+            )
+            self._panel = panel_for(
+                self._instruments, supply, layout, matched.params, self._budget
+            )
+            self._memories = self._panel.blank_memories(self._probe, layout)
+            if self._panel.compiled:
+                self._layers = self._measurer.layer_names(matched.params)
+        return self._panel
+
     def _update_rule(self, opt_state: PyTree) -> "_UpdateRule":
         """The update rule as it was stated, completed by the state of the optimizer."""
+        if self._measurer.reads_updates:
+            return _UpdateRule(None, False, None)
         descent = self._probe.descent or Descent()
         injected_rate = None
         if descent.learning_rate is None:
@@ -319,8 +391,11 @@ class Monitor:
             descent = dataclasses.replace(descent, learning_rate=injected_rate)
         return _UpdateRule(descent, injected_rate is not None, objection)
 
-    def _refuses(self, params: PyTree, layout: ProbeLayout) -> bool:
-        """Whether a measurement is refused for what it costs by plan, which is said once."""
+    def _refuses(self, matched: Matched, layout: ProbeLayout, panel: Panel) -> bool:
+        """Whether the first measurement is refused for what its kernel costs; said once."""
+        if self.cost.measurements or not panel.has("kernel"):
+            return False
+        params = matched.params
         reason = None
         try:
             plan = self._probe.plan(params, layout)
@@ -377,9 +452,15 @@ class _UpdateRule:
     there is no margin.
     """
 
-    descent: Descent
+    descent: Descent | None
     is_injected: bool
     objection: str | None
+
+    def descent_at(self, step: int) -> Descent | None:
+        """The stated rule at a step, as arrays; None where it is read from the optimizer."""
+        if self.descent is None:
+            return None
+        return jax.tree.map(jnp.asarray, self.descent.at(step))
 
 
 def _require_limit(name: str, limit: object, expected: str, do: str) -> None:

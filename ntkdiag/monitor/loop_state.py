@@ -54,7 +54,7 @@ def take_apart(
     optimizer: Any = opt_state
     if hasattr(optimizer, "opt_state"):
         opt_state = optimizer.opt_state
-    return LoopState(params, _by_path(f, model_state), opt_state)
+    return LoopState(params, by_path(f, model_state), opt_state)
 
 
 def _model_in(f: Callable[..., PyTree], holder: Any) -> PyTree:
@@ -85,7 +85,7 @@ def _collections_of_model(f: Callable[..., PyTree], collections: Mapping[str, Py
     return {name: tree for name, tree in collections.items() if name in names}
 
 
-def _by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]:
+def by_path(f: Callable[..., PyTree], model_state: PyTree) -> dict[str, PyTree]:
     """What moves beside the parameters, by the paths that f has for it."""
     if model_state is None:
         return {}

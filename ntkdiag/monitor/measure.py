@@ -1,263 +1,152 @@
-"""The one function that measures, for the Optax transform and the host hook alike.
+"""A measurement as a pure function, for training frameworks that have hooks of their own."""
 
-The kernel is computed by `ntk`, all that follows from it in one compiled program:
-
-1. where kernel or outputs are not finite, an identity stands in, and all numbers end as NaN;
-2. spectrum, drift from the reference kernel, alignment;
-3. the critical learning rate and the margin, where a loss was named and the kernel is not reduced;
-4. what could not be measured becomes NaN, and the status says why.
-"""
-
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
-from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance
-from ntkdiag.analysis.drift import drift
-from ntkdiag.analysis.stability import critical_rate_and_margin
-from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.engine.ntk import ntk
-from ntkdiag.kernel.decomposition import spectrum
-from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.losses import Loss
-from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.targets import read_targets
-from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.schedule import Step
-from ntkdiag.nouns import pytree
+from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
+from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
+from ntkdiag.monitor.loop_state import by_path
+from ntkdiag.monitor.measurement import flat
+from ntkdiag.monitor.measurer import Measurer
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.schedule import Every, Step
+from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
+from ntkdiag.probe_batch import Pair, read_probes
+
+if TYPE_CHECKING:
+    import optax
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AlignmentProbe:
-    """Examples that the alignment is of, where they are others than those of the kernel.
+class Measure(Protocol):
+    """What `measure` returns."""
 
-    Attributes:
-        x: Examples, the leading axis of every leaf.
-        y: Their labels: class numbers or targets.
-        reduction: Reduction of their kernel.
-    """
-
-    x: PyTree
-    y: ArrayLike | list
-    reduction: str
+    def __call__(
+        self,
+        params: PyTree,
+        opt_state: PyTree = None,
+        updates: PyTree = None,
+        *,
+        gradient: PyTree = None,
+        model_state: PyTree = None,
+        step: Step = 0,
+    ) -> dict[str, Array]:
+        """The numbers of one step, as scalars by name."""
+        ...
 
 
 @errors.public
 def measure(
     f: Callable[..., PyTree],
-    params: PyTree,
-    x: PyTree,
-    y: ArrayLike | list | None,
-    kernel0: Float[Array | np.ndarray, "k k"],
     *,
-    step: Step,
-    first: bool | Bool[Array, ""],
-    unmoved: bool | Bool[Array, ""] = True,
-    top_k: int | np.integer,
-    shape: tuple[int, ...],
-    reduction: str,
-    alignment_of: AlignmentProbe | None = None,
+    train: Pair | None = None,
+    held_out: Pair | None = None,
     loss: LossLike | None = None,
-    descent: DescentLike | None = None,
+    optimizer: "optax.GradientTransformation | optax.MultiSteps | None" = None,
+    instruments: InstrumentsLike = ("economy", "spectral"),
+    name: str = "ntk",
+    top_k: int | np.integer = 5,
+    reduction: str = "auto",
     memory: Memory | None = None,
-    held: Mapping[str, PyTree] | None = None,
-) -> tuple[Measurement, Float[Array, "k k"]]:
-    r"""Measure the kernel of `f` at `params` on the probe.
+) -> Measure:
+    """A measurement as a pure function `(params, opt_state, updates) -> {name: scalar}`.
 
-    With K the kernel, lambda its eigenvalues and Theta the full kernel,
+    For frameworks with hooks of their own: call it inside a compiled step, or `jax.jit` it. It has
+    no state: it remembers nothing from one call to the next, the margin begins with random vectors
+    each time, and there is no drift.
 
-        PR = (sum lambda)^2 / sum lambda^2,     drift = ||K - K_0||_F / ||K_0||_F,
-        eta_crit = 1 / (lambda_max(Sigma^1/2 Theta Sigma^1/2) / (D tau) + w / 2),
-        margin = eta / eta_crit,
-
-    Sigma and D those of the loss (see `Loss`), eta, tau and w those of the update rule (see
-    `Descent`).
-
-    Cost: one kernel, and its eigenvalues, (N C)^3; a second set of eigenvalues for losses other
-    than squared error; with `alignment_of` a second kernel.
+    Cost: that of the instruments, see `ntkdiag.monitor.plan`; the margin takes about eight more
+    products than in `ntkdiag.watch`, which remembers.
 
     Args:
-        f: `f(params, x)`, outputs `[N ...]`.
-        params: Parameters, of the structure `f` takes.
-        x: Probe examples.
-        y: Labels: class numbers or targets; None leaves the alignment out.
-        kernel0: `[K K]`, the kernel drift is measured from; anything where `first`.
-        step: The step, recorded.
-        first: True when this kernel is itself the reference.
-        unmoved: False when `f` holds arrays fixed that have moved in training.
-        top_k: Number of eigenvalues.
-        shape: Of the outputs f(params, x).
-        reduction: Reduction of the kernel, as `ntk` takes it.
-        alignment_of: Examples the alignment is of; None for those of the kernel.
-        loss: Loss the stability numbers are for; None leaves them out.
-        descent: Update rule at this step; None is plain gradient descent and leaves the margin out.
-        memory: Memory budget of the kernel, as `ntk` takes it.
-        held: Handed to f as the argument `held`, where it takes one.
+        f: As for `ntkdiag.watch`, as all that follow.
+        train: Training examples and labels.
+        held_out: Held-out examples and labels.
+        loss: The loss that is trained.
+        optimizer: The optimizer of Optax; None leaves out what it does with a gradient.
+        instruments: What is measured; those for which something is missing are left out.
+        name: First part of all names.
+        top_k: Eigenvalues of the kernel tier.
+        reduction: Reduction of its kernel.
+        memory: Its memory budget.
 
     Returns:
-        The measurement, and the kernel `[K K]` drift is to be measured from next: this one if
-        `first`.
+        A function `measured(params, opt_state=None, updates=None, *, gradient=None,
+        model_state=None, step=0)`, with parameters before the update and the state of the optimizer
+        as a `Monitor` takes them. It returns "ntk_margin", "ntk_margin_lower", ...; arrays come as
+        "ntk_layer_gradient/Dense_0/kernel" by layer, and "ntk_curvatures/0" by number.
 
     Raises:
-        InvalidInputError: When an argument is out of range, or labels do not fit the outputs.
+        InvalidInputError: As `ntkdiag.watch`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import ntkdiag
+        >>> train = (jnp.eye(4), jnp.arange(4.0)[:, None])
+        >>> measured = ntkdiag.monitor.measure(
+        ...     lambda w, x: x @ w, train=train, loss="mse", instruments="economy"
+        ... )
+        >>> sorted(measured(jnp.ones((4, 1))))[:3]
+        ['ntk_layer_parameter/', 'ntk_layer_trace/', 'ntk_layer_trace_lower/']
     """
-    # Whoever differentiates a whole training step does not mean the diagnostics.
-    params = jax.lax.stop_gradient(params)
-    # Whether examples interact was checked before: `Probe.verify` does, once.
-    kwargs: dict[str, Any] = {} if held is None else {"held": held}
-    # Without a bar of its own: the training loop has one, as a rule.
-    options = {"memory": memory, "check": False, "progress": False}
-    kernel = ntk(f, params, x, reduction=reduction, **options, **kwargs)
+    probe = Probe.of(
+        f,
+        read_probes(train, held_out),
+        top_k=top_k,
+        descent=None,
+        loss=loss,
+        reduction=reduction,
+        memory=memory,
+    )
+    named(instruments)  # refuses what it does not know
+    update_rule = None if optimizer is None else update_rule_of(optimizer)
+    measurer = Measurer.of(probe, update_rule)
 
-    trained_loss = as_loss(loss)
-    is_reduced = kernel.ndim != 4 and kernel.convention.n_outputs > 1
-    if is_reduced:
-        trained_loss = None  # its largest eigenvalue is not that of the full kernel
-    outputs = None
-    if trained_loss is not None and not trained_loss.is_quadratic:
-        outputs = f(params, x, **kwargs)
-
-    # Labels as the alignment reads them, [n o], and as the loss does.
-    targets = None
-    labels = None
-    if y is not None:
-        targets = read_targets(y, shape).reshape(shape[0], -1)
-        if trained_loss is not None:
-            labels = trained_loss.read(y, shape)
-
-    # Those that the alignment is with, and their kernel where it is another one.
-    labelled = _Labelled(None, targets)
-    if alignment_of is not None:
-        kernel_of_labels = ntk(
-            f, params, alignment_of.x, reduction=alignment_of.reduction, memory=memory, check=False
+    def measured(
+        params: PyTree,
+        opt_state: PyTree = None,
+        updates: PyTree = None,
+        *,
+        gradient: PyTree = None,
+        model_state: PyTree = None,
+        step: Step = 0,
+    ) -> dict[str, Array]:
+        training_step = TrainingStep(
+            params,
+            gradient=gradient,
+            update=updates,
+            state_after=opt_state,
+            model_state=by_path(f, model_state),
         )
-        n_labels = kernel_of_labels.n_examples
-        targets = read_targets(alignment_of.y, (n_labels, *shape[1:]))
-        labelled = _Labelled(kernel_of_labels, targets.reshape(n_labels, -1))
+        matched = measurer.match(training_step)
+        layout = probe.layout(matched.params)
+        knows_optimizer = update_rule is not None and opt_state is not None
+        supply = Supply(probe, has_update=updates is not None, has_optimizer=knows_optimizer)
+        panel = panel_for(instruments, supply, layout, matched.params, Budget(Every(1), None, None))
+        memories = panel.blank_memories(probe, layout)
+        with jax.named_scope("ntkdiag"):
+            reading = measurer.take(panel, layout, training_step, memories, step, measurements=0)
+        numbers = flat(reading.estimates, name) | {f"{name}_status": reading.status}
+        return _scalars(numbers, measurer.layer_names(matched.params))
 
-    update_rule = Descent() if descent is None else as_descent(descent)
-    training = _Training(trained_loss, update_rule, outputs, labels)
-    situation = _Situation(step, first, unmoved, kernel0)
-    return _diagnose(kernel, labelled, training, situation, int(top_k))
-
-
-@pytree("loss", "descent", "outputs", "labels")
-@dataclasses.dataclass(frozen=True)
-class _Training:
-    """What the stability numbers depend on besides the kernel.
-
-    `outputs` is None where the curvature of the loss does not depend on them, or none was named.
-    """
-
-    loss: Loss | None
-    descent: Descent
-    outputs: Float[Array, "n *o"] | None
-    labels: Array | None
+    return measured
 
 
-@pytree("kernel", "targets")
-@dataclasses.dataclass(frozen=True)
-class _Labelled:
-    """What the alignment is of; `kernel` is None for that which is measured anyway.
-
-    `targets` is None without labels.
-    """
-
-    kernel: Kernel | None
-    targets: Float[Array, "n o"] | None
-
-
-@pytree("step", "first", "unmoved", "kernel0")
-@dataclasses.dataclass(frozen=True)
-class _Situation:
-    """When and after what a kernel is measured; see `measure`."""
-
-    step: Step
-    first: bool | Bool[Array, ""]
-    unmoved: bool | Bool[Array, ""]
-    kernel0: Float[Array | np.ndarray, "k k"]
-
-
-def _diagnose_kernel(
-    raw: Kernel,
-    labelled: _Labelled,
-    training: _Training,
-    situation: _Situation,
-    top_k: int,
-) -> tuple[Measurement, Float[Array, "k k"]]:
-    """All diagnostics of a kernel, and the reference kernel of the next measurement."""
-    first = situation.first
-    kernel0 = situation.kernel0
-
-    # Diagnostics are never shown NaN: an eigensolver need not return from it.
-    is_finite = jnp.isfinite(raw.array).all()
-    outputs = training.outputs
-    if outputs is not None:
-        is_finite = is_finite & jnp.isfinite(outputs).all()
-        outputs = jnp.where(is_finite, outputs, 0.0)
-    if labelled.kernel is not None:
-        is_finite = is_finite & jnp.isfinite(labelled.kernel.array).all()
-    kernel = _or_identity(raw, is_finite, kernel0.dtype)
-    kernel_of_labels = kernel
-    if labelled.kernel is not None:
-        kernel_of_labels = _or_identity(labelled.kernel, is_finite, kernel0.dtype)
-
-    # The kernel by itself, beside the reference, and beside the labels.
-    decomposed = spectrum(kernel)
-    eigenvalues = jnp.asarray(decomposed.eigenvalues, kernel0.dtype)
-    is_rounding = eigenvalues < decomposed.noise_floor
-    reference = jnp.where(first, kernel.matrix, kernel0)
-    reference_kernel = dataclasses.replace(raw, array=reference.reshape(raw.shape))
-    motion = drift(reference_kernel, kernel)
-    aligned = Alignment(jnp.nan, jnp.nan, jnp.nan, kernel_of_labels.convention.reduction)
-    if labelled.targets is not None:
-        aligned = alignment_beside_chance(kernel_of_labels, labelled.targets)
-    critical_rate = jnp.nan
-    margin = jnp.nan
-    if training.loss is not None:
-        critical_rate, margin = critical_rate_and_margin(
-            decomposed, training.descent, loss=training.loss, outputs=outputs, y=training.labels
-        )
-    numbers = {
-        "eigenvalues": jnp.where(is_rounding, jnp.nan, eigenvalues)[:top_k],
-        "trace": jnp.trace(kernel.matrix),
-        "participation_ratio": decomposed.participation_ratio,
-        "drift": motion.relative,
-        "distance_centred": motion.distance_centred,
-        "alignment": aligned.value,
-        "alignment_chance": aligned.chance,
-        "alignment_standard_deviation": aligned.standard_deviation,
-        "alignment_above": aligned.above,
-        "critical_learning_rate": critical_rate,
-        "margin": margin,
-    }
-
-    # What could not be measured is NaN; the status says why.
-    is_measured = is_finite & situation.unmoved
+def _scalars(numbers: dict[str, Array], layers: Sequence[str]) -> dict[str, Array]:
+    """Every number under a name of its own."""
+    scalars = {}
     for name, value in numbers.items():
-        numbers[name] = jnp.where(is_measured, jnp.asarray(value, kernel.dtype), jnp.nan)
-    status = jnp.where(situation.unmoved, Status.MEASURED, Status.FIXED_MOVED)
-    status = jnp.where(is_finite, status, Status.NON_FINITE).astype(jnp.int32)
-    step = jnp.asarray(situation.step, jnp.int32)
-    measurement = Measurement(step, status, **numbers, alignment_reduction=aligned.reduction)
-    # A first kernel that could not be measured is no reference.
-    return measurement, jnp.where(first & ~is_measured, kernel0, reference)
-
-
-def _or_identity(raw: Kernel, is_finite: Bool[Array, ""], dtype: DTypeLike) -> Kernel:
-    """The kernel, or an identity in the place of one that cannot be measured."""
-    identity = jnp.eye(raw.matrix.shape[0]).reshape(raw.shape)  # [k k] -> [n m] or [n o m p]
-    array = jnp.where(is_finite, raw.array, identity).astype(dtype)
-    return dataclasses.replace(raw, array=array)
-
-
-# Outside of a jit, one program.
-_diagnose = jax.jit(_diagnose_kernel, static_argnums=4)
+        if jnp.ndim(value) == 0:
+            scalars[name] = value
+            continue
+        parts = layers if "_layer_" in name else map(str, range(len(value)))
+        for part, number in zip(parts, value, strict=True):
+            scalars[f"{name}/{part}"] = number
+    return scalars

@@ -1,37 +1,36 @@
-"""What one measurement holds."""
+"""What one measurement holds: numbers by name, each with its error bar."""
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from ntkdiag import display
+from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.nouns import pytree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-QUANTITIES = (
-    "eigenvalues",
-    "trace",
-    "participation_ratio",
-    "drift",
-    "distance_centred",
-    "alignment",
-    "alignment_chance",
-    "alignment_standard_deviation",
-    "alignment_above",
-    "critical_learning_rate",
-    "margin",
-)
-
-# What each number but the eigenvalues says, where a measurement shows itself.
-_MEANINGS = {
-    "trace": "sum of all eigenvalues",
+# What each number says, where a measurement shows itself.
+MEANINGS = {
+    "loss": "of the probe",
+    "gradient_norm": "||g||, of the gradient that the optimizer got",
+    "trace": "sum of all eigenvalues of the kernel",
+    "spectral_position": "which eigenvalue the gradient is at, relative to the trace",
+    "step_error": "what the linearized model gets wrong about the last step, relative",
+    "critical_multiple": "smallest multiple of the update at which the loss rises",
+    "margin": "learning rate over the critical one; 1 at the edge of stability",
+    "margin_residual": "of the eigenvalue that the margin rests on, relative",
+    "curvatures": "largest ones, in units of the critical curvature",
+    "optimizer_status": "0 recognised; what the others mean stands in the record",
+    "optimizer_residual": "what the reading of the optimizer does not explain of the update",
+    "eigenvalues": "the largest; NaN below the noise floor",
     "participation_ratio": "effective number of modes",
     "drift": "relative change since the first measurement",
     "distance_centred": "change of direction since then, centred",
@@ -40,7 +39,6 @@ _MEANINGS = {
     "alignment_standard_deviation": "over permuted labels",
     "alignment_above": "(alignment - chance) / (1 - chance)",
     "critical_learning_rate": "descent on the quadratic model of the loss diverges above it",
-    "margin": "learning rate over the critical one",
 }
 
 
@@ -49,77 +47,67 @@ class Status(enum.IntEnum):
 
     UNMEASURED = 0
     MEASURED = 1
-    NON_FINITE = 2  # the kernel or the outputs hold NaN or infinity
+    NON_FINITE = 2  # the kernel, the gradient or the outputs hold NaN or infinity
     FIXED_MOVED = 3  # arrays the measured function holds fixed have other values in training
 
 
-@pytree("step", "status", *QUANTITIES)
+@pytree("step", "status", "estimates")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
-    """The diagnostics of one step; NaN where a quantity does not exist or could not be measured.
+    """The numbers of one step; NaN where one does not exist or could not be measured.
 
-    Every number is that of the kernel the convention record names ("reduction"): the full kernel
-    Theta = J J^T of shape [(N C) (N C)], or a reduction of it to [N N]. The arrays are of JAX
-    inside a compiled step, and of numpy where a `Monitor` returns them.
+    Which numbers there are depends on the instruments. Each is an attribute, `measurement.margin`;
+    `measurement["margin"]` is the same with its error bar. What they mean, and what they are of,
+    stands in the convention record. The arrays are of numpy where a `Monitor` returns them.
 
     Attributes:
         step: The step the parameters belong to.
-        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel or outputs, 3 arrays that
-            the measured function holds fixed have other values in training.
-        eigenvalues: The largest eigenvalues, descending, `[top_k]`; NaN below the noise floor of
-            the kernel.
-        trace: Sum of all eigenvalues.
-        participation_ratio: (sum lambda)^2 / sum lambda^2, the effective number of modes.
-        drift: ||K_t - K_0||_F / ||K_0||_F, with K_0 the kernel of the first measurement.
-        distance_centred: 1 - cosine of the centred K_t and K_0: change of direction alone.
-        alignment: Centred kernel-target alignment with the labels.
-        alignment_chance: Its mean over all permutations of the labels among the examples.
-        alignment_standard_deviation: Its standard deviation over them.
-        alignment_above: (alignment - chance) / (1 - chance): 0 at chance, 1 at most.
-        critical_learning_rate: The learning rate above which descent on the quadratic model of the
-            loss diverges.
-        margin: learning rate / critical learning rate; about 1 at the edge of stability.
+        status: 0 not measured, 1 measured, 2 NaN or infinity in kernel, gradient or outputs, 3
+            arrays that the measured function holds fixed have other values in training.
+        estimates: Name -> `Estimate`, a number or an array with the ends of a 95 % interval.
         alignment_reduction: Reduction of the kernel the alignment is of: that of another one is
             another number.
+        layers: Names of the layers that arrays by layer are of.
     """
 
     step: Int[Array | np.ndarray, ""]
     status: Int[Array | np.ndarray, ""]
-    eigenvalues: Float[Array | np.ndarray, " top_k"]
-    trace: Float[Array | np.ndarray, ""]
-    participation_ratio: Float[Array | np.ndarray, ""]
-    drift: Float[Array | np.ndarray, ""]
-    distance_centred: Float[Array | np.ndarray, ""]
-    alignment: Float[Array | np.ndarray, ""]
-    alignment_chance: Float[Array | np.ndarray, ""]
-    alignment_standard_deviation: Float[Array | np.ndarray, ""]
-    alignment_above: Float[Array | np.ndarray, ""]
-    critical_learning_rate: Float[Array | np.ndarray, ""]
-    margin: Float[Array | np.ndarray, ""]
+    estimates: dict[str, Estimate]
     alignment_reduction: str = "full"
+    layers: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> jax.Array | np.ndarray:
+        """A number by its name, without the error bar."""
+        # While a copy is being put together there are no estimates yet.
+        estimates = vars(self).get("estimates", {})
+        if name in estimates:
+            return estimates[name].value
+        measured = ", ".join(estimates)
+        raise AttributeError(f"{name} was not measured; there are {measured or 'no numbers'}")
+
+    def __getitem__(self, name: str) -> Estimate:
+        """A number with its error bar, by its name."""
+        return self.estimates[name]
 
     def __repr__(self) -> str:
         return display.described(self)
 
     def values(self, name: str = "ntk") -> dict[str, float | int | list[float]]:
-        """The numbers under the names the writers see: "ntk_trace", "ntk_eigenvalues", ...
+        """The numbers under the names the writers see: "ntk_trace", "ntk_trace_lower", ...
 
         Args:
             name: Replaces "ntk" in every name.
 
         Returns:
-            A float, or a list of floats for the eigenvalues, under each name; `<name>_status` is
-            the status.
+            A float, or a list of floats for an array, under each name; what is estimated also has
+            the ends of its 95 % interval, `_lower` and `_upper`. `<name>_status` is the status.
         """
-        numbers: dict[str, float | int | list[float]] = {}
-        for quantity in QUANTITIES:
-            value = np.asarray(getattr(self, quantity), np.float64)
-            numbers[f"{name}_{quantity}"] = value.tolist()
+        numbers = plain_numbers(flat(self.estimates), name)
         numbers[f"{name}_status"] = int(self.status)
         return numbers
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The largest eigenvalues over their index, on a logarithmic axis.
+        """The largest eigenvalues, of the kernel or of the curvature, on a logarithmic axis.
 
         Args:
             ax: Axes of matplotlib to draw on; a new figure without.
@@ -133,19 +121,20 @@ class Measurement:
         Cost: drawing.
         """
         ax = display.axes_to_draw_on(ax)
-        eigenvalues = np.asarray(self.eigenvalues)
-        ax.plot(np.arange(1, len(eigenvalues) + 1), eigenvalues, "o-")
+        name = "eigenvalues" if "eigenvalues" in self.estimates else "curvatures"
+        spectrum = np.atleast_1d(np.asarray(getattr(self, name)))
+        ax.plot(np.arange(1, len(spectrum) + 1), spectrum, "o-")
         # NaN, below the noise floor, is not drawn; without anything above it no logarithm exists.
-        if (eigenvalues > 0).any():
+        if (spectrum > 0).any():
             ax.set_yscale("log")
         ax.set_xlabel("index")
-        ax.set_ylabel("eigenvalue")
-        ax.set_title(f"Largest eigenvalues at step {int(self.step)}")
+        ax.set_ylabel(name.removesuffix("s"))
+        ax.set_title(f"Largest {name} at step {int(self.step)}")
         return ax
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, display.PlainValue]:
         """Plain values as JSON has them: the status by name, None for what is NaN."""
-        numbers = {name: display.plain(getattr(self, name)) for name in QUANTITIES}
+        numbers = {name: display.plain(value) for name, value in flat(self.estimates).items()}
         return {
             "step": int(self.step),
             "status": Status(int(self.status)).name,
@@ -155,30 +144,53 @@ class Measurement:
 
     def _repr_html_(self) -> str:
         """The numbers as a table, for notebooks."""
-        eigenvalues = np.asarray(self.eigenvalues)
-        shown = "  ".join(f"{value:.4g}" for value in eigenvalues)
-        rows = [
-            ("status", Status(int(self.status)).name, ""),
-            ("eigenvalues", shown, f"the largest {len(eigenvalues)}; NaN below the noise floor"),
-        ]
-        for name, meaning in _MEANINGS.items():
+        rows = [("status", Status(int(self.status)).name, "")]
+        for name, estimate in self.estimates.items():
+            meaning = MEANINGS.get(name, "")
             if name == "alignment":
                 meaning += f", {self.alignment_reduction} kernel"
-            rows.append((name.replace("_", " "), f"{float(getattr(self, name)):.4g}", meaning))
-        return display.html_table(f"Kernel at step {int(self.step)}", rows)
+            rows.append((name.replace("_", " "), _shown(estimate), meaning))
+        return display.html_table(f"Step {int(self.step)}", rows)
 
 
-def unmeasured(top_k: int, dtype: DTypeLike) -> Measurement:
-    """The measurement before the first one: NaN of the right shapes.
+def flat(estimates: Mapping[str, Estimate], name: str = "") -> dict[str, jax.Array | np.ndarray]:
+    """Values, and ends of intervals, under names of their own; `name` comes before each."""
+    prefix = f"{name}_" if name else ""
+    arrays = {}
+    for quantity, estimate in estimates.items():
+        arrays[f"{prefix}{quantity}"] = estimate.value
+        if not estimate.is_exact:
+            arrays[f"{prefix}{quantity}_lower"] = estimate.lower
+            arrays[f"{prefix}{quantity}_upper"] = estimate.upper
+    return arrays
 
-    Args:
-        top_k: Number of eigenvalues.
-        dtype: Dtype of the numbers.
 
-    Returns:
-        A `Measurement` with status UNMEASURED and step -1.
-    """
-    numbers: dict[str, Any] = {name: jnp.full((), jnp.nan, dtype) for name in QUANTITIES}
-    numbers["eigenvalues"] = jnp.full((top_k,), jnp.nan, dtype)
+def plain_numbers(
+    arrays: Mapping[str, jax.Array | np.ndarray], name: str
+) -> dict[str, float | int | list[float]]:
+    """Floats, and lists of them, with the name of a monitor before each."""
+    numbers: dict[str, float | int | list[float]] = {}
+    for quantity, array in arrays.items():
+        numbers[f"{name}_{quantity}"] = np.asarray(array, np.float64).tolist()
+    return numbers
+
+
+def _shown(estimate: Estimate) -> str:
+    """A number with its interval, or the first few of an array."""
+    values = np.atleast_1d(np.asarray(estimate.value))
+    shown = "  ".join(f"{value:.4g}" for value in values[:8])
+    if values.size > 8:
+        return f"{shown}  ... ({values.size})"
+    if values.size == 1 and not estimate.is_exact:
+        lower, upper = float(estimate.lower), float(estimate.upper)
+        return f"{shown}  [{lower:.3g}, {upper:.3g}]"
+    return shown
+
+
+def unmeasured(estimates: Mapping[str, Estimate] | None = None) -> Measurement:
+    """The measurement before the first one: NaN in the shapes of these estimates."""
+    blank = jax.tree.map(
+        lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), dict(estimates or {})
+    )
     step = jnp.asarray(-1, jnp.int32)
-    return Measurement(step, jnp.asarray(Status.UNMEASURED, jnp.int32), **numbers)
+    return Measurement(step, jnp.asarray(Status.UNMEASURED, jnp.int32), blank)

@@ -105,6 +105,22 @@ def match(
     return Matched(jax.tree.unflatten(jax.tree.structure(f.params), in_order), held)
 
 
+def in_structure_of(f: Callable[..., PyTree], params: PyTree, tree: PyTree) -> PyTree:
+    """A gradient or an update, as the optimizer holds it, in the structure of the parameters of f.
+
+    Zeros stand for what the optimizer does not train; `params` are those that f takes.
+    """
+    if not isinstance(f, Functional):
+        return tree
+    trainable = leaves_by_path(params)
+    leaves = {}
+    for written_path, leaf in leaves_by_path(tree).items():
+        if hasattr(leaf, "dtype"):
+            leaves[_path_in(trainable, written_path)] = leaf
+    in_order = [leaves.get(path, jnp.zeros_like(leaf)) for path, leaf in trainable.items()]
+    return jax.tree.unflatten(jax.tree.structure(params), in_order)
+
+
 def split_arrays(tree: PyTree) -> tuple[list[Any], Callable[[list[Any]], PyTree]]:
     """The arrays among the leaves of a tree, and how they are put back among the others.
 

@@ -9,7 +9,7 @@ its way to the writers, and so reach each of them behind it.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.monitor.alerting.alert import Alert
@@ -25,6 +25,23 @@ from ntkdiag.monitor.courier import (
 )
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writers import Values, Writer
+
+# "auto" looks for the standard alerts where there are writers to tell.
+AlertsLike: TypeAlias = Alerts | Literal["auto"] | None
+
+
+def alerts_of(alerts: AlertsLike, writers: Writer | Sequence[Writer]) -> Alerts | None:
+    """What is looked for in the measurements of a monitor with these writers."""
+    if isinstance(alerts, Alerts) or alerts is None:
+        return alerts
+    if alerts != "auto":
+        raise errors.InvalidInputError(
+            argument="alerts=...",
+            expected='an ntkdiag.monitor.Alerts, "auto" or None',
+            got=repr(alerts),
+            do="alerts=Alerts(on_alert=[function]) tells a function.",
+        )
+    return Alerts() if _checked(writers) else None
 
 
 class Outbox:
@@ -74,6 +91,11 @@ class Outbox:
         couriers = (*self._couriers, *self._alert_couriers)
         posted = [(courier, courier.post_close()) for courier in couriers]
         wait_at_the_end(posted, seconds, waited=time.monotonic() - begun)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody takes what is sent."""
+        return bool(self._couriers or self._alert_couriers)
 
     @property
     def _n_alerts(self) -> int:

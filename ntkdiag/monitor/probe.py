@@ -38,11 +38,9 @@ from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
-from ntkdiag.monitor.measure import AlignmentProbe, measure
-from ntkdiag.monitor.measurement import Measurement, unmeasured
+from ntkdiag.monitor.kernel_measurement import AlignmentProbe, KernelNumbers, measure_kernel
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.schedule import Step
 from ntkdiag.probe_batch import ProbeBatch, Probes, shared_examples
 
 
@@ -213,14 +211,13 @@ class Probe:
         # The one thing about a probe that changes: everything else is frozen.
         object.__setattr__(self, "_verified", True)
 
-    def blank(self, layout: ProbeLayout) -> tuple[Measurement, Float[Array, "k k"]]:
-        """The measurement, all NaN, and the reference kernel before the first measurement.
+    def blank(self, layout: ProbeLayout) -> Float[Array, "k k"]:
+        """The reference kernel before the first measurement.
 
-        The kernel is 0, for wrappers that choose between states by arithmetic, as
-        `optax.contrib.sam` does: 0 * NaN is NaN.
+        It is 0, for wrappers that choose between states by arithmetic, as `optax.contrib.sam` does:
+        0 * NaN is NaN.
         """
-        kernel0 = jnp.zeros((layout.size, layout.size), layout.dtype)
-        return unmeasured(self.top_k, layout.dtype), kernel0
+        return jnp.zeros((layout.size, layout.size), layout.dtype)
 
     def measure(
         self,
@@ -228,25 +225,21 @@ class Probe:
         layout: ProbeLayout,
         kernel0: Float[Array, "k k"],
         *,
-        step: Step,
         first: bool | Bool[Array, ""],
         unmoved: bool | Bool[Array, ""],
         descent: Descent | None,
         held: Mapping[str, PyTree] | None = None,
-    ) -> tuple[Measurement, Float[Array, "k k"]]:
-        """`measure` on this probe, for an update rule whose schedule is evaluated at the step.
+    ) -> KernelNumbers:
+        """`measure_kernel` on this probe, with the update rule at its step.
 
         `held` has values for what `f` holds fixed; see `followed`.
         """
-        if held:
-            held = {path: _twice(leaf) if _is_whole(leaf) else leaf for path, leaf in held.items()}
-        return measure(
+        return measure_kernel(
             self.following if held else self.function,
             params,
             jax.tree.map(jnp.asarray, self.x),
             self.y,
             kernel0,
-            step=step,
             first=first,
             unmoved=unmoved,
             top_k=self.top_k,
@@ -254,10 +247,14 @@ class Probe:
             reduction=layout.reduction,
             alignment_of=self._alignment_probe(layout),
             loss=self.loss if self.is_trained_on else None,
-            descent=None if descent is None else descent.at(step),
+            descent=descent,
             memory=self.memory,
-            held=held or None,
+            held=self.as_arguments(held) if held else None,
         )
+
+    def as_arguments(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Values of what f holds fixed, as `following` takes them."""
+        return {path: _twice(leaf) if _is_whole(leaf) else leaf for path, leaf in held.items()}
 
     def plan(
         self, params: PyTree, layout: ProbeLayout, held: Mapping[str, PyTree] | None = None

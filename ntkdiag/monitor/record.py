@@ -1,6 +1,7 @@
 """The convention record: what the numbers a monitor writes mean."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from ntkdiag.descent import Descent, LearningRate
 from ntkdiag.kernel.reduction import FULL_ROWS
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
+from ntkdiag.monitor.measurer import Measurer
+from ntkdiag.monitor.optimizer.descent_reading import REASONS
+from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Schedule
@@ -21,27 +25,35 @@ MOST_PATHS = 5  # more are counted
 
 
 def convention_record(
-    probe: Probe,
+    measurer: Measurer,
     layout: ProbeLayout,
+    panel: Panel,
     *,
     name: str,
     every: Schedule,
     source: str,
+    layers: Collection[str] = (),
     injected: bool = False,
     followed: Collection[str] = (),
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
-    `source` is what writes, "watch" or "Monitor"; `injected` says that the learning rate is read
+    `source` is what writes, "watch" or "Monitor"; `layers` has the names of the layers; `injected` says that the learning rate is read
     from the state of the optimizer, `followed` has the paths of arrays beside the parameters whose
     values in training are taken.
     """
     import ntkdiag  # for its version; at the top of the file this would close a circle
 
+    probe = measurer.probe
+    notes = [*panel.notes, *_notes_on_training(measurer, layout, panel)]
+    if panel.has("kernel"):
+        notes += _notes_on_kernel(probe, layout, injected, followed)
     return {
         "source": source,
         "name": name,
         "schedule": _schedule(every),
+        "instruments": [instrument.name for instrument in panel.instruments],
+        "layers": list(layers),
         "reduction": layout.reduction,
         "reduction_asked": probe.reduction,
         "n_examples": layout.n_examples,
@@ -56,10 +68,38 @@ def convention_record(
         "labels": probe.y is not None or probe.held_out is not None,
         "loss": None if probe.loss is None else probe.loss.name,
         "denominator": _denominator(probe.loss, layout),
-        **_descent(probe.descent or Descent(), injected),
-        "notes": _notes(probe, layout, injected, followed),
+        **_optimizer(measurer, injected),
+        "notes": notes,
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
+
+
+def _optimizer(measurer: Measurer, injected: bool) -> dict[str, Any]:
+    """The update rule, as it was stated or as it is read."""
+    meanings = {int(code): reason for code, reason in REASONS.items()}
+    if measurer.reads_updates:
+        return {"optimizer": "read from its updates", "optimizer_status": meanings}
+    return _descent(measurer.probe.descent or Descent(), injected)
+
+
+def _notes_on_training(measurer: Measurer, layout: ProbeLayout, panel: Panel) -> list[str]:
+    """What the numbers of the economy and spectral tiers are of."""
+    probe = measurer.probe
+    notes = []
+    if panel.compiled and measurer.is_joint:
+        notes.append(
+            "The model is measured as it is trained: normalisation takes its statistics from the "
+            "probe, at the parameters of the step."
+        )
+    if panel.has("margin"):
+        n_taken = math.ceil(layout.n_examples / panel.stride)
+        notes.append(
+            f"The margin is that of {n_taken} examples; its interval that of the training set they "
+            "were drawn from, where the largest curvature is lower."
+        )
+    if probe.loss is None:
+        notes.append(NO_LOSS)
+    return notes
 
 
 def _alignment_probe(probe: Probe, layout: ProbeLayout) -> dict[str, Any]:
@@ -115,10 +155,10 @@ def _number(number: LearningRate | None) -> float | str | None:
     return float(number)
 
 
-def _notes(
+def _notes_on_kernel(
     probe: Probe, layout: ProbeLayout, injected: bool, followed: Collection[str]
 ) -> list[str]:
-    """What a reader has to know before trusting the numbers, and why some of them are NaN."""
+    """What has to be known of the kernel tier, and why some of its numbers are NaN."""
     notes = [*_notes_on_stability(probe, layout), *_notes_on_alignment(probe, layout)]
     if probe.reduction == "auto" and layout.is_reduced:
         rows = layout.n_examples * layout.n_outputs
@@ -156,7 +196,7 @@ def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
             "wrong and are NaN."
         ]
     if probe.loss is None:
-        return [NO_LOSS]
+        return []  # said already
     if not probe.is_trained_on:
         return [
             "Only held-out examples were given: the critical learning rate and the margin are NaN. "

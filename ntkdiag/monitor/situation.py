@@ -1,19 +1,37 @@
-"""One step of training, as the instruments of a monitor see it."""
+"""One step of training, as the instruments of a monitor see it.
+
+The function that is trained is linearized once on the probe, and all instruments share that:
+
+    outputs            f(theta)                       one forward pass
+    push(v)            J v                            two
+    pull(c)            J^T c                          two
+    residuals          r = dL / df
+    loss_gradient      J^T r
+    curve(w)           (d^2 L / df^2) w               none
+    predicted_change   J dtheta, dtheta the update
+
+J is the Jacobian of the outputs on the whole probe: where examples interact, as in batch
+normalisation, these are the derivatives of training.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from ntkdiag.monitor.subject import Subject
-from ntkdiag.monitor.sweep import Sweep, sweep
+from ntkdiag import _jax
+from ntkdiag.descent import Descent
+from ntkdiag.losses import Loss
+from ntkdiag.monitor.optimizer.descent_reading import DescentReading
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout
 
-if TYPE_CHECKING:
-    from ntkdiag.monitor.optimizer.reading import DescentReading
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,54 +39,143 @@ class Situation:
     """Everything that may be measured at one step; trees have the structure that `f` takes.
 
     Attributes:
-        subject: Function, probes and loss.
+        f: The function that is trained, `f(params, x)`, with outputs `[n ...]`.
+        x: The examples of the probe.
+        y: Their labels as the loss reads them; None without.
+        loss: The loss that is trained; None where none was named.
+        is_joint: Whether examples interact in f.
         step: Updates made before this one.
         params: The parameters before the update.
-        held: Path -> value in training of what `f` holds fixed; empty where it is left as it was.
         gradient: Of the training step, as the optimizer got it; None where it is not at hand.
         update: What the optimizer adds to the parameters; None where it is not at hand.
         reading: What the update tells about the optimizer; None where there is no update rule.
-        key: Random key of this step.
+        held: Path -> value in training of what the model holds fixed; empty where it is not known.
+        unmoved: False where arrays that are held fixed have other values in training.
         measurements: Measurements made before.
+        key: Random key of this step.
+        descent: The update rule as it was stated; None where it is read.
+        probe: What the kernel tier measures: the model as it is evaluated, and held-out examples.
+        layout: Shapes of its kernel.
     """
 
-    subject: Subject
-    step: Int[Array, ""]
+    f: Callable[[PyTree, PyTree], Float[Array, "n *o"]]
+    x: PyTree
+    y: PyTree
+    loss: Loss | None
+    is_joint: bool
+    step: Int[Array, ""] | int
     params: PyTree
+    gradient: PyTree
+    update: PyTree
+    reading: DescentReading | None
     held: Mapping[str, PyTree]
-    gradient: PyTree | None
-    update: PyTree | None
-    reading: "DescentReading | None"
+    unmoved: jax.typing.ArrayLike
+    measurements: Int[Array, ""] | int
     key: Array
-    measurements: Int[Array, ""]
+    descent: Descent | None = None
+    probe: Probe | None = None
+    layout: ProbeLayout | None = None
+    _shared: dict[Callable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
-    def f(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
-        """The outputs of the model on some examples, with the values in training of what is held."""
-        return self.subject.evaluate(params, x, self.held)
+    def once(self, compute: Callable[["Situation"], T]) -> T:
+        """What a function makes of this situation, computed once for all who ask for it."""
+        if compute not in self._shared:
+            self._shared[compute] = compute(self)
+        return self._shared[compute]
 
-    def loss_of(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, ""]:
-        """The loss on some examples of the probe; only where one was named."""
-        assert self.subject.loss is not None
-        return self.subject.loss(outputs, y)
+    def evaluate(self, params: PyTree, x: PyTree) -> Float[Array, "n *o"]:
+        """The outputs on some examples, in float32 at least."""
+        outputs = self.f(params, x)
+        return outputs.astype(_jax.at_least_float32(outputs.dtype))
+
+    @property
+    def n_examples(self) -> int:
+        """Examples of the probe, N."""
+        return jax.tree.leaves(self.x)[0].shape[0]
+
+    @property
+    def outputs(self) -> Float[Array, "n *o"]:
+        """f(theta) on the probe."""
+        return self._linearized[0]
+
+    def push(self, tangent: PyTree) -> Float[Array, "n *o"]:
+        """J v: how the outputs change along a direction of the parameters."""
+        return self._linearized[1](as_parameters(tangent, self.params))
+
+    def pull(self, cotangent: Float[Array, "n *o"]) -> PyTree:
+        """J^T c: the gradient of c . f, like the parameters."""
+        [gradient] = self._transposed(cotangent)
+        return gradient
 
     @functools.cached_property
-    def sweep(self) -> Sweep:
-        """The one pass over the probe that the instruments of the economy tier share."""
-        return sweep(self)
+    def _linearized(self) -> tuple[Array, Callable[[PyTree], Array]]:
+        return jax.linearize(lambda params: self.evaluate(params, self.x), self.params)
 
     @functools.cached_property
-    def moved(self) -> PyTree:
-        """The parameters after the update; only where there is one."""
-        return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), self.params, self.update)
+    def _transposed(self) -> Callable[[Array], tuple[PyTree]]:
+        return jax.linear_transpose(self._linearized[1], self.params)
+
+    @property
+    def residuals(self) -> Float[Array, "n *o"]:
+        """r = dL / df; only where a loss was named."""
+        return self._loss_linearized[0]
+
+    def curve(self, outputs_tangent: Float[Array, "n *o"]) -> Float[Array, "n *o"]:
+        """(d^2 L / df^2) w; only where a loss was named."""
+        return self._loss_linearized[1](outputs_tangent)
+
+    @functools.cached_property
+    def _loss_linearized(self) -> tuple[Array, Callable[[Array], Array]]:
+        return jax.linearize(jax.grad(self.loss_of), self.outputs)
+
+    def loss_of(self, outputs: Float[Array, "n *o"], y: PyTree = None) -> Float[Array, ""]:
+        """The loss of some outputs beside their labels, those of the whole probe by default."""
+        assert self.loss is not None
+        return self.loss(outputs, self.y if y is None else y)
+
+    @functools.cached_property
+    def loss_gradient(self) -> PyTree:
+        """dL / dtheta on the probe, J^T r."""
+        return self.pull(self.residuals)
+
+    @functools.cached_property
+    def predicted_change(self) -> Float[Array, "n *o"]:
+        """J dtheta: the change of the outputs by the update, to first order."""
+        return self.push(self.update)
+
+    def moved(self, multiple: jax.typing.ArrayLike = 1.0) -> PyTree:
+        """The parameters after a multiple of the update, in their own dtype as in training."""
+
+        def move(param: Array, update: Array) -> Array:
+            return (param + multiple * update).astype(param.dtype)
+
+        return jax.tree.map(move, self.params, self.update)
+
+    def first(self, n: int) -> tuple[PyTree, PyTree]:
+        """The first n examples and their labels."""
+        return jax.tree.map(lambda leaf: leaf[:n], (self.x, self.y))
 
     def random_key(self, name: str) -> Array:
         """A key of this step that no other instrument has."""
-        number = sum(ord(letter) * 31**place for place, letter in enumerate(name)) % 2**31
-        return jax.random.fold_in(self.key, number)
+        return jax.random.fold_in(self.key, zlib.crc32(name.encode()))
 
 
-def blank(tree: PyTree) -> PyTree:
-    """Zeros like a tree, in float32 at least."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), tree
-    )
+def as_parameters(tree: PyTree, params: PyTree) -> PyTree:
+    """A tree with the dtypes of the parameters, as derivatives of f want it."""
+    return jax.tree.map(lambda leaf, param: leaf.astype(param.dtype), tree, params)
+
+
+def inner_product(a: PyTree, b: PyTree) -> Float[Array, ""]:
+    """<a, b> over all leaves, in float32 at least."""
+    products = jax.tree.map(_product, a, b)
+    return sum(jax.tree.leaves(products), start=jnp.zeros(()))
+
+
+def squared_norm(tree: PyTree) -> Float[Array, ""]:
+    """||a||^2 over all leaves, in float32 at least."""
+    return inner_product(tree, tree)
+
+
+def _product(a: Array, b: Array) -> Array:
+    dtype = _jax.at_least_float32(jnp.result_type(a, b))
+    return jnp.vdot(a.astype(dtype), b.astype(dtype))

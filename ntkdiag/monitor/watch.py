@@ -1,18 +1,21 @@
-"""An Optax transform that watches the kernel during training and leaves the updates alone.
+"""An Optax optimizer that measures what it does, and does the same as without.
 
-An Optax transform is two functions, `init` and `update`, and a state. Here
+An optimizer of Optax is two functions, `init` and `update`, and a state. `watch` wraps one:
 
-1. `init` makes a state in which every array has its final size, so that it can go through
-   `jax.lax.scan` and into checkpoints;
-2. `update` asks the schedule whether the step is measured: under `jax.jit` the answer is traced,
-   and the measurement stands in a branch of a `jax.lax.cond`;
-3. a measurement goes into the state, and through a callback to the writers on the host. Without
-   writers there is no callback: it would keep JAX from caching the compiled step, and from its
-   fastest way to call it.
+1. `init` makes its state, beside blank numbers in which every array has its final size, so that all
+   goes through `jax.lax.scan` and into checkpoints;
+2. `update` lets the optimizer make its update, which is returned as it is, and asks the schedule
+   whether the step is measured: under `jax.jit` the answer is traced, and the measurement stands
+   in a branch of a `jax.lax.cond`;
+3. a measurement sees the gradient, the state of the optimizer before the step, and the update. Its
+   numbers go into the state, and through a callback to the writers on the host. Without writers
+   there is no callback: it would keep JAX from caching the compiled step, and from its fastest way
+   to call it.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -23,20 +26,27 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import warn_if_untrusted_jit
-from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.monitor.measurement import QUANTITIES, Measurement, Status
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
+from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
+from ntkdiag.monitor.loop_state import by_path
+from ntkdiag.monitor.measurement import Status, flat, plain_numbers
+from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.never_raise import (
     FailureNotice,
     warnings_as_warnings,
     without_debugging_switches,
 )
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
-from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import Schedule, ScheduleLike, as_schedule
+from ntkdiag.monitor.training_step import TrainingStep, as_optimizer, moves_parameters
 from ntkdiag.monitor.writers import Writer
 from ntkdiag.probe_batch import Pair, read_probes
 
@@ -45,116 +55,110 @@ if TYPE_CHECKING:
 
 
 class WatchState(NamedTuple):
-    """State of `watch` inside the optimizer state: the last measurement, as in `Measurement`.
+    """State of `watch`: that of the optimizer inside, and the last measurement.
 
-    Every array has its final size from `init` on; numbers are NaN until they are measured, the
-    kernel is 0. Read a field from any optimizer state with
-    `optax.tree_utils.tree_get(opt_state, "ntk_eigenvalues")`.
+    Every array has its final size from `init` on; numbers are NaN until they are measured. Read one
+    from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`.
 
     Attributes:
+        ntk_inner: The state of the optimizer; `ntkdiag.unwatch` returns it alone.
         ntk_count: Number of updates seen.
-        ntk_kernel0: The first kernel measured, `[K K]`; drift is measured from it.
-        ntk_reference_step: The step of that kernel, -1 before.
-        ntk_probe: The beginning of a hash of the probe it is for, its outputs and the reduction; a
-            state restored with another one begins anew.
+        ntk_probe: The beginning of a hash of the probe, its outputs and the reduction; a state
+            restored with another one begins anew.
+        ntk_measurements: Number of measurements made.
         ntk_step: The step of the last measurement, -1 before the first.
         ntk_status: Its `Status`.
-        ntk_eigenvalues: See `Measurement`, as for the fields below. `[top_k]`.
-        ntk_trace: Sum of the eigenvalues.
-        ntk_participation_ratio: Effective number of modes.
-        ntk_drift: Relative change since `ntk_kernel0`.
-        ntk_distance_centred: Change of direction since `ntk_kernel0`.
-        ntk_alignment: Centred alignment with the labels.
-        ntk_alignment_chance: Its mean over permuted labels.
-        ntk_alignment_standard_deviation: Its standard deviation over them.
-        ntk_alignment_above: The part of it above chance.
-        ntk_critical_learning_rate: Largest stable learning rate of gradient descent.
-        ntk_margin: Learning rate over the critical one.
+        ntk_numbers: Its numbers, "ntk_margin", "ntk_margin_lower", ...
+        ntk_memory: What the instruments keep for the next measurement.
     """
 
+    ntk_inner: PyTree
     ntk_count: Int[Array, ""]
-    ntk_kernel0: Float[Array, "k k"]
-    ntk_reference_step: Int[Array, ""]
     ntk_probe: Int[Array, "2"]
+    ntk_measurements: Int[Array, ""]
     ntk_step: Int[Array | np.ndarray, ""]
     ntk_status: Int[Array | np.ndarray, ""]
-    ntk_eigenvalues: Float[Array, " top_k"]
-    ntk_trace: Float[Array, ""]
-    ntk_participation_ratio: Float[Array, ""]
-    ntk_drift: Float[Array, ""]
-    ntk_distance_centred: Float[Array, ""]
-    ntk_alignment: Float[Array, ""]
-    ntk_alignment_chance: Float[Array, ""]
-    ntk_alignment_standard_deviation: Float[Array, ""]
-    ntk_alignment_above: Float[Array, ""]
-    ntk_critical_learning_rate: Float[Array, ""]
-    ntk_margin: Float[Array, ""]
+    ntk_numbers: dict[str, Array]
+    ntk_memory: Memories
 
 
 @errors.public
 def watch(
+    optimizer: "optax.GradientTransformation | optax.MultiSteps",
     f: Callable[..., PyTree],
     *,
     train: Pair | None = None,
     held_out: Pair | None = None,
-    every: ScheduleLike = 100,
-    top_k: int | np.integer = 5,
     loss: LossLike | None = None,
-    descent: DescentLike | None = None,
-    reduction: str = "auto",
+    every: ScheduleLike = 100,
+    instruments: InstrumentsLike = "auto",
+    time_share: float | int | None = 0.01,
+    batch_size: int | None = None,
     writers: Writer | Sequence[Writer] = (),
+    alerts: AlertsLike = "auto",
     name: str = "ntk",
+    top_k: int | np.integer = 5,
+    reduction: str = "auto",
     memory: Memory | None = None,
 ) -> "optax.GradientTransformationExtraArgs":
-    """Watch the neural tangent kernel of `f` on a probe batch, from inside an Optax chain.
+    """Wrap an Optax optimizer so that it measures the training it does, and changes nothing.
 
-    The transform hands `updates` on untouched and measures at the scheduled steps the kernel at the
-    parameters *before* the update: step 0 is initialisation. Inside `jax.jit` and `jax.lax.scan`
-    the choice is a `jax.lax.cond`, and a step that is not scheduled computes one comparison. The
-    last measurement is in the state.
+        tx = ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy", every=100)
 
-        watch = ntkdiag.watch(fn, train=(x, y), every=100, loss="cross_entropy", descent=0.1)
-        tx = optax.chain(optax.sgd(0.1), watch)
+    `tx` makes the same updates as the optimizer, to the last bit. Step t is measured at the
+    parameters *before* update t, so step 0 is initialisation. Nothing has to be said about the
+    optimizer: learning rate, momentum, second moments, decay and clipping are read from the
+    gradient, the states and the update, and verified against the update.
+
+    Inside `jax.jit` and `jax.lax.scan` the choice is a `jax.lax.cond`, and a step that is not
+    scheduled computes one comparison. Wrap the whole optimizer, outside of `optax.chain` and
+    `optax.MultiSteps`: what is changed after `watch` it does not see.
+
+    Models with batch normalisation are measured as they are trained, with the statistics of the
+    probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel tier.
 
     Writers are called on the host from inside the compiled step, asynchronously: call
     `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again,
-    with one warning; one that hangs is not waited for.
+    with one warning; one that hangs is not waited for. A measurement that cannot be made is said
+    once, and training goes on.
 
-    Cost: per measurement one kernel and its eigenvalues, K^3, with K = N C for the full kernel, N
-    for a reduced one; a second set of eigenvalues for losses other than squared error. In memory
-    the first kernel, K^2 numbers.
+    Cost: see `ntkdiag.monitor.plan`, which says it before training.
 
     Args:
+        optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the
             optimizer trains. It is traced once: what it reads beside its arguments is fixed then.
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` integer classes (`[N T]` for
-            outputs `[N T V]`), targets shaped like the outputs, or None, which leaves the alignment
-            out.
-        held_out: Examples that are not trained on, with their labels. At least one of the two is
-            given.
-        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
-        top_k: Number of eigenvalues kept.
+            outputs `[N T V]`), targets shaped like the outputs, or None.
+        held_out: Examples that are not trained on, with their labels, for the alignment. At least
+            one of the two is given.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses` (which states what its sum is divided by), or a function
-            `loss(outputs, y)`. None leaves out all numbers about stability, which depend on it.
-        descent: How it is trained: a `Descent` with momentum and decay, or the learning rate of
-            plain gradient descent, a number or a schedule of the step. None leaves the margin out.
-            The plain kernel says nothing about Adam.
-        reduction: Reduction of the kernel over outputs: "full", "mean", "trace", "sum-of-logits",
-            or "auto", which is "full" up to 2048 rows and "mean" beyond. Reduced kernels have no
-            learning rate and no margin.
+            `loss(outputs, y)`. None leaves out all numbers that depend on it, as the margin does.
+        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
+        instruments: What is measured: "auto" for the tiers that fit `time_share`; names of tiers
+            ("economy", "spectral", "kernel") or of instruments, instruments, or a sequence of them.
+        time_share: With "auto", the largest share of the work of training that measuring may be.
+            None for no limit.
+        batch_size: Examples of one training step, by which the share is counted; the number of
+            examples in `train` where it is not said.
         writers: Objects with `write(step, values)`, or one of them.
+        alerts: What raises an alarm, and who is told, an `ntkdiag.monitor.Alerts`; "auto" tells the
+            writers, where there are any.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
+        top_k: Number of eigenvalues kept of the kernel tier.
+        reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
+            "sum-of-logits", or "auto", which is "full" up to 2048 rows and "mean" beyond.
         memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the
             kernel is one block.
 
     Returns:
-        A gradient transformation. Its state has the fields of `Measurement`, each with ``ntk_``
-        before its name, and `ntk_count`, the number of updates seen; read one from any optimizer
-        state with `optax.tree_utils.tree_get(opt_state, "ntk_trace")`. `init` raises
-        `StructureError` when the parameters are not those of `f`, `update` also `InvalidInputError`
-        when it gets no parameters.
+        An optimizer. Its state holds that of the wrapped one, the numbers of the last measurement
+        under "ntk_margin", "ntk_trace", ..., and `ntk_count`, the number of updates seen; read one
+        from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`. `init`
+        raises `StructureError` when the parameters are not those of `f`, `update` also
+        `InvalidInputError` when it gets no parameters.
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
@@ -162,151 +166,245 @@ def watch(
     """
     import optax
 
+    inner_optimizer = as_optimizer(optimizer)
     probe = Probe.of(
         f,
         read_probes(train, held_out),
         top_k=top_k,
-        descent=descent,
+        descent=None,
         loss=loss,
         reduction=reduction,
         memory=memory,
     )
-    due = as_schedule(every)
-    outbox = Outbox(writers)
-    failure_notice = FailureNotice()
-    call = errors.current_call()  # as code: errors of init and update begin with it
+    if instruments != "auto":
+        named(instruments)  # refuses what it does not know
+    watcher = _Watcher(
+        measurer=Measurer.of(probe, inner_optimizer.update),
+        budget=Budget(as_schedule(every), time_share, batch_size),
+        instruments=instruments,
+        outbox=Outbox(writers, alerts_of(alerts, writers)),
+        name=name,
+        call=errors.current_call(),  # as code: errors of init and update begin with it
+    )
 
-    @errors.called(f"{call}.init(params)")
+    @errors.called(f"{watcher.call}.init(params)")
     def init(params: PyTree) -> WatchState:
-        """The state before training: all numbers NaN, no reference kernel yet."""
-        params, _ = as_parameters_of(probe.f, params)
-        layout = probe.layout(params)
-        blank, kernel0 = probe.blank(layout)
-        probe.verify(params)
-        return _state(
-            blank,
-            count=jnp.zeros([], jnp.int32),
-            kernel0=kernel0,
-            reference_step=jnp.asarray(-1, jnp.int32),
-            mark=jnp.asarray(probe.mark(layout)),
-        )
+        """The state before training: all numbers NaN."""
+        return watcher.blank_state(params, inner_optimizer.init(params))
 
-    @warnings_as_warnings()
-    def with_measurement(
-        whole: Callable[[list[Any]], PyTree], state: WatchState, arrays: list[Any]
-    ) -> WatchState:
-        """The state with the measurement at these parameters, which the writers get, too."""
-        params, unmoved = as_parameters_of(probe.f, whole(arrays))
-        layout = probe.layout(params)
-        # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
-        # computes reductions wrongly.
-        if isinstance(state.ntk_count, Tracer):
-            is_float32 = layout.dtype == jnp.float32
-            warn_if_untrusted_jit(reduces=is_float32 and probe.reduces(params))
-
-        # Drift is measured from the first kernel; another probe has another first kernel.
-        is_first = (state.ntk_reference_step < 0) | jnp.any(state.ntk_probe != probe.mark(layout))
-        measurement, kernel0 = probe.measure(
-            params,
-            layout,
-            state.ntk_kernel0,
-            step=state.ntk_count,
-            first=is_first,
-            unmoved=unmoved,
-            descent=probe.descent,
-        )
-        if outbox.writers:
-            record = convention_record(probe, layout, name=name, every=due, source="watch")
-            jax.debug.callback(functools.partial(_deliver, outbox, due, record), measurement)
-        becomes_reference = is_first & (measurement.status == Status.MEASURED)
-        return _state(
-            measurement,
-            count=state.ntk_count,
-            kernel0=kernel0,
-            reference_step=jnp.where(becomes_reference, state.ntk_count, state.ntk_reference_step),
-            mark=jnp.asarray(probe.mark(layout)),
-        )
-
-    def as_it_is(state: WatchState, arrays: list[Any]) -> WatchState:
-        """The other branch of the conditional, which has to take the same arguments."""
-        del arrays
-        return state
-
-    @errors.called(f"{call}.update(updates, state, params)")
+    @errors.called(f"{watcher.call}.update(updates, state, params)")
     def update(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+        updates: PyTree,
+        state: Any,
+        params: PyTree = None,
+        *,
+        model_state: PyTree = None,
+        **extra_args: PyTree,
     ) -> tuple[PyTree, WatchState]:
-        """The updates as they came, and the state one step later, measured if the step is due."""
-        del extra_args  # values for other transforms of the chain
+        """The update of the optimizer, and the state one step later, measured if it is due."""
         # `state` is a WatchState; for Optax, which calls this, it may be any tree.
         if params is None:
             as_parameters_of(probe.f, params)  # refused at every step, measured or not
-        count = state.ntk_count
-        next_count = optax.safe_increment(count)
-        if not isinstance(count, Tracer):
-            return updates, outside_jit(state, params)._replace(ntk_count=next_count)
-        # The branches of a conditional take arrays: functions and settings, which an Equinox module
-        # has among its leaves, go round it.
-        arrays, whole = split_arrays(params)
-        is_due = due(count)
-        if isinstance(is_due, Tracer):
-            branch = functools.partial(with_measurement, whole)
-            state = jax.lax.cond(is_due, branch, as_it_is, state, arrays)
-        elif is_due:
-            state = with_measurement(whole, state, arrays)
-        return updates, state._replace(ntk_count=next_count)
-
-    def outside_jit(state: WatchState, params: PyTree) -> WatchState:
-        """The state measured if the step is due; what goes wrong is said, as nothing is compiled.
-
-        Inside a jit it is raised where the step is compiled, before the first one.
-        """
-        step = int(state.ntk_count)  # schedules of users expect an int
-        try:
-            if not due(step):
-                return state
-            with without_debugging_switches():
-                arrays, whole = split_arrays(params)
-                return with_measurement(whole, state, arrays)
-        except (KeyboardInterrupt, SystemExit):
-            raise  # the user ends the run
-        except BaseException as error:
-            failure_notice.give(call, step, error)
-            return state
+        made, inner = inner_optimizer.update(updates, state.ntk_inner, params, **extra_args)
+        training_step = TrainingStep(
+            params,
+            gradient=updates,
+            update=made,
+            state=state.ntk_inner,
+            model_state=by_path(probe.f, model_state),
+            extra_args=extra_args,
+        )
+        moves = moves_parameters(inner)
+        state = watcher.after(training_step, state, moves)
+        count = optax.safe_increment(state.ntk_count)
+        if moves is not None:
+            count = jnp.where(moves, count, state.ntk_count)
+        return made, state._replace(ntk_inner=inner, ntk_count=count)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _state(
-    measurement: Measurement,
-    *,
-    count: Int[Array, ""],
-    kernel0: Float[Array, "k k"],
-    reference_step: Int[Array, ""],
-    mark: Int[Array, "2"],
-) -> WatchState:
-    """A measurement, and what the next one needs, as the state of the transform."""
-    numbers = {f"ntk_{name}": getattr(measurement, name) for name in QUANTITIES}
-    return WatchState(
-        ntk_count=count,
-        ntk_kernel0=kernel0,
-        ntk_reference_step=reference_step,
-        ntk_probe=mark,
-        ntk_step=measurement.step,
-        ntk_status=measurement.status,
-        **numbers,
-    )
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Watcher:
+    """What `watch` holds beside the optimizer."""
+
+    measurer: Measurer
+    budget: Budget
+    instruments: InstrumentsLike
+    outbox: Outbox
+    name: str
+    call: str
+    notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
+    _panels: dict[ProbeLayout, Panel] = dataclasses.field(default_factory=dict)
+
+    def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
+        """The state before training; names and sizes of the numbers come from tracing a step."""
+        probe = self.measurer.probe
+        matched, _ = as_parameters_of(probe.f, params)
+        layout, panel = self.layout_and_panel(matched)
+        probe.verify(matched)
+        memories = panel.blank_memories(probe, layout)
+        arrays, whole = split_arrays(TrainingStep(params, params, params, inner))
+
+        def measure(arrays: list[Array]) -> dict[str, Array]:
+            reading = self.measurer.take(panel, layout, whole(arrays), memories, step=0, measurements=0)
+            return flat(reading.estimates, "ntk")
+
+        shapes = jax.eval_shape(measure, arrays)
+        return WatchState(
+            ntk_inner=inner,
+            ntk_count=jnp.zeros([], jnp.int32),
+            ntk_probe=jnp.asarray(probe.mark(layout)),
+            ntk_measurements=jnp.zeros([], jnp.int32),
+            ntk_step=jnp.asarray(-1, jnp.int32),
+            ntk_status=jnp.asarray(Status.UNMEASURED, jnp.int32),
+            ntk_numbers=jax.tree.map(_all_nan, shapes),
+            ntk_memory=memories,
+        )
+
+    def layout_and_panel(self, params: PyTree) -> tuple[ProbeLayout, Panel]:
+        """Shapes of the outputs at parameters that f takes, and the instruments for them."""
+        layout = self.measurer.probe.layout(params)
+        panel = self._panels.get(layout)
+        if panel is None:
+            supply = Supply(self.measurer.probe, has_update=True, has_optimizer=True)
+            panel = panel_for(self.instruments, supply, layout, params, self.budget)
+            self._panels[layout] = panel
+        return layout, panel
+
+    def after(
+        self, training_step: TrainingStep, state: WatchState, moves: Array | None
+    ) -> WatchState:
+        """The state with the measurement of a step, if it is due; what goes wrong is said once."""
+        is_outside = not isinstance(state.ntk_count, Tracer)
+        step = int(state.ntk_count) if is_outside else state.ntk_count
+        try:
+            with without_debugging_switches() if is_outside else warnings_as_warnings():
+                matched = self.measurer.match(training_step)
+                layout, panel = self.layout_and_panel(matched.params)
+                is_due = self.due(panel)(step)
+                if moves is not None:
+                    is_due = is_due & moves
+                if is_outside:
+                    return self.outside(training_step, state, layout, panel) if is_due else state
+                return self.inside(training_step, state, layout, panel, is_due)
+        except (KeyboardInterrupt, SystemExit):
+            raise  # the user ends the run
+        except BaseException as error:
+            self.notice.give(self.call, step if is_outside else "of this run", error)
+            return state
+
+    def due(self, panel: Panel) -> Schedule:
+        """The schedule of the user, as far as the budget allows."""
+        return self.budget.stretched(panel.stretch)
+
+    def inside(
+        self,
+        training_step: TrainingStep,
+        state: WatchState,
+        layout: ProbeLayout,
+        panel: Panel,
+        is_due: bool | Array,
+    ) -> WatchState:
+        """Inside the user's `jax.jit`: the measurement stands in a branch of a conditional."""
+        # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
+        # computes reductions wrongly.
+        warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32)
+        # The branches of a conditional take arrays: functions and settings, which an Equinox module
+        # has among its leaves, go round it. So does the state of the optimizer.
+        arrays, whole = split_arrays(training_step)
+        own = state._replace(ntk_inner=())
+
+        def measured(own: WatchState, arrays: list[Array]) -> WatchState:
+            with jax.named_scope("ntkdiag"):
+                return self.measured(whole(arrays), own, layout, panel, self.measurer.take)
+
+        def as_it_is(own: WatchState, arrays: list[Array]) -> WatchState:
+            """The other branch, which has to take the same arguments."""
+            del arrays
+            return own
+
+        own = jax.lax.cond(is_due, channels_last(measured), as_it_is, own, arrays)
+        return own._replace(ntk_inner=state.ntk_inner)
+
+    def outside(
+        self, training_step: TrainingStep, state: WatchState, layout: ProbeLayout, panel: Panel
+    ) -> WatchState:
+        """Outside of `jax.jit`, in programs of our own."""
+        take = self.measurer.take_outside
+        return self.measured(training_step, state, layout, panel, take)
+
+    def measured(
+        self,
+        training_step: TrainingStep,
+        state: WatchState,
+        layout: ProbeLayout,
+        panel: Panel,
+        take: Callable[..., PanelReading],
+    ) -> WatchState:
+        """The state with a measurement, which the writers get, too."""
+        probe = self.measurer.probe
+        mark = jnp.asarray(probe.mark(layout))
+        # Memories of another probe are of no use.
+        is_same = jnp.all(state.ntk_probe == mark)
+        memories = jax.tree.map(lambda leaf: jnp.where(is_same, leaf, 0), state.ntk_memory)
+        measurements = jnp.where(is_same, state.ntk_measurements, 0)
+
+        reading = take(panel, layout, training_step, memories, state.ntk_count, measurements)
+        if self.outbox.is_wanted:
+            self.deliver(reading, state.ntk_count, training_step, layout, panel)
+        return state._replace(
+            ntk_probe=mark,
+            ntk_measurements=measurements + 1,
+            ntk_step=state.ntk_count,
+            ntk_status=reading.status,
+            ntk_numbers=flat(reading.estimates, "ntk"),
+            ntk_memory=reading.memories,
+        )
+
+    def deliver(
+        self,
+        reading: PanelReading,
+        step: Array,
+        training_step: TrainingStep,
+        layout: ProbeLayout,
+        panel: Panel,
+    ) -> None:
+        """Send a measurement to the writers; only scalars and short arrays leave the device."""
+        layers: tuple[str, ...] = ()
+        if panel.compiled:
+            layers = self.measurer.layer_names(self.measurer.match(training_step).params)
+        record = convention_record(
+            self.measurer,
+            layout,
+            panel,
+            name=self.name,
+            every=self.due(panel),
+            source="watch",
+            layers=layers,
+        )
+        numbers = flat(reading.estimates) | {"status": reading.status}
+        send = functools.partial(_send, self.outbox, self.due(panel), record)
+        jax.debug.callback(send, step, numbers)
 
 
-def _deliver(
-    outbox: Outbox, due: Schedule, record: dict[str, Any], measurement: Measurement
+def _send(
+    outbox: Outbox,
+    due: Schedule,
+    record: dict[str, Any],
+    step: Int[np.ndarray, ""],
+    numbers: Mapping[str, np.ndarray],
 ) -> None:
     """Send a measurement, on the host and during the step: an exception would end the run."""
-    step = int(measurement.step)
+    number = int(step)
     try:
         # `jax.vmap` makes the conditional compute at every step, scheduled or not.
-        is_due = due(step)
+        is_due = due(number)
     except Exception:  # a schedule of the user's own that takes traced steps only
         is_due = True
     if is_due:
-        outbox.send(step, measurement.values(record["name"]), record)
+        outbox.send(number, plain_numbers(numbers, record["name"]), record)
+
+
+def _all_nan(shape: jax.ShapeDtypeStruct) -> Float[Array, "..."]:
+    return jnp.full(shape.shape, jnp.nan, shape.dtype)

@@ -1,0 +1,213 @@
+"""What a monitor will cost, as a share of training, before training starts."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import display, errors
+from ntkdiag.engine.calls.call import Memory
+from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.models.functional import Functional
+from ntkdiag.monitor.forward_cost import forward_flops
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike
+from ntkdiag.monitor.instruments.choosing import Budget, Supply, kernel_forwards, panel_for
+from ntkdiag.monitor.instruments.instrument import Instrument
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.schedule import ScheduleLike, as_schedule
+from ntkdiag.probe_batch import Pair, read_probes
+
+# What the outputs, which all instruments share, are called in the table.
+_SHARED = "outputs (shared)"
+
+
+@dataclasses.dataclass(frozen=True)
+class InstrumentCost:
+    """What one instrument costs.
+
+    Attributes:
+        name: Of the instrument.
+        tier: Its tier.
+        forwards: Forward passes for each probe example; a backward pass counts as two.
+        step_share: One measurement, as a share of one training step.
+        run_share: All measurements, as a share of the run.
+        flops: Floating-point operations of one measurement.
+    """
+
+    name: str
+    tier: str
+    forwards: float
+    step_share: float
+    run_share: float
+    flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitorPlan:
+    """What a monitor costs; print it for a table.
+
+    A training step on B examples is counted as 3 B forward passes, one for the outputs and two for
+    the gradient.
+
+    Attributes:
+        instruments: The cost of each, and of the pass they share.
+        n_examples: Examples measured.
+        batch_size: Examples of one training step.
+        period: Steps between two measurements.
+        notes: What was chosen and what was left out.
+    """
+
+    instruments: tuple[InstrumentCost, ...]
+    n_examples: int
+    batch_size: int
+    period: int
+    notes: tuple[str, ...]
+
+    @property
+    def step_share(self) -> float:
+        """One measurement, as a share of one training step."""
+        return sum(cost.step_share for cost in self.instruments)
+
+    @property
+    def run_share(self) -> float:
+        """All measurements, as a share of the run."""
+        return sum(cost.run_share for cost in self.instruments)
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """Plain values as JSON has them."""
+        totals = {"step_share": self.step_share, "run_share": self.run_share}
+        return display.plain(dataclasses.asdict(self) | totals)
+
+    def __str__(self) -> str:
+        """A line for each instrument, and the sum."""
+        lines = [
+            f"{self.n_examples} examples every {self.period} steps, beside steps of "
+            f"{self.batch_size} examples",
+            f"{'instrument':<20}{'tier':<10}{'passes':>8}{'of a step':>12}{'of the run':>12}",
+        ]
+        for cost in self.instruments:
+            lines.append(
+                f"{cost.name:<20}{cost.tier:<10}{cost.forwards:>8.3g}"
+                f"{100 * cost.step_share:>10.3g} %{100 * cost.run_share:>10.2g} %"
+            )
+        total = sum(cost.forwards for cost in self.instruments)
+        lines.append(
+            f"{'together':<30}{total:>8.3g}{100 * self.step_share:>10.3g} %"
+            f"{100 * self.run_share:>10.2g} %"
+        )
+        return "\n".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for cost in self.instruments:
+            share = f"{100 * cost.run_share:.2g} % of the run"
+            rows.append((f"{cost.name} ({cost.tier})", f"{100 * cost.step_share:.3g} %", share))
+        total = f"{100 * self.run_share:.2g} % of the run"
+        rows.append(("together", f"{100 * self.step_share:.3g} %", total))
+        return display.html_table("Measurements, as a share of one training step", rows)
+
+
+@errors.public
+def plan(
+    f: Callable[..., PyTree],
+    params: PyTree = None,
+    *,
+    train: Pair | None = None,
+    held_out: Pair | None = None,
+    loss: LossLike | None = None,
+    every: ScheduleLike = 100,
+    instruments: InstrumentsLike = "auto",
+    time_share: float | int | np.number | None = 0.01,
+    batch_size: int | None = None,
+    top_k: int | np.integer = 5,
+    reduction: str = "auto",
+    memory: Memory | None = None,
+) -> MonitorPlan:
+    """What a monitor costs, as a share of the work of training; nothing is computed.
+
+    Work is counted in forward passes F of one example: a training step on B examples is 3 F B, a
+    measurement on n examples (1 + sum over instruments) F n. Examples may be shapes
+    (`jax.ShapeDtypeStruct`), and so may parameters.
+
+    Cost: tracing f, and planning a kernel where one is asked for.
+
+    Args:
+        f: As for `ntkdiag.watch`.
+        params: Parameters; those of the `Functional` by default.
+        train: As for `ntkdiag.watch`, as all that follow.
+        held_out: Held-out examples.
+        loss: The loss.
+        every: The schedule; of one that is no `Every`, 100 steps are counted.
+        instruments: What is measured.
+        time_share: With "auto", the largest share.
+        batch_size: Examples of one training step; those of `train` where it is not said.
+        top_k: Eigenvalues of the kernel tier.
+        reduction: Reduction of its kernel.
+        memory: Its memory budget.
+
+    Returns:
+        The plan, which prints as a table.
+
+    Raises:
+        InvalidInputError: As `ntkdiag.watch`; a plain function needs parameters.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import ntkdiag
+        >>> w = jnp.ones((4, 1))
+        >>> train = (jnp.eye(4), jnp.arange(4.0)[:, None])
+        >>> plan = ntkdiag.monitor.plan(lambda w, x: x @ w, w, train=train, instruments="economy")
+        >>> plan.n_examples, plan.period
+        (4, 100)
+    """
+    if params is None and isinstance(f, Functional):
+        params = f.params
+    if params is None:
+        raise errors.InvalidInputError(
+            expected="params beside a plain function",
+            got="None",
+            do="plan(f, params, train=(x, y)).",
+        )
+    probe = Probe.of(
+        f,
+        read_probes(train, held_out),
+        top_k=top_k,
+        descent=None,
+        loss=loss,
+        reduction=reduction,
+        memory=memory,
+    )
+    layout = probe.layout(params)
+    budget = Budget(as_schedule(every), time_share, batch_size)
+    supply = Supply(probe, has_update=True, has_optimizer=True)
+    panel = panel_for(instruments, supply, layout, params, budget)
+    n_taken = math.ceil(layout.n_examples / panel.stride)
+    flops = forward_flops(probe.function, params, jax.tree.map(lambda leaf: leaf[:1], probe.x))
+    step_forwards = budget.training_forwards(layout) / budget.period
+    period = budget.period * panel.stretch
+
+    def cost(name: str, tier: str, forwards: float, n_examples: int) -> InstrumentCost:
+        share = forwards * n_examples / step_forwards
+        return InstrumentCost(
+            name, tier, forwards, share, share / period, forwards * n_examples * flops
+        )
+
+    def cost_of(instrument: Instrument) -> InstrumentCost:
+        if instrument.tier == "kernel":
+            n = layout.n_examples
+            return cost(instrument.name, "kernel", kernel_forwards(supply, layout, params) / n, n)
+        return cost(instrument.name, instrument.tier, instrument.forwards(layout), n_taken)
+
+    costs = [cost_of(instrument) for instrument in panel.instruments]
+    if panel.compiled:
+        costs.insert(0, cost(_SHARED, "", 1.0, n_taken))
+    return MonitorPlan(
+        tuple(costs),
+        n_examples=n_taken,
+        batch_size=layout.n_examples if batch_size is None else batch_size,
+        period=period,
+        notes=panel.notes,
+    )
