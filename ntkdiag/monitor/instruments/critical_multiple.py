@@ -41,7 +41,7 @@ class _Search(NamedTuple):
         lower: The largest multiple at which the loss has not risen.
         upper: The smallest at which it has.
         trial: The multiple that is tried next.
-        largest_change: Of the loss, over all trials; NaN once a loss was.
+        largest_change: Of the loss, over all trials; infinite once a loss was NaN.
     """
 
     base: Float[Array, ""]
@@ -110,8 +110,9 @@ class CriticalMultiple(Instrument):
         search = _Search(zero, zero, zero + jnp.inf, begin.astype(dtype), zero)
         search = jax.lax.fori_loop(0, TRIALS + 1, attempt, search)
 
-        # NaN where the search ended without a multiple on either side.
+        # Written so that a loss that is NaN to begin with is not resolved.
         is_resolved = search.largest_change > self._rounding(situation)
+        # NaN where the search ended without a multiple on either side.
         is_between = (search.lower > 0) & jnp.isfinite(search.upper) & is_resolved
         estimate = Estimate.between(
             jnp.where(is_between, jnp.sqrt(search.lower * search.upper), jnp.nan),
@@ -152,7 +153,8 @@ def _continued(
     is_between = (lower > 0) & ~is_above
     trial = jnp.where(is_between, jnp.sqrt(lower * upper), outside)
     trial = jnp.where(is_first, search.trial, trial).astype(search.trial.dtype)
-    largest_change = jnp.maximum(search.largest_change, jnp.abs(loss - base))
+    change = jnp.where(jnp.isnan(loss), jnp.inf, jnp.abs(loss - base))
+    largest_change = jnp.maximum(search.largest_change, change)
     return _Search(base, lower, upper, trial, largest_change)
 
 

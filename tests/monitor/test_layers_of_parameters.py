@@ -1,0 +1,224 @@
+"""Which parts of the parameters are layers: leaves, and slices of leaves that a scan takes apart."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from situations import situation_of
+
+from ntkdiag.monitor.instruments.layer_norms import LayerNorms
+from ntkdiag.monitor.instruments.layers import Layers, layers_of
+
+X = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+OF_BLOCKS = [f"blocks/layer/kernel[{i}]" for i in range(3)]
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, h, _):
+        return h + nn.tanh(nn.Dense(4, use_bias=False, name="layer")(h)), None
+
+
+class LinenStack(nn.Module):
+    axis: int
+
+    @nn.compact
+    def __call__(self, x):
+        blocks = nn.scan(
+            nn.remat(LinenBlock),
+            variable_axes={"params": self.axis},
+            split_rngs={"params": True},
+            length=3,
+        )
+        h, _ = blocks(name="blocks")(x, None)
+        return nn.Dense(2, use_bias=False, name="out")(h)
+
+
+def linen(axis):
+    model = LinenStack(axis)
+    params = model.init(jax.random.key(0), X)["params"]
+    return lambda params, x: model.apply({"params": params}, x), params
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(4, 4, use_bias=False, rngs=rngs)
+
+    def __call__(self, h):
+        return h + nnx.tanh(self.layer(h))
+
+
+class NnxStack(nnx.Module):
+    def __init__(self, axis, rngs):
+        self.axis = axis
+        make = nnx.vmap(NnxBlock, in_axes=(0,), out_axes=axis)
+        self.blocks = nnx.split_rngs(splits=3)(make)(rngs)
+        self.out = nnx.Linear(4, 2, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(self.axis, nnx.Carry), out_axes=nnx.Carry)
+        def run(block, h):
+            return block(h)
+
+        return self.out(run(self.blocks, x))
+
+
+def of_nnx(axis):
+    graph, state = nnx.split(NnxStack(axis, nnx.Rngs(0)), nnx.Param)
+    return lambda params, x: nnx.merge(graph, params)(x), nnx.to_pure_dict(state)
+
+
+class EquinoxStack(eqx.Module):
+    blocks: dict
+    out: dict
+
+    def __call__(self, x):
+        @jax.checkpoint
+        def block(h, kernel):
+            return h + jnp.tanh(h @ kernel), None
+
+        h, _ = jax.lax.scan(block, x, self.blocks["layer"]["kernel"])
+        return h @ self.out["kernel"]
+
+
+def equinox(axis):
+    assert axis == 0
+    rng = np.random.default_rng(1)
+    kernels = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((3, 4, 4), (4, 2))]
+    model = EquinoxStack({"layer": {"kernel": kernels[0]}}, {"kernel": kernels[1]})
+    return lambda params, x: jax.vmap(params)(x), model
+
+
+@pytest.mark.parametrize(
+    ("library", "axis"), [(linen, 0), (linen, 1), (of_nnx, 0), (of_nnx, 1), (equinox, 0)]
+)
+def test_layers_of_a_scan_are_told_apart(library, axis):
+    f, params = library(axis)
+    layers = layers_of(f, params, X)
+    assert layers.names == (*OF_BLOCKS, "out/kernel")
+    assert layers.stacked == (axis, None)
+
+    stacked, last = (np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params))
+    expected = [np.linalg.norm(np.take(stacked, i, axis)) for i in range(3)]
+    expected.append(np.linalg.norm(last))
+    np.testing.assert_allclose(layers.norms(params), expected, rtol=1e-6)
+    np.testing.assert_allclose(layers.sums_of_squares(params), np.square(expected), rtol=1e-6)
+
+
+def scanned(kernels, x):
+    return jax.lax.scan(lambda h, kernel: (jnp.tanh(h @ kernel), None), x, kernels)[0]
+
+
+MOVES = {
+    "cast": lambda kernels: kernels.astype(jnp.bfloat16).astype(jnp.float32),
+    "copied": lambda kernels: jax.jit(jnp.copy)(kernels),
+    "named": lambda kernels: checkpoint_name(kernels, "kernels"),
+    "given an axis": lambda kernels: kernels[None][0],
+    "split and joined": lambda kernels: kernels.reshape(3, 2, 8).reshape(3, 4, 4),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_leaves_are_followed_through_what_moves_axes(move):
+    layers = layers_of(lambda p, x: scanned(MOVES[move](p["k"]), x), {"k": np.ones((3, 4, 4))}, X)
+    assert layers.names == ("k[0]", "k[1]", "k[2]")
+
+
+def test_leaves_are_followed_into_branches_and_loops_over_examples():
+    def f(params, x):
+        def of_example(example):
+            return jax.lax.cond(
+                example.sum() > 0, lambda: scanned(params["k"], example), lambda: 0 * example
+            )
+
+        return jax.lax.map(of_example, x)
+
+    assert layers_of(f, {"k": np.ones((3, 4, 4))}, X).names == ("k[0]", "k[1]", "k[2]")
+
+
+def test_a_leaf_that_is_computed_with_before_a_scan_is_one_layer():
+    def f(params, x):
+        return scanned(params["k"] / jnp.linalg.norm(params["k"]), x)
+
+    assert layers_of(f, {"k": np.ones((3, 4, 4))}, X).names == ("k",)
+
+
+def test_axes_that_are_joined_before_a_scan_are_one_layer():
+    def f(params, x):
+        return scanned(params["k"].reshape(6, 4, 4), x)
+
+    layers = layers_of(f, {"k": np.ones((3, 2, 4, 4))}, X)
+    assert layers.names == ("k",)
+    np.testing.assert_allclose(layers.sums_of_squares({"k": np.ones((3, 2, 4, 4))}), [96])
+
+
+def test_a_single_array_is_a_layer_without_a_name():
+    layers = layers_of(lambda p, x: x @ p, np.ones((4, 2)), X)
+    assert layers == Layers(("",), (None,), (0,))
+
+
+def many(groups, leaves):
+    """Parameters of `groups` modules with `leaves` leaves each, all of them ones."""
+    return {f"m{g}": {f"w{i}": np.ones(2) for i in range(leaves)} for g in range(groups)}
+
+
+def summed(params, x):
+    return x * sum(leaf.sum() for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("groups", "leaves", "n_layers", "first", "square"),
+    [(2, 256, 512, "m0/w0", 2), (3, 200, 3, "m0", 400), (600, 1, 1, "all", 1200)],
+)
+def test_more_than_512_layers_are_joined(groups, leaves, n_layers, first, square):
+    params = many(groups, leaves)
+    layers = layers_of(summed, params, X)
+    assert len(layers.names) == n_layers
+    assert layers.names[0] == first
+    np.testing.assert_allclose(layers.sums_of_squares(params), n_layers * [square])
+
+
+def test_slices_are_kept_apart_where_modules_are_joined():
+    def f(params, x):
+        def body(h, kernels):
+            return h * sum(kernel.sum() for kernel in kernels.values()), None
+
+        return jax.lax.scan(body, x, params["blocks"])[0]
+
+    params = {"blocks": {f"w{i}": np.ones((3, 2)) for i in range(200)}}
+    layers = layers_of(f, params, X)
+    assert layers.names == ("blocks[0]", "blocks[1]", "blocks[2]")
+    np.testing.assert_allclose(layers.sums_of_squares(params), 3 * [400])
+
+
+def test_a_scan_of_more_than_512_slices_is_one_layer():
+    params = {"k": np.ones((600, 1, 1))}
+    layers = layers_of(lambda p, x: scanned(p["k"], x[:, :1]), params, X)
+    assert layers.names == ("k",)
+    np.testing.assert_allclose(layers.sums_of_squares(params), [600])
+
+
+def test_norms_of_gradient_update_and_parameters():
+    f, params = linen(1)
+    gradient = jax.tree.map(lambda leaf: 2 * leaf, params)
+    update = jax.tree.map(lambda leaf: (-3 * leaf).astype(jnp.bfloat16), params)
+    situation = situation_of(f, params, X, gradient=gradient, update=update)
+    estimates, memory = LayerNorms().measure(situation, ())
+    norms = layers_of(f, params, X).norms(params)
+    np.testing.assert_allclose(estimates["layer_parameter"].value, norms)
+    np.testing.assert_allclose(estimates["layer_gradient"].value, 2 * norms, rtol=1e-6)
+    np.testing.assert_allclose(estimates["layer_update"].value, 3 * norms, rtol=0.01)
+    for estimate in estimates.values():
+        assert estimate.is_exact
+        assert estimate.value.dtype == jnp.float32
+    assert memory == ()
+
+
+def test_norms_of_what_is_not_at_hand_are_left_out():
+    f, params = linen(0)
+    estimates, _ = LayerNorms().measure(situation_of(f, params, X), ())
+    assert estimates.keys() == {"layer_parameter"}
