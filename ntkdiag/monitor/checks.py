@@ -17,11 +17,12 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.reduction import RandomProjections
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
 from ntkdiag.memory import budget
-from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
 from ntkdiag.user_function import running
 
 REDUCTIONS = ("full", "mean", "trace", "sum-of-logits")
@@ -32,7 +33,7 @@ def check_settings(
     f: Callable[..., PyTree],
     top_k: int | np.integer,
     descent: Descent | None,
-    reduction: str,
+    reduction: ReductionLike,
     memory: Memory | None,
 ) -> None:
     """Refuse arguments that are wrong by themselves."""
@@ -45,9 +46,9 @@ def check_settings(
             got=f"top_k={top_k!r}",
             do="Correct this argument.",
         )
-    if reduction not in CHOICES:
+    if not isinstance(reduction, RandomProjections) and reduction not in CHOICES:
         raise errors.InvalidInputError(
-            expected=f"reduction to be one of {CHOICES}",
+            expected=f"reduction to be one of {CHOICES}, or RandomProjections(k)",
             got=f"reduction={reduction!r}",
             do="Correct this argument.",
         )
@@ -82,6 +83,13 @@ def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.
 
 def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: ArrayLike | None) -> None:
     """Refuse settings and labels that do not fit the kernel."""
+    projections = layout.projections
+    if projections is not None and not projections.possible(layout.n_outputs):
+        raise errors.InvalidInputError(
+            expected=f"RandomProjections(k) with 2 <= k <= 2^{layout.n_outputs - 1}",
+            got=layout.reduction,
+            do=f"This function has {layout.n_outputs} outputs per example.",
+        )
     if top_k > layout.size:
         raise errors.InvalidInputError(
             expected=f"top_k of at most {layout.size}, the rows of the {layout.reduction} kernel",

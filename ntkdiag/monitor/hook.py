@@ -27,16 +27,16 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
 from ntkdiag.monitor.loop_state import LoopState, take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
+from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
 from ntkdiag.monitor.never_raise import FailureNotice, warn, without_debugging_switches
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.panel import Memories, Panel
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
@@ -141,7 +141,7 @@ class Monitor:
         alerts: AlertsLike = "auto",
         name: str = "ntk",
         top_k: int | np.integer = 5,
-        reduction: str = "auto",
+        reduction: ReductionLike = "auto",
         memory: Memory | None = None,
         time_share: float | int | np.number | None = 0.01,
         first_measurement: float | int | np.number | None = 60.0,
@@ -250,18 +250,21 @@ class Monitor:
             return None
 
     @errors.called("monitor.plan(params)")
-    def plan(self, params: PyTree = None, *, model_state: PyTree = None) -> MeasurementPlan:
-        """What a measurement costs; nothing is computed.
+    def plan(self, params: PyTree = None, *, model_state: PyTree = None) -> MonitorPlan:
+        """What a measurement costs, as a share of a training step; nothing is computed.
+
+        Before the first measurement it is that with updates at hand.
 
         Args:
             params: As in a call; None for those of the `Functional`.
             model_state: As in a call.
 
         Returns:
-            A plan that prints as one line, with `flops`, `bytes` and `seconds`.
+            A plan that prints as a table. Its attribute `kernel` has `flops`, `bytes` and
+            `seconds` of the kernel tier, None where that is not measured.
 
         Raises:
-            InvalidInputError: There are no parameters, or the batch is measured as a whole
+            InvalidInputError: There are no parameters, or a kernel is of the batch as a whole
                 (mode="train"), which has no plan.
             MemoryBudgetError: The kernel does not fit into the memory budget.
 
@@ -272,11 +275,16 @@ class Monitor:
             params = f.params
         with without_debugging_switches():
             loop = take_apart(f, params, None, model_state)
-            matched = self._measurer.match(
-                TrainingStep(loop.params, model_state=loop.model_state)
-            )
+            matched = self._measurer.match(TrainingStep(loop.params, model_state=loop.model_state))
             layout = self._probe.layout(matched.params)
-            return self._probe.plan(matched.params, layout)
+            knows_optimizer = (
+                self._measurer.update_rule is not None or self._probe.descent is not None
+            )
+            supply = Supply(self._probe, has_update=True, has_optimizer=knows_optimizer)
+            panel = self._panel
+            if panel is None:
+                panel = panel_for(self._instruments, supply, layout, matched.params, self._budget)
+            return plan_of_panel(panel, supply, layout, matched.params, self._budget)
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Write what is still to be written, and close the writers.
@@ -296,9 +304,7 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _measure(
-        self, step: int, training_step: TrainingStep, begun: float
-    ) -> Measurement | None:
+    def _measure(self, step: int, training_step: TrainingStep, begun: float) -> Measurement | None:
         """Measure, unless that costs too much, and write."""
         _require_concrete((training_step.params, training_step.model_state))
         matched = self._measurer.match(training_step)
@@ -328,7 +334,7 @@ class Monitor:
             np.asarray(step, np.int32),
             status,
             estimates,
-            alignment_reduction=self._probe.reduction_of_alignment(layout),
+            alignment_reduction=str(self._probe.reduction_of_alignment(layout)),
             layers=self._layers,
         )
         seconds = self._spend(begun, measured=True)
@@ -367,10 +373,9 @@ class Monitor:
                 has_update=training_step.update is not None,
                 has_optimizer=knows_optimizer,
             )
-            self._panel = panel_for(
-                self._instruments, supply, layout, matched.params, self._budget
-            )
+            self._panel = panel_for(self._instruments, supply, layout, matched.params, self._budget)
             self._memories = self._panel.blank_memories(self._probe, layout)
+            self._due = self._budget.stretched(self._panel.stretch)
             if self._panel.compiled:
                 self._layers = self._measurer.layer_names(matched.params)
         return self._panel

@@ -27,10 +27,13 @@ from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import RandomProjections
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets
+from ntkdiag.monitor.estimate import student_t
 from ntkdiag.monitor.measurement import Status
+from ntkdiag.monitor.probe_layout import ReductionLike
 from ntkdiag.nouns import pytree
 
 
@@ -46,7 +49,7 @@ class AlignmentProbe:
 
     x: PyTree
     y: ArrayLike | list
-    reduction: str
+    reduction: ReductionLike
 
 
 @errors.public
@@ -61,7 +64,7 @@ def measure_kernel(
     unmoved: bool | Bool[Array, ""] = True,
     top_k: int | np.integer,
     shape: tuple[int, ...],
-    reduction: str,
+    reduction: ReductionLike,
     alignment_of: AlignmentProbe | None = None,
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
@@ -143,10 +146,25 @@ def measure_kernel(
     update_rule = Descent() if descent is None else as_descent(descent)
     training = _Training(trained_loss, update_rule, outputs, labels)
     after = _Reference(first, unmoved, kernel0)
-    return _diagnose(kernel, labelled, training, after, int(top_k))
+    measured = _diagnose(kernel, labelled, training, after, int(top_k))
+    if not isinstance(reduction, RandomProjections):
+        return measured
+    error = _trace_error(kernel, reduction.k, measured.status)
+    return dataclasses.replace(measured, trace_error=error)
 
 
-@pytree("numbers", "status", "kernel0")
+def _trace_error(kernel: Kernel, n_directions: int, status: Int[Array, ""]) -> Float[Array, ""]:
+    """The half width of a 95 % interval for the trace of a kernel from random directions.
+
+    All its numbers are made with the same directions, so their errors add up at worst.
+    """
+    assert kernel.standard_error is not None
+    of_entries = jnp.asarray(kernel.standard_error)  # [n n]
+    error = student_t(n_directions - 1) * jnp.trace(of_entries)
+    return jnp.where(status == Status.MEASURED, error, jnp.nan)
+
+
+@pytree("numbers", "status", "kernel0", "trace_error")
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelNumbers:
     """What is measured of a kernel.
@@ -155,11 +173,14 @@ class KernelNumbers:
         numbers: Name -> number; NaN where it does not exist.
         status: A `Status`.
         kernel0: `[K K]`, what drift is to be measured from next.
+        trace_error: What the trace may be off by, 95 times of 100, where the kernel is estimated
+            from random directions; None where it is exact.
     """
 
     numbers: dict[str, Array]
     status: Int[Array, ""]
     kernel0: Float[Array, "k k"]
+    trace_error: Float[Array, ""] | None = None
 
 
 @pytree("loss", "descent", "outputs", "labels")
@@ -259,7 +280,8 @@ def _diagnose_kernel(
     status = jnp.where(after.unmoved, Status.MEASURED, Status.FIXED_MOVED)
     status = jnp.where(is_finite, status, Status.NON_FINITE).astype(jnp.int32)
     # A first kernel that could not be measured is no reference.
-    return KernelNumbers(numbers, status, jnp.where(first & ~is_measured, kernel0, reference))
+    kept = jnp.where(first & ~is_measured, kernel0, reference)
+    return KernelNumbers(numbers, status, kept)
 
 
 def _or_identity(raw: Kernel, is_finite: Bool[Array, ""], dtype: DTypeLike) -> Kernel:

@@ -16,7 +16,10 @@ from ntkdiag.monitor.forward_cost import forward_flops
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, kernel_forwards, panel_for
 from ntkdiag.monitor.instruments.instrument import Instrument
+from ntkdiag.monitor.measurement_plan import MeasurementPlan
+from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
 from ntkdiag.monitor.schedule import ScheduleLike, as_schedule
 from ntkdiag.probe_batch import Pair, read_probes
 
@@ -58,6 +61,7 @@ class MonitorPlan:
         batch_size: Examples of one training step.
         period: Steps between two measurements.
         notes: What was chosen and what was left out.
+        kernel: Memory and seconds of the kernel tier, a `MeasurementPlan`; None without it.
     """
 
     instruments: tuple[InstrumentCost, ...]
@@ -65,6 +69,7 @@ class MonitorPlan:
     batch_size: int
     period: int
     notes: tuple[str, ...]
+    kernel: MeasurementPlan | None = None
 
     @property
     def step_share(self) -> float:
@@ -79,7 +84,11 @@ class MonitorPlan:
     def to_dict(self) -> dict[str, display.PlainValue]:
         """Plain values as JSON has them."""
         totals = {"step_share": self.step_share, "run_share": self.run_share}
-        return display.plain(dataclasses.asdict(self) | totals)
+        kernel = None
+        if self.kernel is not None:
+            kernel = {"bytes": self.kernel.bytes, "seconds": self.kernel.seconds}
+        without_kernel = dataclasses.replace(self, kernel=None)
+        return display.plain(dataclasses.asdict(without_kernel) | totals | {"kernel": kernel})
 
     def __str__(self) -> str:
         """A line for each instrument, and the sum."""
@@ -98,6 +107,8 @@ class MonitorPlan:
             f"{'together':<30}{total:>8.3g}{100 * self.step_share:>10.3g} %"
             f"{100 * self.run_share:>10.2g} %"
         )
+        if self.kernel is not None:
+            lines.append(f"The kernel tier is {self.kernel}.")
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
@@ -123,7 +134,7 @@ def plan(
     time_share: float | int | np.number | None = 0.01,
     batch_size: int | None = None,
     top_k: int | np.integer = 5,
-    reduction: str = "auto",
+    reduction: ReductionLike = "auto",
     memory: Memory | None = None,
 ) -> MonitorPlan:
     """What a monitor costs, as a share of the work of training; nothing is computed.
@@ -153,6 +164,7 @@ def plan(
 
     Raises:
         InvalidInputError: As `ntkdiag.watch`; a plain function needs parameters.
+        MemoryBudgetError: The kernel tier was asked for, and does not fit into `memory`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -184,6 +196,15 @@ def plan(
     budget = Budget(as_schedule(every), time_share, batch_size)
     supply = Supply(probe, has_update=True, has_optimizer=True)
     panel = panel_for(instruments, supply, layout, params, budget)
+    return plan_of_panel(panel, supply, layout, params, budget)
+
+
+def plan_of_panel(
+    panel: Panel, supply: Supply, layout: ProbeLayout, params: PyTree, budget: Budget
+) -> MonitorPlan:
+    """What the instruments of a panel cost, at parameters that f takes."""
+    probe = supply.probe
+    kernel = probe.plan(params, layout) if panel.has("kernel") else None
     n_taken = math.ceil(layout.n_examples / panel.stride)
     flops = forward_flops(probe.function, params, jax.tree.map(lambda leaf: leaf[:1], probe.x))
     step_forwards = budget.training_forwards(layout) / budget.period
@@ -207,7 +228,8 @@ def plan(
     return MonitorPlan(
         tuple(costs),
         n_examples=n_taken,
-        batch_size=layout.n_examples if batch_size is None else batch_size,
+        batch_size=layout.n_examples if budget.batch_size is None else budget.batch_size,
         period=period,
         notes=panel.notes,
+        kernel=kernel,
     )

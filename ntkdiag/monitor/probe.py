@@ -32,7 +32,6 @@ from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.ntk import plan
-from ntkdiag.kernel.reduction import automatic, automatic_of_held_out
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
@@ -40,7 +39,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
 from ntkdiag.monitor.kernel_measurement import AlignmentProbe, KernelNumbers, measure_kernel
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
-from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike, reduction_of_held_out
 from ntkdiag.probe_batch import ProbeBatch, Probes, shared_examples
 
 
@@ -58,8 +57,7 @@ class Probe:
         top_k: Number of eigenvalues.
         descent: The update rule that is trained with; None leaves the margin out.
         loss: The loss that is trained; None leaves all stability numbers out.
-        reduction: Reduction of the kernel, or "auto": full up to 2048 rows, else the mean over
-            outputs.
+        reduction: Reduction of the kernel, or "auto"; see `ProbeLayout.of`.
         memory: Memory budget of the kernel, as `ntk` takes it.
         digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are
             being traced.
@@ -74,7 +72,7 @@ class Probe:
     top_k: int
     descent: Descent | None
     loss: Loss | None
-    reduction: str
+    reduction: ReductionLike
     memory: Memory | None
     digest: str | None = None
     _verified: bool = dataclasses.field(init=False, default=False)
@@ -87,7 +85,7 @@ class Probe:
         top_k: int | np.integer,
         descent: DescentLike | None,
         loss: LossLike | None,
-        reduction: str,
+        reduction: ReductionLike,
         memory: Memory | None,
     ) -> "Probe":
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
@@ -179,23 +177,20 @@ class Probe:
         Nothing is computed.
         """
         outputs = require_outputs(self.f, params, self.x)
-        reduction = self.reduction
-        if reduction == "auto":
-            reduction = automatic(outputs.shape[0], math.prod(outputs.shape[1:]))
         # Numbers are float32 or wider, also where the model computes in bfloat16.
         dtype = _jax.at_least_float32(outputs.dtype)
-        layout = ProbeLayout(tuple(outputs.shape), reduction, dtype)
+        layout = ProbeLayout.of(tuple(outputs.shape), self.reduction, dtype)
         check_fit(layout, self.top_k, self.loss, self.y)
         if self.held_out is not None:
             held_out_outputs = require_outputs(self.f, params, self.held_out.x)
             require_labels_differ(read_targets(self.held_out_labels, held_out_outputs.shape))
         return layout
 
-    def reduction_of_alignment(self, layout: ProbeLayout) -> str:
-        """The reduction of the kernel that the alignment is of."""
+    def reduction_of_alignment(self, layout: ProbeLayout) -> ReductionLike:
+        """The reduction of the kernel that the alignment is of, as `ntk` takes it."""
         if self.held_out is None:
-            return layout.reduction
-        return automatic_of_held_out(self.reduction, layout.n_outputs)
+            return layout.reduction_for_ntk
+        return reduction_of_held_out(self.reduction, layout.n_outputs)
 
     def verify(self, params: PyTree) -> None:
         """Check once, at the first parameters that are not traced, that examples do not interact.
@@ -244,7 +239,7 @@ class Probe:
             unmoved=unmoved,
             top_k=self.top_k,
             shape=layout.output_shape,
-            reduction=layout.reduction,
+            reduction=layout.reduction_for_ntk,
             alignment_of=self._alignment_probe(layout),
             loss=self.loss if self.is_trained_on else None,
             descent=descent,
@@ -263,7 +258,7 @@ class Probe:
         kwargs: dict[str, Any] = {"held": held} if held else {}
         function = self.following if held else self.function
         planned = functools.partial(plan, function, params, memory=self.memory, **kwargs)
-        kernel = planned(self.x, reduction=layout.reduction)
+        kernel = planned(self.x, reduction=layout.reduction_for_ntk)
         # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
         needs_curvature = self.loss is not None and not self.loss.is_quadratic
         decompositions = 2 if needs_curvature and not layout.is_reduced else 1
@@ -272,11 +267,7 @@ class Probe:
         # The alignment is of a second kernel.
         reduction = self.reduction_of_alignment(layout)
         n_held_out = len(self.held_out_labels)
-        beside = dataclasses.replace(
-            layout,
-            output_shape=(n_held_out, *layout.output_shape[1:]),
-            reduction=reduction,
-        )
+        beside = ProbeLayout.of((n_held_out, *layout.output_shape[1:]), reduction, layout.dtype)
         held_out = planned(self.held_out.x, reduction=reduction)
         return MeasurementPlan(kernel, layout.size, decompositions, held_out, beside.size)
 
@@ -285,7 +276,7 @@ class Probe:
         # What it is called, the probe it is of, its layout, and what is lost by it.
         candidates = []
         if layout.n_outputs > 1 and layout.reduction != "sum-of-logits":
-            reduced = dataclasses.replace(layout, reduction="sum-of-logits")
+            reduced = ProbeLayout.of(layout.output_shape, "sum-of-logits", layout.dtype)
             summed = dataclasses.replace(self, reduction="sum-of-logits")
             candidates.append(('reduction="sum-of-logits"', summed, reduced, "; without a margin"))
         n_few = layout.n_examples // 4

@@ -55,7 +55,7 @@ def convention_record(
         "instruments": [instrument.name for instrument in panel.instruments],
         "layers": list(layers),
         "reduction": layout.reduction,
-        "reduction_asked": probe.reduction,
+        "reduction_asked": str(probe.reduction),
         "n_examples": layout.n_examples,
         "n_outputs": layout.n_outputs,
         "dtype": str(layout.dtype),
@@ -108,7 +108,7 @@ def _alignment_probe(probe: Probe, layout: ProbeLayout) -> dict[str, Any]:
     held_out = probe.held_out
     return {
         "alignment_of": "held_out" if is_held_out else "train",
-        "alignment_reduction": probe.reduction_of_alignment(layout),
+        "alignment_reduction": str(probe.reduction_of_alignment(layout)),
         "alignment_probe": probe.digest if held_out is None else held_out.digest,
         "alignment_examples": layout.n_examples if held_out is None else held_out.n_examples,
     }
@@ -161,10 +161,12 @@ def _notes_on_kernel(
     """What has to be known of the kernel tier, and why some of its numbers are NaN."""
     notes = [*_notes_on_stability(probe, layout), *_notes_on_alignment(probe, layout)]
     if probe.reduction == "auto" and layout.is_reduced:
-        rows = layout.n_examples * layout.n_outputs
+        notes.append(_note_on_choice(layout))
+    if layout.projections is not None:
         notes.append(
-            f'reduction="auto" chose "{layout.reduction}": the full kernel has {rows:,} rows, more '
-            f"than {FULL_ROWS:,}."
+            f"The kernel is an estimate of the trace over outputs, {layout.n_outputs} times the "
+            f"mean, from {layout.projections.k} random directions of them, the same at every step: "
+            "its trace has an interval, its other numbers an error that is not known."
         )
     if layout.is_reduced:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
@@ -185,6 +187,18 @@ def _notes_on_kernel(
         notes.append("No labels were given: the alignment is NaN.")
     notes.append("Eigenvalues below the noise floor of the kernel are NaN.")
     return notes
+
+
+def _note_on_choice(layout: ProbeLayout) -> str:
+    """Which reduction "auto" chose, and why."""
+    rows = layout.n_examples * layout.n_outputs
+    too_large = f"the full kernel has {rows:,} rows, more than {FULL_ROWS:,}"
+    if layout.projections is None:
+        return f'reduction="auto" chose "{layout.reduction}": {too_large}.'
+    return (
+        f'reduction="auto" chose {layout.reduction}: {too_large}, and the mean over outputs would '
+        f'take {layout.n_outputs:,} backward passes of each example. reduction="mean" takes them.'
+    )
 
 
 def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:

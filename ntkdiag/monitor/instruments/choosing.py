@@ -182,8 +182,8 @@ def kernel_forwards(supply: Supply, layout: ProbeLayout, params: PyTree) -> floa
     flops = forward_flops(probe.function, params, one)
     try:
         return probe.plan(params, layout).flops / flops if flops else math.inf
-    except errors.MemoryBudgetError:
-        return math.inf
+    except (errors.MemoryBudgetError, errors.InvalidInputError):
+        return math.inf  # too large, or of a batch as a whole, which has no plan
 
 
 def _note(

@@ -3,11 +3,18 @@
 import dataclasses
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
+from ntkdiag.monitor.instruments.kernel_sketch import (
+    KernelSketch,
+    blank_sketch,
+    moved_from,
+    sketch,
+)
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
@@ -34,7 +41,14 @@ class ExactKernel(Instrument):
     """Eigenvalues, trace, participation ratio, drift, alignment of the kernel of the probe.
 
     Reduction over outputs, number of eigenvalues and memory are those of the monitor.
+
+    Attributes:
+        memory_limit: Bytes that may be kept from one measurement to the next; None keeps the whole
+            first kernel. Of a larger one some products are kept, and drift and centred distance
+            are estimates with an interval: see `KernelSketch`.
     """
+
+    memory_limit: int | None = None
 
     name: ClassVar[str] = "kernel"
     tier: ClassVar[Tier] = "kernel"
@@ -42,17 +56,42 @@ class ExactKernel(Instrument):
 
     def forwards(self, layout: ProbeLayout) -> float:
         """A backward pass for every output, or for the one that is left of them."""
-        n_passes = 1 if layout.reduction == "sum-of-logits" else layout.n_outputs
-        return 2.0 * n_passes
+        return 2.0 * layout.n_passes
 
-    def blank_memory(self, probe: Probe, layout: ProbeLayout) -> ReferenceKernel:
+    def blank_memory(self, probe: Probe, layout: ProbeLayout) -> ReferenceKernel | KernelSketch:
         """No reference yet."""
-        return ReferenceKernel(probe.blank(layout), jnp.zeros([], jnp.int32))
+        blank = probe.blank(layout)
+        if self.memory_limit is not None and blank.nbytes > self.memory_limit:
+            return blank_sketch(layout, self.memory_limit)
+        return ReferenceKernel(blank, jnp.zeros([], jnp.int32))
 
     def measure(
+        self, situation: Situation, memory: ReferenceKernel | KernelSketch
+    ) -> tuple[Estimates, ReferenceKernel | KernelSketch]:
+        """The numbers of `measure_kernel`."""
+        if isinstance(memory, ReferenceKernel):
+            return self._measured(situation, memory)
+        layout = situation.layout
+        assert situation.probe is not None
+        assert layout is not None
+        # Each kernel is measured as if it were the first, and compared with the sketch of that.
+        nothing = ReferenceKernel(situation.probe.blank(layout), jnp.zeros([], jnp.int32))
+        estimates, kernel = self._measured(situation, nothing)
+        is_measured = kernel.step > 0
+        now = sketch(kernel.kernel0, layout, memory.products.shape[1], kernel.step)
+        becomes_reference = (memory.step == 0) & is_measured
+
+        def choose(leaf: Array, kept: Array) -> Array:
+            return jnp.where(becomes_reference, leaf, kept)
+
+        reference = jax.tree.map(choose, now, memory)
+        estimates |= moved_from(reference, now, is_measured)
+        return estimates, reference
+
+    def _measured(
         self, situation: Situation, memory: ReferenceKernel
     ) -> tuple[Estimates, ReferenceKernel]:
-        """The numbers of `measure_kernel`."""
+        """The numbers beside a whole first kernel."""
         probe = situation.probe
         layout = situation.layout
         assert probe is not None
@@ -68,6 +107,10 @@ class ExactKernel(Instrument):
             held=situation.held,
         )
         estimates = {name: Estimate.exact(value) for name, value in measured.numbers.items()}
+        if measured.trace_error is not None:
+            trace = measured.numbers["trace"]
+            error = measured.trace_error
+            estimates["trace"] = Estimate.between(trace, trace - error, trace + error)
         estimates["status"] = Estimate.exact(measured.status)
         becomes_reference = is_first & (measured.status == Status.MEASURED)
         step = jnp.where(becomes_reference, situation.step + 1, memory.step)
