@@ -12,8 +12,10 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import positive_mean, positive_ratio
 from ntkdiag.monitor.instruments.traced_program import trained_layers
@@ -57,9 +59,12 @@ class SampledTrace(Instrument):
         """The trace, and shares of layers."""
         samples = situation.once(trace_samples)
         of_groups = samples.sum(axis=1)  # [G L] -> [G]
+        shares = positive_ratio(samples, of_groups)
         estimates = {
             "trace": positive_mean(of_groups),
-            "layer_trace": positive_ratio(samples, of_groups),
+            "layer_trace": Estimate.between(
+                shares.value, shares.lower, jnp.minimum(shares.upper, 1.0)
+            ),
         }
         return estimates, memory
 

@@ -26,13 +26,21 @@ def positive_mean(samples: Float[Array, "n *s"]) -> Estimate:
 def positive_ratio(numerators: Float[Array, "n *s"], denominators: Float[Array, " n"]) -> Estimate:
     """The ratio of two sums over independent samples, both positive, with its interval.
 
-    To first order the ratio q moves with the samples as the mean of (a - q b) / mean(b).
+    The error of the logarithm is the jackknife's, from the ratios without one sample each: where a
+    few samples make up the sums, that is larger than the error to first order, and covers better.
     """
-    below = denominators.reshape(-1, *[1] * (numerators.ndim - 1))  # [n] -> [n *1]
-    ratio = numerators.sum(axis=0) / below.sum(axis=0)
-    reach = _reach(numerators - ratio * below) / numerators.mean(axis=0)
-    # Of what is 0 in all samples the ratio is 0 and has no scatter.
-    reach = jnp.where(ratio == 0, 0.0, reach)
+    n = numerators.shape[0]
+    below = denominators.reshape(n, *[1] * (numerators.ndim - 1))  # [n] -> [n *1]
+    above_sum, below_sum = numerators.sum(axis=0), below.sum(axis=0)
+    ratio = above_sum / below_sum
+
+    without = (above_sum - numerators) / (below_sum - below)  # [n *s]
+    # Of what is 0 in all samples the ratio is 0, and has no scatter.
+    tiny = jnp.finfo(ratio.dtype).tiny
+    relative = jnp.where(ratio == 0, 1.0, without / jnp.where(ratio == 0, 1.0, ratio))
+    logarithms = jnp.log(jnp.maximum(relative, tiny))
+    # The scatter without one sample is 1 / (n - 1) of that of single samples.
+    reach = _reach((n - 1) * (logarithms - logarithms.mean(axis=0)))
     return Estimate(ratio, ratio * jnp.exp(-reach), ratio * jnp.exp(reach))
 
 

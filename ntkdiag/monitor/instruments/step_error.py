@@ -24,8 +24,8 @@ from ntkdiag.monitor.situation import Situation
 class StepError(Instrument):
     """e1 of the step that is being made, on the probe: 0 for a linear model, about 1 for chaos.
 
-    The interval is that of a ratio of sums over examples (delta method, on the logarithm), and
-    holds e1 on all examples like those of the probe. It is widened by the rounding floor,
+    The interval is the jackknife's for a ratio of sums over examples, on the logarithm, and holds
+    e1 on all examples like those of the probe. It is widened by the rounding floor,
 
         eps ||f|| / ||f(theta + u) - f(theta)||,
 
