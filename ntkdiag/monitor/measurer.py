@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax
-from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag import _jax, errors
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
@@ -71,8 +70,12 @@ class Measurer:
             return Measurer(probe, update_rule, f, probe)
         # An optimizer may be made inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():
-            by_own_statistics = dataclasses.replace(probe, f=with_statistics_of(f, probe.x))
-            return Measurer(probe, update_rule, in_training(f), by_own_statistics)
+            trained = in_training(f)
+            try:
+                by_own_statistics = dataclasses.replace(probe, f=with_statistics_of(f, probe.x))
+            except errors.InvalidInputError:  # none of its statistics are those of a batch
+                by_own_statistics = probe
+        return Measurer(probe, update_rule, trained, by_own_statistics)
 
     def verify(self, params: PyTree, panel: Panel) -> None:
         """Check once that examples do not interact, where that is relied on."""
@@ -143,7 +146,9 @@ class Measurer:
     ) -> tuple[Callable[..., PanelReading], list[Array]]:
         """The compiled instruments as one program of the arrays of a step, and these arrays."""
         arrays, whole = split_arrays(training_step)
-        key = jax.tree.structure(training_step), panel.stride
+        # Numbers of Python among the parameters of a plain function are compiled in.
+        numbers = [leaf for leaf in jax.tree.leaves(training_step.params) if _is_number(leaf)]
+        key = jax.tree.structure(training_step), panel.stride, tuple(numbers)
         program = self._programs.get(key)
         if program is None:
 
@@ -168,7 +173,7 @@ class Measurer:
     ) -> Situation:
         """A step as the instruments see it."""
         # Whoever differentiates a whole training step does not mean the diagnostics.
-        training_step = jax.tree.map(jax.lax.stop_gradient, training_step)
+        training_step = jax.tree.map(_without_derivative, training_step)
         probe = self.probe
         matched = self.match(training_step)
         params = matched.params
@@ -183,7 +188,9 @@ class Measurer:
         def as_params(tree: PyTree) -> PyTree:
             return None if tree is None else in_structure_of(self.probe.f, params, tree)
 
-        reading = self._reading(training_step, step)
+        reading = None
+        if any(instrument.needs_optimizer for instrument in panel.instruments):
+            reading = self._reading(training_step, step)
         if reading is not None:
             reading = dataclasses.replace(reading, response=as_params(reading.response))
         x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf[:: panel.stride]), (probe.x, probe.y))
@@ -247,3 +254,13 @@ class Measurer:
             gradient=training_step.gradient,
             extra_args=training_step.extra_args,
         )
+
+
+def _without_derivative(leaf: PyTree) -> PyTree:
+    """An array as a constant; functions and settings of a module stay as they are."""
+    return jax.lax.stop_gradient(leaf) if hasattr(leaf, "dtype") else leaf
+
+
+def _is_number(leaf: object) -> bool:
+    """Whether a leaf is a number of Python."""
+    return isinstance(leaf, bool | int | float | complex)

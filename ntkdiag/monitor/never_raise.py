@@ -34,13 +34,13 @@ class FailureNotice:
     """Says of the first measurement that failed, and of no other, what was wrong."""
 
     def __init__(self) -> None:
-        self._is_given = False
+        self.is_given = False
 
     def give(self, call: str, step: object, error: BaseException) -> None:
         """Warn, unless that was done; `call` is where the warning begins, as code."""
-        if self._is_given:
+        if self.is_given:
             return
-        self._is_given = True
+        self.is_given = True
         reason = described(error).rstrip(".")
         warn(
             f"{call}: step {reprlib.repr(step)} could not be measured: {reason}. This is said "

@@ -129,11 +129,13 @@ def split_arrays(tree: PyTree) -> tuple[list[Any], Callable[[list[Any]], PyTree]
     """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+    # Places of arrays are None: `whole` may outlive the arrays, and is not to keep them.
+    others = [None if hasattr(leaf, "dtype") else leaf for leaf in leaves]
 
     def whole(arrays: list[Any]) -> PyTree:
         """The tree with these arrays in the places of its own."""
         remaining = iter(arrays)
-        mixed = [next(remaining) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+        mixed = [next(remaining) if leaf is None else leaf for leaf in others]
         return jax.tree.unflatten(structure, mixed)
 
     return arrays, whole
@@ -189,7 +191,7 @@ def _refuse_masked(params: PyTree) -> None:
         raise errors.StructureError(
             expected="all parameters of the measured function",
             got="a masked part of them (optax.masked or optax.multi_transform hides the others)",
-            do="Move it outside: optax.chain(optax.multi_transform(...), watch(...)).",
+            do="Wrap the whole optimizer: ntkdiag.watch(optax.multi_transform(...), f, ...).",
         )
 
 

@@ -38,16 +38,16 @@ def convention_record(
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
-    `source` is what writes, "watch" or "Monitor"; `layers` has the names of the layers; `injected` says that the learning rate is read
-    from the state of the optimizer, `followed` has the paths of arrays beside the parameters whose
-    values in training are taken.
+    `source` is what writes, "watch" or "Monitor"; `layers` has the names of the layers; `injected`
+    says that the learning rate is read from the state of the optimizer, `followed` has the paths of
+    arrays beside the parameters whose values in training are taken.
     """
     import ntkdiag  # for its version; at the top of the file this would close a circle
 
     probe = measurer.probe
     notes = [*panel.notes, *_notes_on_training(measurer, layout, panel)]
     if panel.has("kernel"):
-        notes += _notes_on_kernel(probe, layout, injected, followed)
+        notes += _notes_on_kernel(measurer, layout, injected, followed)
     return {
         "source": source,
         "name": name,
@@ -76,7 +76,7 @@ def convention_record(
 
 def _optimizer(measurer: Measurer, injected: bool) -> dict[str, Any]:
     """The update rule, as it was stated or as it is read."""
-    meanings = {int(code): reason for code, reason in REASONS.items()}
+    meanings = {str(int(code)): reason for code, reason in REASONS.items()}
     if measurer.reads_updates:
         return {"optimizer": "read from its updates", "optimizer_status": meanings}
     return _descent(measurer.probe.descent or Descent(), injected)
@@ -156,9 +156,10 @@ def _number(number: LearningRate | None) -> float | str | None:
 
 
 def _notes_on_kernel(
-    probe: Probe, layout: ProbeLayout, injected: bool, followed: Collection[str]
+    measurer: Measurer, layout: ProbeLayout, injected: bool, followed: Collection[str]
 ) -> list[str]:
     """What has to be known of the kernel tier, and why some of its numbers are NaN."""
+    probe = measurer.probe
     notes = [*_notes_on_stability(probe, layout), *_notes_on_alignment(probe, layout)]
     if probe.reduction == "auto" and layout.is_reduced:
         notes.append(_note_on_choice(layout))
@@ -172,7 +173,14 @@ def _notes_on_kernel(
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
     if followed:
         notes.append(f"Taken as they are at each step: {_listed(sorted(followed))}.")
-    held_paths = [path for path in _fixed_arrays(probe) if path not in followed]
+    # What is not handed in, where the statistics are not those of the probe itself.
+    measured_probe = probe if followed else measurer.probe_with_own_statistics
+    if measured_probe is not probe:
+        notes.append(
+            "Running statistics were not handed in (model_state=): the kernel is evaluated with "
+            "those of the probe, at the parameters of the step."
+        )
+    held_paths = [path for path in _fixed_arrays(measured_probe) if path not in followed]
     if held_paths:
         notes.append(
             "Held at the values they had when the measured function was built: "

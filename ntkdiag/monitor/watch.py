@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import warn_if_untrusted_jit
@@ -31,6 +31,8 @@ from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
+from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
+from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.loop_state import by_path
 from ntkdiag.monitor.measurement import Status, flat, plain_numbers
 from ntkdiag.monitor.measurer import Measurer
@@ -52,6 +54,9 @@ from ntkdiag.probe_batch import Pair, read_probes
 
 if TYPE_CHECKING:
     import optax
+
+# Of the first kernel at most so much goes into the optimizer state.
+KERNEL_BYTES = 900_000
 
 
 class WatchState(NamedTuple):
@@ -115,7 +120,8 @@ def watch(
     `optax.MultiSteps`: what is changed after `watch` it does not see.
 
     Models with batch normalisation are measured as they are trained, with the statistics of the
-    probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel tier.
+    probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel
+    tier.
 
     Writers are called on the host from inside the compiled step, asynchronously: call
     `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again,
@@ -202,7 +208,13 @@ def watch(
         **extra_args: PyTree,
     ) -> tuple[PyTree, WatchState]:
         """The update of the optimizer, and the state one step later, measured if it is due."""
-        # `state` is a WatchState; for Optax, which calls this, it may be any tree.
+        # For Optax, which calls this, the state may be any tree.
+        if not isinstance(state, WatchState):
+            raise errors.StructureError(
+                expected="the state of a watched optimizer",
+                got=f"a {type(state).__name__}",
+                do="Put it under watch: ntkdiag.rewatch(tx.init(params), opt_state).",
+            )
         if params is None:
             as_parameters_of(probe.f, params)  # refused at every step, measured or not
         made, inner = inner_optimizer.update(updates, state.ntk_inner, params, **extra_args)
@@ -212,7 +224,7 @@ def watch(
             update=made,
             state=state.ntk_inner,
             model_state=by_path(probe.f, model_state),
-            extra_args=extra_args,
+            extra_args={name: _traceable(value) for name, value in extra_args.items()},
         )
         moves = moves_parameters(inner)
         state = watcher.after(training_step, state, moves)
@@ -242,15 +254,16 @@ class _Watcher:
         probe = self.measurer.probe
         matched, _ = as_parameters_of(probe.f, params)
         layout, panel = self.layout_and_panel(matched)
-        probe.verify(matched)
-        memories = panel.blank_memories(probe, layout)
-        arrays, whole = split_arrays(TrainingStep(params, params, params, inner))
-
-        def measure(arrays: list[Array]) -> dict[str, Array]:
-            reading = self.measurer.take(panel, layout, whole(arrays), memories, step=0, measurements=0)
-            return flat(reading.estimates, "ntk")
-
-        shapes = jax.eval_shape(measure, arrays)
+        self.measurer.verify(matched, panel)
+        numbers: dict[str, Array] = {}
+        memories: Memories = {}
+        try:
+            memories = panel.blank_memories(probe, layout)
+            numbers = self.blank_numbers(TrainingStep(params, params, params, inner), memories)
+        except errors.NtkdiagError:
+            raise  # what does not fit together is refused before training
+        except Exception as error:  # of an instrument of the user's own
+            self.notice.give(self.call, 0, error)
         return WatchState(
             ntk_inner=inner,
             ntk_count=jnp.zeros([], jnp.int32),
@@ -258,9 +271,21 @@ class _Watcher:
             ntk_measurements=jnp.zeros([], jnp.int32),
             ntk_step=jnp.asarray(-1, jnp.int32),
             ntk_status=jnp.asarray(Status.UNMEASURED, jnp.int32),
-            ntk_numbers=jax.tree.map(_all_nan, shapes),
+            ntk_numbers=numbers,
             ntk_memory=memories,
         )
+
+    def blank_numbers(self, training_step: TrainingStep, memories: Memories) -> dict[str, Array]:
+        """NaN for every number that is measured."""
+        arrays, whole = split_arrays(training_step)
+
+        def measure(arrays: list[Array]) -> dict[str, Array]:
+            step = whole(arrays)
+            layout, panel = self.layout_and_panel(self.measurer.match(step).params)
+            reading = self.measurer.take(panel, layout, step, memories, step=0, measurements=0)
+            return flat(reading.estimates, "ntk")
+
+        return jax.tree.map(_all_nan, jax.eval_shape(measure, arrays))
 
     def layout_and_panel(self, params: PyTree) -> tuple[ProbeLayout, Panel]:
         """Shapes of the outputs at parameters that f takes, and the instruments for them."""
@@ -269,6 +294,8 @@ class _Watcher:
         if panel is None:
             supply = Supply(self.measurer.probe, has_update=True, has_optimizer=True)
             panel = panel_for(self.instruments, supply, layout, params, self.budget)
+            instruments = tuple(_remembering_little(one) for one in panel.instruments)
+            panel = dataclasses.replace(panel, instruments=instruments)
             self._panels[layout] = panel
         return layout, panel
 
@@ -276,6 +303,8 @@ class _Watcher:
         self, training_step: TrainingStep, state: WatchState, moves: Array | None
     ) -> WatchState:
         """The state with the measurement of a step, if it is due; what goes wrong is said once."""
+        if self.notice.is_given:
+            return state  # what has failed once is not tried again
         is_outside = not isinstance(state.ntk_count, Tracer)
         step = int(state.ntk_count) if is_outside else state.ntk_count
         try:
@@ -284,7 +313,7 @@ class _Watcher:
                 layout, panel = self.layout_and_panel(matched.params)
                 is_due = self.due(panel)(step)
                 if moves is not None:
-                    is_due = is_due & moves
+                    is_due = moves & is_due
                 if is_outside:
                     return self.outside(training_step, state, layout, panel) if is_due else state
                 return self.inside(training_step, state, layout, panel, is_due)
@@ -314,17 +343,21 @@ class _Watcher:
         # has among its leaves, go round it. So does the state of the optimizer.
         arrays, whole = split_arrays(training_step)
         own = state._replace(ntk_inner=())
+        is_due = jnp.asarray(is_due)
 
-        def measured(own: WatchState, arrays: list[Array]) -> WatchState:
+        def measured(own: WatchState, is_due: Array, arrays: list[Array]) -> WatchState:
             with jax.named_scope("ntkdiag"):
-                return self.measured(whole(arrays), own, layout, panel, self.measurer.take)
+                after = self.measured(whole(arrays), own, layout, panel, self.measurer.take)
+            # Of several seeds, each may be at a step of its own.
+            return jax.tree.map(functools.partial(jnp.where, is_due), after, own)
 
-        def as_it_is(own: WatchState, arrays: list[Array]) -> WatchState:
+        def as_it_is(own: WatchState, is_due: Array, arrays: list[Array]) -> WatchState:
             """The other branch, which has to take the same arguments."""
-            del arrays
+            del is_due, arrays
             return own
 
-        own = jax.lax.cond(is_due, channels_last(measured), as_it_is, own, arrays)
+        branches = channels_last(measured), as_it_is
+        own = jax.lax.cond(_any_is_due(is_due), *branches, own, is_due, arrays)
         return own._replace(ntk_inner=state.ntk_inner)
 
     def outside(
@@ -332,7 +365,11 @@ class _Watcher:
     ) -> WatchState:
         """Outside of `jax.jit`, in programs of our own."""
         take = self.measurer.take_outside
-        return self.measured(training_step, state, layout, panel, take)
+        after = self.measured(training_step, state, layout, panel, take)
+        # A conditional would refuse it, too: a state of another shape fits no checkpoint.
+        if _shapes(after) != _shapes(state):
+            raise TypeError("numbers or memories have other shapes than they had before training")
+        return after
 
     def measured(
         self,
@@ -398,12 +435,49 @@ def _send(
     """Send a measurement, on the host and during the step: an exception would end the run."""
     number = int(step)
     try:
-        # `jax.vmap` makes the conditional compute at every step, scheduled or not.
+        # Under `jax.vmap` all seeds are measured as soon as one is due.
         is_due = due(number)
     except Exception:  # a schedule of the user's own that takes traced steps only
         is_due = True
     if is_due:
         outbox.send(number, plain_numbers(numbers, record["name"]), record)
+
+
+@jax.custom_batching.custom_vmap
+def _any_is_due(is_due: Bool[Array, ""]) -> Bool[Array, ""]:
+    """Whether a measurement is due for any of the seeds that are trained together.
+
+    Under `jax.vmap` a conditional that seeds decide about one by one would measure at every step.
+    """
+    return is_due
+
+
+@_any_is_due.def_vmap
+def _any_of_batch(
+    axis_size: int, in_batched: list[bool], is_due: Bool[Array, " seeds"]
+) -> tuple[Bool[Array, ""], bool]:
+    """One answer for all seeds; they may be seeds of seeds."""
+    del axis_size, in_batched
+    return _any_is_due(jnp.any(is_due)), False
+
+
+def _remembering_little(instrument: Instrument) -> Instrument:
+    """An instrument whose memory keeps the optimizer state small."""
+    if isinstance(instrument, ExactKernel) and instrument.memory_limit is None:
+        return dataclasses.replace(instrument, memory_limit=KERNEL_BYTES)
+    return instrument
+
+
+def _traceable(value: PyTree) -> PyTree:
+    """An extra argument of the optimizer; a number as an array, to be compiled for all numbers."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return jnp.asarray(value) if is_number else value
+
+
+def _shapes(state: WatchState) -> dict[str, tuple[int, ...]]:
+    """The shapes of all arrays by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
 
 
 def _all_nan(shape: jax.ShapeDtypeStruct) -> Float[Array, "..."]:
