@@ -190,9 +190,12 @@ class Measurer:
 
         reading = None
         if any(instrument.needs_optimizer for instrument in panel.instruments):
+            def read() -> DescentReading | None:
             reading = self._reading(training_step, step)
-        if reading is not None:
-            reading = dataclasses.replace(reading, response=as_params(reading.response))
+            if reading is None:
+                return None
+            return dataclasses.replace(reading, response=as_params(reading.response))
+
         x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf[:: panel.stride]), (probe.x, probe.y))
         n_examples = jax.tree.leaves(x)[0].shape[0]
         if probe.loss is not None and y is not None:
@@ -207,7 +210,7 @@ class Measurer:
             params=params,
             gradient=as_params(training_step.gradient),
             update=as_params(training_step.update),
-            reading=reading,
+            read=read,
             held=held,
             unmoved=unmoved,
             measurements=measurements,

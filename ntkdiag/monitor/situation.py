@@ -48,7 +48,7 @@ class Situation:
         params: The parameters before the update.
         gradient: Of the training step, as the optimizer got it; None where it is not at hand.
         update: What the optimizer adds to the parameters; None where it is not at hand.
-        reading: What the update tells about the optimizer; None where there is no update rule.
+        read: Reads from the update what the optimizer does; see `reading`.
         held: Path -> value in training of what the model holds fixed; empty where it is not known.
         unmoved: False where arrays that are held fixed have other values in training.
         measurements: Measurements made before.
@@ -67,7 +67,7 @@ class Situation:
     params: PyTree
     gradient: PyTree
     update: PyTree
-    reading: DescentReading | None
+    read: Callable[[], DescentReading | None]
     held: Mapping[str, PyTree]
     unmoved: jax.typing.ArrayLike
     measurements: Int[Array, ""] | int
@@ -87,6 +87,14 @@ class Situation:
         """The outputs on some examples, in float32 at least."""
         outputs = self.f(params, x)
         return outputs.astype(_jax.at_least_float32(outputs.dtype))
+
+    @functools.cached_property
+    def reading(self) -> DescentReading | None:
+        """What the optimizer does with a gradient; None where there is no update rule.
+
+        It is read only where an instrument asks: that is a program of its own.
+        """
+        return self.read()
 
     @property
     def n_examples(self) -> int:

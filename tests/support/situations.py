@@ -34,7 +34,7 @@ def situation_of(
         params=jax.tree.map(jnp.asarray, params),
         gradient=gradient,
         update=update,
-        reading=reading,
+        read=lambda: reading,
         held={},
         unmoved=True,
         measurements=measurements,
