@@ -25,7 +25,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.courier import CLOSING_SECONDS
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
-from ntkdiag.monitor.loop_state import LoopState, take_apart
+from ntkdiag.monitor.loop_state import take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost

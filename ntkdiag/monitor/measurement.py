@@ -182,7 +182,8 @@ def _shown(estimate: Estimate) -> str:
     if values.size > 8:
         return f"{shown}  ... ({values.size})"
     if values.size == 1 and not estimate.is_exact:
-        lower, upper = float(estimate.lower), float(estimate.upper)
+        lower = np.asarray(estimate.lower).item()
+        upper = np.asarray(estimate.upper).item()
         return f"{shown}  [{lower:.3g}, {upper:.3g}]"
     return shown
 

@@ -14,7 +14,6 @@ with a plain function, where the first parameters come.
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 

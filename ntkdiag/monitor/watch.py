@@ -409,8 +409,9 @@ class _Watcher:
     ) -> None:
         """Send a measurement to the writers; only scalars and short arrays leave the device."""
         layers: tuple[str, ...] = ()
+        matched = self.measurer.match(training_step)
         if panel.compiled:
-            layers = self.measurer.layer_names(self.measurer.match(training_step).params)
+            layers = self.measurer.layer_names(matched.params)
         record = convention_record(
             self.measurer,
             layout,
@@ -419,6 +420,7 @@ class _Watcher:
             every=self.due(panel),
             source="watch",
             layers=layers,
+            followed=self.measurer.probe.followed(matched.held),
         )
         numbers = flat(reading.estimates) | {"status": reading.status}
         send = functools.partial(_send, self.outbox, self.due(panel), record)

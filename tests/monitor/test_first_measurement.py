@@ -1,7 +1,10 @@
 """The first measurement of a monitor is planned, and refused where it costs too much; the loop goes on."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from monitor_problem import f, problem
 
@@ -9,6 +12,10 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import InMemory, Monitor
 from ntkdiag.monitor.measurement import Status
+
+
+# What is refused for its price is the exact kernel.
+kernel_monitor = functools.partial(Monitor, instruments="kernel")
 
 
 def larger():
@@ -23,7 +30,7 @@ def larger():
 
 def test_a_plan_says_flops_bytes_and_seconds():
     params, x, y = larger()
-    plan = Monitor(f, train=(x, y), loss="cross_entropy").plan(params)
+    plan = kernel_monitor(f, train=(x, y), loss="cross_entropy").plan(params).kernel
     of_kernel = ntkdiag.plan(f, params, x, reduction="full")
     # Two sets of eigenvalues, 4/3 K^3 each, and six arrays [K K] of 8 bytes.
     assert plan.flops == of_kernel.flops + 2 * 4 * 400**3 // 3
@@ -36,9 +43,11 @@ def test_a_plan_says_flops_bytes_and_seconds():
 
 def test_a_plan_of_what_is_reduced_or_has_a_constant_curvature():
     params, x, y = larger()
-    squared = Monitor(f, train=(x, y), loss="mse").plan(params)
-    assert squared.flops < Monitor(f, train=(x, y), loss="cross_entropy").plan(params).flops
-    reduced = Monitor(f, train=(x, y), reduction="mean", loss="cross_entropy").plan(params)
+    squared = kernel_monitor(f, train=(x, y), loss="mse").plan(params).kernel
+    of_entropy = kernel_monitor(f, train=(x, y), loss="cross_entropy")
+    assert squared.flops < of_entropy.plan(params).kernel.flops
+    of_mean = kernel_monitor(f, train=(x, y), reduction="mean", loss="cross_entropy")
+    reduced = of_mean.plan(params).kernel
     assert (reduced.n_rows, reduced.decompositions) == (40, 1)
 
 
@@ -47,8 +56,8 @@ def test_the_kernel_of_held_out_examples_is_in_the_plan(reduction, n_rows):
     params, x, y = larger()
     held_out = (np.concatenate([x + 1.0, x - 1.0]), np.concatenate([y, y]))
     options = {"train": (x, y), "loss": "mse", "reduction": reduction}
-    alone = Monitor(f, **options).plan(params)
-    both = Monitor(f, **options, held_out=held_out).plan(params)
+    alone = kernel_monitor(f, **options).plan(params).kernel
+    both = kernel_monitor(f, **options, held_out=held_out).plan(params).kernel
     # By itself a held-out kernel is the mean over outputs, unless a reduction is stated.
     named = "mean" if reduction == "auto" else reduction
     second = ntkdiag.plan(f, params, held_out[0], reduction=named)
@@ -62,8 +71,8 @@ def test_the_kernel_of_held_out_examples_is_in_the_plan(reduction, n_rows):
 def test_a_functional_knows_its_parameters():
     params, x, y = larger()
     fn = ntkdiag.functionalize(f, params)
-    monitor = Monitor(fn, train=(x, y))
-    assert monitor.plan().flops == monitor.plan(params).flops
+    monitor = kernel_monitor(fn, train=(x, y))
+    assert monitor.plan().kernel.flops == monitor.plan(params).kernel.flops
     with pytest.raises(errors.InvalidInputError) as caught:
         Monitor(f, train=(x, y)).plan()
     assert str(caught.value).startswith("monitor.plan(params): expected the parameters")
@@ -80,13 +89,14 @@ def test_a_functional_knows_its_parameters():
 def test_what_costs_too_much_is_refused_once_with_what_costs_less(limit, reason):
     params, x, y = larger()
     memory = InMemory()
-    monitor = Monitor(f, train=(x, y), every=1, loss="mse", writers=memory, **limit)
+    monitor = kernel_monitor(f, train=(x, y), every=1, loss="mse", writers=memory, **limit)
     with pytest.warns(RuntimeWarning) as caught:
         assert [monitor(step, params) for step in range(3)] == [None] * 3
     (warning,) = caught
     text = str(warning.message)
+    of_kernel = kernel_monitor(f, train=(x, y), loss="mse").plan(params).kernel
     assert text.startswith(
-        f"Monitor: the first measurement is not made: {monitor.plan(params)}, {reason}"
+        f"Monitor: the first measurement is not made: {of_kernel}, {reason}"
         'What costs less: reduction="sum-of-logits" ('
     )
     assert "; without a margin); 10 of the 40 examples (" in text
@@ -104,13 +114,13 @@ def test_what_costs_too_much_is_refused_once_with_what_costs_less(limit, reason)
 def test_what_is_named_as_cheaper_fits():
     params, x, y = larger()
     for options in ({"reduction": "sum-of-logits"}, {"train": (x[:10], y[:10])}):
-        monitor = Monitor(f, **{"train": (x, y), "memory": "5MB", **options})
+        monitor = kernel_monitor(f, **{"train": (x, y), "memory": "5MB", **options})
         assert monitor(0, params).status == Status.MEASURED
 
 
 def test_a_budget_in_which_no_example_fits_is_refused_in_the_words_of_the_plan():
     params, x, y = larger()
-    monitor = Monitor(f, train=(x, y), every=1, memory=10)
+    monitor = kernel_monitor(f, train=(x, y), every=1, memory=10)
     with pytest.warns(RuntimeWarning) as caught:
         assert [monitor(step, params) for step in range(3)] == [None] * 3
     (warning,) = caught
@@ -122,7 +132,7 @@ def test_a_budget_in_which_no_example_fits_is_refused_in_the_words_of_the_plan()
 
 def test_no_limit():
     params, x, y = problem()
-    monitor = Monitor(f, train=(x, y), first_measurement=None)
+    monitor = kernel_monitor(f, train=(x, y), first_measurement=None)
     assert monitor(0, params).status == Status.MEASURED
 
 
@@ -136,3 +146,22 @@ def test_message_of_the_limit(seconds):
         f"Monitor(f): expected a positive number of seconds; got first_measurement={seconds!r}. "
         "None sets no limit."
     )
+
+
+def test_a_plan_is_of_all_instruments_and_the_same_before_there_is_a_monitor():
+    params, x, y = larger()
+    options = {"train": (x, y), "loss": "mse", "every": 50, "batch_size": 400}
+    for instruments in ("auto", ("economy", "spectral"), "kernel"):
+        monitor = Monitor(f, **options, optimizer=optax.sgd(0.1), instruments=instruments)
+        found = monitor.plan(params)
+        assert found == ntkdiag.monitor.plan(f, params, **options, instruments=instruments)
+        assert (found.kernel is None) == (instruments != "kernel")
+        assert found.to_dict()["batch_size"] == 400
+    assert str(found.kernel) in str(found)
+
+
+def test_a_plan_leaves_out_what_the_monitor_cannot_know():
+    params, x, y = larger()
+    names = {cost.name for cost in Monitor(f, train=(x, y), loss="mse").plan(params).instruments}
+    assert "top_curvatures" not in names
+    assert "step_error" in names

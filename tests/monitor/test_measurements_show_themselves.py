@@ -15,7 +15,7 @@ from ntkdiag.monitor.hook import Monitor
 @pytest.fixture
 def measurement():
     params, x, y = problem()
-    return Monitor(f, train=(x, y), top_k=3)(0, params)
+    return Monitor(f, train=(x, y), loss="mse", instruments="kernel", top_k=3)(0, params)
 
 
 def test_plain_values(measurement):
@@ -29,11 +29,12 @@ def test_plain_values(measurement):
 
 def test_in_a_notebook(measurement):
     page = measurement._repr_html_()
-    assert "Kernel at step 0" in page
-    assert f"<td>{float(measurement.trace):.4g}</td><td>sum of all eigenvalues</td>" in page
+    assert "Step 0" in page
+    meaning = "sum of all eigenvalues of the kernel"
+    assert f"<td>{float(measurement.trace):.4g}</td><td>{meaning}</td>" in page
     assert "alignment with the labels, full kernel" in page
     assert f"<td>{float(measurement.alignment_chance):.4g}</td>" in page
-    assert "the largest 3; NaN below the noise floor" in page
+    assert "the largest; NaN below the noise floor" in page
 
 
 def test_plot(measurement):
@@ -48,10 +49,48 @@ def test_plot(measurement):
 
 def test_what_could_not_be_measured():
     params, x, y = problem()
-    broken = Monitor(f, train=(x, y))(0, jax.tree.map(lambda leaf: leaf * jnp.nan, params))
+    monitor = Monitor(f, train=(x, y), instruments="kernel")
+    broken = monitor(0, jax.tree.map(lambda leaf: leaf * jnp.nan, params))
     stored = broken.to_dict()
     assert (stored["status"], stored["trace"]) == ("NON_FINITE", None)
     assert stored["eigenvalues"] == [None] * 5
     axes = broken.plot()
     assert axes.get_yscale() == "linear"
+    plt.close(axes.figure)
+
+
+@pytest.fixture(scope="module")
+def estimated():
+    """A measurement of the tiers whose numbers have intervals."""
+    params, x, y = problem()
+    options = {"loss": "mse", "descent": 0.1, "instruments": ("economy", "spectral")}
+    return Monitor(f, train=(x, y), time_share=None, **options)(0, params)
+
+
+def test_each_number_is_an_attribute_and_has_its_interval_by_name(estimated):
+    for name, estimate in estimated.estimates.items():
+        assert getattr(estimated, name) is estimate.value is estimated[name].value
+    margin = estimated["margin"]
+    assert float(margin.lower) <= float(margin.value) <= float(margin.upper)
+    with pytest.raises(AttributeError) as caught:
+        _ = estimated.eigenvalues
+    measured = ", ".join(estimated.estimates)
+    assert str(caught.value) == f"eigenvalues was not measured; there are {measured}"
+
+
+def test_intervals_in_plain_values_and_notebooks(estimated):
+    stored = json.loads(json.dumps(estimated.to_dict(), allow_nan=False))
+    margin = estimated["margin"]
+    assert stored["margin_lower"] == float(margin.lower)
+    assert stored["margin_upper"] == float(margin.upper)
+    assert "loss_lower" not in stored  # it is computed, not estimated
+    shown = f"{float(margin.value):.4g}  [{float(margin.lower):.3g}, {float(margin.upper):.3g}]"
+    assert f"<td>{shown}</td>" in estimated._repr_html_()
+
+
+def test_without_a_kernel_the_largest_curvatures_are_drawn(estimated):
+    axes = estimated.plot()
+    (line,) = axes.lines
+    np.testing.assert_array_equal(line.get_ydata(), estimated.curvatures)
+    assert (axes.get_ylabel(), axes.get_title()) == ("curvature", "Largest curvatures at step 0")
     plt.close(axes.figure)

@@ -16,8 +16,9 @@ from ntkdiag.monitor import watch
 from ntkdiag.monitor.hook import Monitor
 from ntkdiag.monitor.schedule import At
 
-small = functools.partial(watch, top_k=3)
-CALL = "watch(f)"
+SGD = optax.sgd(0.1)
+small = functools.partial(watch, SGD, top_k=3, instruments="kernel")
+CALL = "watch(optimizer, f)"
 
 
 @pytest.mark.usefixtures("wrong_types")
@@ -44,6 +45,37 @@ CALL = "watch(f)"
             "expected an integer top_k of at least 1; got top_k=0. Correct this argument.",
         ),
         (
+            {"loss": "hinge"},
+            'expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses, or a '
+            "function loss(outputs, y); got 'hinge'. Leave it out where no loss is meant: there are no stability "
+            "numbers then.",
+        ),
+        (
+            {"reduction": "diagonal"},
+            "expected reduction to be one of ('auto', 'full', 'mean', 'trace', 'sum-of-logits'), or "
+            "RandomProjections(k); got reduction='diagonal'. Correct this argument.",
+        ),
+        (
+            {"optimizer": 0.1},
+            "expected an optimizer of Optax; got a float. Wrap the whole optimizer: "
+            'ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy").',
+        ),
+    ],
+)
+def test_messages_at_the_call(options, text):
+    _, x, y = problem()
+    call = "watch(optimizer, f, train=(x, y))" if "x" in options else CALL
+    x = options.pop("x", x)
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(**{"optimizer": SGD, "f": f, "train": (x, y), **options})
+    assert str(caught.value) == f"{call}: {text}"
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
             {"descent": -0.1},
             "expected `learning_rate` in [0, inf); got -0.1. Learning rates are numbers, or schedules: functions of "
             "the step.",
@@ -59,25 +91,17 @@ CALL = "watch(f)"
             "descent.preconditioner. Compute ntk(..., preconditioner=P) and its stability_margin beside the loop.",
         ),
         (
-            {"loss": "hinge"},
-            'expected `loss` as "mse", "cross_entropy", "sigmoid_cross_entropy", an object of ntkdiag.losses, or a '
-            "function loss(outputs, y); got 'hinge'. Leave it out where no loss is meant: there are no stability "
-            "numbers then.",
-        ),
-        (
-            {"reduction": "diagonal"},
-            "expected reduction to be one of ('auto', 'full', 'mean', 'trace', 'sum-of-logits'); "
-            "got reduction='diagonal'. Correct this argument.",
+            {"optimizer": "adam"},
+            "expected an optimizer of Optax; got a str. Wrap the whole optimizer: "
+            'ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy").',
         ),
     ],
 )
-def test_messages_at_the_call(options, text):
+def test_messages_of_a_monitor(options, text):
     _, x, y = problem()
-    call = "watch(f, train=(x, y))" if "x" in options else CALL
-    x = options.pop("x", x)
     with pytest.raises(errors.InvalidInputError) as caught:
-        watch(**{"f": f, "train": (x, y), **options})
-    assert str(caught.value) == f"{call}: {text}"
+        Monitor(f, train=(x, y), **options)
+    assert str(caught.value) == f"Monitor(f): {text}"
 
 
 @pytest.mark.parametrize(
@@ -132,13 +156,13 @@ def test_messages_at_the_call(options, text):
 def test_messages_when_model_and_probe_meet(options, text):
     params, x, y = problem()
     y = options.pop("y", y)
-    options = {"f": f, "train": (x, y), "top_k": 3, **options}
+    options = {"f": f, "train": (x, y), "top_k": 3, "instruments": "kernel", **options}
     with pytest.raises(errors.InvalidInputError) as caught:
-        watch(**options).init(params)
+        watch(SGD, **options).init(params)
     assert str(caught.value) == f"{CALL}.init(params): {text}"
     # A Functional knows its parameters: nothing is left to init.
     with pytest.raises(errors.InvalidInputError) as caught:
-        watch(**{**options, "f": ntkdiag.functionalize(options["f"], params)})
+        watch(SGD, **{**options, "f": ntkdiag.functionalize(options["f"], params)})
     assert str(caught.value) == f"{CALL}: {text}"
 
 
@@ -149,8 +173,8 @@ def test_message_when_examples_interact():
         return f(params, x - x.mean(axis=0))
 
     for make, call in (
-        (lambda: watch(normalised, train=(x, y)).init(params), f"{CALL}.init(params)"),
-        (lambda: watch(ntkdiag.functionalize(normalised, params), train=(x, y)), CALL),
+        (lambda: watch(SGD, normalised, train=(x, y)).init(params), f"{CALL}.init(params)"),
+        (lambda: watch(SGD, ntkdiag.functionalize(normalised, params), train=(x, y)), CALL),
     ):
         with pytest.raises(errors.ExamplesInteractError) as caught:
             make()
@@ -196,7 +220,7 @@ def test_message_without_parameters():
 def test_settings_at_the_call(options, match):
     _, x, y = problem()
     with pytest.raises(errors.InvalidInputError, match=match):
-        watch(f, train=(x, y), **options)
+        watch(SGD, f, train=(x, y), **options)
 
 
 @pytest.mark.usefixtures("wrong_types")
@@ -212,4 +236,4 @@ def test_a_train_state_in_place_of_its_parameters():
     state = TrainState.create(apply_fn=net.apply, params=variables["params"], tx=optax.adam(0.1))
     fn = ntkdiag.functionalize(net, variables)
     with pytest.raises(errors.StructureError, match=r"Pass the \.params of this TrainState"):
-        watch(fn, train=(np.arange(9.0, dtype=np.float32).reshape(3, 3), None)).init(state)
+        watch(SGD, fn, train=(np.arange(9.0, dtype=np.float32).reshape(3, 3), None)).init(state)

@@ -11,8 +11,10 @@ from monitor_problem import C, D, N, f, problem
 from ntkdiag import errors
 from ntkdiag.descent import Descent
 from ntkdiag.losses import MSE, CrossEntropy
-from ntkdiag.monitor import watch
+from ntkdiag.monitor import Monitor, watch
 from ntkdiag.monitor.writers import InMemory
+
+SGD = optax.sgd(0.1)
 
 
 def curvature(loss, params, x, model):
@@ -61,20 +63,43 @@ def test_losses_of_outputs_with_positions(trained, decay, denominator, loss):
     params, _, _ = problem()
     x, y = rng.normal(size=(N, 3, D)).astype(np.float32), rng.integers(0, C, (N, 3))
     memory = InMemory()
-    descent = Descent(0.1, weight_decay=decay)
-    tx = watch(f, train=(x, y), every=1, loss=trained, descent=descent, writers=memory, top_k=1)
-    tx.update(params, tx.init(params), params)
+    options = {"loss": trained, "descent": Descent(0.1, weight_decay=decay), "top_k": 1}
+    options["instruments"] = "kernel"
+    with Monitor(f, train=(x, y), every=1, writers=memory, **options) as monitor:
+        monitor(0, params)
     want = 0.1 * (curvature(lambda o: loss(o, y), params, x, f) + decay) / 2
     np.testing.assert_allclose(memory.rows[0]["ntk_margin"], want, rtol=1e-5)
     assert memory.record["denominator"] == denominator
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_the_margin_that_is_read_is_that_of_the_stated_descent(decay):
+    """`watch` reads rate and decay from the update, and takes products in the place of a kernel."""
+    rng = np.random.default_rng(3)
+    params, _, _ = problem()
+    x, y = rng.normal(size=(N, 3, D)).astype(np.float32), rng.integers(0, C, (N, 3))
+    tx = watch(
+        optax.chain(optax.add_decayed_weights(decay), optax.sgd(0.1)),
+        f,
+        train=(x, y),
+        every=1,
+        loss="cross_entropy",
+        instruments="spectral",
+    )
+    gradient = jax.grad(lambda params: cross_entropy_of_tokens(f(params, x), y))(params)
+    _, state = tx.update(gradient, tx.init(params), params)
+    trained = lambda outputs: cross_entropy_of_tokens(outputs, y)
+    want = 0.1 * (curvature(trained, params, x, f) + decay) / 2
+    np.testing.assert_allclose(optax.tree_utils.tree_get(state, "ntk_margin"), want, rtol=1e-3)
+
+
 def test_a_loss_of_the_user_needs_labels_and_few_rows():
     params, x, _ = problem()
     with pytest.raises(errors.InvalidInputError, match="the labels `y` beside a loss of the user"):
-        watch(f, train=(x, None), loss=cross_entropy_of_tokens).init(params)
+        watch(SGD, f, train=(x, None), loss=cross_entropy_of_tokens).init(params)
     many = np.arange(3.0 * 1025).reshape(1025, 3)
-    tx = watch(f, train=(many, np.arange(1025) % C), loss=cross_entropy_of_tokens, reduction="full")
+    options = {"loss": cross_entropy_of_tokens, "reduction": "full", "instruments": "kernel"}
+    tx = watch(SGD, f, train=(many, np.arange(1025) % C), **options)
     with pytest.raises(errors.InvalidInputError, match="at most 2048 rows beside a loss"):
         tx.init(params)
 
@@ -85,9 +110,9 @@ def test_labels_of_positions_are_checked():
     with pytest.raises(
         errors.InvalidInputError, match=r"of shape \(5, 3, 2\), or integer class numbers \(5, 3\)"
     ):
-        watch(f, train=(x, np.zeros((N, 2), int))).init(params)
+        watch(SGD, f, train=(x, np.zeros((N, 2), int))).init(params)
     with pytest.raises(
         errors.InvalidInputError,
         match=r"class numbers `y` in \[0, 2\); got values from 0 to 2",
     ):
-        watch(f, train=(x, np.arange(N * 3).reshape(N, 3) % 3)).init(params)
+        watch(SGD, f, train=(x, np.arange(N * 3).reshape(N, 3) % 3)).init(params)
