@@ -188,9 +188,7 @@ class Measurer:
         def as_params(tree: PyTree) -> PyTree:
             return None if tree is None else in_structure_of(self.probe.f, params, tree)
 
-        reading = None
-        if any(instrument.needs_optimizer for instrument in panel.instruments):
-            def read() -> DescentReading | None:
+        def read() -> DescentReading | None:
             reading = self._reading(training_step, step)
             if reading is None:
                 return None
