@@ -8,10 +8,14 @@ import numpy as np
 import optax
 import pytest
 
+from ntkdiag.descent import Descent
 from ntkdiag.monitor.optimizer.descent_reading import (
+    REASONS,
     Reading,
+    objection_to_reading,
     read_descent,
     read_descent_after,
+    reading_of,
 )
 
 STEPS = 12
@@ -309,3 +313,574 @@ def test_a_reading(name):
     assert float(reading.decay) == 0.0
     assert float(reading.memory) == pytest.approx(1000 if name == "adam" else 0, rel=1e-3)
     assert float(reading.margin(jnp.asarray(0.25))) == 0.25
+
+
+# Around, and beside, the plain ones.
+
+
+def test_decoupled_decay_is_the_share_of_the_largest():
+    mask = {"w": True, "b": False, "small": False}
+    run = Run(optax.adamw(RATE, weight_decay=0.1, mask=mask))
+    reading = run.read()
+    assert float(reading.decay) == pytest.approx(0.1 * RATE, rel=1e-5)
+    agree(reading.response, for_each(adam_response, run.gradients))
+    assert float(reading.margin(jnp.asarray(0.5))) == pytest.approx(0.5 + 0.05 * RATE, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_clipping_scales_the_response():
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 0.02, 5, 40)
+    clipped = optax.clip_by_global_norm(1.0)
+    run = Run(optax.chain(clipped, optax.adamw(schedule, weight_decay=0.1)))
+    reading = run.read()
+    scales = []
+    histories = doubles(run.gradients)
+    for gradient in histories:
+        norm = np.sqrt(sum(np.sum(leaf**2) for leaf in gradient.values()))
+        scales.append(1.0 / norm)
+    assert max(scales) < 0.5
+    rate = float(schedule(STEPS - 1))
+    expected = {}
+    for name in SHAPES:
+        history = [scale * g[name] for scale, g in zip(scales, histories, strict=True)]
+        expected[name] = scales[-1] * adam_response(history, rate=rate)
+    agree(reading.response, expected, rtol=5e-4)
+    assert float(reading.decay) == pytest.approx(0.1 * rate, rel=1e-4)
+    assert float(reading.residual) < 1e-4
+
+
+@pytest.mark.slow
+def test_lamb_is_scaled_by_its_trust_ratio():
+    run = Run(optax.lamb(RATE, weight_decay=0.05))
+    reading = run.read()
+    responses = for_each(adam_response, run.gradients)
+    ratios = {}
+    for name, history in for_each(list, run.gradients).items():
+        t = len(history)
+        m = average(history, 0.9) / (1 - 0.9**t)
+        v = average([g**2 for g in history], 0.999) / (1 - 0.999**t)
+        params = np.asarray(run.params[name], np.float64)
+        direction = m / (np.sqrt(v) + 1e-6) + 0.05 * params
+        ratios[name] = np.linalg.norm(params) / np.linalg.norm(direction)
+    expected = {name: ratios[name] * responses[name] for name in responses}
+    agree(reading.response, expected, rtol=5e-4)
+    decays = [RATE * 0.05 * ratio for ratio in ratios.values()]
+    assert float(reading.decay) == pytest.approx(max(decays), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("factored", [False, True])
+def test_adafactor_is_scaled_by_clipping_and_the_size_of_parameters(factored, momentum):
+    run = Run(
+        optax.adafactor(
+            RATE,
+            momentum=momentum or None,
+            min_dim_size_to_factor=2 if factored else 128,
+            clipping_threshold=0.7,
+        )
+    )
+    reading = run.read()
+    assert status_of(reading) == Reading.RECOGNISED
+    histories = for_each(list, run.gradients)
+    expected = {}
+    for name, history in histories.items():
+        is_factored = factored and history[0].ndim == 2
+        expected[name] = adafactor_response(run.params[name], history, is_factored, momentum)
+    agree(reading.response, expected, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_lars_scales_what_goes_into_momentum():
+    run = Run(optax.lars(0.1, weight_decay=0.01, momentum=0.9))
+    reading = run.read()
+    assert status_of(reading) == Reading.RECOGNISED
+    expected = {}
+    for name, leaf in run.params.items():
+        params = np.asarray(leaf, np.float64)
+        direction = np.asarray(run.gradient[name], np.float64) + 0.01 * params
+        ratio = 1e-3 * np.linalg.norm(params) / np.linalg.norm(direction)
+        expected[name] = 0.1 * ratio / (2 * 1.9)
+    agree(reading.response, expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+def test_injected_rates_are_those_of_the_state():
+    adamw = optax.inject_hyperparams(optax.adamw)
+    schedule = optax.linear_schedule(0.0, 0.1, 100)
+    run = Run(adamw(learning_rate=schedule, b2=0.5, weight_decay=0.1))
+    reading = run.read()
+    rate = float(schedule(STEPS - 1))
+    expected = functools.partial(adam_response, rate=rate, b2=0.5)
+    agree(reading.response, for_each(expected, run.gradients))
+    assert float(reading.decay) == pytest.approx(0.1 * rate, rel=1e-4)
+    assert float(reading.memory) == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_groups_have_their_own_responses():
+    groups = {"adam": optax.adam(RATE), "sgd": optax.sgd(0.3, momentum=0.5)}
+    run = Run(optax.multi_transform(groups, {"w": "adam", "b": "sgd", "small": "adam"}))
+    reading = run.read()
+    expected = for_each(adam_response, run.gradients)
+    expected["b"] = 0.3 / 3
+    agree(reading.response, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_grad_mean", [True, False])
+def test_micro_steps_make_one_gradient(use_grad_mean):
+    k = 4
+    multi = optax.MultiSteps(optax.adam(RATE, b2=0.5), k, use_grad_mean=use_grad_mean)
+    run = Run(multi, steps=3 * k)
+    reading = run.read()
+    assert status_of(reading) == Reading.RECOGNISED
+    assert float(reading.memory) == pytest.approx(2.0 * k, rel=1e-4)
+    histories = doubles(run.gradients)
+    means = []
+    for start in range(0, 3 * k, k):
+        micro = histories[start : start + k]
+        total = {name: sum(g[name] for g in micro) for name in SHAPES}
+        share = 1 / k if use_grad_mean else 1.0
+        means.append({name: share * leaf for name, leaf in total.items()})
+    expected = for_each(functools.partial(adam_response, b2=0.5), means)
+    # A sum of k gradients answers a curvature k times.
+    times = 1 if use_grad_mean else k
+    agree(reading.response, {name: times * leaf for name, leaf in expected.items()})
+    assert status_of(Run(multi, steps=3 * k - 1).read()) == Reading.NO_UPDATE
+
+
+@pytest.mark.slow
+def test_momentum_before_and_after_adam():
+    before = Run(optax.chain(optax.trace(0.5), optax.adam(RATE)))
+    smoothed = []
+    buffer = dict.fromkeys(SHAPES, 0.0)
+    for gradient in doubles(before.gradients):
+        buffer = {name: 0.5 * buffer[name] + gradient[name] for name in SHAPES}
+        smoothed.append(buffer)
+    expected = for_each(adam_response, smoothed)
+    agree(before.read().response, {name: leaf / 1.5 for name, leaf in expected.items()})
+
+    after = Run(optax.chain(optax.adam(RATE), optax.trace(0.5)))
+    expected = for_each(adam_response, after.gradients)
+    agree(after.read().response, {name: leaf / 1.5 for name, leaf in expected.items()})
+
+
+@pytest.mark.slow
+def test_coupled_decay_is_a_curvature_of_its_own():
+    run = Run(optax.chain(optax.add_decayed_weights(0.2), optax.adam(RATE, b2=0.5)))
+    reading = run.read()
+    largest = max(float(leaf.max()) for leaf in reading.response.values())
+    # The gradient is (H + 0.2) theta, and the margin E (H + 0.2) = E H + b / 2.
+    assert float(reading.decay) == pytest.approx(2 * 0.2 * largest, rel=1e-4)
+    assert float(reading.residual) < 1e-6
+
+
+@pytest.mark.slow
+def test_narrow_momentum_is_read_with_its_roundoff():
+    run = Run(optax.adam(RATE, mu_dtype=jnp.bfloat16))
+    reading = run.read()
+    assert status_of(reading) == Reading.YOUNG
+    agree(reading.response, for_each(adam_response, run.gradients), rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_narrow_parameters_have_responses_in_float32():
+    reading = read(optax.sgd(0.1, momentum=0.9), dtype=jnp.bfloat16)
+    assert status_of(reading) == Reading.RECOGNISED
+    assert reading.response["w"].dtype == jnp.float32
+    agree(reading.response, {"w": 0.1 / 3.8}, rtol=2e-2)
+
+
+@pytest.mark.slow
+def test_finite_steps_are_read_and_others_made_no_update():
+    run = Run(optax.apply_if_finite(optax.adam(RATE, b2=0.5), 3))
+    expected = functools.partial(adam_response, b2=0.5)
+    agree(run.read().response, for_each(expected, run.gradients))
+    broken = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), run.gradient)
+    made, _ = run.optimizer.update(broken, run.state, run.params)
+    reading = run.read(gradient=broken, made=made)
+    assert status_of(reading) == Reading.NO_UPDATE
+    assert not np.any(reading.response["w"])
+
+
+@pytest.mark.slow
+def test_parameters_without_gradients_keep_a_finite_response():
+    """Adam's second moment of an unused parameter is zero: P is its eps."""
+    run = Run(optax.adam(RATE, eps=1e-3))
+    gradient = {**run.gradient, "b": jnp.zeros(6)}
+    state = run.optimizer.init(run.params)
+    made, _ = run.optimizer.update(gradient, state, run.params)
+    reading = run.read(gradient=gradient, state=state, made=made)
+    assert float(reading.residual) < 1e-5
+    agree(reading.response, {"b": RATE / 38 / 1e-3 / 0.1})
+
+
+# Refused, each with its reason.
+
+
+def halved():
+    """The direction of the gradient with momentum, halved where it is small: not elementwise."""
+
+    def init(params):
+        return {}
+
+    def update(updates, state, params=None):
+        mixed = {name: 0.1 * jnp.cumsum(leaf, 0) for name, leaf in updates.items()}
+        return jax.tree.map(jnp.negative, mixed), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def sophia_like():
+    """Adam with a curvature in the place of second moments, clipped by element."""
+    scale = optax.scale_by_adam(b2=0.0, eps=1.0)
+    return optax.chain(scale, optax.clip(0.3), optax.scale(-RATE))
+
+
+NOT_READ = {
+    "lion": (lambda: optax.lion(RATE), Reading.NOT_PROPORTIONAL),
+    "sign": (lambda: optax.sign_sgd(RATE), Reading.NOT_PROPORTIONAL),
+    "muon": (lambda: optax.contrib.muon(RATE), Reading.UNEXPLAINED),
+    "clipped by element": (sophia_like, Reading.UNEXPLAINED),
+    "centred rmsprop": (lambda: optax.rmsprop(RATE, centered=True), Reading.UNEXPLAINED),
+    "mixed elements": (halved, Reading.UNEXPLAINED),
+    "a part": (optax.scale_by_adam, Reading.UPHILL),
+    "nothing": (optax.set_to_zero, Reading.NO_UPDATE),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_is_no_descent_is_not_read(name):
+    make, status = NOT_READ[name]
+    reading = read(make())
+    assert status_of(reading) == status
+    assert np.isnan(reading.margin(jnp.asarray(1.0)))
+    for leaf in reading.response.values():
+        assert not np.any(leaf)
+
+
+def test_another_update_is_unexplained():
+    run = Run(optax.sgd(RATE, momentum=0.9))
+    doctored = {**run.made, "w": run.made["w"].at[0, 0].multiply(1.05)}
+    assert status_of(run.read(made=doctored)) == Reading.UNEXPLAINED
+
+
+@pytest.mark.slow
+def test_a_few_elements_hide_no_misfit():
+    run = Run(optax.sgd(RATE, momentum=0.9))
+    doctored = {**run.made, "small": run.made["small"] * jnp.array([1.0, 3.0])}
+    assert status_of(run.read(made=doctored)) == Reading.UNEXPLAINED
+
+
+def adversary():
+    return optax.chain(optax.contrib.normalize(), optax.sgd(0.1))
+
+
+def undifferentiable():
+    """Plain descent by a function that has a derivative of its own making: in reverse alone."""
+
+    @jax.custom_vjp
+    def step(gradient):
+        return -RATE * gradient
+
+    step.defvjp(lambda gradient: (step(gradient), None), lambda _, cotangent: (cotangent,))
+    return optax.stateless(lambda updates, params: jax.tree.map(step, updates))
+
+
+REFUSED = {
+    "sam": (
+        lambda: optax.contrib.sam(optax.sgd(0.1), adversary()),
+        "An optimizer with a SAMState takes its gradient at other parameters: the margin is NaN.",
+    ),
+    "undifferentiable": (
+        undifferentiable,
+        "The optimizer's update cannot be differentiated (TypeError: ",
+    ),
+    "accumulated updates": (
+        lambda: optax.chain(optax.sgd(RATE), optax.apply_every(3)),
+        "An optimizer with a ApplyEvery adds up updates, not gradients: the margin is NaN.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name):
+    make, sentence = REFUSED[name]
+    run = Run(make(), steps=3)
+    assert status_of(run.read()) == Reading.REFUSED
+    (note,) = run.notes
+    assert note.startswith(sentence)
+
+
+def test_searches_are_refused():
+    state = optax.lbfgs().init(starting_params())
+    sentence = objection_to_reading(state, starting_params())
+    assert sentence.startswith("An optimizer with a ScaleByLBFGSState builds its direction from")
+    assert sentence.endswith("pairs of steps: the margin is NaN.")
+
+
+def test_complex_parameters_are_refused():
+    params = {"w": jnp.ones(3, jnp.complex64)}
+    sentence = objection_to_reading(optax.sgd(0.1).init(params), params)
+    assert sentence == "Parameters are complex numbers: the margin is NaN."
+
+
+def test_gradients_are_accumulated_once():
+    nested = optax.MultiSteps(optax.MultiSteps(optax.sgd(0.1), 2), 2)
+    params = starting_params()
+    sentence = objection_to_reading(nested.init(params), params)
+    assert sentence == "Gradients are accumulated in several places: the margin is NaN."
+
+
+def test_every_reading_has_its_reason():
+    assert REASONS.keys() == set(Reading)
+    without_margin = set(Reading) - {Reading.RECOGNISED, Reading.YOUNG, Reading.UNVERIFIED}
+    for reading, reason in REASONS.items():
+        assert reason.endswith(".")
+        assert ("NaN" in reason) == (reading in without_margin)
+
+
+# Outside of the step.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["momentum", "adam with fast averages", "adamw"])
+def test_multiples_of_momentum_are_verified_by_the_update_alone(name):
+    make, formula = PLAIN[name]
+    run = Run(make())
+    reading = run.read_after(made=run.made)
+    assert status_of(reading) in (Reading.RECOGNISED, Reading.YOUNG)
+    assert float(reading.residual) < 1e-5
+    agree(reading.response, for_each(formula, run.gradients))
+
+
+@pytest.mark.slow
+def test_nesterov_needs_its_gradient():
+    make, formula = PLAIN["nesterov"]
+    run = Run(make())
+    assert status_of(run.read_after(made=run.made)) == Reading.UNVERIFIED
+    reading = run.read_after(made=run.made, gradient=run.gradient)
+    assert status_of(reading) == Reading.RECOGNISED
+    agree(reading.response, for_each(formula, run.gradients))
+
+
+def test_without_an_update_nothing_is_verified():
+    run = Run(optax.sgd(RATE, momentum=0.8))
+    reading = run.read_after()
+    assert status_of(reading) == Reading.UNVERIFIED
+    assert np.isnan(reading.residual)
+    agree(reading.response, {"w": RATE / 3.6})
+    assert float(reading.margin(jnp.asarray(0.3))) == pytest.approx(0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make", [lambda: optax.lars(0.1), lambda: optax.adafactor(0.1, momentum=0.9)]
+)
+def test_scales_that_momentum_hides_are_not_guessed(make):
+    run = Run(make())
+    reading = run.read_after(made=run.made, gradient=run.gradient)
+    assert status_of(reading) == Reading.UNEXPLAINED
+
+
+def test_micro_steps_are_not_read_after_the_step():
+    run = Run(optax.MultiSteps(optax.sgd(0.1), 2), steps=2)
+    assert status_of(run.read_after(made=run.made)) == Reading.REFUSED
+    assert run.notes == [
+        "Gradients are accumulated over micro-steps, and the state after a step does not say over "
+        "how many: the margin is NaN."
+    ]
+
+
+# As stated.
+
+
+@pytest.mark.parametrize(
+    "preconditioner", [None, 4.0, {"w": 2.0, "b": np.arange(1.0, 7.0), "small": 1.0}]
+)
+def test_a_stated_rule_has_the_margin_of_descent(preconditioner):
+    descent = Descent(0.1, momentum=0.5, weight_decay=0.2, preconditioner=preconditioner)
+    reading = reading_of(descent, starting_params(), 0)
+    assert status_of(reading) == Reading.RECOGNISED
+    scale = 1.0
+    if preconditioner is not None:
+        scale = preconditioner["b"] if isinstance(preconditioner, dict) else preconditioner
+    np.testing.assert_allclose(reading.response["b"], np.full(6, 0.1 / 3.0) / scale, rtol=1e-6)
+    curvature = 0.1 / descent.threshold * 7.0
+    assert float(reading.margin(curvature)) == pytest.approx(descent.margin(7.0), rel=1e-6)
+
+
+def test_a_stated_rule_needs_a_rate():
+    with pytest.raises(ValueError, match="expected a learning rate in `descent`; got none"):
+        reading_of(Descent(momentum=0.9), starting_params(), 0)
+
+
+def test_a_stated_schedule_is_taken_at_the_step():
+    reading = reading_of(Descent(lambda step: 0.01 * step), starting_params(), 5)
+    agree(reading.response, {"w": 0.05 / 2})
+
+
+# What the margin says comes true.
+
+FROZEN = 1.0 - 1e-7
+DYNAMIC = {
+    "momentum": lambda: optax.sgd(RATE, momentum=0.8),
+    "nesterov": lambda: optax.sgd(RATE, momentum=0.8, nesterov=True),
+    "adam": lambda: optax.adam(RATE, b2=FROZEN),
+    "nadam": lambda: optax.nadam(RATE, b2=FROZEN),
+    "decoupled decay": lambda: optax.chain(
+        optax.scale_by_adam(b2=FROZEN), optax.add_decayed_weights(20.0), optax.scale(-RATE)
+    ),
+    "coupled decay": lambda: optax.chain(
+        optax.add_decayed_weights(20.0), optax.scale_by_adam(b2=FROZEN), optax.scale(-RATE)
+    ),
+    "adan": lambda: optax.adan(RATE, b3=FROZEN),
+    "trace and adam": lambda: optax.chain(optax.trace(0.5), optax.adam(RATE, b2=FROZEN)),
+}
+
+
+def frozen(state, moment):
+    """A state long after the start, with large second moments that hardly move."""
+
+    def settle(path, leaf):
+        name = getattr(path[0] if len(path) == 1 else path[-1], "name", "")
+        names = [getattr(key, "name", name) for key in path]
+        if {"nu", "n"} & set(names):
+            return jnp.full_like(leaf, moment)
+        if {"count", "t"} & set(names):
+            return jnp.full_like(leaf, 2**30)
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(settle, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_quadratics_diverge_beyond_the_margin(x64, name):
+    optimizer = DYNAMIC[name]()
+    params = {"w": jnp.full(5, 1e-8)}
+    shape = {"w": jnp.linspace(0.1, 1.0, 5)}
+    state = frozen(optimizer.init(params), 1.0)
+
+    def step(curvature, params, state):
+        gradient = jax.tree.map(lambda leaf, h: curvature * h * leaf, params, shape)
+        made, after = optimizer.update(gradient, state, params)
+        return gradient, made, after
+
+    gradient, made, after = step(1.0, params, state)
+    params = optax.apply_updates(params, made)
+    gradient, made, _ = step(1.0, params, after)
+    reading = jax.jit(lambda *arguments: read_descent(optimizer.update, *arguments, step=2**30))(
+        gradient, after, params, made
+    )
+    assert status_of(reading) == Reading.RECOGNISED
+    response = float(reading.response["w"][-1])
+    at_the_edge = (1.0 - float(reading.decay) / 2) / response
+
+    @jax.jit
+    def growth(curvature):
+        """The size of the parameters after many steps, over that before the second half."""
+
+        def body(carried, _):
+            params, state = carried
+            _, made, after = step(curvature, params, state)
+            return (optax.apply_updates(params, made), after), jnp.max(jnp.abs(params["w"]))
+
+        _, sizes = jax.lax.scan(body, (params, state), None, length=1200)
+        return jnp.max(sizes[1100:]) / jnp.max(sizes[500:600])
+
+    assert growth(0.98 * at_the_edge) < 0.9
+    assert growth(1.02 * at_the_edge) > 1.5
+
+
+# Under transforms, and on trees of all kinds.
+
+
+@pytest.mark.slow
+def test_seeds_are_read_at_once():
+    optimizer = optax.adam(RATE)
+    seeds = jnp.arange(3.0)
+    params = {"w": jnp.ones((3, 6)) * (1 + seeds[:, None])}
+    state = jax.vmap(optimizer.init)(params)
+    gradient = jax.tree.map(lambda leaf: leaf * jnp.linspace(-1.0, 2.0, 6), params)
+
+    def one(gradient, state, params):
+        made, _ = optimizer.update(gradient, state, params)
+        return read_descent(optimizer.update, gradient, state, params, made, step=0)
+
+    batched = jax.jit(jax.vmap(one))(gradient, state, params)
+    assert batched.status.shape == (3,)
+    for seed in range(3):
+        single = jax.tree.map(lambda leaf, seed=seed: leaf[seed], (gradient, state, params))
+        reading = jax.jit(one)(*single)
+        assert int(reading.status) == int(batched.status[seed])
+        np.testing.assert_allclose(reading.response["w"], batched.response["w"][seed], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_branch_may_hold_it_beside_an_empty_one():
+    run = Run(optax.sgd(RATE, momentum=0.8), steps=3)
+
+    def measure(flag, gradient, state, params, made):
+        def reading():
+            return read_descent(run.optimizer.update, gradient, state, params, made, step=2)
+
+        def blank():
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(reading))
+
+        return jax.lax.cond(flag, reading, blank)
+
+    arguments = (run.gradient, run.state, run.params, run.made)
+    agree(jax.jit(measure)(True, *arguments).response, {"w": RATE / 3.6})
+    assert not np.any(jax.jit(measure)(False, *arguments).response["w"])
+
+
+@pytest.mark.slow
+def test_eager_and_compiled_readings_agree():
+    run = Run(optax.sgd(RATE, momentum=0.8), steps=3)
+    eager = read_descent(
+        run.optimizer.update, run.gradient, run.state, run.params, run.made, step=2
+    )
+    agree(eager.response, {"w": RATE / 3.6, "small": RATE / 3.6})
+    assert status_of(eager) == Reading.RECOGNISED
+
+
+@pytest.mark.slow
+def test_what_is_not_trained_has_no_response():
+    params = {
+        "w": jnp.linspace(1.0, 2.0, 5),
+        "frozen": jnp.ones(4),
+        "count": jnp.arange(3),
+        "none": None,
+        "function": jnp.tanh,
+    }
+    gradient = {
+        "w": jnp.linspace(-1.0, 1.0, 5),
+        "frozen": None,
+        "count": None,
+        "none": None,
+        "function": None,
+    }
+    optimizer = optax.sgd(RATE)
+    state = optimizer.init(gradient)
+    made, _ = optimizer.update(gradient, state, gradient)
+    reading = read_descent(optimizer.update, gradient, state, params, made, step=0)
+    assert status_of(reading) == Reading.RECOGNISED
+    assert jax.tree.structure(reading.response) == jax.tree.structure(params)
+    agree(reading.response, {"w": RATE / 2})
+    assert not np.any(reading.response["frozen"])
+    assert reading.response["frozen"].shape == (4,)
+    assert not np.any(reading.response["count"])
+
+
+@pytest.mark.slow
+def test_hidden_parameters_are_left_out():
+    run = Run(optax.sgd(RATE))
+    hide = {"b": optax.MaskedNode()}
+    trees = [{**tree, **hide} for tree in (run.gradient, run.params, run.made)]
+    gradient, params, made = trees
+    reading = read_descent(run.optimizer.update, gradient, run.state, params, made, step=STEPS - 1)
+    agree(reading.response, {"w": RATE / 2})
+    assert jax.tree.structure(reading.response) == jax.tree.structure(params)

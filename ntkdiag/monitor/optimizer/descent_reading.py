@@ -148,6 +148,8 @@ class _Predicted:
         decay: b by parameter, likewise.
         made: The update that was made, without noise.
         directions: What momentum, gradient and parameters add to the update.
+        by_gradient: U_g at the quiet point, elementwise.
+        drive: B likewise, by the paths of the state.
         mixing: How far momentum is from acting elementwise, relative.
         is_proportional: Whether anything of the update is linear in gradients.
     """
@@ -156,6 +158,8 @@ class _Predicted:
     decay: Leaves
     made: Leaves
     directions: list[Leaves]
+    by_gradient: Leaves
+    drive: Leaves
     mixing: Float[Array, ""]
     is_proportional: Array
 
@@ -277,11 +281,14 @@ def read_descent_after(
             tolerance = _tolerance(like_gradient, state_after)
             reading = _compared(predicted, params, quiet.memory, tolerance, step)
             bare = _bare(predicted, params, quiet.memory)
-            return jax.tree.map(
-                lambda verified, unverified: jnp.where(is_verifiable, verified, unverified),
-                reading,
-                bare,
-            )
+            # What the size of the parameters scales it by is not seen at the quiet point. Where
+            # that goes into momentum, even the update does not show it.
+            by_gradient, drive = quiet.by_gradient_at(floats_of(params)[0])
+            is_hidden = _distance(drive, predicted.drive) > tolerance
+            is_scaled = _distance(by_gradient, predicted.by_gradient) > tolerance
+            is_unknown = is_hidden | (~is_verifiable & is_scaled)
+            reading = _chosen(is_verifiable, reading, bare)
+            return _chosen(is_unknown, unread(params, Reading.UNEXPLAINED), reading)
     if note is not None:
         note(objection)
     return unread(params, Reading.REFUSED)
@@ -296,11 +303,10 @@ def reading_of(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> 
     now = descent.at(step)
     rate = now.require_learning_rate()
     preconditioner = 1.0 if now.preconditioner is None else now.preconditioner
-    if jax.tree.structure(preconditioner).num_leaves == 1 and not jnp.ndim(
-        jax.tree.leaves(preconditioner)[0]
-    ):
-        number = jax.tree.leaves(preconditioner)[0]
-        preconditioner = jax.tree.map(lambda leaf: number, params)
+    if jax.tree_util.treedef_is_leaf(jax.tree.structure(preconditioner)):
+        # One number for all parameters.
+        leaves, structure = jax.tree.flatten(params)
+        preconditioner = jax.tree.unflatten(structure, [preconditioner] * len(leaves))
 
     def response_of(leaf: object, scale: Number) -> Array:
         """E of one array of parameters."""
@@ -371,6 +377,8 @@ def _predict(quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree) 
         decay=decay,
         made={path: updates[path] - quiet.rest[path] for path in updates},
         directions=[by_momentum, along_gradient, along_params],
+        by_gradient=by_gradient,
+        drive=drive,
         mixing=_distance(unshuffled, by_momentum),
         is_proportional=_any_nonzero(by_gradient) | _any_nonzero(by_momentum),
     )
@@ -423,6 +431,8 @@ def _predict_after(
             {path: beside_momentum[path] * gradients[path] for path in nothing},
             {path: params_beside[path] * weights[path] for path in nothing},
         ],
+        by_gradient=by_gradient,
+        drive=drive,
         mixing=_distance(unshuffled, by_momentum),
         is_proportional=_any_nonzero(by_gradient) | _any_nonzero(by_momentum),
     )
@@ -532,6 +542,16 @@ def _undifferentiable(error: Exception) -> str:
         f"The optimizer's update cannot be differentiated ({type(error).__name__}: {lines[0]}): "
         "the margin is NaN."
     )
+
+
+def _chosen(condition: Array, reading: DescentReading, other: DescentReading) -> DescentReading:
+    """One of two readings."""
+
+    def choose(leaf: Array, other_leaf: Array) -> Array:
+        """One of two arrays."""
+        return jnp.where(condition, leaf, other_leaf)
+
+    return jax.tree.map(choose, reading, other)
 
 
 def _only_floats(params: PyTree) -> PyTree:

@@ -48,7 +48,9 @@ class QuietPoint:
     """An optimizer as the linear map that it is at its quiet point.
 
     Attributes:
-        linear: (g, m, theta) -> (u, new m).
+        step: The optimizer as a function of floating arrays, (g, state, theta) -> (u, new state).
+        still: The state at the quiet point.
+        linear: Its derivative there.
         rest: The update with nothing to answer: noise, mostly zero.
         gradient: Zeros, like the gradient.
         buffers: All floating leaves of the state: momentum as the step found it, zero elsewhere.
@@ -59,6 +61,8 @@ class QuietPoint:
         memory: The largest 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
     """
 
+    step: Linear
+    still: Leaves
     linear: Linear
     rest: Leaves
     gradient: Leaves
@@ -88,6 +92,17 @@ class QuietPoint:
     def momentum_of(self, buffers: Leaves) -> Leaves:
         """The momentum among the leaves of a state, zero elsewhere."""
         return {path: _kept(leaf, self.is_momentum[path]) for path, leaf in buffers.items()}
+
+    def by_gradient_at(self, params: Leaves) -> tuple[Leaves, Leaves]:
+        """U_g and B, elementwise, where the parameters are not zero."""
+        tiny = {path: _tiny(leaf, jnp.ones(())) for path, leaf in self.gradient.items()}
+
+        def answer(gradient: Leaves) -> tuple[Leaves, Leaves]:
+            """What a gradient leads to with these parameters."""
+            return self.step(gradient, self.still, params)
+
+        _, (update, buffers) = jax.jvp(answer, (tiny,), (jax.tree.map(jnp.ones_like, tiny),))
+        return update, self.momentum_of(buffers)
 
     def swing(self, drives: list[Leaves]) -> list[Leaves]:
         """U_m (I + A)^-1 d for some drives d of the momentum: what swinging buffers add."""
@@ -198,6 +213,8 @@ def quiet_point(
     (rest, _), linear = jax.linearize(step, tiny, buffers, no_weights)
     momentum = {path: _kept(leaf, is_momentum[path]) for path, leaf in before.items()}
     return QuietPoint(
+        step=step,
+        still=buffers,
         linear=linear,
         rest=rest,
         gradient=zeros_like(gradients),
