@@ -11,7 +11,6 @@ from monitor_problem import C, D, H, f, loss, naive, problem
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.descent import Descent
 from ntkdiag.monitor import InMemory, Monitor, watch
 from ntkdiag.monitor.schedule import as_schedule
 
@@ -25,9 +24,10 @@ def in_float32():
 
 def training(x, y, **options):
     """A whole training of four steps, its optimizer made inside: the traces that were measured."""
+    options = {"every": 2, "loss": "mse", "instruments": "kernel", "top_k": 3, **options}
 
     def run(params, x, y):
-        tx = optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=2, loss="mse", **options))
+        tx = watch(optax.sgd(0.1), f, train=(x, y), **options)
 
         def step(carry, _):
             params, state = carry
@@ -42,16 +42,29 @@ def training(x, y, **options):
 def test_made_inside_a_compiled_training():
     params, x, y = in_float32()
     memory = InMemory()
-    trajectory, traces = training(x, y, descent=0.1, writers=memory)(params)
+    trajectory, traces = training(x, y, writers=memory)(params)
     jax.effects_barrier()
     assert memory.steps == [0, 2]
     np.testing.assert_array_equal(traces, np.repeat(memory.series("ntk_trace"), 2))
     for row in memory.rows:
         at = jax.tree.map(lambda leaf, step=row["step"]: leaf[step], trajectory)
-        expected = naive(at, params, x=x, y=y, learning_rate=0.1)
-        for name in ("trace", "alignment", "margin"):
+        expected = naive(at, params, x=x, y=y)
+        for name in ("trace", "alignment", "critical_learning_rate"):
             np.testing.assert_allclose(row[f"ntk_{name}"], expected[name], rtol=1e-5)
     assert memory.record["probe"] is None  # examples that are being traced have no values to hash
+
+
+@pytest.mark.slow
+def test_all_tiers_made_inside_a_compiled_training():
+    params, x, y = in_float32()
+    memory = InMemory()
+    tiers = ("economy", "spectral", "kernel")
+    trajectory, _ = training(x, y, writers=memory, instruments=tiers)(params)
+    jax.effects_barrier()
+    for row in memory.rows:
+        at = jax.tree.map(lambda leaf, step=row["step"]: leaf[step], trajectory)
+        expected = naive(at, params, x=x, learning_rate=0.1)["margin"]
+        np.testing.assert_allclose(row["ntk_margin"], expected, rtol=1e-3)
 
 
 def test_made_inside_and_under_vmap_over_seeds():
@@ -72,13 +85,13 @@ def test_model_made_inside():
     def run(key, x, y):
         variables = model.init(key, x)
         fn = ntkdiag.functionalize(model, variables)
-        tx = watch(fn, train=(x, y))
+        tx = watch(optax.sgd(0.1), fn, train=(x, y), instruments="kernel")
         _, state = tx.update(variables, tx.init(variables), variables)
-        return state.ntk_trace, state.ntk_alignment
+        return get(state, "ntk_trace"), get(state, "ntk_alignment")
 
     trace, alignment = run(jax.random.key(0), x, y)
     fn = ntkdiag.functionalize(model, model.init(jax.random.key(0), x))
-    expected = Monitor(fn, train=(x, y))(0, fn.params)
+    expected = Monitor(fn, train=(x, y), instruments="kernel")(0, fn.params)
     np.testing.assert_allclose(trace, expected.trace, rtol=1e-5)
     np.testing.assert_allclose(alignment, expected.alignment, rtol=1e-4)
 
@@ -89,9 +102,9 @@ def test_with_a_functional_inside_inject_hyperparams(compiled):
     fn = ntkdiag.functionalize(f, params)
 
     def optimizer(learning_rate, momentum, every):
-        descent = Descent(learning_rate, momentum=momentum)
-        watcher = watch(fn, train=(x, y), every=every, loss="mse", descent=descent)
-        return optax.chain(optax.sgd(learning_rate, momentum), watcher)
+        inner = optax.sgd(learning_rate, momentum)
+        options = {"loss": "mse", "instruments": "kernel"}
+        return watch(inner, fn, train=(x, y), every=every, **options)
 
     tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1, momentum=0.5, every=2)
     state, update = tx.init(params), jax.jit(tx.update) if compiled else tx.update
@@ -100,8 +113,24 @@ def test_with_a_functional_inside_inject_hyperparams(compiled):
         _, state = update(params, state, at[step])
         measured_at = 2 * (step // 2)
         assert int(get(state, "ntk_step")) == measured_at
-        expected = naive(at[measured_at], params, x=x, y=y, learning_rate=0.1, tau=3.0)
-        np.testing.assert_allclose(get(state, "ntk_margin"), expected["margin"], rtol=1e-5)
+        expected = naive(at[measured_at], params, x=x, y=y)["trace"]
+        np.testing.assert_allclose(get(state, "ntk_trace"), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+def test_the_margin_inside_inject_hyperparams(compiled):
+    params, x, y = in_float32()
+
+    def optimizer(learning_rate):
+        inner = optax.sgd(learning_rate)
+        return watch(inner, f, train=(x, y), loss="mse", instruments="spectral", top_k=3)
+
+    tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1)
+    update = jax.jit(tx.update) if compiled else tx.update
+    _, state = update(jax.grad(loss)(params, x, y), tx.init(params), params)
+    expected = naive(params, params, x=x, learning_rate=0.1)["margin"]
+    np.testing.assert_allclose(get(state, "ntk_margin"), expected, rtol=1e-3)
 
 
 def test_a_functional_of_which_examples_interact_is_refused_inside_too():
@@ -109,7 +138,7 @@ def test_a_functional_of_which_examples_interact_is_refused_inside_too():
     fn = ntkdiag.functionalize(lambda params, x: f(params, x - x.mean(0)), params, check=False)
 
     def optimizer(learning_rate):
-        return optax.chain(optax.sgd(learning_rate), watch(fn, train=(x, y)))
+        return watch(optax.sgd(learning_rate), fn, train=(x, y), instruments="kernel")
 
     tx = optax.inject_hyperparams(optimizer)(learning_rate=0.1)
     with pytest.raises(errors.ExamplesInteractError):
@@ -125,13 +154,14 @@ def test_numbers_of_steps_may_be_arrays():
         as_schedule(jnp.asarray([3]))
 
 
+@pytest.mark.parametrize("instruments", ["kernel", "layer_norms"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["filter_jit", "eager"])
-def test_a_whole_equinox_module(compiled):
+def test_a_whole_equinox_module(compiled, instruments):
     _, x, y = in_float32()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
     fn, memory = ntkdiag.functionalize(model), InMemory()
-    tx = optax.chain(optax.sgd(0.1), watch(fn, train=(x, y), every=2, writers=memory))
-    state = tx.init(model if not compiled else eqx.filter(model, eqx.is_array))
+    tx = watch(optax.sgd(0.1), fn, train=(x, y), every=2, writers=memory, instruments=instruments)
+    state = tx.init(eqx.filter(model, eqx.is_array))
 
     def step(model, state):
         gradient = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
@@ -146,16 +176,22 @@ def test_a_whole_equinox_module(compiled):
     jax.effects_barrier()
     assert memory.steps == [0, 2]
     for row in memory.rows:
-        expected = naive(trajectory[row["step"]], trajectory[0], x=x, y=y, model=fn.apply)
-        np.testing.assert_allclose(row["ntk_trace"], expected["trace"], rtol=1e-5)
+        at = trajectory[row["step"]]
+        if instruments == "kernel":
+            expected = naive(at, trajectory[0], x=x, y=y, model=fn.apply)
+            np.testing.assert_allclose(row["ntk_trace"], expected["trace"], rtol=1e-5)
+        else:
+            norms = [np.linalg.norm(leaf) for leaf in jax.tree.leaves(at)]
+            np.testing.assert_allclose(sorted(row["ntk_layer_parameter"]), sorted(norms), rtol=1e-5)
 
 
 def test_a_whole_module_beside_a_plain_function_is_refused():
     _, x, y = in_float32()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
+    tx = watch(optax.sgd(0.1), lambda model, x: jax.vmap(model)(x), train=(x, y))
     with pytest.raises(errors.StructureError) as caught:
-        watch(lambda model, x: jax.vmap(model)(x), train=(x, y)).init(model)
+        tx.init(eqx.filter(model, eqx.is_array, replace=jnp.tanh))
     assert str(caught.value) == (
-        "watch(f).init(params): expected parameters that are arrays, as f is a plain function of them; got a "
-        "PjitFunction at activation. Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters."
+        "watch(optimizer, f).init(params): expected parameters that are arrays, as f is a plain function of them; got "
+        "a PjitFunction at activation. Pass ntkdiag.functionalize(model) for f: it knows which leaves are parameters."
     )

@@ -202,7 +202,7 @@ def test_multi_steps_may_be_wrapped_as_they_are():
     params, _, _ = problem_in_float32()
     multi_steps = optax.MultiSteps(optax.adam(1e-2), 2)
     memory = InMemory()
-    trajectory, state = compiled(watched(multi_steps, every=1, writers=memory), params)
+    trajectory, _ = compiled(watched(multi_steps, every=1, writers=memory), params)
     plain, _ = compiled(multi_steps.gradient_transformation(), params)
     assert_same_bits(plain, trajectory)
     jax.effects_barrier()
