@@ -12,12 +12,10 @@ import dataclasses
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
-from ntkdiag.monitor.instruments.scatter import positive_mean, positive_ratio
+from ntkdiag.monitor.instruments.scatter import at_most_1, positive_mean, positive_ratio
 from ntkdiag.monitor.instruments.traced_program import trained_layers
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.situation import Situation
@@ -33,10 +31,11 @@ class SampledTrace(Instrument):
     """tr Theta of the full kernel over the whole probe, and the share of every layer in it.
 
     The probe is taken in 16 groups, or one for each example where there are fewer. Examples that
-    are left over, n modulo 16, are left out, and the trace is scaled to all n. The interval is one
-    of Student's t on the logarithm, from the scatter among groups: of the examples, and of the
-    signs. So it holds the trace per example of the whole training set, times n; for the trace of
-    this very probe it is wider than it has to be, the more the more examples differ.
+    are left over, n modulo 16, are left out, and the trace is scaled to all n. The interval is
+    Student's, of 1 / trace, from the scatter among groups: of the examples, and of the signs. So it
+    holds the trace per example of the whole training set, times n; for the trace of this very probe
+    it is wider than it has to be, the more the more examples differ. Where a few examples make up
+    most of the trace it is too short, and holds about 9 times of 10.
 
     Where examples interact, as in batch normalisation, groups are up to 8 small batches of at
     least 8 examples each. Each has statistics of its own: it is the trace at that batch size. With
@@ -59,12 +58,9 @@ class SampledTrace(Instrument):
         """The trace, and shares of layers."""
         samples = situation.once(trace_samples)
         of_groups = samples.sum(axis=1)  # [G L] -> [G]
-        shares = positive_ratio(samples, of_groups)
         estimates = {
             "trace": positive_mean(of_groups),
-            "layer_trace": Estimate.between(
-                shares.value, shares.lower, jnp.minimum(shares.upper, 1.0)
-            ),
+            "layer_trace": at_most_1(positive_ratio(samples, of_groups)),
         }
         return estimates, memory
 

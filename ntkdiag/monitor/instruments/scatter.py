@@ -1,12 +1,15 @@
 """Intervals from the scatter of independent samples, for numbers that are positive.
 
-Sums of squares are skewed: of one sample far above the others, mean and standard deviation grow
-together, and an interval mean +- t s / sqrt(n) that misses the true mean lies below it most often.
-On the logarithm it is as long above as it has to be. With r = t s / (mean sqrt(n)),
+Sums of squares are skewed: without a sample far above the others, mean and standard deviation are
+both too small, and an interval mean +- t s / sqrt(n) that misses the true mean lies below it most
+often. Student's interval of the reciprocal is longer above. With r = t s / (mean sqrt(n)),
 
-    [mean exp(-r), mean exp(r)].
+    [mean / (1 + r), mean / (1 - r)],
+
+which ends at infinity where r >= 1.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -20,7 +23,9 @@ def positive_mean(samples: Float[Array, "n *s"]) -> Estimate:
     """
     mean = samples.mean(axis=0)
     reach = _reach(samples - mean) / mean
-    return Estimate(mean, mean * jnp.exp(-reach), mean * jnp.exp(reach))
+    # Written so that NaN stays.
+    upper = jnp.where(reach >= 1, jnp.inf, mean / (1 - reach))
+    return Estimate(mean, mean / (1 + reach), upper)
 
 
 def positive_ratio(numerators: Float[Array, "n *s"], denominators: Float[Array, " n"]) -> Estimate:
@@ -42,6 +47,11 @@ def positive_ratio(numerators: Float[Array, "n *s"], denominators: Float[Array, 
     # The scatter without one sample is 1 / (n - 1) of that of single samples.
     reach = _reach((n - 1) * (logarithms - logarithms.mean(axis=0)))
     return Estimate(ratio, ratio * jnp.exp(-reach), ratio * jnp.exp(reach))
+
+
+def at_most_1(estimate: Estimate) -> Estimate:
+    """An estimate of a share: one above 1, or an end of its interval, is 1."""
+    return jax.tree.map(lambda numbers: jnp.minimum(numbers, 1.0), estimate)
 
 
 def _reach(deviations: Float[Array, "n *s"]) -> Float[Array, "*s"]:

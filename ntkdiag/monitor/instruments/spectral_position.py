@@ -10,12 +10,12 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.sampled_trace import trace_samples
-from ntkdiag.monitor.instruments.scatter import positive_mean
+from ntkdiag.monitor.instruments.scatter import at_most_1, positive_ratio
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.situation import Situation, squared_norm
@@ -25,8 +25,10 @@ from ntkdiag.monitor.situation import Situation, squared_norm
 class SpectralPosition(Instrument):
     """rho = ||dL/dtheta||^2 / (||dL/df||^2 tr Theta), in [0, 1], and the loss of the probe.
 
-    Gradients are exact; the interval is that of the trace, whose samples it shares with
-    `SampledTrace`: see there, also for examples that interact.
+    Gradients are exact; the error is that of the trace of this probe, whose samples it shares with
+    `SampledTrace`: see there for examples that interact. The interval is the jackknife's over
+    groups, on the logarithm. The groups scatter by their examples too, not only by the signs, so it
+    is wider than it has to be, the more the more examples differ.
 
     Gives `spectral_position`; `loss`, of the probe; and `gradient_norm`, of the gradient that the
     optimizer got, where it is at hand.
@@ -45,15 +47,13 @@ class SpectralPosition(Instrument):
 
     def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
         """The position, the loss, and the norm of the gradient."""
-        trace = positive_mean(situation.once(trace_samples).sum(axis=1))
-        of_outputs = squared_norm(situation.residuals)
-        share = squared_norm(situation.loss_gradient) / of_outputs  # rho tr Theta
+        of_groups = situation.once(trace_samples).sum(axis=1)  # [G L] -> [G]
+        # rho tr Theta, the same beside every group.
+        share = squared_norm(situation.loss_gradient) / squared_norm(situation.residuals)
+        position = positive_ratio(jnp.full_like(of_groups, share), of_groups)
         estimates = {
-            "spectral_position": Estimate.between(
-                at_most_1(share / trace.value),
-                at_most_1(share / trace.upper),
-                at_most_1(share / trace.lower),
-            ),
+            # No kernel has an eigenvalue above its trace.
+            "spectral_position": at_most_1(position),
             "loss": Estimate.exact(situation.loss_of(situation.outputs)),
         }
         if situation.gradient is not None:
@@ -66,8 +66,3 @@ class SpectralPosition(Instrument):
         if probe.loss is None:
             return "no loss was named, and its gradient is what has a position"
         return None
-
-
-def at_most_1(rho: Float[Array, ""]) -> Float[Array, ""]:
-    """No kernel has an eigenvalue above its trace: an estimate above 1 is one of 1."""
-    return jnp.minimum(rho, 1.0)
