@@ -33,6 +33,7 @@ from ntkdiag.models import Functional as Functional
 from ntkdiag.models import functionalize as functionalize
 from ntkdiag.monitor import JsonLines as JsonLines
 from ntkdiag.monitor import Monitor as Monitor
+from ntkdiag.monitor import unwatch as unwatch
 from ntkdiag.monitor import watch as watch
 
 __version__ = "0.1.0"

@@ -60,12 +60,12 @@ def described(instance: object) -> str:
     dtype and shape.
     """
     fields = dataclasses.fields(instance)  # pyright: ignore[reportArgumentType]
-    shown = [f"{field.name}={_shown(getattr(instance, field.name))}" for field in fields]
+    shown = [f"{field.name}={short(getattr(instance, field.name))}" for field in fields]
     return f"{type(instance).__name__}({', '.join(shown)})"
 
 
-def _shown(value: Any) -> str:
-    """One field of a result."""
+def short(value: Any) -> str:
+    """One field of a result, in a few words."""
     if isinstance(value, dict):
         return f"{len(value)} arrays by name"
     if not isinstance(value, np.ndarray | np.generic | jax.Array):

@@ -13,6 +13,7 @@ from public_names import documented, resolve
 import ntkdiag
 from ntkdiag import analysis, matrix_free, predict
 from ntkdiag.linearization import linearization_gap
+from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.measurement import unmeasured
 from ntkdiag.monitor.measuring_cost import Cost
 
@@ -53,7 +54,7 @@ def results():
         ntkdiag.Descent(jnp.float32(0.1)),
         ntkdiag.losses.MSE(jnp.float32(3.0)),
         ntkdiag.losses.CrossEntropy(np.float64(3.0)),
-        unmeasured(3, "float32"),
+        unmeasured({"eigenvalues": Estimate.exact(jnp.ones(3)), "trace": Estimate.exact(1.0)}),
         Cost(np.float32(0.02), setup_seconds=1.5),
         compared,
         compared.a,
@@ -93,7 +94,8 @@ def test_results_that_hold_arrays_write_their_own_line():
 
 def test_arrays_are_told_by_dtype_and_shape(printed):
     assert "outputs=float64[6, 2]" in printed["LinearizedChange"][0]
-    assert "eigenvalues=[nan, nan, nan]" in printed["Measurement"][0]
+    text = "Measurement(step=-1, status=0, eigenvalues=[nan, nan, nan], trace=nan)"
+    assert printed["Measurement"][0] == text
     assert printed["Measured"][0].startswith("Measured('A': ")
     assert "train=float32[6, 2]" in printed["Origin"][0]
 

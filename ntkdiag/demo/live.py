@@ -27,6 +27,7 @@ _SHOWN = {
     "ntk_distance_centred": "drift since step 0, centred distance",
     "ntk_alignment": "alignment with the labels",
     "ntk_alignment_above": "alignment above chance",
+    "ntk_step_error": "error of a linear step",
     "ntk_margin": "stability margin (1 = edge)",
 }
 
@@ -92,7 +93,7 @@ class LiveView:
 def _table(step: int, values: Values, reduction: str) -> Table:
     """The latest measurement, one number a line."""
     table = Table(
-        title=f"kernel at step {step}",
+        title=f"step {step}",
         title_justify="left",
         title_style="bold",
         show_header=False,
@@ -100,25 +101,41 @@ def _table(step: int, values: Values, reduction: str) -> Table:
     )
     table.add_column(style="dim")
     table.add_column(justify="right")
-    eigenvalues = "  ".join(_number(value) for value in values["ntk_eigenvalues"])
-    table.add_row("top eigenvalues", eigenvalues)
+    eigenvalues = values.get("ntk_eigenvalues", ())
+    if eigenvalues:
+        table.add_row("top eigenvalues", "  ".join(_number(value) for value in eigenvalues))
     for name, title in _SHOWN.items():
-        table.add_row(_labelled(title, reduction), _number(values[name]))
+        if name in values:
+            table.add_row(_labelled(title, reduction), _with_interval(name, values))
     return table
 
 
 def _line(step: int, values: Values, reduction: str) -> str:
     """A measurement as one line."""
-    parts = [f"step {step:5d}", f"lambda {_number(values['ntk_eigenvalues'][0])}"]
+    parts = [f"step {step:5d}"]
+    eigenvalues = values.get("ntk_eigenvalues", ())
+    if eigenvalues:
+        parts.append(f"lambda {_number(eigenvalues[0])}")
     for name in _SHOWN:
-        label = _labelled(name.removeprefix("ntk_"), reduction)
-        parts.append(f"{label} {_number(values[name])}")
+        if name in values:
+            label = _labelled(name.removeprefix("ntk_"), reduction)
+            parts.append(f"{label} {_with_interval(name, values)}")
     return "  ".join(parts)
 
 
 def _labelled(name: str, reduction: str) -> str:
     """A name; with the reduction of the kernel where it is an alignment."""
     return f"{name} ({reduction})" if name.startswith("alignment") else name
+
+
+def _with_interval(name: str, values: Values) -> str:
+    """A number, with the ends of its interval where it is estimated."""
+    shown = _number(values[name])
+    lower = values.get(f"{name}_lower")
+    upper = values.get(f"{name}_upper")
+    if lower is None or upper is None:
+        return shown
+    return f"{shown} [{_number(lower)}, {_number(upper)}]"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A plain Optax training loop with `watch` in the chain."""
+"""A plain Optax training loop whose optimizer is wrapped by `watch`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -18,7 +18,6 @@ from ntkdiag.demo.demo_settings import (
     DemoSettings,
 )
 from ntkdiag.demo.digits import Digits
-from ntkdiag.descent import Descent
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor import watch
 from ntkdiag.monitor.writers import Writer
@@ -40,7 +39,7 @@ def train(
         functional: The model.
         digits: The data.
         settings: Steps, schedule, seed.
-        writers: Receive every measurement of the kernel.
+        writers: Receive every measurement.
         on_step: Called as `on_step(step, params, loss)` before each update and once at the end; the
             loss is that of the update before, None at step 0.
 
@@ -48,18 +47,16 @@ def train(
         The trained parameters.
     """
     f, params = functional
-    optimizer = optax.chain(
+    optimizer = watch(
         optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
-        watch(
-            functional,
-            train=digits.train_probe(PROBE_PER_CLASS),
-            held_out=digits.held_out_probe(PROBE_PER_CLASS),
-            every=settings.every,
-            top_k=TOP_K,
-            loss=LOSS,
-            descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
-            writers=writers,
-        ),
+        functional,
+        train=digits.train_probe(PROBE_PER_CLASS),
+        held_out=digits.held_out_probe(PROBE_PER_CLASS),
+        every=settings.every,
+        instruments=("economy", "spectral", "kernel"),
+        top_k=TOP_K,
+        loss=LOSS,
+        writers=writers,
     )
     state = optimizer.init(params)
 

@@ -1,4 +1,4 @@
-"""During training: an Optax transform, a hook for the host, schedules and writers."""
+"""During training: an Optax optimizer that measures, a hook, instruments, alerts and writers."""
 
 from ntkdiag.monitor.alerting.alert import Alert as Alert
 from ntkdiag.monitor.alerting.alert import Rule as Rule
@@ -8,15 +8,27 @@ from ntkdiag.monitor.alerting.standard_rules import MarginAbove as MarginAbove
 from ntkdiag.monitor.alerting.standard_rules import NaNNear as NaNNear
 from ntkdiag.monitor.alerting.standard_rules import RankCollapse as RankCollapse
 from ntkdiag.monitor.alerting.standard_rules import StepErrorAbove as StepErrorAbove
+from ntkdiag.monitor.estimate import Estimate as Estimate
 from ntkdiag.monitor.hook import Monitor as Monitor
+from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple as CriticalMultiple
+from ntkdiag.monitor.instruments.exact_kernel import ExactKernel as ExactKernel
+from ntkdiag.monitor.instruments.instrument import Instrument as Instrument
+from ntkdiag.monitor.instruments.layer_norms import LayerNorms as LayerNorms
+from ntkdiag.monitor.instruments.sampled_trace import SampledTrace as SampledTrace
+from ntkdiag.monitor.instruments.spectral_position import SpectralPosition as SpectralPosition
+from ntkdiag.monitor.instruments.step_error import StepError as StepError
+from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
 from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
+from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
+from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
 from ntkdiag.monitor.monitor_plan import plan as plan
 from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
 from ntkdiag.monitor.unwatch import rewatch as rewatch
 from ntkdiag.monitor.unwatch import unwatch as unwatch
+from ntkdiag.monitor.watch import WatchState as WatchState
 from ntkdiag.monitor.watch import watch as watch
 from ntkdiag.monitor.writers import InMemory as InMemory
 from ntkdiag.monitor.writers import JsonLines as JsonLines

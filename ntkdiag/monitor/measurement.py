@@ -90,7 +90,10 @@ class Measurement:
         return self.estimates[name]
 
     def __repr__(self) -> str:
-        return display.described(self)
+        shown = {"step": self.step, "status": self.status}
+        shown |= {name: estimate.value for name, estimate in self.estimates.items()}
+        fields = [f"{name}={display.short(value)}" for name, value in shown.items()]
+        return f"Measurement({', '.join(fields)})"
 
     def values(self, name: str = "ntk") -> dict[str, float | int | list[float]]:
         """The numbers under the names the writers see: "ntk_trace", "ntk_trace_lower", ...

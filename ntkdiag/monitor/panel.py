@@ -79,11 +79,13 @@ class Panel:
         """Measure with some of the instruments."""
         estimates: Estimates = {}
         kept = dict(memories)
-        for instrument in instruments:
-            measured, memory = instrument.measure(situation, memories.get(instrument.name, ()))
-            estimates |= measured
-            if instrument.name in memories:
-                kept[instrument.name] = memory
+        # What users forbid in their own code is meant here.
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            for instrument in instruments:
+                measured, memory = instrument.measure(situation, memories.get(instrument.name, ()))
+                estimates |= measured
+                if instrument.name in memories:
+                    kept[instrument.name] = memory
         status = jnp.asarray(Status.MEASURED, jnp.int32)
         if "status" in estimates:
             status = estimates.pop("status").value.astype(jnp.int32)

@@ -17,8 +17,10 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.monitor.writers import read_json_lines
 
-# Every measurement has eigenvalues: "<name>_eigenvalues" tells the name of the monitor.
-_MARK = "_eigenvalues"
+# Every measurement has a status: "<name>_status" tells the name of the monitor. Those of older
+# versions have eigenvalues.
+_STATUS = "_status"
+_EIGENVALUES = "_eigenvalues"
 
 Row: TypeAlias = Mapping[str, Any]  # one line of JSON: the step, and numbers by name
 History: TypeAlias = str | os.PathLike[str] | Sequence[Row]
@@ -31,8 +33,8 @@ def read_history(history: History | None) -> list[Row]:
         history: File written by `JsonLines`, or its rows; None is no history.
 
     Returns:
-        Rows with at least ``step`` and ``ntk_eigenvalues``, whatever name the monitor had; of steps
-        written twice the later.
+        Rows with at least ``step`` and the numbers of the instruments, under names that begin with
+        ``ntk_`` whatever name the monitor had; of steps written twice the later.
 
     Raises:
         InvalidInputError: There is no such file, or it holds no measurement, or those of several
@@ -51,7 +53,7 @@ def read_history(history: History | None) -> list[Row]:
     # A run that was resumed writes some steps again: the later row takes the place of the earlier.
     by_step = {}
     for row in history:
-        if "step" in row and _has_values(row.get(name + _MARK)):
+        if name in _names_in(row):
             by_step[row["step"]] = {**_under_common_names(row, name), **reduction}
     return [by_step[step] for step in sorted(by_step)]
 
@@ -60,11 +62,7 @@ def _monitor_in(rows: Sequence[Row]) -> str:
     """The name of the monitor that wrote the rows: "ntk", or that of the only one."""
     names = set()
     for row in rows:
-        if "step" not in row:
-            continue
-        for key, value in row.items():
-            if key.endswith(_MARK) and _has_values(value):
-                names.add(key.removesuffix(_MARK))
+        names |= _names_in(row)
     if not names:
         raise _error("no measurement in it")
     if "ntk" in names:
@@ -87,6 +85,20 @@ def _reduction_in(records: Sequence[Row], name: str) -> dict[str, str]:
     if not reductions:
         return {}
     return {"ntk_alignment_reduction": " and ".join(sorted(reductions))}
+
+
+def _names_in(row: Row) -> set[str]:
+    """The names of the monitors whose measurements a row holds."""
+    names = set()
+    if "step" not in row:
+        return names
+    for key, value in row.items():
+        # The status of the optimizer is a number like others.
+        if key.endswith(_STATUS) and not key.endswith(f"_optimizer{_STATUS}"):
+            names.add(key.removesuffix(_STATUS))
+        if key.endswith(_EIGENVALUES) and _has_values(value):
+            names.add(key.removesuffix(_EIGENVALUES))
+    return names
 
 
 def _has_values(eigenvalues: Sequence[float | None] | np.ndarray | None) -> bool:

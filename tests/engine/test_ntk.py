@@ -8,6 +8,7 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import reference
 from hypothesis import given, settings
@@ -331,7 +332,7 @@ def test_outputs_that_are_nothing_but_rounding():
     assert_close(ntkdiag.ntk(centred, params, X, reduction="full"), want, np.float32)
     compatible = nt.empirical_ntk_fn(centred, trace_axes=(), vmap_axes=0)(X, None, params)
     np.testing.assert_allclose(compatible, want.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
-    ntkdiag.watch(centred, train=(X, None)).init(params)
+    ntkdiag.watch(optax.sgd(0.1), centred, train=(X, None)).init(params)
     assert ntkdiag.selfcheck(centred, params, X)["examples"].status == "ok"
     normalised = lambda p, x: batch_norm(p, x) - batch_norm(params, x)
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):

@@ -42,6 +42,8 @@ close(ntkdiag.ntk(bound, copied, spread, reduction="full"), want)
 assert {row.factor for row in ntkdiag.plan(bound, copied, spread, reduction="full").rows} == {"outer"}
 """
 EXPLICIT = """
+import optax
+
 from ntkdiag.neural_tangents import empirical_ntk_fn
 from ntkdiag import predict
 from ntkdiag.monitor import InMemory
@@ -91,10 +93,11 @@ for context in (False, True):
         close(ntkdiag.ntk(lambda p, x: f(p, x) * ones, copied, copied_x, reduction="full"), want)  # nothing is spread
         memories = [InMemory(), InMemory(), InMemory()]
         for memory, p, at in ((memories[0], params, x), (memories[1], copied, spread)):
-            with ntkdiag.Monitor(f, train=(at, labels), every=1, writers=[memory]) as monitor:
+            with ntkdiag.Monitor(f, train=(at, labels), instruments="kernel", writers=[memory]) as monitor:
                 monitor(0, p)
         if context:  # a compiled step of spread arrays needs one anyway
-            transform = ntkdiag.watch(f, train=(spread, labels), every=1, writers=[memories[2]])
+            options = {"every": 1, "instruments": "kernel", "writers": [memories[2]]}
+            transform = ntkdiag.watch(optax.sgd(0.1), f, train=(spread, labels), **options)
             jax.jit(transform.update)(copied, transform.init(copied), copied)
             jax.effects_barrier()
         traces = [memory.rows[0]["ntk_trace"] for memory in memories if memory.rows]

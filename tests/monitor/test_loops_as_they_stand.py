@@ -1,6 +1,7 @@
 """`Monitor` takes what loops hold, and evaluates the model with its statistics at the step."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -17,6 +18,8 @@ from monitor_problem import C, D, H, naive, problem
 from ntkdiag.models import functionalize
 from ntkdiag.monitor import InMemory, Monitor
 from ntkdiag.monitor.measurement import Status
+
+kernel_monitor = functools.partial(Monitor, instruments="kernel")
 
 
 def data():
@@ -93,7 +96,7 @@ def test_a_train_state_is_followed_with_its_statistics():
     x, y = data()
     fn, state = linen_state(optax.adam(0.1))
     memory = InMemory()
-    monitor = Monitor(
+    monitor = kernel_monitor(
         fn, train=(x, y), every=1, loss="mse", descent=0.1, writers=memory, time_share=None
     )
     moved = dataclasses.replace(state, batch_stats=later(state.batch_stats))
@@ -117,7 +120,7 @@ def test_variables_and_collections_beside_the_parameters_say_the_same():
     x, y = data()
     fn, state = linen_state()
     stats = {"batch_stats": later(state.batch_stats)}
-    monitor = Monitor(fn, train=(x, y), every=1, time_share=None)
+    monitor = kernel_monitor(fn, train=(x, y), every=1, time_share=None)
     whole = monitor(0, {"params": state.params, **stats})
     beside = monitor(1, state.params, model_state=stats)
     alone = monitor(2, state.params)
@@ -129,13 +132,13 @@ def test_variables_and_collections_beside_the_parameters_say_the_same():
 def test_a_dictionary_of_all_that_is_trained():
     x, y = data()
     fn, state = linen_state(optax.inject_hyperparams(optax.adam)(learning_rate=0.1))
-    monitor = Monitor(fn, train=(x, y), every=1, loss="mse", time_share=None)
+    monitor = kernel_monitor(fn, train=(x, y), every=1, loss="mse", time_share=None)
     held = {name: getattr(state, name) for name in ("params", "batch_stats", "opt_state", "step")}
     of_dictionary = monitor(0, {**held, "averaged": state.params})
     of_train_state = monitor(1, state)
     assert of_dictionary.status == Status.MEASURED
     assert of_train_state.drift == 0
-    plain = Monitor(lambda params, x: fn(params, x), train=(x, y))
+    plain = kernel_monitor(lambda params, x: fn(params, x), train=(x, y))
     assert plain(0, held).trace == pytest.approx(float(of_train_state.trace), rel=1e-5)
 
 
@@ -144,29 +147,40 @@ def test_an_optimizer_without_its_model_is_refused():
     model = Nnx(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
     with pytest.warns(RuntimeWarning) as caught:
-        assert Monitor(functionalize(model), train=(x, y))(0, optimizer) is None
+        assert kernel_monitor(functionalize(model), train=(x, y))(0, optimizer) is None
     assert (
         "monitor(step, params): expected the model, or its parameters; got a Optimizer that holds neither. "
         "Pass both: monitor(step, model, optimizer)."
     ) in str(caught[0].message)
 
 
-def test_what_the_call_does_not_bring_stays_and_is_said():
+def test_statistics_that_the_call_does_not_bring_are_those_of_the_probe():
     x, y = data()
     fn, state = linen_state()
     memory = InMemory()
-    Monitor(fn, train=(x, y), writers=memory)(0, state.params)
+    measured = kernel_monitor(fn, train=(x, y), writers=memory)(0, state.params)
+    params = state.params
+    hidden = x @ params["a"]["kernel"] + params["a"]["bias"]
+    stats = {"n": {"mean": hidden.mean(axis=0), "var": hidden.var(axis=0)}}
+    [expected] = traces(functional_of_linen, x, {"params": params, "batch_stats": stats})
+    np.testing.assert_allclose(measured.trace, expected, rtol=1e-4)
+    notes = memory.record["notes"]
     assert (
-        "Held at the values they had when the measured function was built: "
-        "batch_stats/n/mean, batch_stats/n/var." in memory.record["notes"]
+        "Running statistics were not handed in (model_state=): the kernel is evaluated with those "
+        "of the probe, at the parameters of the step." in notes
     )
+    assert not any(note.startswith("Held at") for note in notes)
+
+
+def functional_of_linen(variables):
+    return functionalize(Linen(), variables)
 
 
 def test_parameters_that_are_not_trained_are_followed_too():
     x, y = data()
     _, state = linen_state()
     variables = {"params": state.params, "batch_stats": state.batch_stats}
-    monitor = Monitor(
+    monitor = kernel_monitor(
         functionalize(Linen(), variables, trainable="b/**"), train=(x, y), every=1, time_share=None
     )
     moved = {**variables, "params": {**state.params, "a": later(state.params["a"])}}
@@ -183,7 +197,7 @@ def test_statistics_of_a_batch_are_not_followed():
     _, state = linen_state()
     variables = {"params": state.params, "batch_stats": state.batch_stats}
     fn = functionalize(Linen(), variables, mode="train", statistics=x)
-    monitor = Monitor(fn, train=(x, y), every=1, time_share=None)
+    monitor = kernel_monitor(fn, train=(x, y), every=1, time_share=None)
     assert monitor(0, state.params).status == Status.MEASURED
     measured = monitor(1, variables)
     assert measured.status == Status.FIXED_MOVED
@@ -200,7 +214,7 @@ def test_nnx_as_loops_hold_it(held):
         model, optax.inject_hyperparams(optax.sgd)(learning_rate=0.2), wrt=nnx.Param
     )
     memory = InMemory()
-    monitor = Monitor(fn, train=(x, y), every=1, loss="mse", writers=memory, time_share=None)
+    monitor = kernel_monitor(fn, train=(x, y), every=1, loss="mse", writers=memory, time_share=None)
 
     def measure(step):
         if held == "optimizer":
@@ -231,7 +245,7 @@ def test_an_equinox_state_is_followed(as_pair):
     model, state = eqx.nn.make_with_state(Equinox)(jax.random.key(0))
     _, state = trained_on(model, x, state)
     fn, memory = functionalize(model, state=state), InMemory()
-    monitor = Monitor(fn, train=(x, y), every=1, writers=memory, time_share=None)
+    monitor = kernel_monitor(fn, train=(x, y), every=1, writers=memory, time_share=None)
     expected = []
     for step in range(3):
         expected += traces(lambda state: functionalize(model, state=state), x, state)
@@ -265,7 +279,9 @@ def test_following_compiles_once():
         lambda model: model.b, model, eqx.nn.Sequential([model.b, eqx.nn.Lambda(counted)])
     )
     _, state = trained_on(model, x, state)
-    monitor = Monitor(functionalize(model, state=state), train=(x, y), every=1, time_share=None)
+    monitor = kernel_monitor(
+        functionalize(model, state=state), train=(x, y), every=1, time_share=None
+    )
     counts = []
     for step in range(3):
         monitor(step, (model, state))
@@ -281,7 +297,7 @@ def test_another_state_is_refused():
     model, state = eqx.nn.make_with_state(Equinox)(jax.random.key(0))
     _, state = trained_on(model, x, state)
     other = eqx.nn.State(eqx.nn.Linear(D, C, key=jax.random.key(0)))
-    monitor = Monitor(functionalize(model, state=state), train=(x, y))
+    monitor = kernel_monitor(functionalize(model, state=state), train=(x, y))
     with pytest.warns(RuntimeWarning) as caught:
         assert monitor(0, (model, other)) is None
     assert (
@@ -294,7 +310,9 @@ def test_another_state_is_refused():
 def test_a_plain_function_takes_the_parameters_of_a_train_state_and_no_statistics():
     x, y = data()
     fn, state = linen_state()
-    monitor = Monitor(lambda params, x: fn(params, x), train=(x, y), every=1, time_share=None)
+    monitor = kernel_monitor(
+        lambda params, x: fn(params, x), train=(x, y), every=1, time_share=None
+    )
     np.testing.assert_allclose(
         monitor(0, state).trace, naive(fn.params, fn.params, x=x, model=fn)["trace"], rtol=1e-4
     )

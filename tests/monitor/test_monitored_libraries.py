@@ -1,5 +1,7 @@
 """`watch` in the optimizers of each library and inside Optax's own wrappers."""
 
+import functools
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -16,9 +18,11 @@ from ntkdiag.models import functionalize
 from ntkdiag.monitor import watch
 from ntkdiag.monitor.hook import Monitor
 from ntkdiag.monitor.measurement import Status
+from ntkdiag.monitor.watch import WatchState
 from ntkdiag.monitor.writers import InMemory
 
 get = optax.tree_utils.tree_get
+kernel_watch = functools.partial(watch, instruments="kernel")
 
 
 class LinenModel(nn.Module):
@@ -82,7 +86,7 @@ def test_linen_train_state(whole):
     x, y = data()
     model, variables = linen()
     fn, memory = functionalize(model, variables), InMemory()
-    tx = optax.chain(optax.sgd(0.1), watch(fn, train=(x, y), every=2, writers=memory))
+    tx = kernel_watch(optax.sgd(0.1), fn, train=(x, y), every=2, writers=memory)
     params = variables if whole else variables["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 
@@ -109,7 +113,7 @@ def test_nnx_optimizer():
     x, y = data()
     model = NnxModel(nnx.Rngs(0))
     fn, memory = functionalize(model), InMemory()
-    tx = optax.chain(watch(fn, train=(x, y), every=2, writers=memory), optax.adam(0.01))
+    tx = kernel_watch(optax.adam(0.01), fn, train=(x, y), every=2, writers=memory)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -126,7 +130,7 @@ def test_nnx_optimizer():
     trace = get(optimizer.opt_state, "ntk_trace")
     np.testing.assert_allclose(np.asarray(trace[...]), memory.rows[-1]["ntk_trace"])
     # The host hook takes the model itself.
-    measurement = Monitor(fn, train=(x, y))(0, model)
+    measurement = Monitor(fn, train=(x, y), instruments="kernel")(0, model)
     np.testing.assert_allclose(
         measurement.trace, naive(fn.extract(model), trajectory[0], x=x, model=fn)["trace"], 1e-5
     )
@@ -136,7 +140,7 @@ def test_equinox():
     x, y = data()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
     fn, memory = functionalize(model), InMemory()
-    tx = optax.chain(optax.sgd(0.1), watch(fn, train=(x, y), every=1, writers=memory))
+    tx = kernel_watch(optax.sgd(0.1), fn, train=(x, y), every=1, writers=memory)
     params, static = eqx.partition(model, eqx.is_inexact_array)
     state = tx.init(params)
 
@@ -173,10 +177,8 @@ def run(tx, steps, params, grads=None):
 def test_multi_steps_counts_real_steps():
     params, x, y = problem()
     memory = InMemory()
-    tx = optax.MultiSteps(
-        optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=2, writers=memory)),
-        every_k_schedule=3,
-    )
+    inside = kernel_watch(optax.sgd(0.1), f, train=(x, y), every=2, writers=memory)
+    tx = optax.MultiSteps(inside, every_k_schedule=3)
     trajectory, _ = run(tx, 9, params)
     assert memory.steps == [0, 2]
     for row, at in zip(memory.rows, (trajectory[2], trajectory[8]), strict=True):
@@ -187,9 +189,8 @@ def test_multi_steps_counts_real_steps():
 def test_apply_if_finite():
     params, x, y = problem()
     memory = InMemory()
-    tx = optax.apply_if_finite(
-        optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=1, writers=memory)), 5
-    )
+    inside = kernel_watch(optax.sgd(0.1), f, train=(x, y), every=1, writers=memory)
+    tx = optax.apply_if_finite(inside, 5)
     good = jax.tree.map(jnp.ones_like, params)
     bad = jax.tree.map(lambda a: a * jnp.nan, good)
     _, state = run(tx, 3, params, [good, bad, good])
@@ -201,7 +202,7 @@ def test_apply_if_finite():
 def test_sam_chooses_between_states_by_arithmetic():
     params, x, y = problem()
     memory = InMemory()
-    inside = optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=1, writers=memory))
+    inside = kernel_watch(optax.sgd(0.1), f, train=(x, y), every=1, writers=memory)
     trajectory, state = run(optax.contrib.sam(inside, optax.sgd(0.05), sync_period=2), 6, params)
     assert memory.steps == [0, 1, 1, 2, 2]
     last = {step: row["ntk_trace"] for step, row in zip(memory.steps, memory.rows, strict=True)}
@@ -210,7 +211,12 @@ def test_sam_chooses_between_states_by_arithmetic():
             trace, naive(trajectory[2 * step], params, x=x)["trace"], rtol=1e-5
         )
     assert memory.rows[-1]["ntk_drift"] > 0
-    assert np.isfinite(get(state, "ntk_kernel0")).all()
+    [watched] = [
+        node
+        for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, WatchState))
+        if isinstance(node, WatchState)
+    ]
+    assert np.isfinite(watched.ntk_memory["kernel"].kernel0).all()
 
 
 def test_multi_transform_from_outside():
@@ -219,9 +225,8 @@ def test_multi_transform_from_outside():
     parts = optax.multi_transform(
         {"slow": optax.sgd(0.01), "fast": optax.adam(0.1)}, {"a": "slow", "b": "fast"}
     )
-    trajectory, _ = run(
-        optax.chain(parts, watch(f, train=(x, y), every=2, writers=memory)), 3, params
-    )
+    tx = kernel_watch(parts, f, train=(x, y), every=2, writers=memory)
+    trajectory, _ = run(tx, 3, params)
     assert memory.steps == [0, 2]
     np.testing.assert_allclose(
         memory.rows[1]["ntk_trace"], naive(trajectory[2], params, x=x)["trace"], rtol=1e-5
@@ -232,77 +237,94 @@ def test_multi_transform_from_outside():
 def test_multi_transform_from_inside_is_refused(known):
     params, x, y = problem()
     fn = functionalize(f, params) if known else f
-    tx = optax.multi_transform(
-        {"one": watch(fn, train=(x, y)), "two": optax.sgd(0.1)}, {"a": "one", "b": "two"}
-    )
+    optimizers = {"one": watch(optax.sgd(0.1), fn, train=(x, y)), "two": optax.sgd(0.1)}
+    tx = optax.multi_transform(optimizers, {"a": "one", "b": "two"})
     with pytest.raises(errors.StructureError) as caught:
         tx.init(params)
     assert str(caught.value) == (
-        "watch(f).init(params): expected all parameters of the measured function; got a masked part of them "
-        "(optax.masked or optax.multi_transform hides the others). "
-        "Move it outside: optax.chain(optax.multi_transform(...), watch(...))."
+        "watch(optimizer, f).init(params): expected all parameters of the measured function; got a masked part of "
+        "them (optax.masked or optax.multi_transform hides the others). "
+        "Wrap the whole optimizer: ntkdiag.watch(optax.multi_transform(...), f, ...)."
     )
 
 
-def test_inject_hyperparams_keeps_the_margin_out_of_watch():
+def test_an_injected_rate_is_in_the_margin_of_watch():
     params, x, y = problem()
-    tx = optax.chain(
-        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), watch(f, train=(x, y), loss="mse")
-    )
-    _, state = run(tx, 1, params)
-    assert np.isnan(get(state, "ntk_margin"))
-    assert get(state, "ntk_critical_learning_rate") > 0
+    options = {"train": (x, y), "loss": "mse", "instruments": ("spectral", "kernel")}
+    injected = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    _, state = run(watch(injected, f, **options), 1, params)
+    margin = 0.1 / get(state, "ntk_critical_learning_rate")
+    np.testing.assert_allclose(get(state, "ntk_margin"), margin, rtol=1e-3)
 
 
 def test_other_parameters_are_refused():
     x, y = data()
     model, variables = linen()
-    tx = watch(functionalize(model, variables), train=(x, y))
+    tx = watch(optax.sgd(0.1), functionalize(model, variables), train=(x, y))
     params = variables["params"]
     other = {"a": params["a"], "c": params["b"], "b": {"kernel": params["b"]["kernel"][:, :1]}}
     with pytest.raises(errors.StructureError) as caught:
         tx.init(other)
     assert str(caught.value) == (
-        "watch(f).init(params): expected the optimizer to hold the parameters of the measured function; got "
+        "watch(optimizer, f).init(params): expected the optimizer to hold the parameters of the measured function; got "
         "b/bias: missing, expected float32[2]; c/bias: unexpected float32[2]; c/kernel: unexpected float32[4, 2]; "
         "b/kernel: expected float32[4, 2], got float32[4, 1]. "
         "Build f with ntkdiag.functionalize from the model that is trained (trainable= for a part of it)."
     )
+    # Later they leave the step unmeasured: training goes on.
     state = tx.init(params)
-    with pytest.raises(errors.StructureError, match="b/kernel: expected float32"):
-        jax.jit(tx.update)(other, state, other)
+    other = {**params, "b": jax.tree.map(lambda leaf: leaf[..., :1], params["b"])}
+    with pytest.warns(RuntimeWarning, match="b/kernel: expected float32"):
+        updates, state = jax.jit(tx.update)(other, state, other)
+    jax.tree.map(np.testing.assert_array_equal, updates, optax.tree.scale(-0.1, other))
+    assert int(state.ntk_status) == Status.UNMEASURED
 
 
-def test_frozen_parameters_may_be_in_the_optimizer_while_they_stay():
+def test_frozen_parameters_in_the_optimizer_are_followed():
     x, y = data()
     model, variables = linen()
     fn, memory = functionalize(model, variables, trainable="b/**"), InMemory()
-    tx = watch(fn, train=(x, y), every=1, writers=memory)
+    tx = kernel_watch(optax.sgd(0.1), fn, train=(x, y), every=1, writers=memory)
     params, state = variables["params"], tx.init(variables["params"])
     moved = {**params, "a": jax.tree.map(lambda a: a + 1, params["a"])}
     for p in (params, moved, params):
         _, state = jax.jit(tx.update)(p, state, p)
     jax.effects_barrier()
-    assert memory.series("ntk_status") == [Status.MEASURED, Status.FIXED_MOVED, Status.MEASURED]
-    traces = memory.series("ntk_trace")
-    assert traces[0] == traces[2]
-    assert np.isnan(traces[1])
-    np.testing.assert_allclose(
-        traces[0], naive(fn.params, fn.params, x=x, model=fn.apply)["trace"], rtol=1e-5
-    )
-    assert (
-        "Held at the values they had when the measured function was built: "
-        "params/a/bias, params/a/kernel."
-    ) in memory.record["notes"]
+    assert memory.series("ntk_status") == [Status.MEASURED] * 3
+    expected = []
+    for held in (params, moved, params):
+        at = functionalize(model, {"params": held}, trainable="b/**")
+        expected.append(naive(at.params, at.params, x=x, model=at.apply)["trace"])
+    assert expected[0] != pytest.approx(expected[1], rel=0.1)
+    np.testing.assert_allclose(memory.series("ntk_trace"), expected, rtol=1e-5)
+    note = "Taken as they are at each step: params/a/bias, params/a/kernel."
+    assert note in memory.record["notes"]
 
 
-def test_stale_batch_statistics_are_noticed_by_watch():
+def test_statistics_of_a_batch_are_those_of_the_probe_or_the_ones_handed_in():
     x, y = data()
     model = LinenNormed()
     variables = model.init(jax.random.key(0), x)
-    tx = watch(functionalize(model, variables), train=(x, y), every=1)
-    _, state = tx.update(variables, tx.init(variables), variables)
-    assert int(state.ntk_status) == Status.MEASURED
-    later = {**variables, "batch_stats": jax.tree.map(lambda a: a + 1, variables["batch_stats"])}
-    _, state = tx.update(variables, state, later)
-    assert int(state.ntk_status) == Status.FIXED_MOVED
+    fn, memory = functionalize(model, variables), InMemory()
+    tx = kernel_watch(optax.sgd(0.1), fn, train=(x, y), every=1, writers=memory)
+    params, state = variables["params"], tx.init(variables["params"])
+    stats = jax.tree.map(lambda leaf: 1.5 * leaf + 0.5, variables["batch_stats"])
+
+    for model_state in (None, {"batch_stats": stats}):
+        _, state = tx.update(params, state, params, model_state=model_state)
+    # By themselves they are those of the probe, which have no gradient.
+    own = model.apply(variables, x, train=True, mutable="batch_stats")[1]["batch_stats"]
+    hidden = x @ params["a"]["kernel"] + params["a"]["bias"]
+    probe_stats = {"n": {"mean": hidden.mean(0), "var": hidden.var(0)}}
+    assert jax.tree.structure(own) == jax.tree.structure(probe_stats)
+    expected = []
+    for batch_stats in (probe_stats, stats):
+        fixed = {"params": params, "batch_stats": batch_stats}
+        evaluate = functionalize(model, fixed).apply
+        expected.append(naive(params, params, x=x, model=evaluate)["trace"])
+    np.testing.assert_allclose(memory.series("ntk_trace"), expected, rtol=1e-4)
+    assert memory.series("ntk_status") == [Status.MEASURED] * 2
+    assert memory.record["notes"].count(
+        "Running statistics were not handed in (model_state=): the kernel is evaluated with those of "
+        "the probe, at the parameters of the step."
+    )

@@ -41,13 +41,18 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Alert",
     "ntkdiag.monitor.Alerts",
     "ntkdiag.monitor.DeadLayer",
+    "ntkdiag.monitor.Estimate",
+    "ntkdiag.monitor.Instrument",
+    "ntkdiag.monitor.InstrumentCost",
     "ntkdiag.monitor.MarginAbove",
     "ntkdiag.monitor.Measurement",
+    "ntkdiag.monitor.MonitorPlan",
     "ntkdiag.monitor.NaNNear",
     "ntkdiag.monitor.RankCollapse",
     "ntkdiag.monitor.Rule",
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",
+    "ntkdiag.monitor.WatchState",
     "ntkdiag.monitor.Writer",
     "ntkdiag.monitor.read_alerts",
     "ntkdiag.neural_tangents.NtkImplementation",
@@ -413,13 +418,52 @@ def gap_over_training(given):
     return history.e1
 
 
-@call_of("ntkdiag.watch")
+@call_of(
+    "ntkdiag.watch",
+    "ntkdiag.unwatch",
+    "ntkdiag.monitor.rewatch",
+    "ntkdiag.monitor.SampledTrace",
+    "ntkdiag.monitor.SpectralPosition",
+    "ntkdiag.monitor.StepError",
+    "ntkdiag.monitor.CriticalMultiple",
+    "ntkdiag.monitor.LayerNorms",
+    "ntkdiag.monitor.TopCurvatures",
+    "ntkdiag.monitor.ExactKernel",
+)
 def watch(given):
-    probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy", "descent": 0.1}
-    tx = optax.chain(ntkdiag.watch(f, every=1, top_k=2, **probe), optax.sgd(0.1))
-    state = tx.init(params())
+    monitor = ntkdiag.monitor
+    instruments = (
+        monitor.SampledTrace(),
+        monitor.SpectralPosition(),
+        monitor.StepError(),
+        monitor.CriticalMultiple(),
+        monitor.LayerNorms(),
+        monitor.TopCurvatures(),
+        monitor.ExactKernel(),
+    )
+    probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy"}
+    tx = ntkdiag.watch(
+        optax.sgd(0.1, momentum=0.9), f, every=1, top_k=2, instruments=instruments, **probe
+    )
+    state = monitor.rewatch(tx.init(params()), ntkdiag.unwatch(tx.init(params())))
     _, state = jax.jit(tx.update)(params(), state, params())
-    return state[0].ntk_eigenvalues, state[0].ntk_margin
+    numbers = state.ntk_numbers
+    return numbers["ntk_eigenvalues"], numbers["ntk_margin"], ntkdiag.unwatch(state)
+
+
+@call_of("ntkdiag.monitor.measure")
+def measure(given):
+    measured = ntkdiag.monitor.measure(
+        f, train=(given(X), given(CLASSES)), loss="mse", optimizer=optax.sgd(0.1)
+    )
+    updates, state = optax.sgd(0.1).update(params(), optax.sgd(0.1).init(params()), params())
+    return jax.jit(measured)(params(), state, updates)
+
+
+@call_of("ntkdiag.monitor.plan")
+def monitor_plan(given):
+    plan = ntkdiag.monitor.plan(f, params(), train=(given(X), given(CLASSES)), loss="mse")
+    return plan.step_share, plan.run_share
 
 
 @call_of(
@@ -445,6 +489,7 @@ def monitor(given):
                 train=(given(X), given(CLASSES)),
                 held_out=(given(X2), given(CLASSES2)),
                 every=schedule,
+                instruments="kernel",
                 top_k=2,
                 loss="mse",
                 writers=[memory, ntkdiag.JsonLines(file)],

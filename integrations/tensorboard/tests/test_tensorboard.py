@@ -103,25 +103,37 @@ def test_from_training(tmp_path, kind):
     params, x = problem()
     writer, memory = TensorBoardWriter(tmp_path), InMemory()
     options = {"every": 2, "top_k": 2, "writers": [writer, memory]}
-    options |= {"loss": "mse", "descent": 0.1}
+    options |= {"loss": "mse", "instruments": ("economy", "spectral", "kernel")}
+    y = np.arange(4) % 2
     if kind == "watch":
-        tx = watch(f, train=(x, None), **options)
+        tx = watch(optax.sgd(0.1), f, train=(x, y), **options)
         state, update = tx.init(params), jax.jit(tx.update)
         for _ in range(3):
             _, state = update(params, state, params)
             params = optax.apply_updates(params, jax.tree.map(lambda a: 0.1 * a, params))
         jax.effects_barrier()
     else:
-        monitor = Monitor(f, train=(x, None), time_share=None, **options)
+        monitor = Monitor(f, train=(x, y), descent=0.1, time_share=None, **options)
         for step in range(3):
             monitor(step, params)
     writer.close()
     events = read(tmp_path)
     assert memory.steps == [0, 2]
-    for name in ("ntk_trace", "ntk_drift", "ntk_margin"):
+    for name in ("ntk_trace", "ntk_drift", "ntk_margin", "ntk_spectral_position_upper"):
         expected = dict(zip(memory.steps, memory.series(name), strict=True))
         assert series(events, f"ntkdiag/{name}") == pytest.approx(expected)
-    assert "ntkdiag/ntk_alignment" not in events.Tags()["scalars"]  # NaN: there are no labels
+    [layer] = memory.record["layers"]
+    at_first = series(events, f"ntkdiag/ntk_layer_parameter/{layer}")[0]
+    assert at_first == pytest.approx(memory.rows[0]["ntk_layer_parameter"][0])
+
+
+def test_what_does_not_exist_is_not_written(tmp_path):
+    params, x = problem()
+    writer = TensorBoardWriter(tmp_path)
+    with Monitor(f, train=(x, None), instruments="kernel", top_k=2, writers=writer) as monitor:
+        monitor(0, params)
+    assert "ntkdiag/ntk_trace" in read(tmp_path).Tags()["scalars"]
+    assert "ntkdiag/ntk_alignment" not in read(tmp_path).Tags()["scalars"]  # no labels
 
 
 def test_entry_point():

@@ -1,6 +1,11 @@
-"""What a monitor recorded during training."""
+"""What a monitor recorded during training: the margin, and three other curves.
 
-from collections.abc import Sequence
+Which ones depends on what was measured, the kernel first: its eigenvalues, its motion, its
+alignment; without it the largest curvatures, the error of a linear step, the trace.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -8,36 +13,120 @@ from jaxtyping import Float
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
 from ntkdiag.report.monitor_records import Row
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 def history(rows: Sequence[Row]) -> str:
-    """Draw eigenvalues, drift, alignment and stability margin over the steps."""
+    """Draw what was measured over the steps: the stability margin, and three curves beside it."""
+    curves = _curves(rows)
     steps = np.array([row["step"] for row in rows])
-    eigenvalues = _eigenvalues(rows)
-    n_eigenvalues = eigenvalues.shape[1]
     with figure(9.6, 5.2, columns=2, rows=2, sharex=True) as (canvas, axes):
-        top, drift, alignment, margin = axes.ravel()
-        # From dark, the largest, to pale.
-        for index in range(n_eigenvalues):
-            fading = 1 - 0.75 * index / max(1, n_eigenvalues)
-            top.plot(steps, eigenvalues[:, index], color=INK, alpha=fading, linewidth=1.3)
-        logarithmic(top, bool((eigenvalues > 0).any()), x=False)
-        top.set(title=f"Largest {n_eigenvalues} eigenvalues")
-
-        drift.plot(steps, _series(rows, "ntk_distance_centred"), color=A_COLOUR)
-        drift.set(title="Centred kernel distance from the first kernel")
-        alignment.plot(steps, _series(rows, "ntk_alignment"), color=A_COLOUR)
-        # Its zero: records of older versions do not have it.
-        chance = _series(rows, "ntk_alignment_chance")
-        alignment.plot(steps, chance, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
-        alignment.set(title=_alignment_title(rows, chance), xlabel="step")
-        margin.plot(steps, _series(rows, "ntk_margin"), color=B_COLOUR)
-        margin.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
-        margin.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
-        margin.set(title="Stability margin", xlabel="step")
-        # From zero on: a small change of a large number is not to look like a large one.
-        for panel in (drift, alignment, margin):
-            panel.set_ylim(bottom=0)
+        panels = axes.ravel()
+        for panel, (name, draw) in zip(panels, curves[:3], strict=False):
+            draw(panel, rows, steps, name)
+        for panel in panels[len(curves[:3]) : 3]:
+            panel.set_axis_off()
+        _draw_margin(panels[3], rows, steps)
+        for panel in panels[2:]:
+            panel.set_xlabel("step")
         return svg(canvas, "history")
+
+
+Drawing = Callable[["Axes", Sequence[Row], Float[np.ndarray, " steps"], str], None]
+
+
+def _curves(rows: Sequence[Row]) -> list[tuple[str, Drawing]]:
+    """Names of what is drawn beside the margin, in the order of importance, and how."""
+    candidates = [
+        ("ntk_eigenvalues", _draw_largest),
+        ("ntk_curvatures", _draw_largest),
+        ("ntk_distance_centred", _draw_distance),
+        ("ntk_alignment", _draw_alignment),
+        ("ntk_step_error", _draw_step_error),
+        ("ntk_trace", _draw_trace),
+    ]
+    measured = set().union(*rows)
+    if "ntk_eigenvalues" in measured:
+        measured.discard("ntk_curvatures")
+    return [(name, draw) for name, draw in candidates if name in measured]
+
+
+def _draw_largest(
+    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+) -> None:
+    """Eigenvalues or curvatures."""
+    values = _arrays(rows, name)
+    n_values = values.shape[1]
+    # From dark, the largest, to pale.
+    for index in range(n_values):
+        fading = 1 - 0.75 * index / max(1, n_values)
+        panel.plot(steps, values[:, index], color=INK, alpha=fading, linewidth=1.3)
+    logarithmic(panel, bool((values > 0).any()), x=False)
+    title = f"Largest {n_values} eigenvalues"
+    if name == "ntk_curvatures":
+        title = f"Largest {n_values} curvatures, critical at 1"
+    panel.set_title(title)
+
+
+def _draw_distance(
+    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+) -> None:
+    _draw_with_interval(panel, rows, steps, name, A_COLOUR)
+    panel.set_title("Centred kernel distance from the first kernel")
+    # From zero on: a small change of a large number is not to look like a large one.
+    panel.set_ylim(bottom=0)
+
+
+def _draw_alignment(
+    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+) -> None:
+    panel.plot(steps, _series(rows, name), color=A_COLOUR)
+    # Its zero: records of older versions do not have it.
+    chance = _series(rows, "ntk_alignment_chance")
+    panel.plot(steps, chance, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
+    panel.set_title(_alignment_title(rows, chance))
+    panel.set_ylim(bottom=0)
+
+
+def _draw_step_error(
+    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+) -> None:
+    _draw_with_interval(panel, rows, steps, name, A_COLOUR)
+    panel.set_title("Relative error of the linearized model in one step")
+    panel.set_ylim(bottom=0)
+
+
+def _draw_trace(
+    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+) -> None:
+    _draw_with_interval(panel, rows, steps, name, A_COLOUR)
+    panel.set_title("Trace of the kernel")
+    panel.set_ylim(bottom=0)
+
+
+def _draw_margin(panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"]) -> None:
+    _draw_with_interval(panel, rows, steps, "ntk_margin", B_COLOUR)
+    panel.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
+    panel.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
+    panel.set_title("Stability margin")
+    panel.set_ylim(bottom=0)
+
+
+def _draw_with_interval(
+    panel: "Axes",
+    rows: Sequence[Row],
+    steps: Float[np.ndarray, " steps"],
+    name: str,
+    colour: str,
+) -> None:
+    """A curve, with a band between the ends of its intervals where it is estimated."""
+    panel.plot(steps, _series(rows, name), color=colour)
+    lower = _series(rows, f"{name}_lower")
+    upper = _series(rows, f"{name}_upper")
+    # An end that is not finite bounds nothing.
+    if (np.isfinite(lower) & np.isfinite(upper)).any():
+        panel.fill_between(steps, lower, upper, color=colour, alpha=0.15, linewidth=0)
 
 
 def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -> str:
@@ -51,12 +140,12 @@ def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -
     return title
 
 
-def _eigenvalues(rows: Sequence[Row]) -> Float[np.ndarray, "steps k"]:
-    """The eigenvalues of every step; NaN where a step has fewer than another, or could not know."""
-    longest = max(len(row["ntk_eigenvalues"]) for row in rows)
+def _arrays(rows: Sequence[Row], name: str) -> Float[np.ndarray, "steps k"]:
+    """An array of every step; NaN where a step has fewer numbers than another, or could not know."""
+    longest = max(len(row.get(name, ())) for row in rows)
     values = np.full((len(rows), longest), np.nan)
     for index, row in enumerate(rows):
-        for position, value in enumerate(row["ntk_eigenvalues"]):
+        for position, value in enumerate(row.get(name, ())):
             values[index, position] = _nan_if_unknown(value)
     return values
 

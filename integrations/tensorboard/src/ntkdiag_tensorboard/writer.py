@@ -4,7 +4,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from tensorboardX import SummaryWriter
 
 
 class TensorBoardWriter:
-    """Writes each number as a scalar, and each list as one scalar per index and a histogram.
+    """Writes each number as a scalar, and each list as one scalar per entry and a histogram.
+
+    Entries are named by the layers where there is one for each, and numbered otherwise.
 
     The convention record of the monitor becomes a text, so that the board says what the numbers
     mean. Numbers that are not finite are left out. tensorboardX writes the files; neither
@@ -32,10 +34,12 @@ class TensorBoardWriter:
         self.prefix = prefix
         self.flush_secs = flush_secs
         self._events: SummaryWriter | None = None
+        self._layers: list[str] = []
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record as a text."""
         name = record.get("name", "ntk")
+        self._layers = list(record.get("layers", ()))
         self._open().add_text(
             f"{self.prefix}{name}_record", f"```\n{json.dumps(dict(record), indent=2)}\n```"
         )
@@ -70,8 +74,11 @@ class TensorBoardWriter:
             self._open().add_scalar(tag, value, step)
 
     def _write_list(self, tag: str, values: list[float], step: int) -> None:
-        for index, value in enumerate(values):
-            self._write_scalar(f"{tag}/{index}", value, step)
+        entries: Sequence[object] = range(len(values))
+        if "_layer_" in tag and len(self._layers) == len(values):
+            entries = self._layers
+        for entry, value in zip(entries, values, strict=True):
+            self._write_scalar(f"{tag}/{entry}", value, step)
         finite = [value for value in values if math.isfinite(value)]
         if finite:
             self._open().add_histogram(tag, np.asarray(finite), step)
