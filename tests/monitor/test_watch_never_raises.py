@@ -1,8 +1,9 @@
-"""`watch` outside of jit, on several devices, and where warnings are errors: the training goes on."""
+"""`watch` never hurts: with faults at every boundary the training goes on, to the same bits, with one warning."""
 
 import asyncio
 import importlib
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -10,13 +11,27 @@ import threading
 import warnings
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
-from monitor_problem import f, problem
+from monitor_problem import f, loss, problem
 
 from ntkdiag.monitor import InMemory, JsonLines, Monitor, watch
+from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.measurement import Status
 
+get = optax.tree_utils.tree_get
 ONCE = "This is said once; training goes on."
+STEPS = 200
+DISK_FULL = pathlib.Path("/dev/full")  # every write fails as on a full disk
+
+
+def kernel_watch(model, **options):
+    """`watch` of the kernel tier, round an optimizer that gives updates back as they are."""
+    _, x, y = problem()
+    return watch(optax.identity(), model, train=(x, y), instruments="kernel", top_k=3, **options)
 
 
 def steps(tx, count):
@@ -61,20 +76,20 @@ class Breaking:
     ids=["budget", "schedule", "cancelled"],
 )
 def test_outside_jit_nothing_is_raised_into_the_loop(options, text):
-    _, x, y = problem()
     with pytest.warns(RuntimeWarning) as caught:
-        state = steps(watch(f, train=(x, y), **{"every": 1, **options}), 3)
+        state = steps(kernel_watch(f, **{"every": 1, **options}), 3)
     (warning,) = caught
-    assert str(warning.message).startswith(f"watch(f): step 0 could not be measured: {text}")
+    start = f"watch(optimizer, f): step 0 could not be measured: {text}"
+    assert str(warning.message).startswith(start)
     assert str(warning.message).endswith(ONCE)
     assert int(state.ntk_count) == 3
     assert int(state.ntk_status) == Status.UNMEASURED
 
 
-def test_outside_jit_a_function_that_breaks_is_said_once():
-    params, x, y = problem()
+def test_what_has_failed_once_is_said_once_and_not_tried_again():
+    params, _, _ = problem()
     model, memory = Breaking(ValueError("broken")), InMemory()
-    tx = watch(model, train=(x, y), every=1, writers=memory)
+    tx = kernel_watch(model, every=1, writers=memory)
     state = tx.init(params)
 
     def three_updates(state):
@@ -87,15 +102,15 @@ def test_outside_jit_a_function_that_breaks_is_said_once():
         state = three_updates(state)
     assert len(caught) == 1
     model.is_broken = False
-    three_updates(state)
-    assert memory.steps == [3, 4, 5]
+    assert int(three_updates(state).ntk_count) == 6
+    assert memory.steps == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_who_ends_the_run_ends_it(error):
     params, x, y = problem()
     model = Breaking(error())
-    monitor, tx = Monitor(model, train=(x, y)), watch(model, train=(x, y))
+    monitor, tx = Monitor(model, train=(x, y), instruments="kernel"), kernel_watch(model)
     state = tx.init(params)
     model.is_broken = True
     with pytest.raises(error):
@@ -108,7 +123,7 @@ def test_who_ends_the_run_ends_it(error):
 def test_exceptions_beside_the_usual_ones_do_not_end_the_loop_of_a_monitor(error):
     params, x, y = problem()
     model = Breaking(error("gone"))
-    monitor = Monitor(model, train=(x, y))
+    monitor = Monitor(model, train=(x, y), instruments="kernel")
     model.is_broken = True
     with pytest.warns(RuntimeWarning, match="gone"):
         assert monitor(0, params) is None
@@ -130,8 +145,8 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
         importlib.import_module("ntkdiag.monitor.watch"), "warn_if_untrusted_jit", untrusted
     )
     watched = False
-    tx = watch(warning, train=(x, y))
-    monitor = Monitor(warning, train=(x, y))
+    tx = kernel_watch(warning)
+    monitor = Monitor(warning, train=(x, y), instruments="kernel")
     state = tx.init(params)
     watched = True
     update = jax.jit(tx.update) if compiled else tx.update
@@ -149,9 +164,9 @@ def test_warnings_turned_into_errors_do_not_end_training(compiled, monkeypatch):
 
 def test_a_pipe_that_nobody_reads_does_not_hold_up_a_compiled_loop(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    params, x, y = problem()
+    params, _, _ = problem()
     memory = InMemory()
-    tx = watch(f, train=(x, y), every=1, writers=[JsonLines(tmp_path / "pipe"), memory])
+    tx = kernel_watch(f, every=1, writers=[JsonLines(tmp_path / "pipe"), memory])
     counts = []
 
     @jax.jit
@@ -186,7 +201,8 @@ def test_on_several_devices_each_measurement_is_written_once_and_in_order():
 
     params, x, y = problem()
     memory = InMemory()
-    tx = optax.chain(optax.sgd(0.1), watch(f, train=(x, y), every=2, writers=memory))
+    options = {"every": 2, "writers": memory, "instruments": "layer_norms"}
+    tx = watch(optax.sgd(0.1), f, train=(x, y), **options)
 
     def step(params, state):
         grads = jax.lax.pmean(jax.grad(loss)(params, x, y), "devices")
@@ -210,3 +226,259 @@ def test_on_several_devices_each_measurement_is_written_once_and_in_order():
         timeout=120,
     )
     assert ended.stdout == "[0, 2, 4, 6, 8]\n", ended.stderr
+
+
+# From here on: 200 steps of training with a fault at one boundary, beside the same without `watch`.
+
+
+class Faulty(Instrument):
+    """An instrument that measures until it is told to fail."""
+
+    name = "faulty"
+
+    def __init__(self, measured, begin=None):
+        self.measured, self.begin = measured, begin
+        self.is_broken = False
+
+    def forwards(self, layout):
+        return 0.0
+
+    def blank_memory(self, probe, layout):
+        return jnp.zeros(2)
+
+    def measure(self, situation, memory):
+        if not self.is_broken and self.begin is not None:
+            return self.begin()
+        return self.measured(situation, memory)
+
+
+def numbers(value=1.0, memory_shape=(2,)):
+    return {"faulty": Estimate.exact(value)}, jnp.ones(memory_shape)
+
+
+def raising(situation, memory):
+    raise ZeroDivisionError("of the user")
+
+
+def other_shape(situation, memory):
+    return numbers(jnp.ones(3))
+
+
+def other_memory(situation, memory):
+    return numbers(memory_shape=(5,))
+
+
+def no_numbers(situation, memory):
+    return 3
+
+
+def nan(situation, memory):
+    return numbers(jnp.nan)
+
+
+def other_names(situation, memory):
+    return {"another": Estimate.exact(1.0)}, memory
+
+
+class Broken:
+    """A writer that raises, or that hangs for so many seconds at its first record."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def write(self, step, values):
+        raise self.error
+
+
+class Hanging:
+    def __init__(self):
+        self.released = threading.Event()
+
+    def write(self, step, values):
+        self.released.wait(60)
+
+
+def optimizer():
+    return optax.adam(1e-2)
+
+
+def undifferentiable():
+    """Plain descent by a call of NumPy, which has no derivative."""
+
+    def on_host(leaf):
+        return -0.1 * np.asarray(leaf)
+
+    def update(updates, state, params=None):
+        def leaf_update(leaf):
+            shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            return jax.pure_callback(on_host, shape, leaf, vmap_method="sequential")
+
+        return jax.tree.map(leaf_update, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def train(tx, compiled, *, before=None, bad_gradients=(), bad_parameters=()):
+    """The parameters after every step; `before` is called once the state is made."""
+    params, x, y = problem()
+    params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
+    gradient_of = jax.jit(jax.grad(loss))
+    update = jax.jit(tx.update) if compiled else tx.update
+    state = tx.init(params)
+    if before is not None:
+        before()
+    trajectory = []
+    for step in range(STEPS):
+        gradient = gradient_of(params, x, y)
+        if step in bad_gradients:
+            gradient = jax.tree.map(lambda leaf: leaf * jnp.nan, gradient)
+        if step in bad_parameters:
+            params = jax.tree.map(lambda leaf: leaf * jnp.inf, params)
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        trajectory.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]))
+    jax.effects_barrier()
+    return trajectory, state
+
+
+def watched(inner, model=f, **options):
+    _, x, y = problem()
+    options = {"every": 20, "loss": "mse", "instruments": "layer_norms", "alerts": None, **options}
+    return watch(inner, model, train=(jnp.float32(x), y), **options)
+
+
+def check_same_bits(tx, plain, compiled, **faults):
+    """Train with a watched optimizer and without: the same; the warnings, and the last state."""
+    expected, _ = train(plain, compiled, **faults | {"before": None})
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        trajectory, state = train(tx, compiled, **faults)
+    np.testing.assert_array_equal(trajectory, expected)
+    assert int(state.ntk_count) == STEPS
+    ours = [str(warning.message) for warning in shown]
+    return [text for text in ours if text.startswith("watch(") and "XLA" not in text], state
+
+
+both = pytest.mark.parametrize(
+    "compiled", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["jit", "eager"]
+)
+
+
+@both
+def test_a_model_that_breaks_after_the_first_traces(compiled):
+    model = Breaking(ValueError("broken"))
+
+    def break_it():
+        model.is_broken = True
+
+    tx = watched(optimizer(), model, instruments="step_error")
+    said, state = check_same_bits(tx, optimizer(), compiled, before=break_it)
+    (text,) = said
+    step = "'of this run'" if compiled else "0"
+    assert text == (
+        f"watch(optimizer, f): step {step} could not be measured: ValueError: broken. {ONCE}"
+    )
+    assert int(state.ntk_status) == Status.UNMEASURED
+
+
+@both
+def test_parameters_and_gradients_that_are_not_finite(compiled):
+    tx = watched(optimizer(), instruments=("layer_norms", "step_error"))
+    faults = {"bad_gradients": (20,), "bad_parameters": (70,)}
+    said, state = check_same_bits(tx, optimizer(), compiled, **faults)
+    assert said == []
+    assert int(state.ntk_status) == Status.NON_FINITE
+    assert np.isnan(get(state, "ntk_layer_update")).all()
+
+
+@both
+def test_a_schedule_that_raises(compiled):
+    calls = []
+
+    def every(step):
+        calls.append(step)
+        raise ZeroDivisionError("of the schedule")
+
+    tx = watched(optimizer(), every=every)
+    said, _ = check_same_bits(tx, optimizer(), compiled)
+    (text,) = said
+    assert "ZeroDivisionError: of the schedule" in text
+    assert len(calls) == 1  # not once more, at any step
+
+
+@both
+@pytest.mark.parametrize(
+    "measured",
+    [raising, other_shape, other_memory, no_numbers, other_names],
+    ids=["raising", "other_shape", "other_memory", "no_numbers", "other_names"],
+)
+def test_an_instrument_that_fails_during_training(measured, compiled):
+    instrument = Faulty(measured, begin=numbers)
+
+    def break_it():
+        instrument.is_broken = True
+
+    tx = watched(optimizer(), instruments=("layer_norms", instrument))
+    said, state = check_same_bits(tx, optimizer(), compiled, before=break_it)
+    (text,) = said
+    assert "could not be measured" in text
+    assert np.isnan(get(state, "ntk_faulty"))
+
+
+@both
+@pytest.mark.parametrize("measured", [raising, no_numbers], ids=["raising", "no_numbers"])
+def test_an_instrument_that_fails_from_the_beginning(measured, compiled):
+    tx = watched(optimizer(), instruments=("layer_norms", Faulty(measured)))
+    said, state = check_same_bits(tx, optimizer(), compiled)
+    (text,) = said
+    assert "could not be measured" in text
+    assert state.ntk_numbers == {}
+
+
+@both
+def test_an_instrument_that_measures_nan(compiled):
+    tx = watched(optimizer(), instruments=("layer_norms", Faulty(nan)))
+    said, state = check_same_bits(tx, optimizer(), compiled)
+    assert said == []
+    assert np.isnan(get(state, "ntk_faulty"))
+    assert np.isfinite(get(state, "ntk_layer_update")).all()
+    assert int(state.ntk_step) == 180
+
+
+@both
+def test_writers_that_raise_and_a_full_disk(compiled):
+    memory = InMemory()
+    failing_writers = [Broken(RuntimeError("no connection"))]
+    if DISK_FULL.exists():
+        failing_writers.append(JsonLines(DISK_FULL))
+    tx = watched(optimizer(), writers=[*failing_writers, memory])
+    said, _ = check_same_bits(tx, optimizer(), compiled)
+    for writer in failing_writers:
+        of_writer = [text for text in said if type(writer).__name__ in text]
+        first, last = of_writer[0], of_writer[-1]
+        assert "failed in" in first
+        # One when it fails, one when it is given up after ten failures.
+        assert len(of_writer) <= 2, (first, last)
+    assert memory.steps == list(range(0, STEPS, 20))
+
+
+def test_a_writer_that_hangs():
+    hanging, memory = Hanging(), InMemory()
+    tx = watched(optimizer(), writers=[hanging, memory])
+    try:
+        said, _ = check_same_bits(tx, optimizer(), compiled=True)
+        assert len(said) <= 1
+        assert memory.steps == list(range(0, STEPS, 20))
+    finally:
+        hanging.released.set()
+
+
+@pytest.mark.slow
+@both
+def test_an_optimizer_that_cannot_be_differentiated(compiled):
+    tx = watched(undifferentiable(), instruments=("layer_norms", "spectral"), top_k=3)
+    said, state = check_same_bits(tx, undifferentiable(), compiled)
+    assert said == []
+    assert int(get(state, "ntk_optimizer_status")) == 7
+    assert np.isnan(get(state, "ntk_margin"))
+    assert np.isfinite(get(state, "ntk_layer_update")).all()
