@@ -45,7 +45,8 @@ with ntkdiag.Monitor(
     every=25,
     loss="cross_entropy",
     descent=learning_rate,
-    time_share=None,  # measure at every scheduled step; the default keeps to 2 % of the wall time
+    instruments="kernel",
+    time_share=None,  # measure at every scheduled step; the default keeps to 1 % of the wall time
     writers=[ntkdiag.monitor.Terminal()],
 ) as monitor:
     for step in range(101):

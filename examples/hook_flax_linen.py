@@ -1,7 +1,6 @@
 # %% [markdown]
 # # Watching a Flax linen model
-# `ntkdiag.watch` is one more transform in the Optax chain. Nothing else in the training code
-# changes.
+# `ntkdiag.watch` wraps the optimizer. Nothing else in the training code changes.
 #
 # Takes about 10 seconds of processor time.
 
@@ -25,16 +24,16 @@ learning_rate, momentum = 0.1, 0.9
 model = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64), nn.relu, nn.Dense(10)])
 variables = model.init(jax.random.key(0), x)
 fn = ntkdiag.functionalize(model, variables)
-watch = ntkdiag.watch(
+tx = ntkdiag.watch(
+    optax.sgd(learning_rate, momentum=momentum),
     fn,
     train=(x[:32], y[:32]),  # stability and drift are of these
     held_out=held_out,  # alignment with the labels is of these
     every=20,
     loss="cross_entropy",
-    descent=ntkdiag.Descent(learning_rate, momentum=momentum),
+    instruments=("economy", "spectral", "kernel"),
     writers=[ntkdiag.JsonLines("linen.jsonl"), ntkdiag.monitor.Terminal()],
 )
-tx = optax.chain(optax.sgd(learning_rate, momentum=momentum), watch)
 state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
 
 

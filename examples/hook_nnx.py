@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Watching a Flax NNX model
-# The transform goes into the `nnx.Optimizer`; measurements are read from its state or from a
-# writer.
+# The watched optimizer goes into the `nnx.Optimizer`; measurements are read from its state or from
+# a writer.
 #
 # Takes about 10 seconds of processor time.
 
@@ -31,22 +31,23 @@ class Net(nnx.Module):
 
 
 # %% [markdown]
-# Examples are seen in eval mode, without dropout, whatever the training step does. For Adam there
-# is no margin: the plain kernel does not describe its steps, so neither loss nor update rule is
-# named.
+# Examples are seen in eval mode, without dropout, whatever the training step does.
 
 # %%
 model = Net(nnx.Rngs(0))
 memory = ntkdiag.monitor.InMemory()
 schedule = ntkdiag.monitor.LogSpaced()  # 0, 1, 2, 4, 8, ...: the kernel moves most at the beginning
-watch = ntkdiag.watch(
+tx = ntkdiag.watch(
+    optax.adam(3e-3),
     ntkdiag.functionalize(model),
     train=(x[:32], y[:32]),
     held_out=held_out,
     every=schedule,
+    loss="cross_entropy",
+    instruments=("spectral", "kernel"),
     writers=[memory],
 )
-optimizer = nnx.Optimizer(model, optax.chain(optax.adam(3e-3), watch), wrt=nnx.Param)
+optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 
 @nnx.jit
@@ -64,5 +65,6 @@ for _ in range(65):
 jax.effects_barrier()
 for row in memory.rows:
     print(
-        f"step {row['step']:3d}  drift {row['ntk_drift']:.3f}  alignment {row['ntk_alignment']:.3f}"
+        f"step {row['step']:3d}  margin {row['ntk_margin']:.3f}  drift {row['ntk_drift']:.3f}  "
+        f"alignment {row['ntk_alignment']:.3f}"
     )

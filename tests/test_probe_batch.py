@@ -39,61 +39,61 @@ def test_a_probe_has_the_name_the_kernels_give_it():
         (
             None,
             None,
-            "watch(optimizer, f): expected examples to measure on: train=(x, y), held_out=(x, y), or both; got neither. Pass a "
+            "): expected examples to measure on: train=(x, y), held_out=(x, y), or both; got neither. Pass a "
             "part of the training set as train=(x, y); (x, None) without labels.",
         ),
         (
             X,
             None,
-            "watch(optimizer, f, train=...): expected a pair (x, y) of examples and labels; got one array of shape (4, 3). Write "
+            ", train=...): expected a pair (x, y) of examples and labels; got one array of shape (4, 3). Write "
             "train=(x, y), or train=(x, None) for examples without labels.",
         ),
         (
             None,
             {"image": X, "label": Y},
-            "watch(optimizer, f, held_out=...): expected a pair (x, y) of examples and labels; got a dictionary with image, "
+            ", held_out=...): expected a pair (x, y) of examples and labels; got a dictionary with image, "
             "label. Write held_out=(x, y), or held_out=(x, None) for examples without labels.",
         ),
         (
             (X, Y, Y),
             None,
-            "watch(optimizer, f, train=...): expected a pair (x, y) of examples and labels; got a tuple of 3. Write "
+            ", train=...): expected a pair (x, y) of examples and labels; got a tuple of 3. Write "
             "train=(x, y), or train=(x, None) for examples without labels.",
         ),
         (
             "train.npz",
             None,
-            "watch(optimizer, f, train=...): expected a pair (x, y) of examples and labels; got a str. Write "
+            ", train=...): expected a pair (x, y) of examples and labels; got a str. Write "
             "train=(x, y), or train=(x, None) for examples without labels.",
         ),
         (
             (X, Y),
             (OTHER[:, :2], Y),
-            "watch(optimizer, f, train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
+            ", train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
             "got float32[2]. Only the number of examples may differ.",
         ),
         (
             (X, Y),
             (OTHER.astype(int), Y),
-            "watch(optimizer, f, train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
+            ", train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
             "got int32[3]. Only the number of examples may differ.",
         ),
         (
             (X, Y),
             ({"x": OTHER}, Y),
-            "watch(optimizer, f, train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
+            ", train=(x, y), held_out=(x2, y2)): expected examples of one form in both; train has float32[3]; "
             "got float32[3] in PyTreeDef({'x': *}). Only the number of examples may differ.",
         ),
         (
             (X, Y),
             (OTHER, None),
-            "watch(optimizer, f, held_out=(x, None)): expected labels of the held-out examples: beside train= they are there for "
+            ", held_out=(x, None)): expected labels of the held-out examples: beside train= they are there for "
             "alignment, label power and leave-one-out; got None. Pass the labels, or leave held_out out.",
         ),
         (
             (X, Y),
             (X.copy(), Y),
-            "watch(optimizer, f, train=(x, y), held_out=(x, y)): expected held-out examples that are not trained on; got the same "
+            ", train=(x, y), held_out=(x, y)): expected held-out examples that are not trained on; got the same "
             "examples for both. Leave out the one they are not.",
         ),
     ],
@@ -102,7 +102,7 @@ def test_a_probe_has_the_name_the_kernels_give_it():
 def test_what_is_refused(train, held_out, message):
     with jax.enable_x64(False), pytest.raises(InvalidInputError) as caught:
         ntkdiag.watch(optax.sgd(0.1), f, train=train, held_out=held_out)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"watch(optimizer, f{message}"
 
 
 @pytest.mark.usefixtures("wrong_types")

@@ -5,11 +5,14 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
-from ntkdiag import Monitor, watch
+import ntkdiag
+from ntkdiag import Monitor, errors, watch
 from ntkdiag.demo.live import LiveView
+from ntkdiag.kernel import RandomProjections
 from ntkdiag.monitor import InMemory
 from ntkdiag.monitor.writers import Terminal
 
@@ -26,14 +29,17 @@ def head(n_outputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(60, 70), (70, 80)])
-def test_a_monitor_does_not_change_its_kernel_when_outputs_are_added(before, after):
-    """60 outputs are a full kernel to "auto", 70 and 80 a mean: of one size, of other outputs."""
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [(60, 70, "full"), (70, 80, "RandomProjections(k=8, seed=0)")],
+)
+def test_a_monitor_does_not_change_its_kernel_when_outputs_are_added(before, after, first):
+    """60 outputs are a full kernel to "auto", 70 and 80 estimated: of one size, of other outputs."""
     labels = np.arange(32) % 3
     memory = InMemory()
-    monitor = Monitor(f, train=(X, labels), every=1, time_share=None, writers=memory)
+    options = {"every": 1, "instruments": "kernel", "time_share": None, "writers": memory}
+    monitor = Monitor(f, train=(X, labels), **options)
     assert monitor(0, head(before)) is not None
-    first = "full" if before == 60 else "mean"
     message = (
         f"expected outputs of shape (32, {before}), as at the first measurement, whose {first} "
         f"kernel all others are compared with; got shape (32, {after}). Make a new Monitor for the "
@@ -50,14 +56,15 @@ def test_a_state_of_another_reduction_begins_anew():
     """Kernels of "mean" and "trace" have one size: drift between them would be C - 1 = 3."""
     params = head(4)
     updates = jax.tree.map(jnp.zeros_like, params)
-    of_mean = watch(f, train=(X, None), every=1, reduction="mean")
+    options = {"train": (X, None), "every": 1, "instruments": "kernel"}
+    of_mean = watch(optax.sgd(0.1), f, reduction="mean", **options)
     _, state = of_mean.update(updates, of_mean.init(params), params)
-    of_trace = watch(f, train=(X, None), every=1, reduction="trace")
+    of_trace = watch(optax.sgd(0.1), f, reduction="trace", **options)
     _, state = of_trace.update(updates, state, params)
-    assert state.ntk_drift == 0.0
-    assert state.ntk_reference_step == 1
+    assert state.ntk_numbers["ntk_drift"] == 0.0
+    assert state.ntk_memory["kernel"].step == 2  # one more than the step it is of
     _, state = of_trace.update(updates, state, 2 * params)
-    assert state.ntk_reference_step == 1  # and goes on from there
+    assert state.ntk_memory["kernel"].step == 2  # and goes on from there
 
 
 @pytest.mark.parametrize("reduction", ["full", "mean"])
@@ -66,7 +73,8 @@ def test_terminal_and_demo_name_the_reduction(reduction):
         console = Console(width=60, record=True, file=file)
         labels = np.arange(32) % 3
         writers = [Terminal(console=console), LiveView(1, console)]
-        monitor = Monitor(f, train=(X, labels), every=1, reduction=reduction, writers=writers)
+        options = {"instruments": "kernel", "reduction": reduction, "writers": writers}
+        monitor = Monitor(f, train=(X, labels), **options)
         measured = monitor(0, head(4))
         monitor.close()
         text = console.export_text()
@@ -88,16 +96,94 @@ def test_two_monitors_of_one_terminal_have_names_of_their_own():
     )
 
 
-def test_the_record_says_what_auto_chose():
-    monitor_of = {"auto": "mean", "trace": "trace"}
-    for asked, chosen in monitor_of.items():
-        memory = InMemory()
-        monitor = Monitor(f, train=(X, None), every=1, reduction=asked, writers=memory)
-        monitor(0, head(70))
-        monitor.close()
-        assert (memory.record["reduction_asked"], memory.record["reduction"]) == (asked, chosen)
-        said = 'reduction="auto" chose "mean": the full kernel has 2,240 rows, more than 2,048.'
-        assert (said in memory.record["notes"]) == (asked == "auto")
+@pytest.mark.parametrize(
+    ("n_outputs", "asked", "chosen", "said"),
+    [
+        (
+            35,
+            "auto",
+            "mean",
+            'reduction="auto" chose "mean": the full kernel has 2,240 rows, more than 2,048.',
+        ),
+        (
+            70,
+            "auto",
+            "RandomProjections(k=8, seed=0)",
+            'reduction="auto" chose RandomProjections(k=8, seed=0): the full kernel has 4,480 rows, more than 2,048, '
+            "and the mean over outputs would take 70 backward passes of each example. "
+            'reduction="mean" takes them.',
+        ),
+        (70, "mean", "mean", None),
+        (
+            70,
+            RandomProjections(4, seed=1),
+            "RandomProjections(k=4, seed=1)",
+            "The kernel is an estimate of the trace over outputs, 70 times the mean, from 4 random directions of "
+            "them, the same at every step: its trace has an interval, its other numbers an error that is not known.",
+        ),
+    ],
+)
+def test_the_record_says_what_was_chosen(n_outputs, asked, chosen, said):
+    memory = InMemory()
+    x = np.concatenate([X, X + 1])
+    options = {"instruments": "kernel", "reduction": asked, "writers": memory}
+    with Monitor(f, train=(x, None), **options) as monitor:
+        monitor(0, head(n_outputs))
+    assert (memory.record["reduction_asked"], memory.record["reduction"]) == (str(asked), chosen)
+    notes = memory.record["notes"]
+    if said is None:
+        assert not any(note.startswith("reduction=") for note in notes)
+    else:
+        assert said in notes
+
+
+@pytest.mark.parametrize("with_held_out", [False, True])
+def test_random_projections_estimate_the_trace_with_its_error(with_held_out):
+    """On a network whose outputs share their parameters: the interval holds the exact trace."""
+
+    def network(params, x):
+        return jnp.tanh(x @ params["a"]) @ params["b"]
+
+    rng = np.random.default_rng(2)
+    params = {"a": rng.normal(size=(3, 6)), "b": rng.normal(size=(6, 80))}
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    exact = float(np.trace(ntkdiag.ntk(network, params, X, reduction="trace").array))
+    labels = np.arange(32) % 3
+    options = {"held_out": (X + 1, labels)} if with_held_out else {}
+    n_hits = 0
+    for seed in range(20):
+        reduction = RandomProjections(8, seed=seed)
+        monitor = Monitor(
+            network, train=(X, labels), reduction=reduction, instruments="kernel", **options
+        )
+        measured = monitor(0, params)
+        trace = measured["trace"]
+        assert not trace.is_exact
+        assert float(trace.value) != pytest.approx(exact, rel=1e-5)
+        n_hits += float(trace.lower) <= exact <= float(trace.upper)
+        assert np.isnan(measured.margin)
+        assert np.isfinite(measured.alignment)
+        assert measured.alignment_reduction == str(reduction)
+    # Of 20 intervals of 95 % at most three miss in 98 of 100 draws.
+    assert n_hits >= 17
+
+
+def test_auto_takes_no_backward_pass_for_each_of_many_outputs():
+    counted = ntkdiag.monitor.plan(f, head(70), train=(X, None), instruments="kernel").kernel
+    of_mean = ntkdiag.monitor.plan(
+        f, head(70), train=(X, None), instruments="kernel", reduction="mean"
+    ).kernel
+    assert counted.kernel.flops < of_mean.kernel.flops / 4
+
+
+def test_projections_that_do_not_exist_are_refused():
+    fn = ntkdiag.functionalize(f, head(3))
+    with pytest.raises(errors.InvalidInputError) as caught:
+        Monitor(fn, train=(X, None), reduction=RandomProjections(5))
+    assert str(caught.value) == (
+        "Monitor(f): expected RandomProjections(k) with 2 <= k <= 2^2; got "
+        "RandomProjections(k=5, seed=0). This function has 3 outputs per example."
+    )
 
 
 def test_terminal_and_demo_name_the_examples_of_an_alignment():
@@ -105,8 +191,8 @@ def test_terminal_and_demo_name_the_examples_of_an_alignment():
         console = Console(width=60, record=True, file=file)
         labels = np.arange(32) % 3
         writers = [Terminal(console=console), LiveView(1, console)]
-        options = {"train": (X, None), "held_out": (X + 1, labels), "every": 1, "writers": writers}
-        with Monitor(f, **options) as monitor:
+        options = {"held_out": (X + 1, labels), "instruments": "kernel", "writers": writers}
+        with Monitor(f, train=(X, None), **options) as monitor:
             measured = monitor(0, head(4))
         text = console.export_text()
     assert f"ntk_alignment (mean, held out) {measured.alignment:.4g}" in text

@@ -327,6 +327,34 @@ def test_history_of_a_monitor_with_a_name_and_of_sessions_with_other_numbers_of_
         comparison.save(tmp_path / "r.html", history=both)
 
 
+def test_history_without_the_kernel_tier(comparison, tmp_path):
+    """Curvatures, the error of a step and the trace are drawn in its place, with their intervals."""
+    economy = [
+        {
+            "step": step,
+            "mine_status": 1,
+            "mine_optimizer_status": 0,
+            "mine_trace": 5.0,
+            "mine_trace_lower": 4.0,
+            "mine_trace_upper": 6.0,
+            "mine_step_error": 0.1,
+            "mine_curvatures": [0.5, 0.25],
+            "mine_margin": 0.5,
+        }
+        for step in (0, 10)
+    ]
+    page = comparison.save(tmp_path / "r.html", history=economy).read_text(encoding="utf-8")
+    assert "2 measurements from step 0 to step 10" in page
+    for title in (
+        "Largest 2 curvatures, critical at 1",
+        "Relative error of the linearized model in one step",
+        "Trace of the kernel",
+        "Stability margin",
+    ):
+        assert title in page
+    assert "Alignment" not in page[page.index("history-") :]
+
+
 def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").write_text("")
