@@ -103,7 +103,8 @@ class Monitor:
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction of its kernel over outputs: "full", "mean", "trace", "sum-of-logits",
-            or "auto", which is "full" up to 2048 rows and "mean" beyond.
+            `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048 rows, "mean" beyond
+            up to 64 outputs per example, and with more of them `RandomProjections(8)`.
         memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
         time_share: Largest share of the wall time that measuring may take, not counting the first
             measurement, which compiles; scheduled measurements beyond it are skipped. None for no

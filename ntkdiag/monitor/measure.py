@@ -17,6 +17,7 @@ from ntkdiag.monitor.loop_state import by_path
 from ntkdiag.monitor.measurement import flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ReductionLike
 from ntkdiag.monitor.schedule import Every, Step
 from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
 from ntkdiag.probe_batch import Pair, read_probes
@@ -53,7 +54,7 @@ def measure(
     instruments: InstrumentsLike = ("economy", "spectral"),
     name: str = "ntk",
     top_k: int | np.integer = 5,
-    reduction: str = "auto",
+    reduction: ReductionLike = "auto",
     memory: Memory | None = None,
 ) -> Measure:
     """A measurement as a pure function `(params, opt_state, updates) -> {name: scalar}`.

@@ -45,7 +45,7 @@ from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
 from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
 from ntkdiag.monitor.record import convention_record
 from ntkdiag.monitor.schedule import Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer, moves_parameters
@@ -103,7 +103,7 @@ def watch(
     alerts: AlertsLike = "auto",
     name: str = "ntk",
     top_k: int | np.integer = 5,
-    reduction: str = "auto",
+    reduction: ReductionLike = "auto",
     memory: Memory | None = None,
 ) -> "optax.GradientTransformationExtraArgs":
     """Wrap an Optax optimizer so that it measures the training it does, and changes nothing.
@@ -155,7 +155,9 @@ def watch(
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
-            "sum-of-logits", or "auto", which is "full" up to 2048 rows and "mean" beyond.
+            "sum-of-logits", `ntkdiag.kernel.RandomProjections(k)`, or "auto": "full" up to 2048
+            rows, "mean" beyond up to 64 outputs per example, and with more of them
+            `RandomProjections(8)`.
         memory: Memory budget of a kernel, as in `ntkdiag.ntk`; not under `jax.jit`, where the
             kernel is one block.
 

@@ -13,7 +13,6 @@ from ntkdiag import errors
 from ntkdiag.monitor import InMemory, Monitor
 from ntkdiag.monitor.measurement import Status
 
-
 # What is refused for its price is the exact kernel.
 kernel_monitor = functools.partial(Monitor, instruments="kernel")
 

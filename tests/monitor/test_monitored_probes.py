@@ -99,8 +99,8 @@ def test_held_out_examples_whose_kernel_is_not_finite_leave_the_step_unmeasured(
 
 def test_held_out_labels_that_do_not_fit_are_refused():
     params, x, y = problem()
+    tx = watch(optax.sgd(0.1), f, train=(x, y), held_out=(held_out()[0], np.zeros(M, int)))
     with pytest.raises(ntkdiag.errors.InvalidInputError, match="labels that differ"):
-        tx = watch(optax.sgd(0.1), f, train=(x, y), held_out=(held_out()[0], np.zeros(M, int)))
         tx.init(params)
 
 

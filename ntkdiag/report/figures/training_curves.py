@@ -141,7 +141,7 @@ def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -
 
 
 def _arrays(rows: Sequence[Row], name: str) -> Float[np.ndarray, "steps k"]:
-    """An array of every step; NaN where a step has fewer numbers than another, or could not know."""
+    """An array of every step; NaN where one has fewer numbers than another, or could not know."""
     longest = max(len(row.get(name, ())) for row in rows)
     values = np.full((len(rows), longest), np.nan)
     for index, row in enumerate(rows):
