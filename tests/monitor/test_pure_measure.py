@@ -1,0 +1,111 @@
+"""`measure`: a measurement as a pure function of a training step, the same numbers as `watch`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from monitor_problem import f, loss, naive, problem
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import measure, watch
+
+get = optax.tree_utils.tree_get
+
+
+def a_step(optimizer):
+    """A watched step: everything that `measure` may be handed, and what `watch` measured."""
+    params, x, y = problem()
+    params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
+    gradient = jax.grad(loss)(params, x, y)
+    updates, opt_state = optimizer.update(gradient, optimizer.init(params), params)
+    return params, opt_state, updates, gradient
+
+
+def measured_with(instruments, optimizer, **options):
+    _, x, y = problem()
+    options = {"train": (jnp.float32(x), y), "loss": "mse", "top_k": 3, **options}
+    return measure(f, optimizer=optimizer, instruments=instruments, **options)
+
+
+@pytest.mark.slow
+def test_the_economy_numbers_are_those_of_watch():
+    _, x, y = problem()
+    optimizer = optax.adam(1e-2)
+    params, opt_state, updates, gradient = a_step(optimizer)
+    tx = watch(optimizer, f, train=(jnp.float32(x), y), loss="mse", instruments="economy")
+    _, state = jax.jit(tx.update)(gradient, tx.init(params), params)
+    measured = jax.jit(measured_with("economy", optimizer))
+    numbers = measured(params, opt_state, updates, gradient=gradient)
+    assert all(jnp.ndim(number) == 0 for number in numbers.values())
+    for name, value in state.ntk_numbers.items():
+        if value.ndim == 0:
+            np.testing.assert_allclose(numbers[name], value, rtol=1e-5, err_msg=name)
+        else:
+            of_layers = [numbers[f"{name}/{layer}"] for layer in ("a", "b")]
+            np.testing.assert_allclose(of_layers, value, rtol=1e-5, err_msg=name)
+    assert int(numbers["ntk_status"]) == 1
+
+
+def test_layer_norms_under_jit_are_scalars_by_layer():
+    optimizer = optax.sgd(0.1)
+    params, opt_state, updates, gradient = a_step(optimizer)
+    measured = jax.jit(measured_with("layer_norms", optimizer, name="run"))
+    numbers = measured(params, opt_state, updates, gradient=gradient, step=3)
+    trees = {"gradient": gradient, "update": updates, "parameter": params}
+    expected = {
+        f"run_layer_{name}/{layer}": np.linalg.norm(leaf)
+        for name, tree in trees.items()
+        for layer, leaf in tree.items()
+    }
+    assert int(numbers.pop("run_status")) == 1
+    assert numbers.keys() == expected.keys()
+    for name, number in numbers.items():
+        np.testing.assert_allclose(number, expected[name], rtol=1e-5)
+
+
+def test_the_kernel_is_measured_without_memory():
+    params, x, y = problem()
+    params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
+    numbers = jax.jit(measured_with("kernel", None))(params)
+    expected = naive(params, params, x=np.asarray(x), y=y)
+    for name in ("trace", "alignment", "participation_ratio"):
+        np.testing.assert_allclose(numbers[f"ntk_{name}"], expected[name], rtol=1e-4)
+    for place, eigenvalue in enumerate(expected["eigenvalues"][:3]):
+        np.testing.assert_allclose(numbers[f"ntk_eigenvalues/{place}"], eigenvalue, rtol=1e-4)
+    assert float(numbers["ntk_drift"]) == 0.0
+
+
+@pytest.mark.slow
+def test_the_margin_of_a_state_alone():
+    params, x, _ = problem()
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    params, opt_state, updates, gradient = a_step(optimizer)
+    measured = jax.jit(measured_with("spectral", optimizer))
+    numbers = measured(params, opt_state, updates, gradient=gradient)
+    expected = naive(params, params, x=x, learning_rate=0.1, tau=3.8)["margin"]
+    np.testing.assert_allclose(numbers["ntk_margin"], expected, rtol=2e-3)
+    assert {"ntk_curvatures/0", "ntk_curvatures/2"} <= numbers.keys()
+
+
+def test_what_is_not_at_hand_is_left_out():
+    params, _, _, _ = a_step(optax.sgd(0.1))
+    numbers = measured_with("layer_norms", None)(params)
+    assert numbers.keys() == {"ntk_layer_parameter/a", "ntk_layer_parameter/b", "ntk_status"}
+
+
+def test_a_single_instrument_without_what_it_needs_is_refused():
+    params, _, _, _ = a_step(optax.sgd(0.1))
+    with pytest.raises(errors.InvalidInputError) as caught:
+        measured_with("step_error", None)(params)
+    assert 'expected what "step_error" needs; got no update is at hand; pass updates=' in str(
+        caught.value
+    )
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_an_instrument_that_is_not_known_is_refused():
+    with pytest.raises(errors.InvalidInputError, match="got 'kernels'"):
+        measured_with("kernels", None)
+    assert ntkdiag.monitor.measure is measure
