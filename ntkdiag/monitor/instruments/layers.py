@@ -120,7 +120,7 @@ def _joined(slices: Sequence[tuple[str, str]]) -> list[str]:
 _View: TypeAlias = tuple[int, tuple[int | None, ...]]
 
 
-def _stacked_axes(program: ClosedJaxpr, leaves: Sequence[Array]) -> list[int | None]:
+def _stacked_axes(program: ClosedJaxpr, leaves: Sequence[PyTree]) -> list[int | None]:
     """For each leaf the axis that a scan takes it apart along; None where no scan does."""
     jaxpr, _ = _jax.open_jaxpr(program)
     views: list[_View | None] = [None] * len(jaxpr.invars)
