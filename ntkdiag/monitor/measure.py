@@ -1,7 +1,7 @@
 """A measurement as a pure function, for training frameworks that have hooks of their own."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import optax
 
 
+@runtime_checkable
 class Measure(Protocol):
     """What `measure` returns."""
 
