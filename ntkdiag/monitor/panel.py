@@ -88,7 +88,7 @@ class Panel:
                     kept[instrument.name] = memory
         status = jnp.asarray(Status.MEASURED, jnp.int32)
         if "status" in estimates:
-            status = estimates.pop("status").value.astype(jnp.int32)
+            status = jnp.asarray(estimates.pop("status").value, jnp.int32)
         if any(not instrument.runs_eagerly for instrument in instruments):
             status = jnp.where(_is_finite(situation), status, Status.NON_FINITE)
         return PanelReading(estimates, status, kept)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.descent import Descent
@@ -69,7 +69,7 @@ class Situation:
     update: PyTree
     read: Callable[[], DescentReading | None]
     held: Mapping[str, PyTree]
-    unmoved: jax.typing.ArrayLike
+    unmoved: bool | Bool[Array, ""]
     measurements: Int[Array, ""] | int
     key: Array
     descent: Descent | None = None
