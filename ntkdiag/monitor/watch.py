@@ -47,7 +47,7 @@ from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
 from ntkdiag.monitor.record import convention_record
-from ntkdiag.monitor.schedule import Schedule, ScheduleLike, as_schedule
+from ntkdiag.monitor.schedule import IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer, moves_parameters
 from ntkdiag.monitor.writers import Writer
 from ntkdiag.probe_batch import Pair, read_probes
@@ -198,7 +198,11 @@ def watch(
     @errors.called(f"{watcher.call}.init(params)")
     def init(params: PyTree) -> WatchState:
         """The state before training: all numbers NaN."""
-        return watcher.blank_state(params, inner_optimizer.init(params))
+        inner = inner_optimizer.init(params)
+        if type(params).__name__ == "_ParamsPlaceholder" and watcher.blank_states:
+            # `optax.tree_map_params` asks which leaves are like parameters: those inside.
+            return watcher.blank_states[-1]._replace(ntk_inner=inner)
+        return watcher.blank_state(params, inner)
 
     @errors.called(f"{watcher.call}.update(updates, state, params)")
     def update(
@@ -249,6 +253,7 @@ class _Watcher:
     name: str
     call: str
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
+    blank_states: list[WatchState] = dataclasses.field(default_factory=list)  # without arrays
     _panels: dict[ProbeLayout, Panel] = dataclasses.field(default_factory=dict)
 
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
@@ -266,8 +271,8 @@ class _Watcher:
             raise  # what does not fit together is refused before training
         except Exception as error:  # of an instrument of the user's own
             self.notice.give(self.call, 0, error)
-        return WatchState(
-            ntk_inner=inner,
+        blank = WatchState(
+            ntk_inner=(),
             ntk_count=jnp.zeros([], jnp.int32),
             ntk_probe=jnp.asarray(probe.mark(layout)),
             ntk_measurements=jnp.zeros([], jnp.int32),
@@ -276,12 +281,14 @@ class _Watcher:
             ntk_numbers=numbers,
             ntk_memory=memories,
         )
+        self.blank_states[:] = [jax.tree.map(jnp.ndim, blank)]
+        return blank._replace(ntk_inner=inner)
 
     def blank_numbers(self, training_step: TrainingStep, memories: Memories) -> dict[str, Array]:
         """NaN for every number that is measured."""
         arrays, whole = split_arrays(training_step)
 
-        def measure(arrays: list[Array]) -> dict[str, Array]:
+        def measure(arrays: list[Array]) -> PyTree:
             step = whole(arrays)
             layout, panel = self.layout_and_panel(self.measurer.match(step).params)
             reading = self.measurer.take(panel, layout, step, memories, step=0, measurements=0)
@@ -335,7 +342,7 @@ class _Watcher:
         state: WatchState,
         layout: ProbeLayout,
         panel: Panel,
-        is_due: bool | Array,
+        is_due: IsDue,
     ) -> WatchState:
         """Inside the user's `jax.jit`: the measurement stands in a branch of a conditional."""
         # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default

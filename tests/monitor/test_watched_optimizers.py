@@ -116,7 +116,7 @@ def test_the_same_bits_with_all_tiers(optimizer, loop):
     tx = watched(optimizer(), ("economy", "spectral", "kernel"), top_k=3, writers=InMemory())
     trajectory, state = loop(tx, params)
     assert_same_bits(plain, trajectory)
-    for name in ("margin", "trace", "drift", "critical_multiple"):
+    for name in ("margin", "trace", "drift", "step_error"):
         assert np.isfinite(get(state, f"ntk_{name}")).all()
 
 
@@ -222,6 +222,18 @@ def test_injected_hyperparameters_are_read_and_set_through_watch():
     assert int(get(state, "ntk_count")) == STEPS
     slower = optax.tree_utils.tree_set(state, learning_rate=1e-3)
     np.testing.assert_allclose(get(slower, "learning_rate"), 1e-3)
+
+
+def test_which_leaves_are_like_parameters_is_known_to_optax():
+    params, _, _ = problem_in_float32()
+    tx, plain = watched(optax.adam(1e-2)), optax.adam(1e-2)
+
+    def marked(leaf):
+        return "like a parameter"
+
+    state = optax.tree_map_params(tx, marked, tx.init(params))
+    assert state.ntk_inner == optax.tree_map_params(plain, marked, plain.init(params))
+    assert int(state.ntk_count) == 0
 
 
 def groups():
