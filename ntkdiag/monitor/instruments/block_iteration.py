@@ -10,14 +10,19 @@ one pull and one push. All inner products that a Rayleigh-Ritz method needs are 
     <u_i, u_j> = w_i . H w_j     <z_i, z_j> = w_i . H t_j     <z_i, G z_j> = t_i . H t_j
 
 so that nothing like the parameters is kept, and the pairs (w, t) tell the residual of u, too. The
-basis is that of LOBPCG, three blocks: the best vectors X, what they were before (P), and R:
+basis is a few of the best vectors X so far, and one that is new in each pass, R:
 
-    R = start                 in the first pass,
-        t_X - theta w_X       then, the residual,
+    R = fresh                 at a restart, something random, and then
+        t_X - theta w_X       the residual of the best vector, which makes it Lanczos' iteration;
+        start                 each of the vectors that the last measurement ended with;
+        t_X - theta w_X       once more, if there is time for it;
         +- t_X                in the last pass, with + on one half of the examples: what the two
                               halves of the probe do not agree on.
 
-Source: Knyazev 2001, Toward the optimal preconditioned eigensolver, SIAM J. Sci. Comput. 23.
+Sweeping over several old vectors is worth more than passes that begin from one of them: at the edge
+of stability the largest eigenvalues lie close together, and change places.
+
+Source: Wu and Simon 2000, Thick-restart Lanczos method, SIAM J. Matrix Anal. Appl. 22.
 """
 
 import dataclasses
@@ -28,13 +33,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.situation import Situation, inner_product
 from ntkdiag.nouns import pytree
 
 Changes: TypeAlias = Float[Array, "k n *o"]
 
 # Directions that are others but for this share, squared, are none: roundoff of their products.
 _DEPENDENT = 1e-5
+# The relative difference of two ways to one number that is roundoff.
+_INCONSISTENT = 0.05
 
 
 @pytree("w", "t")
@@ -80,7 +87,7 @@ class Products:
         return self.halves[0] + self.halves[1]
 
 
-@pytree("values", "coefficients", "coordinates", "frame")
+@pytree("values", "coefficients")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ritz:
     """Rayleigh-Ritz of a matrix on a basis.
@@ -88,14 +95,42 @@ class Ritz:
     Attributes:
         values: Ritz values, descending; 0 for directions that depend on others.
         coefficients: Of the Ritz vectors in the basis, in columns; they are orthonormal.
-        coordinates: Of the Ritz vectors in an orthonormal basis of the same space.
-        frame: That orthonormal basis in the given one, in columns; 0 for what depends on others.
     """
 
     values: Float[Array, " d"]
     coefficients: Float[Array, "d d"]
-    coordinates: Float[Array, "d d"]
-    frame: Float[Array, "d d"]
+
+
+@pytree("fresh", "starts", "n_fresh")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes:
+    """What is new in each pass.
+
+    Attributes:
+        fresh: What a restart begins from, [1 n ...].
+        starts: Vectors of before; zeros where there is none.
+        n_fresh: Passes of the restart; 0 for none.
+        n_rounds: Passes along the residual after the starts.
+    """
+
+    fresh: Changes
+    starts: Changes
+    n_fresh: Int[Array, ""]
+    n_rounds: int
+
+    @property
+    def total(self) -> Int[Array, ""]:
+        """All passes, with the one that parts the examples."""
+        return self.n_fresh + self.starts.shape[0] + self.n_rounds + 1
+
+    def direction(self, r: Int[Array, ""], residual: Changes, parted: Changes) -> Changes:
+        """R of pass r, of its own and of what comes from the best vector."""
+        n_starts = self.starts.shape[0]
+        k = r - self.n_fresh
+        start = jax.lax.dynamic_slice_in_dim(self.starts, jnp.clip(k, 0, n_starts - 1), 1)
+        direction = jnp.where((k >= 0) & (k < n_starts), start, residual)
+        direction = jnp.where((r == 0) & (self.n_fresh > 0), self.fresh, direction)
+        return jnp.where(r == self.total - 1, parted, direction)
 
 
 def first_half(n: int) -> Bool[np.ndarray, " n"]:
@@ -106,41 +141,42 @@ def first_half(n: int) -> Bool[np.ndarray, " n"]:
 
 
 def iterate(
-    situation: Situation, response: PyTree, start: Changes, n_passes: Int[Array, ""] | int
+    situation: Situation, response: PyTree, passes: Passes, size: int, is_on: Bool[Array, ""]
 ) -> Directions:
-    """The basis X, P, R [3 k n ...] after so many passes, each a push and a pull.
+    """The basis after all passes, each a push and a pull: `size` - 1 best vectors and the last R.
 
     Args:
         situation: The step.
         response: E, like the parameters.
-        start: Changes of the outputs to begin from.
-        n_passes: 2 or more; the last one parts the examples.
+        passes: What is new in each pass.
+        size: Of the basis.
+        is_on: False for no passes, and a basis of zeros.
     """
-    k = start.shape[0]
+    like = passes.fresh
     # + on one half of the examples, - on the other: [n 1 ...]
-    half = _by_example(first_half(start.shape[1]), start.ndim - 1)
-    sign = jnp.where(half, 1.0, -1.0).astype(start.dtype)
+    half = _by_example(first_half(like.shape[1]), like.ndim - 1)
+    sign = jnp.where(half, 1.0, -1.0).astype(like.dtype)
 
     def one_pass(r: Int[Array, ""], basis: Directions) -> Directions:
         # Rayleigh-Ritz on what there is.
         products = products_of(situation, basis)
         ritz = rayleigh_ritz(products.z_z, products.curvature)
-        kept = basis.combined(_best_and_before(ritz, products.z_z, k))
-        theta = _by_example(ritz.values[:k], start.ndim)
-        w, t = kept.w[:k], kept.t[:k]
+        kept = basis.combined(ritz.coefficients[:, : size - 1])
         # The new direction, orthogonal to them: <z_R, z_X> = H w_R . t_X. Twice, for roundoff.
-        new = jnp.where(r == n_passes - 1, sign * t, t - theta * w)
-        new = jnp.where(r == 0, start, new)
+        w, t = kept.w[:1], kept.t[:1]
+        new = passes.direction(r, t - ritz.values[0] * w, sign * t)
         for _ in range(2):
             new = normalised(new)
-            overlaps = _inner_products(_curved(situation, new), kept.t)  # [k 2k]
+            overlaps = _inner_products(_curved(situation, new), kept.t)  # [1 size-1]
             new = new - _combined(overlaps.T, kept.w)
         # The one product.
-        curved = _curved(situation, normalised(new))
-        product = jax.vmap(lambda c: _through_parameters(situation, response, c))(curved)
-        return kept.joined(_unit(Directions(normalised(new), product), curved))
+        new = normalised(new)
+        curved = _curved(situation, new)
+        product, square = _through_parameters(situation, response, curved[0])
+        return kept.joined(_unit(Directions(new, product[None]), curved, square))
 
-    nothing = jnp.zeros((3 * k, *start.shape[1:]), start.dtype)
+    nothing = jnp.zeros((size, *like.shape[1:]), like.dtype)
+    n_passes = jnp.where(is_on, passes.total, 0)
     return jax.lax.fori_loop(0, n_passes, one_pass, Directions(nothing, nothing))
 
 
@@ -174,8 +210,7 @@ def rayleigh_ritz(gram: Float[Array, "d d"], matrix: Float[Array, "d d"]) -> Rit
     overlaps = jnp.where(overlaps > _DEPENDENT, overlaps, 0.0)
     frame = scale[:, None] * rotation * _inverse(jnp.sqrt(overlaps))
     values, coordinates = jnp.linalg.eigh(_times(frame.T, matrix, frame))
-    coordinates = coordinates[:, ::-1]
-    return Ritz(values[::-1], _times(frame, coordinates), coordinates, frame)
+    return Ritz(values[::-1], _times(frame, coordinates)[:, ::-1])
 
 
 def residuals_of(
@@ -196,26 +231,24 @@ def normalised(changes: Changes) -> Changes:
     return changes * _by_example(_inverse(jnp.sqrt(_sums(changes**2))), changes.ndim)
 
 
-def _best_and_before(ritz: Ritz, gram: Float[Array, "d d"], k: int) -> Float[Array, "d two_k"]:
-    """Coefficients of the k best vectors, and of what X was before, orthogonal to them."""
-    best = ritz.coordinates[:, :k]
-    before = _times(ritz.frame.T, gram[:, :k])  # coordinates of X
-    orthonormal, _ = jnp.linalg.qr(jnp.concatenate([best, before], axis=1))
-    return jnp.concatenate([ritz.coefficients[:, :k], _times(ritz.frame, orthonormal[:, k:])], 1)
-
-
 def _through_parameters(
     situation: Situation, response: PyTree, cotangent: Float[Array, "n *o"]
-) -> Float[Array, "n *o"]:
-    """J E J^T c."""
+) -> tuple[Float[Array, "n *o"], Float[Array, ""]]:
+    """J E J^T c, and the square of z = E^1/2 J^T c."""
     gradient = situation.pull(cotangent)
-    return situation.push(jax.tree.map(jnp.multiply, response, gradient))
+    answer = jax.tree.map(jnp.multiply, response, gradient)
+    return situation.push(answer), inner_product(answer, gradient)
 
 
-def _unit(directions: Directions, curved: Changes) -> Directions:
-    """The directions scaled to ||z|| = 1."""
+def _unit(directions: Directions, curved: Changes, square: Float[Array, ""]) -> Directions:
+    """The directions scaled to ||z|| = 1; zeros where their product is but roundoff.
+
+    So it is where the kernel has no further direction: ||z||^2 and w . H t are not one number then.
+    """
     squares = _sums(curved * directions.t)  # ||z||^2, none below 0
-    scale = _by_example(_inverse(jnp.sqrt(jnp.clip(squares, 0.0))), curved.ndim)
+    is_product = jnp.abs(squares - square) < _INCONSISTENT * square
+    lengths = jnp.where(is_product, jnp.sqrt(jnp.clip(squares, 0.0)), 0.0)
+    scale = _by_example(_inverse(lengths), curved.ndim)
     return Directions(scale * directions.w, scale * directions.t)
 
 

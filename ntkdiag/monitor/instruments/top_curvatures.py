@@ -5,12 +5,13 @@
 with E and b from the optimizer itself (see `descent_reading`). Each measurement goes on from the
 vectors of the one before:
 
-1. begin from the changes of the outputs along them, which were kept (at first: from dL/df);
-2. a few passes of `block_iteration`, each one push and one pull;
-3. Rayleigh-Ritz, residuals, and the error over examples.
+1. what was kept are the changes of the outputs along them: one pass of `block_iteration`, a push
+   and a pull, takes each of them a step further;
+2. one more pass, for the error over examples;
+3. Rayleigh-Ritz, residuals, and errors.
 
-Every so many measurements a random vector is mixed in and more passes are made, for a direction
-that has grown without having been in any of the vectors.
+At first, and then every so many measurements, passes from a random vector come before: for a
+direction that has grown without having been in any of the vectors.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from jaxtyping import Array, Bool, PyTree
 from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.instruments.block_iteration import (
     Changes,
+    Passes,
     iterate,
     normalised,
     products_of,
@@ -58,17 +60,18 @@ class TopCurvatures(Instrument):
 
     The matrix is that of Gauss and Newton: it sees no negative curvature, and no noise of batches.
 
-    Cost: 4 (2 + rounds) forward passes of the probe for each vector, and 4 for each round more: 12
-    by default, and 0.64 for restarts. Memory: about a dozen arrays of the size of the outputs for
-    each vector, and a few of the size of the parameters.
+    Cost: each pass is a push and a pull, 4 forward passes. There are one for each vector that is
+    kept, `rounds`, and one for the error over examples: 12 by default, and 0.72 for restarts.
+    Memory: about a dozen arrays of the size of the outputs, and a few of that of the parameters.
 
     Attributes:
-        top_k: How many curvatures.
-        rounds: Products between the first and the one for the error over examples.
+        top_k: How many curvatures, the largest eigenvalues.
+        kept: Vectors that are kept from one measurement to the next, `top_k` at least.
+        rounds: Passes in addition, along the residual.
         restart_every: Measurements from one restart to the next, the first of which is one.
-        restart_rounds: Rounds that a restart takes in addition.
-        memory_limit: Most bytes that are kept from one measurement to the next. Where the changes
-            of the outputs take more, each measurement begins from that of the update.
+        restart_rounds: Passes from the random vector of a restart, besides its own.
+        memory_limit: Most bytes to be kept. Where the changes of the outputs take more, each
+            measurement begins from that of the update.
         cold_rounds: The rounds then.
     """
 
@@ -77,7 +80,8 @@ class TopCurvatures(Instrument):
     needs_optimizer: ClassVar[bool] = True
 
     top_k: int = 1
-    rounds: int = 1
+    kept: int = 2
+    rounds: int = 0
     restart_every: int = 50
     restart_rounds: int = 8
     memory_limit: int = 512_000
@@ -85,11 +89,11 @@ class TopCurvatures(Instrument):
 
     def forwards(self, layout: ProbeLayout) -> float:
         """4 for each pass, a pull and a push, and the share of the restarts."""
-        restarts = self.restart_rounds / self.restart_every
+        restarts = (1 + self.restart_rounds) / self.restart_every
         if self._remembers(layout):
-            return 4.0 * self.top_k * (2 + self.rounds + restarts)
-        # The change by the update is one push, if nobody else asked for it.
-        return 2.0 + 4.0 * self.top_k * (2 + self.cold_rounds + restarts)
+            return 4.0 * (self._n_vectors + self.rounds + 1 + restarts)
+        # The change by the update is one push more, if nobody else asked for it.
+        return 2.0 + 4.0 * (1 + self.cold_rounds + 1 + restarts)
 
     def unmet(self, probe: Probe) -> str | None:
         """No loss, or held-out examples."""
@@ -103,7 +107,7 @@ class TopCurvatures(Instrument):
         """The changes of the outputs along each vector: zeros, as nothing is known of them."""
         if not self._remembers(layout):
             return ()
-        return jnp.zeros((self.top_k, *layout.output_shape), layout.dtype)
+        return jnp.zeros((self._n_vectors, *layout.output_shape), layout.dtype)
 
     def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate from the memory, and tell the largest curvatures with their errors."""
@@ -111,27 +115,22 @@ class TopCurvatures(Instrument):
         if reading is None:
             return _without_optimizer(self.top_k), memory
         remembers = bool(jax.tree.leaves(memory))
-        is_cold = jnp.logical_not(jnp.any(memory != 0.0)) if remembers else jnp.asarray(False)
-        is_restart = is_cold | (jnp.asarray(situation.measurements) % self.restart_every == 0)
-        # What is shared is computed here, not in the loop.
+        passes = self._passes(situation, memory if remembers else None)
         is_finite = jnp.isfinite(situation.outputs).all()
         is_read = jnp.logical_not(jnp.isnan(reading.margin(jnp.zeros(()))))
-
-        start = self._start(situation, memory if remembers else None, is_cold, is_restart)
-        rounds = self.rounds if remembers else self.cold_rounds
-        n_passes = 2 + rounds + jnp.where(is_restart, self.restart_rounds, 0)
-        n_passes = jnp.where(is_finite & is_read, n_passes, 0)
-        basis = iterate(situation, reading.response, start, n_passes)
+        size = self._n_vectors + 2
+        basis = iterate(situation, reading.response, passes, size, is_finite & is_read)
 
         products = products_of(situation, basis)
         ritz = rayleigh_ritz(products.z_z, products.curvature)
-        values = ritz.values[: self.top_k]
-        vectors = basis.combined(ritz.coefficients[:, : self.top_k])
-        residuals = residuals_of(situation, vectors, values)
-        top_vector = jax.tree.map(lambda leaf: leaf[:1], vectors)
-        lower, upper = ends_over_examples(situation, top_vector, products, values[0])
+        best = basis.combined(ritz.coefficients[:, : self._n_vectors])
+        residuals = residuals_of(situation, best, ritz.values[: self._n_vectors])
+        first = jax.tree.map(lambda leaf: leaf[:1], best)
+        lower, upper = ends_over_examples(situation, first, products, ritz.values[0])
 
-        is_finite = is_finite & _all_finite(products) & _all_finite((residuals, vectors))
+        values = ritz.values[: self.top_k]
+        residuals = residuals[: self.top_k]
+        is_finite = is_finite & _all_finite(products) & _all_finite((residuals, best))
         is_known = is_finite & is_read
         known = jnp.where(is_known, 1.0, jnp.nan)
         margin = Estimate.between(
@@ -149,35 +148,36 @@ class TopCurvatures(Instrument):
         if not remembers:
             return estimates, memory
         # The product of each vector is what the next measurement begins from, a step ahead of it.
-        kept = normalised(vectors.t).astype(memory.dtype)
+        kept = normalised(best.t).astype(memory.dtype)
         return estimates, jnp.where(is_known, kept, 0.0)
 
-    def _start(
-        self,
-        situation: Situation,
-        memory: Changes | None,
-        is_cold: Bool[Array, ""],
-        is_restart: Bool[Array, ""],
-    ) -> Changes:
-        """Changes of the outputs to begin from, with random ones among them at a restart."""
-        shape = (self.top_k, *situation.outputs.shape)
-        random = normalised(
-            jax.random.normal(situation.random_key(self.name), shape, situation.outputs.dtype)
-        )
-        # The gradient, as a change of the outputs; beside it random vectors.
-        along_gradient = random.at[0].set(normalised(situation.residuals[None])[0])
+    @property
+    def _n_vectors(self) -> int:
+        """Vectors that are kept."""
+        return max(self.kept, self.top_k)
+
+    def _passes(self, situation: Situation, memory: Changes | None) -> Passes:
+        """Which changes of the outputs are tried one after the other."""
+        # A restart: random, and something of the gradient, which knows of what grows.
+        key = situation.random_key(self.name)
+        random = jax.random.normal(key, situation.outputs.shape, situation.outputs.dtype)[None]
+        # Derivatives are shared by all instruments, and must be taken outside of the loop.
+        fresh = normalised(random) + normalised(situation.residuals[None])
+        is_restart = jnp.asarray(situation.measurements) % self.restart_every == 0
         if memory is not None:
-            start = jnp.where(is_cold, along_gradient, normalised(memory))
+            starts, n_rounds = memory.astype(fresh.dtype), self.rounds
+            is_restart = is_restart | jnp.logical_not(jnp.any(memory != 0.0))
         elif situation.update is not None:
-            # At the edge of stability the update is along the first vector.
-            start = random.at[0].set(normalised(situation.predicted_change[None])[0])
+            # At the edge of stability the update is along the first vectors.
+            starts, n_rounds = situation.predicted_change[None], self.cold_rounds
         else:
-            start = along_gradient
-        return jnp.where(is_restart, start + random, start)
+            starts, n_rounds = situation.residuals[None], self.cold_rounds
+        n_fresh = jnp.where(is_restart, 1 + self.restart_rounds, 0)
+        return Passes(fresh, starts, n_fresh, n_rounds)
 
     def _remembers(self, layout: ProbeLayout) -> bool:
         """Whether the changes of the outputs are few enough to be kept."""
-        n_numbers = self.top_k * math.prod(layout.output_shape)
+        n_numbers = self._n_vectors * math.prod(layout.output_shape)
         return n_numbers * jnp.dtype(layout.dtype).itemsize <= self.memory_limit
 
 
