@@ -230,7 +230,7 @@ def adafactor_response(params, history, factored=False, momentum=0.0):
     if factored:
         v = rows * columns / rows.mean()
     direction = history[-1] / np.sqrt(v)
-    clip = max(1.0, np.sqrt(np.mean(direction**2)))
+    clip = max(1.0, np.sqrt(np.mean(direction**2)) / 0.7)
     size = max(1e-3, np.sqrt(np.mean(np.asarray(params, np.float64) ** 2)))
     swing = (1 - momentum) / (1 + momentum)
     return RATE * size / clip * swing / (2 * np.sqrt(v))
@@ -596,7 +596,8 @@ REFUSED = {
     ),
     "undifferentiable": (
         undifferentiable,
-        "The optimizer's update cannot be differentiated (TypeError: ",
+        "The optimizer's update cannot be differentiated (TypeError: a part of "
+        "it has a derivative in reverse only): the margin is NaN.",
     ),
     "accumulated updates": (
         lambda: optax.chain(optax.sgd(RATE), optax.apply_every(3)),

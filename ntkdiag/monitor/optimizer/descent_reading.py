@@ -18,6 +18,7 @@ rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,6 @@ from jaxtyping import Array, Float, Int, PyTree
 from ntkdiag.descent import Descent
 from ntkdiag.monitor.optimizer.explained_update import explain
 from ntkdiag.monitor.optimizer.quiet_point import (
-    Direction,
     Leaves,
     QuietPoint,
     accumulator_paths,
@@ -148,20 +148,22 @@ class _Predicted:
         decay: b by parameter, likewise.
         made: The update that was made, without noise.
         directions: What momentum, gradient and parameters add to the update.
-        by_gradient: U_g at the quiet point, elementwise.
-        drive: B likewise, by the paths of the state.
-        mixing: How far momentum is from acting elementwise, relative.
-        is_proportional: Whether anything of the update is linear in gradients.
+        mixed: What momentum adds if it acts elementwise.
     """
 
     response: Leaves
     decay: Leaves
     made: Leaves
     directions: list[Leaves]
-    by_gradient: Leaves
-    drive: Leaves
-    mixing: Float[Array, ""]
-    is_proportional: Array
+    mixed: Leaves
+
+
+class _Extremes(NamedTuple):
+    """What the largest and smallest answers say."""
+
+    decay: Float[Array, ""]
+    goes_uphill: Array
+    is_finite: Array
 
 
 def objection_to_reading(opt_state: PyTree, params: PyTree) -> str | None:
@@ -280,12 +282,13 @@ def read_descent_after(
             predicted, is_verifiable = _predict_after(quiet, gradient, params, made)
             tolerance = _tolerance(like_gradient, state_after)
             reading = _compared(predicted, params, quiet.memory, tolerance, step)
-            bare = _bare(predicted, params, quiet.memory)
+            bare = _bare(predicted, params, quiet)
             # What the size of the parameters scales it by is not seen at the quiet point. Where
             # that goes into momentum, even the update does not show it.
-            by_gradient, drive = quiet.by_gradient_at(floats_of(params)[0])
-            is_hidden = _distance(drive, predicted.drive) > tolerance
-            is_scaled = _distance(by_gradient, predicted.by_gradient) > tolerance
+            weights, _ = floats_of(params)
+            by_gradient, drive = quiet.by_gradient_at(weights)
+            is_hidden = _distance(drive, quiet.drive) > tolerance
+            is_scaled = _distance(by_gradient, quiet.by_gradient) > tolerance
             is_unknown = is_hidden | (~is_verifiable & is_scaled)
             reading = _chosen(is_verifiable, reading, bare)
             return _chosen(is_unknown, unread(params, Reading.UNEXPLAINED), reading)
@@ -340,29 +343,18 @@ def _predict(quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree) 
     gradients, _ = floats_of(gradient)
     weights, _ = floats_of(params)
     updates, _ = floats_of(made)
-    ones = jax.tree.map(jnp.ones_like, gradients)
     shuffled = {path: signs(leaf) * leaf for path, leaf in quiet.buffers.items()}
-    directions = [
-        Direction(gradient=ones),
-        Direction(params=jax.tree.map(jnp.ones_like, weights)),
-        Direction(buffers=quiet.buffers),
-        Direction(buffers=shuffled),
-    ]
-    if quiet.accumulated:
-        directions.append(Direction(buffers=_ones_at(quiet.accumulated, quiet.buffers)))
-    (by_gradient, drive), (by_params, decay_drive), (by_momentum, _), (by_shuffled, _), *rest = (
-        quiet.answers(*directions)
-    )
+    by_gradient, by_params = quiet.by_gradient, quiet.by_params
+    (by_momentum, _), (by_shuffled, _) = quiet.to_buffers(quiet.buffers, shuffled)
 
     # The gradient of a step is that of all its micro-steps, and each of them sees the curvature.
     along_gradient = {path: by_gradient[path] * gradients[path] for path in updates}
     if quiet.accumulated:
-        ((by_accumulated, _),) = rest
+        ((by_accumulated, _),) = quiet.to_buffers(_ones_at(quiet.accumulated, quiet.buffers))
         earlier = _accumulated_by(updates, quiet.accumulated)
         for path in updates:
             along_gradient[path] += by_accumulated[path] * earlier[path]
-    drive = {path: leaf * quiet.micro_steps.astype(leaf.dtype) for path, leaf in drive.items()}
-    swung, decay_swung = quiet.swing([drive, decay_drive])
+    swung, decay_swung = quiet.swinging()
     response = {}
     decay = {}
     for path in updates:
@@ -377,10 +369,7 @@ def _predict(quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree) 
         decay=decay,
         made={path: updates[path] - quiet.rest[path] for path in updates},
         directions=[by_momentum, along_gradient, along_params],
-        by_gradient=by_gradient,
-        drive=drive,
-        mixing=_distance(unshuffled, by_momentum),
-        is_proportional=_any_nonzero(by_gradient) | _any_nonzero(by_momentum),
+        mixed=unshuffled,
     )
 
 
@@ -396,21 +385,15 @@ def _predict_after(
     where the second term is zero if the update is a multiple of the momentum.
     """
     weights, _ = floats_of(params)
-    ones = jax.tree.map(jnp.ones_like, quiet.gradient)
-    (by_gradient, drive), (by_params, decay_drive), (_, kept) = quiet.answers(
-        Direction(gradient=ones),
-        Direction(params=jax.tree.map(jnp.ones_like, quiet.params)),
-        Direction(buffers=quiet.momentum_of(jax.tree.map(jnp.ones_like, quiet.buffers))),
-    )
-    swung, decay_swung = quiet.swing([drive, decay_drive])
+    by_gradient, by_params = quiet.by_gradient, quiet.by_params
+    drive, decay_drive = quiet.drive, quiet.decay_drive
+    ((_, kept),) = quiet.to_buffers(quiet.momentum_of(jax.tree.map(jnp.ones_like, quiet.buffers)))
+    swung, decay_swung = quiet.swinging()
 
     momentum = _divided(quiet.buffers, kept)
     shuffled = {path: signs(leaf) * leaf for path, leaf in momentum.items()}
-    (by_momentum, _), (of_gradient, _), (of_params, _), (by_shuffled, _) = quiet.answers(
-        Direction(buffers=momentum),
-        Direction(buffers=_divided(drive, kept)),
-        Direction(buffers=_divided(decay_drive, kept)),
-        Direction(buffers=shuffled),
+    (by_momentum, _), (of_gradient, _), (of_params, _), (by_shuffled, _) = quiet.to_buffers(
+        momentum, _divided(drive, kept), _divided(decay_drive, kept), shuffled
     )
     beside_momentum = _difference(by_gradient, of_gradient)
     needs_gradient = _any_nonzero(beside_momentum)
@@ -431,10 +414,7 @@ def _predict_after(
             {path: beside_momentum[path] * gradients[path] for path in nothing},
             {path: params_beside[path] * weights[path] for path in nothing},
         ],
-        by_gradient=by_gradient,
-        drive=drive,
-        mixing=_distance(unshuffled, by_momentum),
-        is_proportional=_any_nonzero(by_gradient) | _any_nonzero(by_momentum),
+        mixed=unshuffled,
     )
     has_update = jnp.asarray(made is not None)
     return predicted, has_update & (jnp.asarray(gradient is not None) | ~needs_gradient)
@@ -448,42 +428,41 @@ def _compared(
     step: Int[Array, ""] | int,
 ) -> DescentReading:
     """The reading that the comparison with the update leads to."""
-    scales, misfit = explain(predicted.made, predicted.directions)
-    _, along_gradient, _ = predicted.directions
+    explained = explain(predicted.made, predicted.directions, predicted.mixed)
+    residual = jnp.maximum(explained.residual, explained.mixing)
     response = {}
-    decay = jnp.zeros((), misfit.dtype)
+    decay = {}
     for path, leaf in predicted.response.items():
-        of_momentum, of_gradient, of_params = scales[path]
+        of_momentum, of_gradient, of_params = explained.scales[path]
         # Without anything along the gradient it is the momentum that tells by what it is scaled.
-        scale = jnp.where(jnp.any(along_gradient[path] != 0.0), of_gradient, of_momentum)
-        response[path] = scale * leaf.astype(misfit.dtype)
-        share = jnp.max(of_params * predicted.decay[path].astype(misfit.dtype), initial=0.0)
-        decay = jnp.maximum(decay, share)
-    residual = jnp.maximum(misfit, predicted.mixing.astype(misfit.dtype))
+        scale = jnp.where(explained.along_gradient[path], of_gradient, of_momentum)
+        response[path] = scale * leaf.astype(residual.dtype)
+        decay[path] = of_params * predicted.decay[path].astype(residual.dtype)
+    extremes = _extremes(response, decay, tolerance)
 
     status = jnp.where(step < memory, Reading.YOUNG, Reading.RECOGNISED)
-    status = jnp.where(_goes_uphill(response, tolerance), Reading.UPHILL, status)
-    is_explained = (residual <= tolerance) & _all_finite(response) & jnp.isfinite(decay)
+    status = jnp.where(extremes.goes_uphill, Reading.UPHILL, status)
+    is_explained = (residual <= tolerance) & extremes.is_finite
     status = jnp.where(is_explained, status, Reading.UNEXPLAINED)
-    is_out_of_proportion = ~is_explained & ~predicted.is_proportional
+    is_out_of_proportion = ~is_explained & ~explained.is_proportional
     status = jnp.where(is_out_of_proportion, Reading.NOT_PROPORTIONAL, status)
-    status = jnp.where(_any_nonzero(predicted.made), status, Reading.NO_UPDATE)
-    return _with_status(response, decay, residual, memory, status, params)
+    status = jnp.where(explained.has_update, status, Reading.NO_UPDATE)
+    return _with_status(response, extremes.decay, residual, memory, status, params)
 
 
-def _bare(predicted: _Predicted, params: PyTree, memory: Float[Array, ""]) -> DescentReading:
+def _bare(predicted: _Predicted, params: PyTree, quiet: QuietPoint) -> DescentReading:
     """The reading without a comparison."""
     dtype = jnp.promote_types(jnp.result_type(*predicted.response.values()), jnp.float32)
     response = {path: leaf.astype(dtype) for path, leaf in predicted.response.items()}
-    decay = jnp.zeros((), dtype)
-    for leaf in predicted.decay.values():
-        decay = jnp.maximum(decay, jnp.max(leaf.astype(dtype), initial=0.0))
+    decay = {path: leaf.astype(dtype) for path, leaf in predicted.decay.items()}
+    extremes = _extremes(response, decay, _TOLERANCE)
+    is_proportional = _any_nonzero(quiet.by_gradient)
     status = jnp.asarray(Reading.UNVERIFIED)
-    status = jnp.where(_goes_uphill(response, _TOLERANCE), Reading.UPHILL, status)
-    status = jnp.where(predicted.is_proportional, status, Reading.NOT_PROPORTIONAL)
-    is_finite = _all_finite(response) & jnp.isfinite(decay)
-    status = jnp.where(is_finite, status, Reading.UNEXPLAINED)
-    return _with_status(response, decay, jnp.asarray(jnp.nan, dtype), memory, status, params)
+    status = jnp.where(extremes.goes_uphill, Reading.UPHILL, status)
+    status = jnp.where(is_proportional, status, Reading.NOT_PROPORTIONAL)
+    status = jnp.where(extremes.is_finite, status, Reading.UNEXPLAINED)
+    unknown = jnp.asarray(jnp.nan, dtype)
+    return _with_status(response, extremes.decay, unknown, quiet.memory, status, params)
 
 
 def _with_status(
@@ -606,21 +585,18 @@ def _distance(leaves: Leaves, others: Leaves) -> Float[Array, ""]:
     return jnp.where(apart == 0.0, 0.0, apart / jnp.where(size == 0.0, 1.0, size))
 
 
-def _goes_uphill(response: Leaves, tolerance: float) -> Array:
-    """Whether some array has answers along the gradient, beyond roundoff."""
-    uphill = jnp.zeros((), bool)
-    for leaf in response.values():
-        largest = jnp.max(jnp.abs(leaf), initial=0.0)
-        uphill = uphill | (jnp.min(leaf, initial=0.0) < -tolerance * largest)
-    return uphill
-
-
-def _all_finite(leaves: Leaves) -> Array:
-    """Whether all numbers are finite."""
-    finite = jnp.ones((), bool)
-    for leaf in leaves.values():
-        finite = finite & jnp.all(jnp.isfinite(leaf))
-    return finite
+def _extremes(response: Leaves, decay: Leaves, tolerance: float) -> _Extremes:
+    """The extremes over all arrays, with one reduction for each of them."""
+    goes_uphill = jnp.zeros((), bool)
+    is_finite = jnp.ones((), bool)
+    largest_decay = jnp.zeros(())
+    for path, leaf in response.items():
+        signed = jnp.stack([leaf, -leaf, decay[path]])
+        downhill, uphill, share = jnp.max(signed, axis=range(1, signed.ndim), initial=0.0)
+        is_finite = is_finite & jnp.isfinite(downhill + uphill + share)
+        goes_uphill = goes_uphill | (uphill > tolerance * jnp.maximum(downhill, uphill))
+        largest_decay = jnp.maximum(largest_decay, share.astype(largest_decay.dtype))
+    return _Extremes(largest_decay, goes_uphill, is_finite)
 
 
 def _any_nonzero(leaves: Leaves) -> Array:

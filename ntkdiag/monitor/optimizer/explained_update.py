@@ -7,10 +7,15 @@ the same for all elements of an array: clipping and trust ratios make such facto
 s - 1 are found by least squares, the smallest ones where directions cannot be told apart. A few
 elements would be fitted by anything: an array of so few takes the factors of all arrays together,
 or one factor of its own, of all that it is made of or of what the gradient adds.
+
+All inner products of an array come from one contraction: programs stay small.
 """
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ntkdiag.monitor.optimizer.quiet_point import Leaves
 
@@ -18,94 +23,97 @@ _FEW_ELEMENTS = 3  # as many as factors
 # What one factor may belong to, of momentum, gradient and parameters: trust ratios of the update,
 # of what goes into momentum with and without weight decay.
 _COMMON = ((1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (0.0, 1.0, 0.0))
+# Updates are small, and squares of small numbers vanish in float32: a power of two before them.
+_UNIT = 2.0**30
 
 
-def explain(made: Leaves, directions: list[Leaves]) -> tuple[dict[str, Array], Float[Array, ""]]:
+@dataclasses.dataclass(frozen=True)
+class Explained:
+    """A fit of an update.
+
+    Attributes:
+        scales: Path -> s_m, s_g, s_t.
+        residual: The misfit over all arrays, relative to the update.
+        mixing: How far what momentum adds is from acting elementwise, relative to it.
+        has_update: Whether the update is not zero.
+        is_proportional: Whether momentum or gradient add anything.
+        along_gradient: Path -> whether the gradient adds anything.
+    """
+
+    scales: dict[str, Float[Array, "3"]]
+    residual: Float[Array, ""]
+    mixing: Float[Array, ""]
+    has_update: Bool[Array, ""]
+    is_proportional: Bool[Array, ""]
+    along_gradient: dict[str, Bool[Array, ""]]
+
+
+def explain(made: Leaves, directions: list[Leaves], mixed: Leaves) -> Explained:
     """Fit an update by directions, array by array.
 
     Args:
         made: The update by path.
         directions: D_m, D_g, D_t by the same paths.
-
-    Returns:
-        Path -> factors s, one for each direction; and the misfit over all arrays, relative to the
-        update.
+        mixed: What would be D_m where momentum acts elementwise.
     """
     paths = list(made)
     dtype = jnp.promote_types(jnp.result_type(*made.values()), jnp.float32)
-    # Squares of small numbers would vanish: everything is measured by its largest element.
-    unit = _largest(made, dtype)
-    units = [_largest(direction, dtype) for direction in directions]
-    columns = {}
-    deviations = {}
+    rows = {}
+    grams = []
     for path in paths:
-        columns[path] = [
-            direction[path].astype(dtype) / size
-            for direction, size in zip(directions, units, strict=True)
-        ]
-        predicted = sum(direction[path].astype(dtype) for direction in directions)
-        deviations[path] = (made[path].astype(dtype) - predicted) / unit
-
-    # Inner products: [leaf direction direction] and [leaf direction].
-    grams = jnp.stack([_gram(columns[path]) for path in paths])
-    products = jnp.stack([_products(columns[path], deviations[path]) for path in paths])
-    own = _least_squares(grams, products)
-    pooled = _least_squares(grams.sum(0), products.sum(0))
+        momentum, gradient, params = [direction[path].astype(dtype) for direction in directions]
+        update = made[path].astype(dtype)
+        deviation = update - momentum - gradient - params
+        unmixed = mixed[path].astype(dtype) - momentum
+        stacked = jnp.stack([momentum, gradient, params, deviation, update, unmixed]) * _UNIT
+        # [row *shape], [row *shape] -> [row row]
+        axes = tuple(range(1, stacked.ndim))
+        gram = jnp.tensordot(stacked, stacked, (axes, axes), precision=jax.lax.Precision.HIGHEST)
+        rows[path] = stacked
+        grams.append(gram)
+    gram = jnp.stack(grams)  # [leaf row row]
+    squares = jnp.diagonal(gram, axis1=1, axis2=2)  # [leaf row]
+    of_directions = gram[:, :3, :3]
+    products = gram[:, :3, 3]
+    own = _least_squares(of_directions, products)
+    pooled = _least_squares(of_directions.sum(0), products.sum(0))
 
     has_many = any(made[path].size > _FEW_ELEMENTS for path in paths)
     scales = {}
     misfit = jnp.zeros((), dtype)
-    total = jnp.zeros((), dtype)
     for place, path in enumerate(paths):
         factors = own[place]
         if made[path].size <= _FEW_ELEMENTS:
             factors = pooled
-            if has_many:
-                for shared_by in _COMMON:
-                    shared = jnp.array(shared_by) * jnp.stack(units) / unit
-                    common = _common_factor(grams[place], products[place], shared)
-                    leaves_less = _misfit(deviations[path], columns[path], common) < _misfit(
-                        deviations[path], columns[path], factors
-                    )
-                    factors = jnp.where(leaves_less, common, factors)
-        misfit += _misfit(deviations[path], columns[path], factors)
-        total += jnp.sum((made[path].astype(dtype) / unit) ** 2)
-        scales[path] = 1.0 + factors * unit / jnp.stack(units)
-    return scales, jnp.sqrt(misfit / total)
+            candidates = _COMMON if has_many else ()
+            for shared_by in candidates:
+                shared = jnp.array(shared_by, dtype)
+                common = _common_factor(of_directions[place], products[place], shared)
+                leaves_less = _misfit(rows[path], common) < _misfit(rows[path], factors)
+                factors = jnp.where(leaves_less, common, factors)
+        misfit += _misfit(rows[path], factors)
+        scales[path] = 1.0 + factors
+    of_momentum, of_gradient, _, _, of_update, of_unmixed = squares.sum(0)
+    return Explained(
+        scales=scales,
+        residual=jnp.sqrt(misfit / of_update),
+        mixing=jnp.sqrt(of_unmixed / jnp.where(of_momentum == 0.0, 1.0, of_momentum)),
+        has_update=of_update != 0.0,
+        is_proportional=(of_momentum != 0.0) | (of_gradient != 0.0),
+        along_gradient={path: squares[place, 1] != 0.0 for place, path in enumerate(paths)},
+    )
 
 
-def _largest(leaves: Leaves, dtype: jnp.dtype) -> Float[Array, ""]:
-    """The largest element; 1 where all are zero."""
-    sizes = [jnp.max(jnp.abs(leaf), initial=0.0).astype(dtype) for leaf in leaves.values()]
-    largest = jnp.max(jnp.stack(sizes))
-    return jnp.where(largest == 0.0, 1.0, largest)
-
-
-def _gram(columns: list[Array]) -> Float[Array, "k k"]:
-    """Inner products of directions; sums of products, as dots may be rounded on accelerators."""
-    rows = []
-    for column in columns:
-        rows.append(_products(columns, column))
-    return jnp.stack(rows)
-
-
-def _products(columns: list[Array], vector: Array) -> Float[Array, " k"]:
-    """Inner products of directions with a vector."""
-    return jnp.stack([jnp.sum(column * vector) for column in columns])
-
-
-def _misfit(
-    deviation: Array, columns: list[Array], factors: Float[Array, " k"]
-) -> Float[Array, ""]:
+def _misfit(rows: Float[Array, "6 *shape"], factors: Float[Array, "3"]) -> Float[Array, ""]:
     """The square of what a fit leaves of one array."""
-    for factor, column in zip(factors, columns, strict=True):
-        deviation = deviation - factor * column
-    return jnp.sum(deviation**2)
+    momentum, gradient, params, deviation, *_ = rows
+    fitted = factors[0] * momentum + factors[1] * gradient + factors[2] * params
+    return jnp.sum((deviation - fitted) ** 2)
 
 
 def _least_squares(
-    gram: Float[Array, "*leaves k k"], products: Float[Array, "*leaves k"]
-) -> Float[Array, "*leaves k"]:
+    gram: Float[Array, "*leaves 3 3"], products: Float[Array, "*leaves 3"]
+) -> Float[Array, "*leaves 3"]:
     """The smallest solution, in units in which all directions have one length."""
     squares = jnp.diagonal(gram, axis1=-2, axis2=-1)
     lengths = jnp.sqrt(jnp.where(squares > 0.0, squares, 1.0))
@@ -118,9 +126,9 @@ def _least_squares(
 
 
 def _common_factor(
-    gram: Float[Array, "k k"], products: Float[Array, " k"], shared: Float[Array, " k"]
-) -> Float[Array, " k"]:
-    """Deviations that are the same for some directions, whose units are given; 0 for all others."""
+    gram: Float[Array, "3 3"], products: Float[Array, "3"], shared: Float[Array, "3"]
+) -> Float[Array, "3"]:
+    """A deviation that is the same for some directions, and 0 for all others."""
     square = jnp.sum(shared[:, None] * gram * shared[None, :])
     factor = jnp.where(square > 0.0, jnp.sum(shared * products) / square, 0.0)
     return factor * shared

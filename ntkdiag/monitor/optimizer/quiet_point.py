@@ -22,8 +22,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ntkdiag import _jax
+
 Leaves = dict[str, Array]  # the floating arrays of a tree, by their paths
-Linear = Callable[[Leaves, Leaves, Leaves], tuple[Leaves, Leaves]]
+Answer = tuple[Leaves, Leaves]  # an update, and the new state
+Step = Callable[[Leaves, Leaves, Leaves], Answer]
 
 # Zero would do but for roots, whose derivative there is infinite: these numbers vanish beside
 # every eps, and their squares are numbers of float32 still.
@@ -35,23 +38,19 @@ _RELAXATION = 2.0 / 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Direction:
-    """Where a derivative is taken to; None for zero."""
-
-    gradient: Leaves | None = None
-    buffers: Leaves | None = None
-    params: Leaves | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class QuietPoint:
     """An optimizer as the linear map that it is at its quiet point.
 
     Attributes:
         step: The optimizer as a function of floating arrays, (g, state, theta) -> (u, new state).
         still: The state at the quiet point.
-        linear: Its derivative there.
+        linear: Its derivative in the state there.
         rest: The update with nothing to answer: noise, mostly zero.
+        by_gradient: U_g, elementwise.
+        drive: B, elementwise, by the paths of the state.
+        by_params: U_t, elementwise.
+        decay_drive: C, elementwise, by the paths of the state.
+        is_driven_by_params: Whether C may be other than zero, by the program.
         gradient: Zeros, like the gradient.
         buffers: All floating leaves of the state: momentum as the step found it, zero elsewhere.
         params: Zeros, like the parameters.
@@ -61,10 +60,15 @@ class QuietPoint:
         memory: The largest 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
     """
 
-    step: Linear
+    step: Step
     still: Leaves
-    linear: Linear
+    linear: Callable[[Leaves], Answer]
     rest: Leaves
+    by_gradient: Leaves
+    drive: Leaves
+    by_params: Leaves
+    decay_drive: Leaves
+    is_driven_by_params: bool
     gradient: Leaves
     buffers: Leaves
     params: Leaves
@@ -73,46 +77,55 @@ class QuietPoint:
     micro_steps: Float[Array, ""]
     memory: Float[Array, ""]
 
-    def answers(self, *directions: Direction) -> list[tuple[Leaves, Leaves]]:
-        """(update, new momentum) in some directions, by one batched derivative."""
-        full = []
-        for direction in directions:
-            gradient = _filled(self.gradient, direction.gradient)
-            buffers = _filled(self.buffers, direction.buffers)
-            params = _filled(self.params, direction.params)
-            full.append((gradient, buffers, params))
-        stacked = jax.tree.map(_stacked, *full)
-        updates, new_buffers = jax.vmap(self.linear)(*stacked)
-        results = []
+    def by_gradient_at(self, params: Leaves) -> Answer:
+        """U_g and B, elementwise, where the parameters are not zero."""
+        tiny = {path: _tiny(leaf, jnp.ones(())) for path, leaf in self.gradient.items()}
+        ones = jax.tree.map(jnp.ones_like, tiny)
+
+        def along(gradient: Leaves) -> Answer:
+            """The optimizer as a function of the gradient."""
+            return self.step(gradient, self.still, params)
+
+        _, (update, buffers) = jax.jvp(along, (tiny,), (ones,))
+        return update, self.momentum_of(buffers)
+
+    def to_buffers(self, *directions: Leaves) -> list[Answer]:
+        """U_m and A times some directions, by one batched derivative."""
+        if not self.buffers:
+            return [(zeros_like(self.gradient), {}) for _ in directions]
+        cast = [_cast(direction, self.buffers) for direction in directions]
+        updates, new_buffers = jax.vmap(self.linear)(jax.tree.map(_stacked, *cast))
+        answers = []
         for row in range(len(directions)):
             momentum = self.momentum_of(_row(new_buffers, row))
-            results.append((_row(updates, row), momentum))
-        return results
+            answers.append((_row(updates, row), momentum))
+        return answers
 
     def momentum_of(self, buffers: Leaves) -> Leaves:
         """The momentum among the leaves of a state, zero elsewhere."""
         return {path: _kept(leaf, self.is_momentum[path]) for path, leaf in buffers.items()}
 
-    def by_gradient_at(self, params: Leaves) -> tuple[Leaves, Leaves]:
-        """U_g and B, elementwise, where the parameters are not zero."""
-        tiny = {path: _tiny(leaf, jnp.ones(())) for path, leaf in self.gradient.items()}
+    def swinging(self) -> tuple[Leaves, Leaves]:
+        """U_m (I + A)^-1 B and U_m (I + A)^-1 C: what buffers add while they swing."""
+        nothing = zeros_like(self.gradient)
+        if not self.buffers:
+            return nothing, nothing
+        drive = {path: leaf * self.micro_steps for path, leaf in self.drive.items()}
+        if not self.is_driven_by_params:
+            (by_gradient,) = self._relaxed([drive])
+            return by_gradient, nothing
+        by_gradient, by_params = self._relaxed([drive, self.decay_drive])
+        return by_gradient, by_params
 
-        def answer(gradient: Leaves) -> tuple[Leaves, Leaves]:
-            """What a gradient leads to with these parameters."""
-            return self.step(gradient, self.still, params)
-
-        _, (update, buffers) = jax.jvp(answer, (tiny,), (jax.tree.map(jnp.ones_like, tiny),))
-        return update, self.momentum_of(buffers)
-
-    def swing(self, drives: list[Leaves]) -> list[Leaves]:
-        """U_m (I + A)^-1 d for some drives d of the momentum: what swinging buffers add."""
+    def _relaxed(self, drives: list[Leaves]) -> list[Leaves]:
+        """U_m (I + A)^-1 d for some drives d of the momentum."""
 
         def round_of(
             carried: tuple[list[Leaves], list[Leaves]],
         ) -> tuple[list[Leaves], list[Leaves]]:
             """One relaxation of (I + A) m = d; the update is that of the m that came in."""
             momenta, _ = carried
-            answers = self.answers(*(Direction(buffers=momentum) for momentum in momenta))
+            answers = self.to_buffers(*momenta)
             relaxed = []
             for drive, momentum, (_, decayed) in zip(drives, momenta, answers, strict=True):
                 relaxed.append(jax.tree.map(_relaxed, drive, momentum, decayed))
@@ -143,7 +156,7 @@ def quiet_point(
     after = {path: after[path] for path in before}
     accumulated, micro_steps = _micro_steps(state)
 
-    def step(gradients: Leaves, buffers: Leaves, weights: Leaves) -> tuple[Leaves, Leaves]:
+    def step(gradients: Leaves, buffers: Leaves, weights: Leaves) -> Answer:
         """The optimizer as a function of floating arrays alone."""
         made, new_state = update(
             with_gradients(gradients), with_buffers(buffers), with_weights(weights), **extra_args
@@ -156,6 +169,9 @@ def quiet_point(
         )
 
     no_weights = zeros_like(weights)
+    # A derivative in reverse alone is refused here: JAX would do so as late as it compiles.
+    if _jax.contains(jax.make_jaxpr(step)(gradients, after, weights), "custom_vjp_call"):
+        raise TypeError("a part of it has a derivative in reverse only")
     ones = jax.tree.map(jnp.ones_like, gradients)
     still = {path: _floored(leaf) for path, leaf in after.items()}
     still.update(zeros_like(accumulated))
@@ -209,14 +225,40 @@ def quiet_point(
         memory = jnp.maximum(memory, jnp.max(memories, initial=0.0).astype(memory.dtype))
     buffers.update(zeros_like(accumulated))
 
-    # 3. The linear map of what is left.
-    (rest, _), linear = jax.linearize(step, tiny, buffers, no_weights)
+    # 3. The linear map of what is left. A derivative for each argument by itself: what does not
+    #    move then stands in no program.
+    def along_gradient(gradients: Leaves) -> Answer:
+        """The optimizer as a function of the gradient."""
+        return step(gradients, buffers, no_weights)
+
+    def along_buffers(buffers: Leaves) -> Answer:
+        """The optimizer as a function of its state."""
+        return step(tiny, buffers, no_weights)
+
+    def along_params(weights: Leaves) -> Answer:
+        """The optimizer as a function of the parameters."""
+        return step(tiny, buffers, weights)
+
+    def buffers_by_params(weights: Leaves) -> Leaves:
+        """The new state as a function of the parameters."""
+        _, new_buffers = along_params(weights)
+        return new_buffers
+
+    (rest, _), linear = jax.linearize(along_buffers, buffers)
+    _, (by_gradient, drive) = jax.jvp(along_gradient, (tiny,), (ones,))
+    all_weights = jax.tree.map(jnp.ones_like, no_weights)
+    _, (by_params, decay_drive) = jax.jvp(along_params, (no_weights,), (all_weights,))
     momentum = {path: _kept(leaf, is_momentum[path]) for path, leaf in before.items()}
     return QuietPoint(
         step=step,
         still=buffers,
         linear=linear,
         rest=rest,
+        by_gradient=by_gradient,
+        drive={path: _kept(leaf, is_momentum[path]) for path, leaf in drive.items()},
+        by_params=by_params,
+        decay_drive={path: _kept(leaf, is_momentum[path]) for path, leaf in decay_drive.items()},
+        is_driven_by_params=_jax.needs_inputs(buffers_by_params, no_weights),
         gradient=zeros_like(gradients),
         buffers=momentum,
         params=no_weights,
@@ -285,7 +327,7 @@ def _micro_steps(state: PyTree) -> tuple[Leaves, Float[Array, ""]]:
     return accumulated, micro_steps
 
 
-def _new_buffers(step: Linear, gradients: Leaves, *, buffers: Leaves, params: Leaves) -> Leaves:
+def _new_buffers(step: Step, gradients: Leaves, *, buffers: Leaves, params: Leaves) -> Leaves:
     """The new state alone."""
     _, new_buffers = step(gradients, buffers, params)
     return new_buffers
@@ -330,10 +372,8 @@ def _like_result(leaf: Array, result: jax.ShapeDtypeStruct) -> Array:
     return leaf.astype(result.dtype)
 
 
-def _filled(like: Leaves, direction: Leaves | None) -> Leaves:
-    """A direction in the dtypes of what it is a direction of; zeros where there is none."""
-    if direction is None:
-        return zeros_like(like)
+def _cast(direction: Leaves, like: Leaves) -> Leaves:
+    """A direction in the dtypes of what it is a direction of."""
     return {path: direction[path].astype(leaf.dtype) for path, leaf in like.items()}
 
 
