@@ -440,8 +440,8 @@ def _send(
     outbox: Outbox,
     due: Schedule,
     record: dict[str, Any],
-    step: Int[np.ndarray, ""],
-    numbers: Mapping[str, np.ndarray],
+    step: Int[Array | np.ndarray, ""],
+    numbers: Mapping[str, Array | np.ndarray],
 ) -> None:
     """Send a measurement, on the host and during the step: an exception would end the run."""
     number = int(step)
