@@ -28,6 +28,7 @@ from ntkdiag.monitor.optimizer.descent_reading import (
 )
 from ntkdiag.monitor.optimizer_parameters import (
     Matched,
+    arrays_alone,
     have_not_moved,
     in_structure_of,
     match,
@@ -127,8 +128,8 @@ class Measurer:
         layout: ProbeLayout,
         training_step: TrainingStep,
         memories: Memories,
-        step: int,
-        measurements: int,
+        step: Step,
+        measurements: Step,
     ) -> PanelReading:
         """Measure outside of any program, in programs of our own."""
         readings = []
@@ -234,6 +235,7 @@ class Measurer:
             return reading_of(stated, training_step.params, step)
         if self.update_rule is None:
             return None
+        training_step = arrays_alone(training_step)
         if training_step.state is not None and training_step.gradient is not None:
             return read_descent(
                 self.update_rule,

@@ -141,6 +141,11 @@ def split_arrays(tree: PyTree) -> tuple[list[Any], Callable[[list[Any]], PyTree]
     return arrays, whole
 
 
+def arrays_alone(tree: PyTree) -> PyTree:
+    """A tree with None for what is no array, as Equinox filters a module for its optimizer."""
+    return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, tree)
+
+
 def _path_in(trainable: dict[str, Any], path: str) -> str:
     """The path as the measured function writes it: without the additions of containers."""
     if path in trainable:
