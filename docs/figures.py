@@ -2,10 +2,11 @@
 
 Each function draws one picture from numbers it computes, and is named after its guide; a picture
 goes to `docs/images/guide_<name>.png`, or `.svg` where it shows a terminal.
-All together take about a minute on two cores.
+All together take some minutes on two cores.
 """
 
 import argparse
+import dataclasses
 import functools
 import io
 import pathlib
@@ -30,6 +31,7 @@ import ntkdiag
 import ntkdiag.neural_tangents as nt
 from ntkdiag import predict
 from ntkdiag.report.comparison_table import Screen
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, logarithmic
 
 IMAGES = pathlib.Path(__file__).parent / "images"
 WIDTH = 8.0  # inches, that of the text
@@ -426,54 +428,270 @@ def deep_network(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return x @ weights[-1]
 
 
-def monitor() -> Figure:
-    """Gradient descent from a small initialisation: it comes to the edge of stability and stays."""
-    x, y = digits()
-    targets = jax.nn.one_hot(y, 4)
-    learning_rate = 0.2
-    weights = []
-    for key, outputs in zip(
-        jax.random.split(jax.random.key(0), 3), (64, 64, 4), strict=True
-    ):
-        weights.append(0.5 * jax.random.normal(key, (64, outputs)) / 8)
+@dataclasses.dataclass(frozen=True)
+class WatchedRun:
+    """A training that was watched.
 
-    def loss(weights):
-        return 0.5 * jnp.mean(
-            jnp.sum((deep_network(weights, x) - targets) ** 2, axis=1)
-        )
+    Attributes:
+        losses: The loss before each step.
+        every: Steps between two measurements.
+        numbers: What was measured, `[measurements ...]` by name.
+        path: The parameters then, likewise.
+    """
 
-    memory = ntkdiag.monitor.InMemory()
-    watched = ntkdiag.Monitor(
-        deep_network,
-        train=(x, y),
-        every=10,
-        loss="mse",
-        descent=learning_rate,
-        writers=[memory],
-        time_share=None,
+    losses: np.ndarray
+    every: int
+    numbers: dict[str, np.ndarray]
+    path: dict | list
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The steps that were measured."""
+        return np.arange(0, len(self.losses), self.every)
+
+    def draw(self, ax, name: str, *, band: bool = True, **style) -> None:
+        """A number over the steps, with its interval where it has one."""
+        (line,) = ax.plot(self.steps, self.numbers[f"ntk_{name}"], **style)
+        if band and f"ntk_{name}_lower" in self.numbers:
+            lower = self.numbers[f"ntk_{name}_lower"]
+            upper = self.numbers[f"ntk_{name}_upper"]
+            ax.fill_between(
+                self.steps,
+                lower,
+                upper,
+                color=line.get_color(),
+                alpha=0.25,
+                lw=0,
+            )
+
+
+def train_watched(
+    optimizer, f, objective, params, steps: int, **options
+) -> WatchedRun:
+    """Train with a watched optimizer, in one compiled loop."""
+    tx = ntkdiag.watch(optimizer, f, time_share=None, **options)
+
+    def step(carry, _):
+        params, state = carry
+        value, gradient = jax.value_and_grad(objective)(params)
+        updates, state = tx.update(gradient, state, params)
+        moved = optax.apply_updates(params, updates)
+        return (moved, state), (value, state.ntk_numbers, params)
+
+    @jax.jit
+    def train(carry):
+        return jax.lax.scan(step, carry, length=steps)[1]
+
+    losses, numbers, path = train((params, tx.init(params)))
+    # Between two measurements the state holds the numbers of the last one.
+    every = options["every"]
+    numbers, path = jax.tree.map(
+        lambda leaf: np.asarray(leaf)[::every], (numbers, path)
     )
-    losses = []
-    for step, moved in enumerate(descend(loss, weights, learning_rate, 500)):
-        watched(step, moved)
-        losses.append(float(loss(moved)))
-    watched.close()
+    return WatchedRun(np.asarray(losses), every, numbers, path)
+
+
+def half_squared_error(f, x, targets):
+    """The loss "mse" of a function of parameters."""
+
+    def loss(params):
+        squares = (f(params, x) - targets) ** 2
+        return 0.5 * jnp.mean(jnp.sum(squares, axis=1))
+
+    return loss
+
+
+def deep_weights(scale: float) -> list[jax.Array]:
+    """Parameters of `deep_network` for digits."""
+    weights = []
+    keys = jax.random.split(jax.random.key(0), 3)
+    sizes = ((64, 32), (32, 32), (32, 10))
+    for key, shape in zip(keys, sizes, strict=True):
+        weights.append(scale * jax.random.normal(key, shape) / shape[0] ** 0.5)
+    return weights
+
+
+def digits_in_training(
+    optimizer, scale: float, steps: int, every: int
+) -> WatchedRun:
+    """Training on 250 digits, watched on every second one."""
+    x, y = digits(250, 10)
+    targets = jax.nn.one_hot(y, 10)
+    return train_watched(
+        optimizer,
+        deep_network,
+        half_squared_error(deep_network, x, targets),
+        deep_weights(scale),
+        steps,
+        train=(x[::2], targets[::2]),
+        loss="mse",
+        every=every,
+        instruments="margin",
+    )
+
+
+def draw_loss(ax, run: WatchedRun) -> None:
+    """The loss of training, on a logarithmic axis."""
+    ax.plot(run.losses, color="black", lw=1)
+    ax.set(title="loss", xlabel="step")
+    logarithmic(ax, True, x=False)
+
+
+def draw_margin(ax, run: WatchedRun, title: str, *, band: bool = True) -> None:
+    """The margin with its interval, and the edge of stability."""
+    ax.axhline(1, color="grey", linestyle=":")
+    run.draw(ax, "margin", band=band, color=A_COLOUR)
+    ax.set(title=title, xlabel="step", ylim=(0, None))
+
+
+def monitor() -> Figure:
+    """Gradient descent comes to the edge of stability and stays."""
+    run = digits_in_training(optax.sgd(0.2), scale=0.5, steps=1500, every=15)
+    figure, axes = plots(2)
+    draw_loss(axes[0], run)
+    draw_margin(axes[1], run, "margin: rises to 1 and stays")
+    axes[1].annotate(
+        "edge of stability", (1500, 0.9), ha="right", va="top", color="grey"
+    )
+    return figure
+
+
+def monitor_adam() -> Figure:
+    """Adam does the same, by a margin that the sharpness does not show."""
+    adam = optax.adam(5e-4, b2=0.99)
+    run = digits_in_training(adam, scale=1.0, steps=1500, every=15)
+    x, y = digits(250, 10)
+    # The margin of gradient descent at a rate of 2 is the sharpness.
+    sharpness = ntkdiag.monitor.measure(
+        deep_network,
+        train=(x[::2], jax.nn.one_hot(y[::2], 10)),
+        loss="mse",
+        optimizer=optax.sgd(2.0),
+        instruments="margin",
+    )
+
+    @jax.jit
+    def measured(weights):
+        return sharpness(weights, optax.sgd(2.0).init(weights))["ntk_margin"]
 
     figure, axes = plots(3)
-    axes[0].semilogy(losses, color="black")
-    axes[0].set(title="loss", xlabel="step")
-    axes[1].plot(memory.steps, memory.series("ntk_margin"))
-    axes[1].axhline(1, color="grey", linestyle=":")
-    axes[1].set(title="margin", xlabel="step", ylim=(0, None))
-    axes[2].plot(
-        memory.steps,
-        memory.series("ntk_distance_centred"),
-        label="centred distance",
+    draw_loss(axes[0], run)
+    curve = jax.lax.map(measured, run.path)
+    axes[1].plot(run.steps, curve, color=B_COLOUR)
+    axes[1].set(title="sharpness: tells nothing", xlabel="step")
+    axes[1].set_ylim(0, 1.2 * curve.max())
+    draw_margin(axes[2], run, "margin: rises to 1")
+    return figure
+
+
+def monitor_catapult() -> Figure:
+    """A rate above the critical one throws gradient descent to lower curvature."""
+    x, y = digits(64, 2)
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    targets = np.where(y == 0, 1.0, -1.0).astype(np.float32)[:, None]
+    first, second = jax.random.split(jax.random.key(0))
+    params = {
+        "a": jax.random.normal(first, (64, 256)),
+        "b": jax.random.normal(second, (256, 1)),
+    }
+
+    def f(params, x):
+        return jnp.tanh(x @ params["a"]) @ params["b"] / 16
+
+    kernel = ntkdiag.ntk(f, params, x, reduction="full")
+    critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
+    run = train_watched(
+        optax.sgd(1.5 * critical),
+        f,
+        half_squared_error(f, x, targets),
+        params,
+        steps=40,
+        train=(x, targets),
+        loss="mse",
+        every=1,
+        instruments=("margin", "step_error"),
     )
-    axes[2].plot(
-        memory.steps, memory.series("ntk_alignment"), label="alignment"
+    figure, axes = plots(3)
+    draw_loss(axes[0], run)
+    run.draw(axes[1], "step_error", color=B_COLOUR)
+    axes[1].set(title="step error", xlabel="step", ylim=(0, None))
+    # The probe is the training set: there are no examples that it leaves out.
+    draw_margin(axes[2], run, "margin: 1.5, then below 1", band=False)
+    return figure
+
+
+def monitor_lazy() -> Figure:
+    """One network at two scales of its outputs."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(528, 20)).astype(np.float32)
+    y = x[:, :1] * x[:, 1:2]
+    start = one_hidden_layer(jax.random.key(0), 20, 256, 1)
+
+    def hidden(params, x):
+        return jax.nn.relu(x @ params["a"]) @ params["b"] / 16
+
+    figure, axes = plots(3)
+    for scale, name, colour in (
+        (1.0, "scale 1: rich", A_COLOUR),
+        (32.0, "scale 32: lazy", B_COLOUR),
+    ):
+
+        def f(params, x, scale=scale):
+            return scale * (hidden(params, x) - hidden(start, x))
+
+        kernel = ntkdiag.ntk(f, start, x[:128], reduction="full")
+        critical = float(ntkdiag.critical_learning_rate(kernel, loss="mse"))
+        run = train_watched(
+            optax.sgd(0.1 * critical),
+            f,
+            half_squared_error(f, x[:400], y[:400]),
+            start,
+            steps=240,
+            train=(x[:128], y[:128]),
+            held_out=(x[400:], y[400:]),
+            loss="mse",
+            every=4,
+            instruments=("kernel", "step_error"),
+        )
+        for ax, number in zip(
+            axes, ("drift", "step_error", "alignment"), strict=True
+        ):
+            run.draw(ax, number, color=colour, label=name)
+    axes[0].set(title="drift of the kernel", xlabel="step")
+    axes[1].set(title="step error", xlabel="step")
+    axes[2].set(title="alignment, held-out", xlabel="step")
+    for ax in axes[:2]:
+        logarithmic(ax, True, x=False)
+    axes[0].legend(fontsize=8)
+    return figure
+
+
+def monitor_spike() -> Figure:
+    """A rate that goes on rising: the margin tells before the loss does."""
+    rising = optax.sgd(optax.linear_schedule(0.05, 0.8, 500))
+    run = digits_in_training(rising, scale=0.5, steps=220, every=5)
+    rule = ntkdiag.monitor.MarginAbove()
+    rows = []
+    for number, step in enumerate(run.steps):
+        row = {"step": int(step)}
+        for name in ("margin", "margin_lower"):
+            row[name] = float(run.numbers[f"ntk_{name}"][number])
+        rows.append(row)
+        if rule.check(rows):
+            break  # the step of the first alert
+
+    figure, axes = plots(2)
+    draw_loss(axes[0], run)
+    draw_margin(axes[1], run, "margin")
+    for ax in axes:
+        ax.axvline(step, color=B_COLOUR)
+    axes[1].annotate(
+        f"alert at step {step} ",
+        (step, 0.3),
+        ha="right",
+        fontsize=9,
+        color=B_COLOUR,
     )
-    axes[2].set(title="drift and alignment", xlabel="step", ylim=(0, 1))
-    axes[2].legend(fontsize=8)
     return figure
 
 
@@ -601,6 +819,10 @@ PICTURES = {
     "predict": predictions,
     "matrix_free": matrix_free,
     "monitor": monitor,
+    "monitor_adam": monitor_adam,
+    "monitor_catapult": monitor_catapult,
+    "monitor_lazy": monitor_lazy,
+    "monitor_spike": monitor_spike,
     "neural-tangents": neural_tangents,
     "torch-func": torch_func,
     "selfcheck": selfcheck,

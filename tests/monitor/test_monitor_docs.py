@@ -17,10 +17,13 @@ def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     names = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    assert [row["step"] for row in names["rows"]] == [0, 20, 40]
-    assert all(row["ntk_status"] == 1 and row["ntk_margin"] > 0 for row in names["rows"])
-    assert names["rows"][-1]["ntk_drift"] == pytest.approx(
-        float(capsys.readouterr().out.split("\n")[0].split()[-1])
-    )
-    assert names["measurement"] is None
-    assert np.isfinite(names["monitor"].last.margin)
+    rows = names["rows"]
+    assert [row["step"] for row in rows] == [0, 20, 40]
+    assert all(row["ntk_status"] == 1 and row["ntk_margin"] > 0 for row in rows)
+    assert rows[-1]["ntk_margin_lower"] < rows[-1]["ntk_margin_upper"]
+
+    printed = capsys.readouterr().out
+    assert "together" in printed  # the plan
+    assert "ALERT step" in printed
+    assert len(list(tmp_path.glob("alerts/alert-MarginAbove-*.jsonl"))) == 1
+    assert np.isfinite(names["scalars"]["ntk_step_error"])
