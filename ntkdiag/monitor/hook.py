@@ -315,7 +315,7 @@ class Monitor:
         update_rule = self._update_rule(training_step.state_after)
         training_step = dataclasses.replace(training_step, descent=update_rule.descent_at(step))
         panel = self._panel_for(training_step, matched, layout)
-        if self._refuses(matched, layout, panel):
+        if not panel.instruments or self._refuses(matched, layout, panel):
             return None
 
         # The first measurement compiles, which takes long enough to show it.
@@ -364,22 +364,24 @@ class Monitor:
         self, training_step: TrainingStep, matched: Matched, layout: ProbeLayout
     ) -> Panel:
         """The instruments, chosen at the first measurement by what is at hand then."""
+        # Injected rates come and go with the state: a stated rule without one counts as known.
+        knows_optimizer = self._probe.descent is not None
+        if self._measurer.reads_updates:
+            knows_optimizer = training_step.state_after is not None
+        supply = Supply(
+            self._probe,
+            has_update=training_step.update is not None,
+            has_optimizer=knows_optimizer,
+        )
         if self._panel is None:
-            # Injected rates come and go with the state: a stated rule without one counts as known.
-            knows_optimizer = self._probe.descent is not None
-            if self._measurer.update_rule is not None:
-                knows_optimizer = training_step.state_after is not None
-            supply = Supply(
-                self._probe,
-                has_update=training_step.update is not None,
-                has_optimizer=knows_optimizer,
-            )
             self._panel = panel_for(self._instruments, supply, layout, matched.params, self._budget)
             self._memories = self._panel.blank_memories(self._probe, layout)
             self._due = self._budget.stretched(self._panel.stretch)
             if self._panel.compiled:
                 self._layers = self._measurer.layer_names(matched.params)
-        return self._panel
+        # A last call after training has no update: what needs one is left out of it.
+        able = [one for one in self._panel.instruments if supply.lack(one) is None]
+        return dataclasses.replace(self._panel, instruments=tuple(able))
 
     def _update_rule(self, opt_state: PyTree) -> "_UpdateRule":
         """The update rule as it was stated, completed by the state of the optimizer."""

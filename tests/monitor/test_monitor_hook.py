@@ -402,3 +402,38 @@ def test_what_fails_is_within_the_budget(clock):
     assert len(attempts) < 10
     assert monitor.cost.measurements == 0
     assert monitor.cost.skipped > 20
+
+
+def test_a_call_without_an_update_leaves_out_what_needs_one():
+    params, x, y = problem()
+    memory = InMemory()
+    tx = optax.sgd(0.1)
+    options = {"loss": "mse", "optimizer": tx, "instruments": ("economy", "spectral")}
+    monitor = Monitor(f, train=(x, y), every=1, time_share=None, writers=memory, **options)
+    updates, state = tx.update(params, tx.init(params), params)
+    monitor(0, params, state, updates=updates, gradient=params)
+    monitor(1, params, state)
+    monitor(2, params)
+    monitor(3, params, state, updates=updates, gradient=params)
+    of_update = {"ntk_step_error", "ntk_critical_multiple", "ntk_layer_update"}
+    assert memory.steps == [0, 1, 2, 3]
+    for row, has_update, has_margin in zip(
+        memory.rows, (True, False, False, True), (True, True, False, True), strict=True
+    ):
+        assert (of_update <= row.keys()) == has_update
+        assert ("ntk_margin" in row) == has_margin
+        assert np.isfinite(row["ntk_trace"])
+    margins = [row["ntk_margin"] for row in memory.rows if "ntk_margin" in row]
+    np.testing.assert_allclose(margins, margins[0], rtol=1e-3)
+
+
+def test_instruments_none_of_which_can_measure_are_refused():
+    params, x, y = problem()
+    monitor = Monitor(f, train=(x, y), loss="mse", instruments="spectral")
+    with pytest.warns(RuntimeWarning) as caught:
+        assert monitor(0, params) is None
+    assert (
+        "monitor(step, params, instruments=...): expected instruments of which one at least can measure here; got "
+        "Not measured: margin (the optimizer is not known; pass optimizer= or descent=). Give what is missing, or take "
+        'instruments="auto".'
+    ) in str(caught[0].message)

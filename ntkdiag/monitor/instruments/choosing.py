@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -44,13 +45,13 @@ class Budget:
     """
 
     every: Schedule
-    time_share: float | int | None
+    time_share: float | int | np.number | None
     batch_size: int | None
 
     @property
     def period(self) -> int:
         """Steps between two measurements."""
-        return self.every.k if isinstance(self.every, Every) else USUAL_PERIOD
+        return int(self.every.k) if isinstance(self.every, Every) else USUAL_PERIOD
 
     def training_forwards(self, layout: ProbeLayout) -> float:
         """The work of training between two measurements, in forward passes of an example."""
@@ -103,6 +104,13 @@ def panel_for(
     tiers = ("economy", "spectral", "kernel")
     asked, singly = named(tiers if is_automatic else instruments)
     able, notes = _able(asked, singly, supply)
+    if not able:
+        raise errors.InvalidInputError(
+            argument="instruments=...",
+            expected="instruments of which one at least can measure here",
+            got=" ".join(notes).rstrip(".") or "none",
+            do='Give what is missing, or take instruments="auto".',
+        )
     if not is_automatic:
         return Panel(tuple(able), notes=tuple(notes))
     return _within(budget, able, notes, supply, layout, params)
