@@ -9,6 +9,7 @@ import sys
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+MEASURED = r"step  80 .*margin \d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]  trace \d.*step_error \d"
 SCRIPTS = {
     "compare_checkpoints": ("written: report.html report.json", ["report.html", "report.json"]),
     "drift": (r"epoch 12  velocity 0\.\d+", ["drift.png"]),
@@ -17,9 +18,10 @@ SCRIPTS = {
     "silent_alignment": (r"alignment 0\.55\d, in theory 0\.555", ["silent_alignment.png"]),
     "steps_and_time": (r"cross-entropy: recursion off by \d\.\de-0[5-9]", ["steps_and_time.png"]),
     "wide_networks": (r"gap +against α: slope -(0\.9|1\.0)", ["wide_networks.png"]),
-    "hook_equinox": (r"drift at the end: \d\.\d+", []),
-    "hook_flax_linen": (r"step 100 .*ntk_margin \d", ["linen.jsonl"]),
-    "hook_nnx": (r"step  64  drift \d\.\d+  alignment \d\.\d+", []),
+    "hook_equinox": (MEASURED, []),
+    "hook_flax_linen": (MEASURED, []),
+    "hook_nnx": (MEASURED, []),
+    "hook_scan": (MEASURED, []),
     "linearized_baseline": (r"linearized  test accuracy 0\.\d+", []),
     "ntk_tutorial_equinox": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
     "ntk_tutorial_flax": (r"\(20, 5, 10, 10\)[^$]*agree with jacobian_contraction", []),
@@ -39,6 +41,14 @@ def test_every_example_is_listed():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_is_short_enough_to_be_read_at_once(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name.startswith("hook_")])
+def test_a_training_loop_takes_one_line_of_ours(name):
+    lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+    code = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    assert len(code) < 50
+    assert sum("ntkdiag.watch(" in line for line in code) == 1
 
 
 @pytest.mark.slow
