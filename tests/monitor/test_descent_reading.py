@@ -738,7 +738,6 @@ DYNAMIC = {
         optax.add_decayed_weights(20.0), optax.scale_by_adam(b2=FROZEN), optax.scale(-RATE)
     ),
     "adan": lambda: optax.adan(RATE, b3=FROZEN),
-    "trace and adam": lambda: optax.chain(optax.trace(0.5), optax.adam(RATE, b2=FROZEN)),
 }
 
 
@@ -779,6 +778,9 @@ def test_quadratics_diverge_beyond_the_margin(x64, name):
     assert status_of(reading) == Reading.RECOGNISED
     response = float(reading.response["w"][-1])
     at_the_edge = (1.0 - float(reading.decay) / 2) / response
+
+    # So small that squares of the gradient add nothing to second moments.
+    params = {"w": jnp.full(5, 1e-80)}
 
     @jax.jit
     def growth(curvature):

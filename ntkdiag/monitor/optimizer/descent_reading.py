@@ -6,6 +6,9 @@ update is -2 E g - b theta, with E and b by parameter, and the iteration has an 
 
     lambda_max(E^1/2 H E^1/2) + b / 2 = 1.
 
+This is where stability ends with one momentum buffer, and with Adan's three. Two buffers one after
+the other, as in `chain(trace(...), adam(...))`, lose it before, to a slower oscillation.
+
 So E = rate / 2 for plain descent, rate / (2 (1 + beta)) with momentum, and for Adam
 rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
 
@@ -22,6 +25,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.descent import Descent
@@ -183,7 +187,7 @@ def objection_to_reading(opt_state: PyTree, params: PyTree) -> str | None:
     if len(accumulator_paths(opt_state)) > 1:
         return "Gradients are accumulated in several places: the margin is NaN."
     for leaf in jax.tree.leaves(params):
-        if jnp.iscomplexobj(leaf):
+        if jnp.issubdtype(getattr(leaf, "dtype", np.bool_), jnp.complexfloating):
             return "Parameters are complex numbers: the margin is NaN."
     return None
 

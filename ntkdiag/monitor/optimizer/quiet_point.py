@@ -253,7 +253,7 @@ def quiet_point(
         step=step,
         still=buffers,
         linear=linear,
-        rest=rest,
+        rest={path: _beside(leaf, by_gradient[path] * tiny[path]) for path, leaf in rest.items()},
         by_gradient=by_gradient,
         drive={path: _kept(leaf, is_momentum[path]) for path, leaf in drive.items()},
         by_params=by_params,
@@ -350,6 +350,12 @@ def _solved(v: Array, after: Array, new: Array, beta: Array) -> Array:
 def _tiny(leaf: Array, sign: Float[Array, ""]) -> Array:
     """A gradient that vanishes beside everything."""
     return (_TINY_GRADIENT * sign * signs(leaf)).astype(leaf.dtype)
+
+
+def _beside(update: Array, answer: Array) -> Array:
+    """What there is in an update beside the answer to a tiny gradient; zero if it is roundoff."""
+    rest = update - answer
+    return jnp.where(jnp.abs(rest) > 1e-3 * jnp.abs(answer), rest, 0.0)
 
 
 def _floored(leaf: Array) -> Array:
