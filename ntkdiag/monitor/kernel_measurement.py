@@ -136,8 +136,9 @@ def measure_kernel(
     # Those that the alignment is with, and their kernel where it is another one.
     labelled = _Labelled(None, targets)
     if alignment_of is not None:
+        held_out_reduction = alignment_of.reduction
         kernel_of_labels = ntk(
-            f, params, alignment_of.x, reduction=alignment_of.reduction, memory=memory, check=False
+            f, params, alignment_of.x, reduction=held_out_reduction, **options, **kwargs
         )
         n_labels = kernel_of_labels.n_examples
         targets = read_targets(alignment_of.y, (n_labels, *shape[1:]))
