@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
 from ntkdiag.report.monitor_records import Row
@@ -33,7 +33,7 @@ def history(rows: Sequence[Row]) -> str:
         return svg(canvas, "history")
 
 
-Drawing = Callable[["Axes", Sequence[Row], Float[np.ndarray, " steps"], str], None]
+Drawing = Callable[["Axes", Sequence[Row], Int[np.ndarray, " steps"], str], None]
 
 
 def _curves(rows: Sequence[Row]) -> list[tuple[str, Drawing]]:
@@ -53,7 +53,7 @@ def _curves(rows: Sequence[Row]) -> list[tuple[str, Drawing]]:
 
 
 def _draw_largest(
-    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+    panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"], name: str
 ) -> None:
     """Eigenvalues or curvatures."""
     values = _arrays(rows, name)
@@ -70,7 +70,7 @@ def _draw_largest(
 
 
 def _draw_distance(
-    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+    panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"], name: str
 ) -> None:
     _draw_with_interval(panel, rows, steps, name, A_COLOUR)
     panel.set_title("Centred kernel distance from the first kernel")
@@ -79,7 +79,7 @@ def _draw_distance(
 
 
 def _draw_alignment(
-    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+    panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"], name: str
 ) -> None:
     panel.plot(steps, _series(rows, name), color=A_COLOUR)
     # Its zero: records of older versions do not have it.
@@ -90,7 +90,7 @@ def _draw_alignment(
 
 
 def _draw_step_error(
-    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+    panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"], name: str
 ) -> None:
     _draw_with_interval(panel, rows, steps, name, A_COLOUR)
     panel.set_title("Relative error of the linearized model in one step")
@@ -98,14 +98,14 @@ def _draw_step_error(
 
 
 def _draw_trace(
-    panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"], name: str
+    panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"], name: str
 ) -> None:
     _draw_with_interval(panel, rows, steps, name, A_COLOUR)
     panel.set_title("Trace of the kernel")
     panel.set_ylim(bottom=0)
 
 
-def _draw_margin(panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " steps"]) -> None:
+def _draw_margin(panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"]) -> None:
     _draw_with_interval(panel, rows, steps, "ntk_margin", B_COLOUR)
     panel.axhline(1, color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
     panel.text(steps[-1], 1.0, "edge of stability", ha="right", va="bottom", fontsize=8)
@@ -116,7 +116,7 @@ def _draw_margin(panel: "Axes", rows: Sequence[Row], steps: Float[np.ndarray, " 
 def _draw_with_interval(
     panel: "Axes",
     rows: Sequence[Row],
-    steps: Float[np.ndarray, " steps"],
+    steps: Int[np.ndarray, " steps"],
     name: str,
     colour: str,
 ) -> None:
