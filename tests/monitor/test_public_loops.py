@@ -97,13 +97,22 @@ def softmax_hessian(logits):
 def on_devices(count, call):
     """Call a function of this file in a process with so many devices."""
     here = pathlib.Path(__file__)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    # XLA's fusions for CPU get backward passes of normalisation wrong, of which `watch` warns.
+    right = "--xla_cpu_experimental_ynn_fusion_type="
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} {right} --xla_force_host_platform_device_count={count}"
+    )
     path = os.pathsep.join([str(here.parent), str(here.parents[1] / "support")])
     script = f"import {here.stem} as loops; loops.{call}; print('all held')"
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         cwd=here.parents[2],
-        env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path},
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags,
+            "PYTHONPATH": path,
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=600,
@@ -208,6 +217,8 @@ def imagenet_holds():
         return model.apply(variables, x, mutable=["batch_stats"])[0]
 
     for row in rows:
+        if row["ntk_optimizer_status"] != Reading.RECOGNISED:
+            continue  # a first step holds nothing that momentum could be told by
         params = trajectory[row["step"]]
         hessian = softmax_hessian(normalised_by_the_batch(params, x))
         curvature = top_curvature(normalised_by_the_batch, params, x, hessian)
@@ -229,7 +240,7 @@ def test_batch_statistics_under_pmap_on_two_devices():
 
 # ---- flax/examples/lm1b, MaxText: AdamW, dropout, logical partitioning over a mesh ----
 
-VOCABULARY, LENGTH = 11, 6
+VOCABULARY, LENGTH = 12, 6
 RULES = (("batch", "data"), ("vocab", "model"), ("mlp", "model"), ("embed", None))
 
 
