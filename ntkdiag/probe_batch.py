@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
-from ntkdiag.engine.calls.arguments import check_no_nan, is_traced
+from ntkdiag.engine.calls.arguments import check_no_nan, has_shapes_alone, is_traced
 from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.models.paths import shown
 
@@ -53,8 +53,8 @@ class ProbeBatch:
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of the examples, as kernels name them; None while they are being traced."""
-        if is_traced(self.x):
+        """SHA-256 of the examples, as kernels name them; None without values, as of traced ones."""
+        if is_traced(self.x) or has_shapes_alone(self.x):
             return None
         # A chain may be built inside a trace, as inject_hyperparams does.
         with jax.ensure_compile_time_eval():
@@ -129,7 +129,7 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             do="x and y have the examples first.",
         )
     check_no_nan(x, "x")
-    if y is not None:
+    if y is not None and not has_shapes_alone(y):
         y = as_array(y, "y", do="Number the classes from 0.")
     return ProbeBatch(name, x, y)
 

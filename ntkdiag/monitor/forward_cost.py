@@ -3,15 +3,20 @@
 from collections.abc import Callable
 
 import jax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 
 def forward_flops(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> float:
-    """Floating-point operations of f(params, x); 0 where XLA does not count them.
+    """Floating-point operations of f for one of the examples x; 0 where XLA does not count them.
 
     The body of a loop is counted once.
     """
-    cost = jax.jit(f).lower(params, x).cost_analysis()
+    cost = jax.jit(f).lower(params, jax.tree.map(_one_example, x)).cost_analysis()
     if not isinstance(cost, dict):
         return 0.0
     return float(cost.get("flops", 0.0))
+
+
+def _one_example(leaf: Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The shape of one example."""
+    return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype)

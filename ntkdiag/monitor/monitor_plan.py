@@ -206,7 +206,7 @@ def plan_of_panel(
     probe = supply.probe
     kernel = probe.plan(params, layout) if panel.has("kernel") else None
     n_taken = math.ceil(layout.n_examples / panel.stride)
-    flops = forward_flops(probe.function, params, jax.tree.map(lambda leaf: leaf[:1], probe.x))
+    flops = forward_flops(probe.function, params, probe.x)
     step_forwards = budget.training_forwards(layout) / budget.period
     period = budget.period * panel.stretch
 

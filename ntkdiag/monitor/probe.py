@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ntkdiag import _jax, errors
 from ntkdiag._jax import ClosedJaxpr, Jaxpr
 from ntkdiag.descent import Descent, DescentLike, as_descent
-from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.calls.arguments import has_shapes_alone, is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.ntk import plan
@@ -197,7 +197,7 @@ class Probe:
         They do under batch norm in train mode. Cost: a forward pass of four examples together, and
         one of each alone.
         """
-        if self._verified or is_traced(params, self.x):
+        if self._verified or is_traced(params, self.x) or has_shapes_alone(params, self.x):
             return
         # A chain may be built inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():
@@ -324,7 +324,7 @@ def _host_copy(leaf: Any) -> Any:
     """
     # Neither what is being traced nor random keys have values that NumPy could hold.
     is_random_key = jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended)
-    if isinstance(leaf, Tracer) or is_random_key:
+    if isinstance(leaf, Tracer | jax.ShapeDtypeStruct) or is_random_key:
         return leaf
     return np.array(leaf)
 

@@ -29,6 +29,12 @@ def is_traced(*trees: PyTree) -> bool:
     return any(isinstance(leaf, _jax.Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def has_shapes_alone(*trees: PyTree) -> bool:
+    """Whether any leaf is a shape in place of an array, as plans take them."""
+    leaves = jax.tree.leaves(trees)
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
 def check_function(f: object) -> None:
     """Something to call with parameters and examples; a linen module is called in another way."""
     # Flax is not imported to look: its module is known by name.

@@ -186,8 +186,7 @@ def _forwards(instruments: Sequence[Instrument], layout: ProbeLayout) -> float:
 def kernel_forwards(supply: Supply, layout: ProbeLayout, params: PyTree) -> float:
     """What the exact kernel costs, in forward passes of an example."""
     probe = supply.probe
-    one = jax.tree.map(lambda leaf: leaf[:1], probe.x)
-    flops = forward_flops(probe.function, params, one)
+    flops = forward_flops(probe.function, params, probe.x)
     try:
         return probe.plan(params, layout).flops / flops if flops else math.inf
     except (errors.MemoryBudgetError, errors.InvalidInputError):

@@ -1,0 +1,1 @@
+"""What `ntkdiag.watch` costs, by plan, by count of operations, and on the clock."""
