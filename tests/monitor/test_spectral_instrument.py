@@ -93,14 +93,30 @@ def dense_eigenvalues(f, params, x, y, loss, response):
 
         outputs = outputs_at(flat)
         jacobian = jax.jacrev(outputs_at)(flat).reshape(outputs.size, -1)
-        hessian = jax.hessian(lambda outputs: loss(outputs, y))(outputs)
+        labels = jnp.asarray(y)
+        hessian = jax.hessian(lambda outputs: loss(outputs, labels))(outputs)
         hessian = hessian.reshape(outputs.size, outputs.size)
         scaled = jacobian * jnp.sqrt(flat_response)
         return np.linalg.eigvalsh(np.asarray(scaled.T @ hessian @ scaled))[::-1]
 
 
+def probe_of(loss="mse", is_trained=True):
+    """Some examples of a linear model, as a monitor holds them."""
+    pair = (np.ones((8, 2), np.float32), np.ones((8, 1), np.float32))
+    return Probe.of(
+        linear,
+        read_probes(pair, None) if is_trained else read_probes(None, pair),
+        top_k=1,
+        descent=None,
+        loss=loss,
+        reduction="auto",
+        memory=None,
+    )
+
+
 def blank(instrument, shape):
-    return instrument.blank_memory(None, ProbeLayout(shape, "full", np.float32))
+    """The memory before the first measurement, of outputs of this shape."""
+    return instrument.blank_memory(probe_of(), ProbeLayout(shape, "full", np.float32))
 
 
 def examples(n=N, seed=3):
@@ -114,6 +130,7 @@ def huber(outputs, targets):
 
 
 def labels_for(loss, rng, n=N):
+    """Labels as the loss reads them."""
     if loss == "cross_entropy":
         return rng.integers(0, OUTPUTS, n)
     if loss == "sigmoid_cross_entropy":
@@ -132,7 +149,15 @@ def compiled(instrument, f, loss):
     return jax.jit(measure)
 
 
-@pytest.mark.parametrize("loss", ["mse", "cross_entropy", "sigmoid_cross_entropy", huber])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "cross_entropy",
+        pytest.param("mse", marks=pytest.mark.slow),
+        pytest.param("sigmoid_cross_entropy", marks=pytest.mark.slow),
+        pytest.param(huber, marks=pytest.mark.slow),
+    ],
+)
 def test_first_and_warm_measurements_are_the_dense_eigenvalues(loss):
     x, rng = examples()
     y = labels_for(loss, rng)
@@ -158,6 +183,7 @@ def test_first_and_warm_measurements_are_the_dense_eigenvalues(loss):
         np.testing.assert_allclose(numbers["margin_residual"].value, residual, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_joint_functions_have_the_derivatives_of_the_whole_batch():
     x, rng = examples()
     y = labels_for("mse", rng)
@@ -184,7 +210,7 @@ def spectrum_problem(values):
     return x, jnp.zeros((n, 1)), jnp.ones((n, 1), jnp.float32)
 
 
-@pytest.mark.parametrize("gap", [1e-1, 1e-3, 0.0])
+@pytest.mark.parametrize("gap", [1e-1, pytest.param(1e-3, marks=pytest.mark.slow), 0.0])
 def test_clustered_eigenvalues(gap):
     values = [1.0, 1.0 - gap, 1.0 - 2 * gap, *np.linspace(0.5, 0.0, 61)]
     x, y, params = spectrum_problem(values)
@@ -217,6 +243,7 @@ def test_a_mode_that_grew_unseen_is_found_at_the_restart():
     np.testing.assert_allclose(read[4], 2.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_many_outputs_are_measured_without_memory():
     x, rng = examples()
     y = labels_for("cross_entropy", rng)
@@ -224,7 +251,9 @@ def test_many_outputs_are_measured_without_memory():
     response = response_like(params)
     instrument = TopCurvatures(memory_limit=100, cold_rounds=6)
     assert blank(instrument, (N, OUTPUTS)) == ()
-    update = jax.grad(lambda params: as_loss("cross_entropy")(mlp(params, x), y))(params)
+    update = jax.grad(lambda params: as_loss("cross_entropy")(mlp(params, x), jnp.asarray(y)))(
+        params
+    )
     trained = as_loss("cross_entropy")
     expected = dense_eigenvalues(mlp, params, x, y, trained, response)
     for step_update in (update, None):
@@ -339,47 +368,41 @@ def test_costs_and_what_is_unmet():
     assert TopCurvatures().forwards(layout) == pytest.approx(12.72)
     assert TopCurvatures(top_k=3).forwards(layout) == pytest.approx(16.72)
     assert TopCurvatures().forwards(large) == pytest.approx(18.72)
-    assert TopCurvatures().blank_memory(None, large) == ()
-    memory = TopCurvatures().blank_memory(None, layout)
+    assert TopCurvatures().blank_memory(probe_of(), large) == ()
+    memory = TopCurvatures().blank_memory(probe_of(), layout)
     assert memory.shape == (2, 128, 10)
     assert not np.any(memory)
 
-    def probe(loss, train, held_out):
-        return Probe.of(
-            linear,
-            read_probes(train, held_out),
-            top_k=1,
-            descent=None,
-            loss=loss,
-            reduction="auto",
-            memory=None,
-        )
-
-    x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
-    assert TopCurvatures().unmet(probe("mse", train=(x, y), held_out=None)) is None
-    assert TopCurvatures().unmet(probe(None, train=(x, y), held_out=None)) == (
+    assert TopCurvatures().unmet(probe_of()) is None
+    assert TopCurvatures().unmet(probe_of(loss=None)) == (
         "the curvature is that of the loss; pass loss="
     )
-    assert TopCurvatures().unmet(probe("mse", train=None, held_out=(x, y))) == (
+    assert TopCurvatures().unmet(probe_of(is_trained=False)) == (
         "the curvature of held-out examples reads about twice too high; pass train="
     )
 
 
 def test_rayleigh_ritz_leaves_out_what_depends_on_others():
     rng = np.random.default_rng(0)
-    matrix = np.diag([5.0, 2.0, 1.0, 0.5])
+    halves = np.stack([np.diag([4.0, 0.0, 1.0, 0.2]), np.diag([1.0, 2.0, 0.0, 0.3])])
     basis = rng.normal(size=(4, 2))
     repeated = np.concatenate([basis, basis @ [[1.0], [2.0]], np.zeros((4, 1))], axis=1)
     alone, together = (
-        rayleigh_ritz(jnp.asarray(b.T @ b), jnp.asarray(b.T @ matrix @ b))
+        rayleigh_ritz(jnp.asarray(b.T @ b), jnp.asarray(b.T @ halves @ b))
         for b in (basis, repeated)
     )
-    np.testing.assert_allclose(together.values[:2], alone.values, rtol=1e-4)
     orthonormal, _ = np.linalg.qr(basis)
-    expected = np.linalg.eigvalsh(orthonormal.T @ matrix @ orthonormal)[::-1]
-    np.testing.assert_allclose(alone.values, expected, rtol=1e-4)
-    broken = rayleigh_ritz(jnp.full((2, 2), jnp.nan), jnp.full((2, 2), jnp.inf))
-    assert np.isfinite(broken.values).all()
+    inside = orthonormal.T @ halves @ orthonormal
+    for ritz in (alone, together):
+        expected = np.linalg.eigvalsh(inside.sum(axis=0))[::-1]
+        np.testing.assert_allclose(ritz.values[:2], expected, rtol=1e-4)
+        np.testing.assert_allclose(ritz.of_halves, np.linalg.eigvalsh(2 * inside)[:, -1], rtol=1e-4)
+        assert ritz.is_finite
+    vectors = repeated @ together.coefficients[:, :2]
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(2), atol=1e-4)
+    broken = rayleigh_ritz(jnp.full((2, 2), jnp.nan), jnp.full((2, 2, 2), jnp.inf))
+    assert not broken.is_finite
+    assert not np.any(broken.values)
 
 
 def test_small_pieces():
@@ -408,7 +431,7 @@ def test_intervals_cover_the_margin_of_the_training_set(loss, steps, n):
     x, rng = examples(n_all)
     teacher = 3 * mlp(params_of(INPUTS, 16, OUTPUTS, seed=9), x)
     noisy = teacher + 0.3 * rng.gumbel(size=teacher.shape)
-    y = np.asarray(noisy.argmax(axis=-1) if loss == "cross_entropy" else jnp.tanh(teacher))
+    y = jnp.asarray(noisy.argmax(axis=-1)) if loss == "cross_entropy" else jnp.tanh(teacher)
     trained = as_loss(loss)
     params = trained_params(x, y, trained, steps)
     ones = jax.tree.map(jnp.ones_like, params)
@@ -425,13 +448,12 @@ def test_intervals_cover_the_margin_of_the_training_set(loss, steps, n):
             numbers, memory = instrument.measure(situation, memory)
         return numbers["margin"]
 
-    y = jnp.asarray(y)
     margins = jax.jit(lambda keys: jax.lax.map(redraw, keys))(
         jax.random.split(jax.random.key(0), n_redraws)
     )
     truth = mean_of_products(params, x, y, trained) + DECAY / 2
     covered = (margins.lower <= truth) & (truth <= margins.upper)
-    assert 0.90 <= covered.mean() <= 0.98
+    assert 0.90 <= float(covered.mean()) <= 0.98
     # The number itself is that of the few examples, and too high.
     assert margins.value.mean() > truth
 

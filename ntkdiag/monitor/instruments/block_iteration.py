@@ -7,7 +7,7 @@ K = H^1/2 J E J^T H^1/2 beside zeros. A change of the outputs w stands for a vec
 
 one pull and one push. All inner products that a Rayleigh-Ritz method needs are between outputs:
 
-    <u_i, u_j> = w_i . H w_j     <z_i, z_j> = w_i . H t_j     <z_i, G z_j> = t_i . H t_j
+    <z_i, z_j> = w_i . H t_j          <z_i, G z_j> = t_i . H t_j
 
 so that nothing like the parameters is kept, and the pairs (w, t) tell the residual of u, too. The
 basis is a few of the best vectors X so far, and one that is new in each pass, R:
@@ -36,18 +36,21 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ntkdiag.monitor.situation import Situation, inner_product
 from ntkdiag.nouns import pytree
 
-Changes: TypeAlias = Float[Array, "k n *o"]
+# Several changes of the outputs.
+Changes: TypeAlias = Float[Array, "_ n *o"]
 
 # Directions that are others but for this share, squared, are none: roundoff of their products.
 _DEPENDENT = 1e-5
 # The relative difference of two ways to one number that is roundoff.
 _INCONSISTENT = 0.05
+# ||z||^2 / (lambda_1 ||u||^2) below which products with other directions are roundoff.
+_ROUNDOFF = 1e-8
 
 
 @pytree("w", "t")
 @dataclasses.dataclass(frozen=True, eq=False)
-class Directions:
-    """Some directions in the space of outputs, with their products; zeros where there is none.
+class Iterates:
+    """Some vectors as changes of the outputs, with their products; zeros where there is none.
 
     Attributes:
         w: Changes of the outputs.
@@ -57,48 +60,37 @@ class Directions:
     w: Changes
     t: Changes
 
-    def combined(self, coefficients: Float[Array, "k m"]) -> "Directions":
+    def combined(self, coefficients: Float[Array, "k m"]) -> "Iterates":
         """m combinations of the k directions, whose products need no pass."""
-        return Directions(_combined(coefficients, self.w), _combined(coefficients, self.t))
+        return Iterates(_combined(coefficients, self.w), _combined(coefficients, self.t))
 
-    def joined(self, others: "Directions") -> "Directions":
+    def joined(self, others: "Iterates") -> "Iterates":
         """These directions, and then the others."""
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), self, others)
 
 
-@pytree("z_z", "halves", "u_u")
-@dataclasses.dataclass(frozen=True, eq=False)
-class Products:
-    """Inner products between directions.
-
-    Attributes:
-        z_z: <z_i, z_j>.
-        halves: <z_i, G z_j>, of either half of the examples.
-        u_u: <u_i, u_j>.
-    """
-
-    z_z: Float[Array, "k k"]
-    halves: Float[Array, "2 k k"]
-    u_u: Float[Array, "k k"]
-
-    @property
-    def curvature(self) -> Float[Array, "k k"]:
-        """<z_i, G z_j>, of all examples."""
-        return self.halves[0] + self.halves[1]
-
-
-@pytree("values", "coefficients")
+@pytree("values", "coefficients", "of_halves", "is_finite")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ritz:
-    """Rayleigh-Ritz of a matrix on a basis.
+    """Rayleigh-Ritz of G on a basis.
 
     Attributes:
         values: Ritz values, descending; 0 for directions that depend on others.
-        coefficients: Of the Ritz vectors in the basis, in columns; they are orthonormal.
+        coefficients: Of the Ritz vectors in the basis, in columns; ||z|| = 1.
+        of_halves: The largest value of G of either half of the examples alone, on the same basis.
+        is_finite: Whether all inner products were; others count as 0.
     """
 
     values: Float[Array, " d"]
     coefficients: Float[Array, "d d"]
+    of_halves: Float[Array, "2"]
+    is_finite: Bool[Array, ""]
+
+    @staticmethod
+    def of_nothing(size: int, dtype: jax.typing.DTypeLike) -> "Ritz":
+        """That of a basis of zeros."""
+        square = jnp.zeros((size, size), dtype)
+        return Ritz(square[0], square, jnp.zeros(2, dtype), jnp.asarray(True))
 
 
 @pytree("fresh", "starts", "n_fresh")
@@ -142,8 +134,8 @@ def first_half(n: int) -> Bool[np.ndarray, " n"]:
 
 def iterate(
     situation: Situation, response: PyTree, passes: Passes, size: int, is_on: Bool[Array, ""]
-) -> Directions:
-    """The basis after all passes, each a push and a pull: `size` - 1 best vectors and the last R.
+) -> tuple[Iterates, Ritz]:
+    """All passes, each a push and a pull.
 
     Args:
         situation: The step.
@@ -151,70 +143,63 @@ def iterate(
         passes: What is new in each pass.
         size: Of the basis.
         is_on: False for no passes, and a basis of zeros.
+
+    Returns:
+        The basis, `size` - 1 best vectors and the last R, and Rayleigh-Ritz on it.
     """
     like = passes.fresh
     # + on one half of the examples, - on the other: [n 1 ...]
     half = _by_example(first_half(like.shape[1]), like.ndim - 1)
     sign = jnp.where(half, 1.0, -1.0).astype(like.dtype)
 
-    def one_pass(r: Int[Array, ""], basis: Directions) -> Directions:
-        # Rayleigh-Ritz on what there is.
-        products = products_of(situation, basis)
-        ritz = rayleigh_ritz(products.z_z, products.curvature)
-        kept = basis.combined(ritz.coefficients[:, : size - 1])
-        # The new direction, orthogonal to them: <z_R, z_X> = H w_R . t_X. Twice, for roundoff.
-        w, t = kept.w[:1], kept.t[:1]
-        new = passes.direction(r, t - ritz.values[0] * w, sign * t)
-        for _ in range(2):
-            new = normalised(new)
-            overlaps = _inner_products(_curved(situation, new), kept.t)  # [1 size-1]
-            new = new - _combined(overlaps.T, kept.w)
+    def one_pass(r: Int[Array, ""], so_far: tuple[Iterates, Ritz]) -> tuple[Iterates, Ritz]:
+        basis, ritz = so_far
+        best = basis.combined(ritz.coefficients[:, : size - 1])
+        # The new direction, orthogonal to them: <z_R, z_X> = H w_R . t_X. Once: Rayleigh-Ritz takes
+        # what roundoff leaves.
+        w, t = best.w[:1], best.t[:1]
+        new = normalised(passes.direction(r, t - ritz.values[0] * w, sign * t))
+        overlaps = _inner_products(_curved(situation, new), best.t)  # [1 size-1]
+        new = new - _combined(overlaps.T, best.w)
         # The one product.
-        new = normalised(new)
         curved = _curved(situation, new)
         product, square = _through_parameters(situation, response, curved[0])
-        return kept.joined(_unit(Directions(new, product[None]), curved, square))
+        last = _unit(Iterates(new, product[None]), curved, square, ritz.values[0])
+        basis = best.joined(last)
+        return basis, rayleigh_ritz(*_inner_products_of(situation, basis))
 
     nothing = jnp.zeros((size, *like.shape[1:]), like.dtype)
     n_passes = jnp.where(is_on, passes.total, 0)
-    return jax.lax.fori_loop(0, n_passes, one_pass, Directions(nothing, nothing))
+    start = (Iterates(nothing, nothing), Ritz.of_nothing(size, like.dtype))
+    return jax.lax.fori_loop(0, n_passes, one_pass, start)
 
 
-def products_of(situation: Situation, basis: Directions) -> Products:
-    """All inner products; one direction after the other, for the memory of large outputs."""
-    half = _by_example(first_half(basis.w.shape[1]), basis.w.ndim - 1)
+def rayleigh_ritz(gram: Float[Array, "d d"], halves: Float[Array, "2 d d"]) -> Ritz:
+    """The eigenvalues of G on the span of vectors z, and of G of each half of the examples alone.
 
-    def row(direction: Directions) -> tuple[Array, Array, Array]:
-        curved_w = situation.curve(direction.w)
-        curved_t = situation.curve(direction.t)
-        z_z = _inner_products(curved_w[None], basis.t)[0]
-        u_u = _inner_products(curved_w[None], basis.w)[0]
-        of_halves = jnp.stack([half * curved_t, ~half * curved_t])
-        return z_z, _inner_products(of_halves, basis.t), u_u
-
-    z_z, halves, u_u = jax.lax.map(row, basis)
-    return Products(_symmetric(z_z), _symmetric(jnp.moveaxis(halves, 1, 0)), _symmetric(u_u))
-
-
-def rayleigh_ritz(gram: Float[Array, "d d"], matrix: Float[Array, "d d"]) -> Ritz:
-    """The eigenvalues of a matrix <b_i, M b_j> on the span of vectors with Gram matrix <b_i, b_j>.
-
-    Numbers that are not finite count as 0 here: the caller has to look at them.
+    Args:
+        gram: <z_i, z_j>.
+        halves: <z_i, G z_j>, the parts of either half.
     """
-    gram = jnp.nan_to_num(gram, posinf=0.0, neginf=0.0)
-    matrix = jnp.nan_to_num(matrix, posinf=0.0, neginf=0.0)
+    is_finite = jnp.isfinite(gram).all() & jnp.isfinite(halves).all()
+    gram = jnp.where(is_finite, gram, 0.0)
+    halves = jnp.where(is_finite, halves, 0.0)
     # Directions of unit length, then an orthonormal basis of their span.
     lengths = jnp.sqrt(jnp.clip(jnp.diagonal(gram), 0.0))
     scale = _inverse(lengths)
     overlaps, rotation = jnp.linalg.eigh(scale[:, None] * gram * scale)
     overlaps = jnp.where(overlaps > _DEPENDENT, overlaps, 0.0)
     frame = scale[:, None] * rotation * _inverse(jnp.sqrt(overlaps))
-    values, coordinates = jnp.linalg.eigh(_times(frame.T, matrix, frame))
-    return Ritz(values[::-1], _times(frame, coordinates)[:, ::-1])
+    # Of all examples, and of each half; a half alone counts twice.
+    matrices = jnp.stack([halves[0] + halves[1], 2.0 * halves[0], 2.0 * halves[1]])
+    inside = jnp.einsum("ia,mij,jb->mab", frame, matrices, frame, precision="highest")
+    values, coordinates = jnp.linalg.eigh(inside)
+    coefficients = jnp.matmul(frame, coordinates[0], precision="highest")
+    return Ritz(values[0, ::-1], coefficients[:, ::-1], values[1:, -1], is_finite)
 
 
 def residuals_of(
-    situation: Situation, vectors: Directions, values: Float[Array, " k"]
+    situation: Situation, vectors: Iterates, values: Float[Array, " k"]
 ) -> Float[Array, " k"]:
     """||K u - theta u|| / ||u||: within this of theta there is an eigenvalue."""
     rest = vectors.t - _by_example(values, vectors.t.ndim) * vectors.w
@@ -231,6 +216,23 @@ def normalised(changes: Changes) -> Changes:
     return changes * _by_example(_inverse(jnp.sqrt(_sums(changes**2))), changes.ndim)
 
 
+def _inner_products_of(
+    situation: Situation, basis: Iterates
+) -> tuple[Float[Array, "d d"], Float[Array, "2 d d"]]:
+    """<z_i, z_j>, and <z_i, G z_j> by halves; row by row, for the memory of large outputs."""
+    half = _by_example(first_half(basis.w.shape[1]), basis.w.ndim - 1)
+
+    def row(direction: Iterates) -> tuple[Array, Array]:
+        curved_w = situation.curve(direction.w)
+        curved_t = situation.curve(direction.t)
+        of_halves = [half * curved_t, ~half * curved_t]
+        rows = _inner_products(jnp.stack([curved_w, *of_halves]), basis.t)
+        return rows[0], rows[1:]
+
+    gram, halves = jax.lax.map(row, basis)
+    return _symmetric(gram), _symmetric(jnp.moveaxis(halves, 1, 0))
+
+
 def _through_parameters(
     situation: Situation, response: PyTree, cotangent: Float[Array, "n *o"]
 ) -> tuple[Float[Array, "n *o"], Float[Array, ""]]:
@@ -240,16 +242,22 @@ def _through_parameters(
     return situation.push(answer), inner_product(answer, gradient)
 
 
-def _unit(directions: Directions, curved: Changes, square: Float[Array, ""]) -> Directions:
+def _unit(
+    directions: Iterates,
+    curved: Changes,
+    square: Float[Array, ""],
+    largest: Float[Array, ""],
+) -> Iterates:
     """The directions scaled to ||z|| = 1; zeros where their product is but roundoff.
 
     So it is where the kernel has no further direction: ||z||^2 and w . H t are not one number then.
     """
     squares = _sums(curved * directions.t)  # ||z||^2, none below 0
     is_product = jnp.abs(squares - square) < _INCONSISTENT * square
+    is_product &= square > _ROUNDOFF * largest * _sums(curved * directions.w)
     lengths = jnp.where(is_product, jnp.sqrt(jnp.clip(squares, 0.0)), 0.0)
     scale = _by_example(_inverse(lengths), curved.ndim)
-    return Directions(scale * directions.w, scale * directions.t)
+    return Iterates(scale * directions.w, scale * directions.t)
 
 
 def _curved(situation: Situation, changes: Changes) -> Changes:
@@ -269,10 +277,6 @@ def _sums(changes: Changes) -> Float[Array, " k"]:
     return changes.sum(axis=tuple(range(1, changes.ndim)))
 
 
-def _times(*matrices: Float[Array, "?a ?b"]) -> Float[Array, "c d"]:
-    return jnp.linalg.multi_dot(matrices, precision="highest")
-
-
 def _symmetric(matrix: Float[Array, "*s k k"]) -> Float[Array, "*s k k"]:
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
@@ -285,4 +289,4 @@ def _inverse(numbers: Float[Array, " k"]) -> Float[Array, " k"]:
 
 def _by_example(numbers: jax.typing.ArrayLike, ndim: int) -> Array:
     """Numbers for the leading axis of an array: [k] -> [k 1 ...]."""
-    return jnp.reshape(numbers, (-1,) + (1,) * (ndim - 1))
+    return jnp.asarray(numbers).reshape((-1,) + (1,) * (ndim - 1))

@@ -28,8 +28,6 @@ from ntkdiag.monitor.instruments.block_iteration import (
     Passes,
     iterate,
     normalised,
-    products_of,
-    rayleigh_ritz,
     residuals_of,
 )
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
@@ -119,18 +117,16 @@ class TopCurvatures(Instrument):
         is_finite = jnp.isfinite(situation.outputs).all()
         is_read = jnp.logical_not(jnp.isnan(reading.margin(jnp.zeros(()))))
         size = self._n_vectors + 2
-        basis = iterate(situation, reading.response, passes, size, is_finite & is_read)
+        basis, ritz = iterate(situation, reading.response, passes, size, is_finite & is_read)
 
-        products = products_of(situation, basis)
-        ritz = rayleigh_ritz(products.z_z, products.curvature)
         best = basis.combined(ritz.coefficients[:, : self._n_vectors])
         residuals = residuals_of(situation, best, ritz.values[: self._n_vectors])
         first = jax.tree.map(lambda leaf: leaf[:1], best)
-        lower, upper = ends_over_examples(situation, first, products, ritz.values[0])
+        lower, upper = ends_over_examples(situation, first, ritz)
 
         values = ritz.values[: self.top_k]
         residuals = residuals[: self.top_k]
-        is_finite = is_finite & _all_finite(products) & _all_finite((residuals, best))
+        is_finite = is_finite & ritz.is_finite & _all_finite((residuals, best))
         is_known = is_finite & is_read
         known = jnp.where(is_known, 1.0, jnp.nan)
         margin = Estimate.between(
