@@ -450,20 +450,45 @@ def test_micro_steps_make_one_gradient(use_grad_mean):
     assert status_of(Run(multi, steps=3 * k - 1).read()) == Reading.NO_UPDATE
 
 
-@pytest.mark.slow
-def test_momentum_before_and_after_adam():
-    before = Run(optax.chain(optax.trace(0.5), optax.adam(RATE)))
-    smoothed = []
-    buffer = dict.fromkeys(SHAPES, 0.0)
-    for gradient in doubles(before.gradients):
-        buffer = {name: 0.5 * buffer[name] + gradient[name] for name in SHAPES}
-        smoothed.append(buffer)
-    expected = for_each(adam_response, smoothed)
-    agree(before.read().response, {name: leaf / 1.5 for name, leaf in expected.items()})
+def edge_of_series(*betas):
+    """The stable gain of momentum through buffers, over that at which it swings at every step."""
+    swings = 2 * np.prod([1 + beta for beta in betas])
+    for share in np.linspace(0.001, 1.0, 1000):
+        polynomial = np.poly([1.0, *betas])
+        # (z - 1) (z - beta) ... + gain z^n has its roots within the circle where it is stable.
+        polynomial[1] += share * swings
+        if np.abs(np.roots(polynomial)).max() > 1.0 + 1e-9:
+            return share
+    return 1.0
 
-    after = Run(optax.chain(optax.adam(RATE), optax.trace(0.5)))
-    expected = for_each(adam_response, after.gradients)
-    agree(after.read().response, {name: leaf / 1.5 for name, leaf in expected.items()})
+
+def test_buffers_in_series_lose_stability_long_before():
+    assert edge_of_series(0.9) > 0.99
+    assert edge_of_series(0.9, 0.5) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "links",
+    [
+        lambda: (optax.trace(0.5), optax.adam(RATE)),
+        lambda: (optax.adam(RATE), optax.trace(0.5)),
+        lambda: (optax.adam(RATE), optax.ema(0.5)),
+    ],
+    ids=["trace, adam", "adam, trace", "adam, ema"],
+)
+def test_buffers_in_series_have_no_margin(links):
+    reading = read(optax.chain(*links()))
+    assert status_of(reading) == Reading.IN_SERIES
+    assert float(reading.residual) < 1e-6
+    assert np.isnan(reading.margin(jnp.asarray(1.0)))
+
+
+@pytest.mark.slow
+def test_averages_side_by_side_are_read():
+    reading = read(optax.contrib.ademamix(RATE))
+    assert status_of(reading) == Reading.YOUNG
+    assert float(reading.residual) < 1e-6
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ update is -2 E g - b theta, with E and b by parameter, and the iteration has an 
 
     lambda_max(E^1/2 H E^1/2) + b / 2 = 1.
 
-This is where stability ends with one momentum buffer, and with Adan's three. Two buffers one after
-the other, as in `chain(trace(...), adam(...))`, lose it before, to a slower oscillation.
+This is where stability ends with one momentum buffer, or with averages side by side. Buffers one
+after the other, as in `chain(trace(...), adam(...))`, lose it long before, to a slower oscillation:
+they are told by how they answer a single gradient, and have no margin.
 
 So E = rate / 2 for plain descent, rate / (2 (1 + beta)) with momentum, and for Adam
 rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
@@ -57,6 +58,7 @@ class Reading(enum.IntEnum):
     UPHILL = 5
     NO_UPDATE = 6
     REFUSED = 7
+    IN_SERIES = 8
 
 
 REASONS = {
@@ -82,6 +84,10 @@ REASONS = {
         "does that gets its rate elsewhere: wrap the whole optimizer. The margin is NaN."
     ),
     Reading.NO_UPDATE: "The step made no update: there is nothing to read, and the margin is NaN.",
+    Reading.IN_SERIES: (
+        "Momentum goes through several buffers one after the other: stability ends at a slower "
+        "oscillation than that of the margin, which is NaN."
+    ),
     Reading.REFUSED: (
         "The optimizer evaluates gradients elsewhere, searches along a line, or cannot be "
         "differentiated: no update rule is known, and the margin is NaN."
@@ -108,6 +114,9 @@ _TOLERANCE_IN_ROUNDINGS = 4.0
 _MOST_TOLERANCE = 3e-2
 # Sums of a prediction that cancel leave roundoff: less than this of it is none.
 _CANCELLED = 1e-4
+# By how much answers to a single gradient are bent where buffers are in series, in tolerances.
+_BENT = 10.0
+_MOST_BENT = 0.05
 
 
 @pytree("response", "decay", "residual", "memory", "status")
@@ -153,6 +162,7 @@ class _Predicted:
         made: The update that was made, without noise.
         directions: What momentum, gradient and parameters add to the update.
         mixed: What momentum adds if it acts elementwise.
+        is_in_series: Whether momentum goes through buffers one after the other.
     """
 
     response: Leaves
@@ -160,6 +170,7 @@ class _Predicted:
     made: Leaves
     directions: list[Leaves]
     mixed: Leaves
+    is_in_series: Array
 
 
 class _Extremes(NamedTuple):
@@ -229,8 +240,8 @@ def read_descent(
         except Exception as error:  # whatever an unknown optimizer does under differentiation
             objection = _undifferentiable(error)
         else:
-            predicted = _predict(quiet, gradient, params, made)
             tolerance = _tolerance(made, state)
+            predicted = _predict(quiet, gradient, params, made, tolerance)
             return _compared(predicted, params, quiet.memory, tolerance, step)
     if note is not None:
         note(objection)
@@ -283,8 +294,8 @@ def read_descent_after(
         except Exception as error:  # whatever an unknown optimizer does under differentiation
             objection = _undifferentiable(error)
         else:
-            predicted, is_verifiable = _predict_after(quiet, gradient, params, made)
             tolerance = _tolerance(like_gradient, state_after)
+            predicted, is_verifiable = _predict_after(quiet, gradient, params, made, tolerance)
             reading = _compared(predicted, params, quiet.memory, tolerance, step)
             bare = _bare(predicted, params, quiet)
             # What the size of the parameters scales it by is not seen at the quiet point. Where
@@ -315,7 +326,7 @@ def reading_of(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> 
         leaves, structure = jax.tree.flatten(params)
         preconditioner = jax.tree.unflatten(structure, [preconditioner] * len(leaves))
 
-    def response_of(leaf: object, scale: Number) -> Array:
+    def response_of(leaf: object, scale: jax.typing.ArrayLike) -> Array:
         """E of one array of parameters."""
         if not is_float(leaf):
             return _no_response(leaf)
@@ -342,7 +353,9 @@ def unread(params: PyTree, status: Reading) -> DescentReading:
     )
 
 
-def _predict(quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree) -> _Predicted:
+def _predict(
+    quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree, tolerance: float
+) -> _Predicted:
     """What the optimizer should have done with this gradient, and how it answers swinging ones."""
     gradients, _ = floats_of(gradient)
     weights, _ = floats_of(params)
@@ -374,11 +387,16 @@ def _predict(quiet: QuietPoint, gradient: PyTree, params: PyTree, made: PyTree) 
         made={path: updates[path] - quiet.rest[path] for path in updates},
         directions=[by_momentum, along_gradient, along_params],
         mixed=unshuffled,
+        is_in_series=quiet.in_series(min(_BENT * tolerance, _MOST_BENT)),
     )
 
 
 def _predict_after(
-    quiet: QuietPoint, gradient: PyTree | None, params: PyTree, made: PyTree | None
+    quiet: QuietPoint,
+    gradient: PyTree | None,
+    params: PyTree,
+    made: PyTree | None,
+    tolerance: float,
 ) -> tuple[_Predicted, Array]:
     """The same from the momentum m after the step, and whether it can be compared with the update.
 
@@ -419,6 +437,7 @@ def _predict_after(
             {path: params_beside[path] * weights[path] for path in nothing},
         ],
         mixed=unshuffled,
+        is_in_series=quiet.in_series(min(_BENT * tolerance, _MOST_BENT)),
     )
     has_update = jnp.asarray(made is not None)
     return predicted, has_update & (jnp.asarray(gradient is not None) | ~needs_gradient)
@@ -445,6 +464,7 @@ def _compared(
     extremes = _extremes(response, decay, tolerance)
 
     status = jnp.where(step < memory, Reading.YOUNG, Reading.RECOGNISED)
+    status = jnp.where(predicted.is_in_series, Reading.IN_SERIES, status)
     status = jnp.where(extremes.goes_uphill, Reading.UPHILL, status)
     is_explained = (residual <= tolerance) & extremes.is_finite
     status = jnp.where(is_explained, status, Reading.UNEXPLAINED)
@@ -462,6 +482,7 @@ def _bare(predicted: _Predicted, params: PyTree, quiet: QuietPoint) -> DescentRe
     extremes = _extremes(response, decay, _TOLERANCE)
     is_proportional = _any_nonzero(quiet.by_gradient)
     status = jnp.asarray(Reading.UNVERIFIED)
+    status = jnp.where(predicted.is_in_series, Reading.IN_SERIES, status)
     status = jnp.where(extremes.goes_uphill, Reading.UPHILL, status)
     status = jnp.where(is_proportional, status, Reading.NOT_PROPORTIONAL)
     status = jnp.where(extremes.is_finite, status, Reading.UNEXPLAINED)

@@ -105,6 +105,25 @@ class QuietPoint:
         """The momentum among the leaves of a state, zero elsewhere."""
         return {path: _kept(leaf, self.is_momentum[path]) for path, leaf in buffers.items()}
 
+    def in_series(self, tolerance: float) -> Bool[Array, ""]:
+        """Whether momentum goes through buffers one after the other.
+
+        A gradient of one step is then answered later by more than it was at first: the answers
+        u0, u1, u2 of the steps that follow have u1^2 > u0 u2. For one buffer, or averages side by
+        side, the sequence is geometric, or bent the other way.
+        """
+        is_bent = jnp.zeros((), bool)
+        if not self.buffers:
+            return is_bent
+        ((second, kept),) = self.to_buffers(self.drive)
+        ((third, _),) = self.to_buffers(kept)
+        for path, first in self.by_gradient.items():
+            square = second[path] ** 2
+            excess = square - first * third[path]
+            later = (first * second[path] > 0.0) & (excess > tolerance * square)
+            is_bent = is_bent | jnp.any(later)
+        return is_bent
+
     def swinging(self) -> tuple[Leaves, Leaves]:
         """U_m (I + A)^-1 B and U_m (I + A)^-1 C: what buffers add while they swing."""
         nothing = zeros_like(self.gradient)
