@@ -217,8 +217,6 @@ def imagenet_holds():
         return model.apply(variables, x, mutable=["batch_stats"])[0]
 
     for row in rows:
-        if row["ntk_optimizer_status"] != Reading.RECOGNISED:
-            continue  # a first step holds nothing that momentum could be told by
         params = trajectory[row["step"]]
         hessian = softmax_hessian(normalised_by_the_batch(params, x))
         curvature = top_curvature(normalised_by_the_batch, params, x, hessian)
