@@ -66,7 +66,7 @@ class Training:
         return jax.eval_shape(self.variables, jax.random.key(0), x)
 
     @property
-    def _switch(self) -> dict[str, bool]:
+    def _switch(self) -> dict[str, Any]:
         return {"train": True} if self.has_batch_norm else {}
 
     def functional(self, variables: PyTree) -> ntkdiag.Functional:
