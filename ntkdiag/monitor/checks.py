@@ -9,6 +9,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
@@ -102,10 +103,21 @@ def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: ArrayLike |
         _check_custom_loss(layout, y)
     if y is None:
         return
-    # Labels are read once as the alignment does, and once as the loss does.
-    require_labels_differ(read_targets(y, layout.output_shape))
-    if loss is not None:
-        loss.read(y, layout.output_shape)
+
+    def read(y: ArrayLike) -> None:
+        """Labels are read once as the alignment does, and once as the loss does."""
+        targets = read_targets(y, layout.output_shape)
+        # What is trained to be 0 everywhere, as a residual is, has a loss and no alignment.
+        is_regression = jnp.issubdtype(jnp.result_type(y), jnp.floating)
+        if loss is None or not is_regression:
+            require_labels_differ(targets)
+        if loss is not None:
+            loss.read(y, layout.output_shape)
+
+    if arguments.has_shapes_alone(y):
+        jax.eval_shape(read, y)
+    else:
+        read(y)
 
 
 def _check_custom_loss(layout: ProbeLayout, y: ArrayLike | None) -> None:
