@@ -91,11 +91,11 @@ def measure(
     Example:
         >>> import jax.numpy as jnp
         >>> import ntkdiag
-        >>> train = (jnp.eye(4), jnp.arange(4.0)[:, None])
+        >>> train = (jnp.eye(8), jnp.arange(8.0)[:, None])
         >>> measured = ntkdiag.monitor.measure(
         ...     lambda w, x: x @ w, train=train, loss="mse", instruments="economy"
         ... )
-        >>> sorted(measured(jnp.ones((4, 1))))[:3]
+        >>> sorted(measured(jnp.ones((8, 1))))[:3]
         ['ntk_layer_parameter/', 'ntk_layer_trace/', 'ntk_layer_trace_lower/']
     """
     probe = Probe.of(

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -169,11 +168,11 @@ def plan(
     Example:
         >>> import jax.numpy as jnp
         >>> import ntkdiag
-        >>> w = jnp.ones((4, 1))
-        >>> train = (jnp.eye(4), jnp.arange(4.0)[:, None])
+        >>> w = jnp.ones((8, 1))
+        >>> train = (jnp.eye(8), jnp.arange(8.0)[:, None])
         >>> plan = ntkdiag.monitor.plan(lambda w, x: x @ w, w, train=train, instruments="economy")
         >>> plan.n_examples, plan.period
-        (4, 100)
+        (8, 100)
     """
     if params is None and isinstance(f, Functional):
         params = f.params

@@ -1,6 +1,7 @@
 """The instruments of a monitor together: what they measure at one step, and what they remember."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -67,8 +68,11 @@ class Panel:
     def blank_memories(self, probe: Probe, layout: ProbeLayout) -> Memories:
         """The memories before the first measurement."""
         memories = {}
+        # The kernel tier takes all examples.
+        n_taken = math.ceil(layout.n_examples / self.stride)
+        of_taken = dataclasses.replace(layout, output_shape=(n_taken, *layout.output_shape[1:]))
         for instrument in self.instruments:
-            memory = instrument.blank_memory(probe, layout)
+            memory = instrument.blank_memory(probe, layout if instrument.runs_eagerly else of_taken)
             if jax.tree.leaves(memory):
                 memories[instrument.name] = memory
         return memories

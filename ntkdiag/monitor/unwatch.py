@@ -31,7 +31,7 @@ def unwatch(opt_state: PyTree) -> PyTree:
 
     Example:
         >>> import jax.numpy as jnp, optax, ntkdiag
-        >>> x = jnp.ones((4, 2))
+        >>> x = jnp.ones((8, 2))
         >>> optimizer = optax.sgd(0.1)
         >>> tx = ntkdiag.watch(optimizer, lambda w, x: x @ w, train=(x, None))
         >>> w = jnp.ones((2, 1))

@@ -168,10 +168,17 @@ class Terminal:
             self._reductions[record["name"]] = reduction
 
     def write(self, step: int, values: Values) -> None:
-        """Print the step, then every name that has a number."""
+        """Print the step, then every name that has a number, with its interval."""
         parts = [f"step {step}"]
         for name, value in values.items():
-            parts.append(f"{self._label(name)} {self._written(value)}")
+            # Numbers by layer are for files; the ends of an interval stand beside its number.
+            if "_layer_" in name or name.endswith(("_lower", "_upper")):
+                continue
+            part = f"{self._label(name)} {self._written(value)}"
+            if f"{name}_lower" in values and not isinstance(value, list):
+                lower, upper = values[f"{name}_lower"], values[f"{name}_upper"]
+                part += f" [{self._written(lower)}, {self._written(upper)}]"
+            parts.append(part)
         self._print("  ".join(parts))
 
     def alert(self, alert: Alert) -> None:

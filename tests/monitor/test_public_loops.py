@@ -121,7 +121,7 @@ def on_devices(count, call):
     assert run.stdout.endswith("all held\n")
 
 
-# ---- flax/examples/imagenet: a TrainState with batch_stats, pmap, gradients averaged among devices ----
+# flax/examples/imagenet: a TrainState with batch_stats, pmap, gradients averaged among devices
 
 
 class ResidualNet(nn.Module):
@@ -236,7 +236,7 @@ def test_batch_statistics_under_pmap_on_two_devices():
     on_devices(2, "imagenet_holds()")
 
 
-# ---- flax/examples/lm1b, MaxText: AdamW, dropout, logical partitioning over a mesh ----
+# flax/examples/lm1b, MaxText: AdamW, dropout, logical partitioning over a mesh
 
 VOCABULARY, LENGTH = 12, 6
 RULES = (("batch", "data"), ("vocab", "model"), ("mlp", "model"), ("embed", None))
@@ -337,7 +337,7 @@ def test_logical_partitioning_on_four_devices():
     on_devices(4, "language_model_holds()")
 
 
-# ---- guides of NNX: nnx.Optimizer, streams of random numbers as an argument, LoRA ----
+# guides of NNX: nnx.Optimizer, streams of random numbers as an argument, LoRA
 
 
 class Regressor(nnx.Module):
@@ -464,7 +464,7 @@ def test_an_nnx_optimizer_of_lora_parameters_alone():
         np.testing.assert_allclose(row["ntk_margin"], 0.1 / 2 * curvature, rtol=1e-3)
 
 
-# ---- purejaxrl: a whole PPO training in one program, its optimizer made inside ----
+# purejaxrl: a whole PPO training in one program, its optimizer made inside
 
 
 class ActorCritic(nn.Module):
@@ -638,7 +638,7 @@ def test_ppo_under_vmap_over_seeds():
     np.testing.assert_allclose(margins[1], get(alone, "ntk_margin"), rtol=1e-3)
 
 
-# ---- physics-informed networks: a residual with second derivatives, MultiSteps round the optimizer ----
+# physics-informed networks: a residual with second derivatives, MultiSteps round the optimizer
 
 
 def solution(params, point):
@@ -695,7 +695,7 @@ def test_multi_steps_round_a_residual_of_a_differential_equation():
         np.testing.assert_allclose(row["ntk_margin"], 1e-3 / 2 * curvature, rtol=1e-3)
 
 
-# ---- Equinox: filter_jit, the filtered parameters or the whole module ----
+# Equinox: filter_jit, the filtered parameters or the whole module
 
 
 class Normalised(eqx.Module):

@@ -13,7 +13,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 

@@ -13,10 +13,12 @@ they are told by how they answer a single gradient, and have no margin.
 So E = rate / 2 for plain descent, rate / (2 (1 + beta)) with momentum, and for Adam
 rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
 
-1. `quiet_point` makes of the optimizer's own `update` the linear map that it is while second
-   moments stand still, and E and b come from there.
-2. `explain` compares with the update that was made. What it was scaled by (clipping, trust ratios)
-   scales E; what it leaves unexplained says whether the optimizer was recognised.
+1. Of the usual optimizers it is known what their buffers are: `fit` finds the numbers that explain
+   the update that was made.
+2. Of all others `quiet_point` makes of the optimizer's own `update` the linear map that it is while
+   second moments stand still, and E and b come from there. `explain` compares with the update that
+   was made. What it was scaled by (clipping, trust ratios) scales E.
+3. What is left unexplained says whether the optimizer was recognised.
 """
 
 import dataclasses
@@ -31,6 +33,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.descent import Descent
 from ntkdiag.monitor.optimizer.explained_update import explain
+from ntkdiag.monitor.optimizer.fitted_update import Fitted, fit, usual_buffers
 from ntkdiag.monitor.optimizer.quiet_point import (
     Leaves,
     QuietPoint,
@@ -59,6 +62,7 @@ class Reading(enum.IntEnum):
     NO_UPDATE = 6
     REFUSED = 7
     IN_SERIES = 8
+    FIRST_STEP = 9
 
 
 REASONS = {
@@ -88,6 +92,10 @@ REASONS = {
         "Momentum goes through several buffers one after the other: stability ends at a slower "
         "oscillation than that of the margin, which is NaN."
     ),
+    Reading.FIRST_STEP: (
+        "Momentum is empty before the first step, which does not tell how much of it is kept: the "
+        "margin is NaN until the next measurement."
+    ),
     Reading.REFUSED: (
         "The optimizer evaluates gradients elsewhere, searches along a line, or cannot be "
         "differentiated: no update rule is known, and the margin is NaN."
@@ -112,6 +120,8 @@ _REFUSED_STATES = {
 _TOLERANCE = 1e-3
 _TOLERANCE_IN_ROUNDINGS = 4.0
 _MOST_TOLERANCE = 3e-2
+# Shares of a parameter that are roundoff of its update.
+_NO_DECAY = 2e-8
 # Sums of a prediction that cancel leave roundoff: less than this of it is none.
 _CANCELLED = 1e-4
 # By how much answers to a single gradient are bent where buffers are in series, in tolerances.
@@ -229,10 +239,18 @@ def read_descent(
     Returns:
         The reading; rates and bias corrections are those of this step.
 
-    Cost: about ten elementwise passes over parameters and state.
+    Cost: about ten elementwise passes over parameters and state. The usual optimizers are fitted,
+    in a program as large as their own; the others are differentiated, in one ten times as large.
     """
     arguments = dict(extra_args or {})
     objection = objection_to_reading(state, params)
+    before = usual_buffers(state, params)
+    if objection is None and before is not None:
+        _, state_after = update(gradient, state, params, **arguments)
+        after = usual_buffers(state_after, params)
+        assert after is not None  # a state keeps its structure
+        fitted = fit(gradient, before, after, params, made)
+        return _of_fit(fitted, params, _tolerance(made, state), step)
     if objection is None:
         try:
             _, state_after = update(gradient, state, params, **arguments)
@@ -472,6 +490,21 @@ def _compared(
     status = jnp.where(is_out_of_proportion, Reading.NOT_PROPORTIONAL, status)
     status = jnp.where(explained.has_update, status, Reading.NO_UPDATE)
     return _with_status(response, extremes.decay, residual, memory, status, params)
+
+
+def _of_fit(
+    fitted: Fitted, params: PyTree, tolerance: float, step: Int[Array, ""] | int
+) -> DescentReading:
+    """The reading that a fit of the update leads to."""
+    # A decay that is rounding of the update is none.
+    decay = jnp.where(fitted.decay > _NO_DECAY, fitted.decay, 0.0)
+    status = jnp.where(step < fitted.memory, Reading.YOUNG, Reading.RECOGNISED)
+    status = jnp.where(fitted.has_history, status, Reading.FIRST_STEP)
+    status = jnp.where(fitted.is_downhill, status, Reading.UPHILL)
+    is_explained = (fitted.residual <= tolerance) & jnp.isfinite(decay)
+    status = jnp.where(is_explained, status, Reading.UNEXPLAINED)
+    status = jnp.where(fitted.has_update, status, Reading.NO_UPDATE)
+    return _with_status(fitted.response, decay, fitted.residual, fitted.memory, status, params)
 
 
 def _bare(predicted: _Predicted, params: PyTree, quiet: QuietPoint) -> DescentReading:

@@ -75,8 +75,8 @@ def explain(made: Leaves, directions: list[Leaves], mixed: Leaves) -> Explained:
     squares = jnp.diagonal(gram, axis1=1, axis2=2)  # [leaf row]
     of_directions = gram[:, :3, :3]
     products = gram[:, :3, 3]
-    own = _least_squares(of_directions, products)
-    pooled = _least_squares(of_directions.sum(0), products.sum(0))
+    own = least_squares(of_directions, products)
+    pooled = least_squares(of_directions.sum(0), products.sum(0))
 
     has_many = any(made[path].size > _FEW_ELEMENTS for path in paths)
     scales = {}
@@ -111,7 +111,7 @@ def _misfit(rows: Float[Array, "6 *shape"], factors: Float[Array, "3"]) -> Float
     return jnp.sum((deviation - fitted) ** 2)
 
 
-def _least_squares(
+def least_squares(
     gram: Float[Array, "*leaves 3 3"], products: Float[Array, "*leaves 3"]
 ) -> Float[Array, "*leaves 3"]:
     """The smallest solution, in units in which all directions have one length."""
