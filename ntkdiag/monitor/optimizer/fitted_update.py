@@ -64,6 +64,8 @@ _SAMPLE = 256
 # A simpler explanation is taken if its misfit is no more than so many times the smallest.
 _SIMPLER = 3.0
 _ROUNDOFF = 1e-6
+# A pull of momentum towards 0 that is roundoff.
+_NO_PULL = 1e-6
 # A misfit of m' from which on clipping is looked for.
 _CLIPPED = 3e-4
 
@@ -155,10 +157,14 @@ def fit(gradient: PyTree, before: Buffers, after: Buffers, params: PyTree, made:
         is_average=np.array([before.is_average.get(path, False) for path in updates]),
     )
     epsilon = _epsilons(sampled)
-    kept, gain = _swings(sampled)
-    explanation = _explained(sampled, _inverse_denominators(sampled, epsilon), kept, gain)
+    inverse = _inverse_denominators(sampled, epsilon)
+    swing = _swing(sampled)
+    explanation = _explained(sampled, inverse, swing)
     of_momentum, of_gradient, of_params = explanation.factors.T
-    answer = -0.5 * (of_momentum * gain / (1.0 + kept) + of_gradient)  # [array]
+    answer = -0.5 * (of_momentum * swing.gain / (1.0 + swing.kept) + of_gradient)  # [array]
+    # Decay that goes through momentum and second moments pulls as a curvature does.
+    largest = jnp.where(sampled.momentum != 0.0, inverse, 0.0).max(axis=1)
+    coupled = 2.0 * answer * swing.pull * largest
 
     response = {}
     for place, (path, leaf) in enumerate(updates.items()):
@@ -170,9 +176,9 @@ def fit(gradient: PyTree, before: Buffers, after: Buffers, params: PyTree, made:
     return Fitted(
         response=response,
         is_downhill=jnp.all(answer >= 0.0),
-        decay=jnp.max(-of_params),
+        decay=jnp.max(coupled - of_params),
         residual=jnp.sqrt(_ratio(explanation.misfit, explanation.total)),
-        memory=_memory(sampled, kept, gain),
+        memory=_memory(sampled, swing),
         has_update=explanation.total > 0.0,
         has_history=_has_history(sampled),
     )
@@ -207,6 +213,21 @@ class _Sampled:
     has_moment: np.ndarray
     has_momentum: np.ndarray
     is_average: np.ndarray
+
+    @property
+    def tells(self) -> np.ndarray:
+        """Which arrays have enough elements to tell decay and momentum; all, if none has."""
+        tells = self.sizes > _FEW_ELEMENTS
+        return tells if tells.any() else np.ones_like(tells)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Swing:
+    """How momentum goes on: m' = kept m + gain (g + pull theta); 0 without momentum."""
+
+    kept: Float[Array, " l"]
+    gain: Float[Array, " l"]
+    pull: Float[Array, " l"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,8 +291,8 @@ def _inverse_denominators(sampled: _Sampled, epsilon: Float[Array, " l"]) -> Flo
     return jnp.where(sampled.has_moment[:, None], inverse, 1.0)
 
 
-def _swings(sampled: _Sampled) -> tuple[Float[Array, " l"], Float[Array, " l"]]:
-    """beta and alpha, of m' = beta m + alpha g; 0 without momentum."""
+def _swing(sampled: _Sampled) -> _Swing:
+    """beta and alpha, of m' = beta m + alpha (g + pull theta)."""
     # As if the gradient came as it is: m' - m = (1 - beta) (g - m), or m' - g = beta m.
     is_average = sampled.is_average[:, None]
     change = sampled.momentum - jnp.where(is_average, sampled.old_momentum, sampled.gradient)
@@ -283,69 +304,72 @@ def _swings(sampled: _Sampled) -> tuple[Float[Array, " l"], Float[Array, " l"]]:
     rest = gram[:, 4, 4] - slope * gram[:, 4, 5]
     kept = jnp.where(sampled.is_average, 1.0 - slope, slope)
     gain = jnp.where(sampled.is_average, slope, 1.0)
-    # With a clip both are unknown.
-    clipped = least_squares(gram[:, 1:4, 1:4], gram[:, 1:4, 0])
-    is_clipped = rest > _CLIPPED**2 * gram[:, 0, 0]
-    kept = jnp.where(is_clipped, clipped[:, 0], kept)
-    gain = jnp.where(is_clipped, clipped[:, 1], gain)
-    # What a few elements say is nothing: they get what the others of their kind say.
+    # With a clip, or with weight decay that goes into momentum, all are unknown.
+    others = least_squares(gram[:, 1:4, 1:4], gram[:, 1:4, 0])
+    is_other = rest > _CLIPPED**2 * gram[:, 0, 0]
+    kept = jnp.where(is_other, others[:, 0], kept)
+    gain = jnp.where(is_other, others[:, 1], gain)
+    pull = jnp.where(is_other, _ratio(others[:, 2], others[:, 1]), 0.0)
+    # What a few elements say of three numbers is nothing: they keep what the others of their kind
+    # keep, and tell one number.
     for kind in (sampled.is_average, ~sampled.is_average):
         of_kind = kind & sampled.has_momentum
-        tells = of_kind & (sampled.sizes > _FEW_ELEMENTS)
+        tells = of_kind & sampled.tells
         if tells.any():
-            kept = jnp.where(of_kind & ~tells, jnp.median(kept[tells]), kept)
-            gain = jnp.where(of_kind & ~tells, jnp.median(gain[tells]), gain)
+            few = of_kind & ~tells
+            kept = jnp.where(few, jnp.median(kept[tells]), kept)
+            own_gain = _ratio(gram[:, 0, 2] - kept * gram[:, 1, 2], gram[:, 2, 2])
+            gain = jnp.where(few, own_gain, gain)
+            pull = jnp.where(few, jnp.median(pull[tells]), pull)
     has_momentum = sampled.has_momentum
-    return (
-        jnp.where(has_momentum, jnp.clip(kept, 0.0, 1.0), 0.0),
-        jnp.where(has_momentum, gain, 0.0),
+    return _Swing(
+        kept=jnp.where(has_momentum, jnp.clip(kept, 0.0, 1.0), 0.0),
+        gain=jnp.where(has_momentum, gain, 0.0),
+        pull=jnp.where(has_momentum & (jnp.abs(pull) > _NO_PULL), pull, 0.0),
     )
 
 
-def _explained(
-    sampled: _Sampled,
-    inverse: Float[Array, "l e"],
-    kept: Float[Array, " l"],
-    gain: Float[Array, " l"],
-) -> _Explanation:
+def _explained(sampled: _Sampled, inverse: Float[Array, "l e"], swing: _Swing) -> _Explanation:
     """The simplest explanation of the update: by momentum, as Nesterov does, or by any mixture."""
     rows = (sampled.momentum * inverse, sampled.gradient * inverse, sampled.weight)
     directions = jnp.stack(rows, axis=1)  # [array direction element]
-    frames = _frames(sampled, kept, gain)
+    gram = _gram(sampled.update, *rows)
 
-    def candidates(update: Float[Array, "l e"]) -> tuple[Array, Array]:
-        """Factors [candidate array direction], and what they leave [candidate array]."""
-        gram = _gram(update, *rows)
-        factors = jnp.stack([_within(frame, gram[:, 1:, 1:], gram[:, 1:, 0]) for frame in frames])
+    def left_by(factors: Float[Array, "c l 3"]) -> Float[Array, "c l"]:
+        """What factors leave of the update, squared."""
         predicted = jnp.einsum("cld,lde->cle", factors, directions, precision="highest")
-        return factors, (((update - predicted) * _UNIT) ** 2).sum(axis=2)
+        return (((sampled.update - predicted) * _UNIT) ** 2).sum(axis=2)
 
-    factors, misfits = candidates(sampled.update)
+    frames = _frames(sampled, swing)
+    found = [_within(frame, gram[:, 1:, 1:], gram[:, 1:, 0]) for frame in frames]
+    factors = jnp.stack([each for each, _ in found])  # [candidate array direction]
+    main = jnp.stack([unknowns[:, 0] for _, unknowns in found])
+    misfits = left_by(factors)
     total = ((sampled.update * _UNIT) ** 2).sum(axis=1)
-    tells = sampled.sizes > _FEW_ELEMENTS
-    if not tells.any():
-        tells = np.ones_like(tells)
+    tells = sampled.tells
     misfit = misfits[:, tells].sum(axis=1)
     most = _SIMPLER**2 * misfit.min() + _ROUNDOFF**2 * total[tells].sum()
     choice = jnp.argmax(misfit <= most)  # the first that is simple enough
-    factors, misfits = factors[choice], misfits[choice]
 
-    # Arrays of a few elements decay as the others do, or not at all, as masks often have it.
-    decay = jnp.median(-factors[tells, 2])
-    decayed, left = candidates(sampled.update + decay * sampled.weight)
-    decayed = decayed[choice].at[:, 2].add(-decay)
-    decays = ~tells & (left[choice] < misfits)
-    factors = jnp.where(decays[:, None], decayed, factors)
-    misfits = jnp.where(decays, left[choice], misfits)
-    return _Explanation(factors, misfits.sum(), total.sum())
+    # Arrays of a few elements decay as the others do, relative to their update, or not at all, as
+    # masks often have it.
+    share = jnp.median(_ratio(factors[choice, tells, 2], main[choice, tells]))
+    decaying = [frame.at[:, 2, 0].set(share)[:, :, :-1] for frame in frames]
+    decayed = jnp.stack([_within(frame, gram[:, 1:, 1:], gram[:, 1:, 0])[0] for frame in decaying])
+    left = left_by(decayed)[choice]
+    decays = ~tells & (left < misfits[choice])
+    return _Explanation(
+        jnp.where(decays[:, None], decayed[choice], factors[choice]),
+        jnp.where(decays, left, misfits[choice]).sum(),
+        total.sum(),
+    )
 
 
-def _frames(
-    sampled: _Sampled, kept: Float[Array, " l"], gain: Float[Array, " l"]
-) -> list[Float[Array, "l 3 k"]]:
+def _frames(sampled: _Sampled, swing: _Swing) -> list[Float[Array, "l 3 k"]]:
     """What each candidate may combine, of scaled momentum, scaled gradient and parameters."""
+    kept, gain = swing.kept, swing.gain
     # Arrays of a few elements would take anything for decay.
-    may_decay = jnp.asarray(sampled.sizes > _FEW_ELEMENTS, kept.dtype)
+    may_decay = jnp.asarray(sampled.tells, kept.dtype)
     decay = may_decay[:, None, None] * jnp.array([[0.0], [0.0], [1.0]], kept.dtype)
     by_gradient = jnp.tile(jnp.array([0.0, 1.0, 0.0], kept.dtype), (len(kept), 1))
     by_momentum = jnp.tile(jnp.array([1.0, 0.0, 0.0], kept.dtype), (len(kept), 1))
@@ -363,23 +387,22 @@ def _frames(
 
 def _within(
     frame: Float[Array, "l 3 k"], gram: Float[Array, "l 3 3"], products: Float[Array, "l 3"]
-) -> Float[Array, "l 3"]:
-    """The least-squares factors of each array among those that its frame spans."""
+) -> tuple[Float[Array, "l 3"], Float[Array, "l k"]]:
+    """The least-squares factors of each array that its frame spans, and those in the frame."""
     own_gram = jnp.einsum("lik,lij,ljm->lkm", frame, gram, frame, precision="highest")
     own_products = jnp.einsum("lik,li->lk", frame, products, precision="highest")
     unknowns = least_squares(own_gram, own_products)
-    return jnp.einsum("lik,lk->li", frame, unknowns, precision="highest")
+    return jnp.einsum("lik,lk->li", frame, unknowns, precision="highest"), unknowns
 
 
-def _memory(
-    sampled: _Sampled, kept: Float[Array, " l"], gain: Float[Array, " l"]
-) -> Float[Array, ""]:
+def _memory(sampled: _Sampled, swing: _Swing) -> Float[Array, ""]:
     """1 / (1 - beta2), with v' - v = (1 - beta2) (g^2 - v); 0 without second moments."""
     # The gradient as it came to the buffers: alpha = 1 - beta if nothing was clipped.
-    clip = jnp.where(sampled.has_momentum, _ratio(gain, 1.0 - kept), 1.0)[:, None]
+    clip = jnp.where(sampled.has_momentum, _ratio(swing.gain, 1.0 - swing.kept), 1.0)[:, None]
+    gradient = clip * (sampled.gradient + swing.pull[:, None] * sampled.weight)
     unit = _inverse(sampled.moment)  # of ratios of tiny numbers
     change = (sampled.moment - sampled.old_moment) * unit
-    towards = ((clip * sampled.gradient) ** 2 - sampled.old_moment) * unit
+    towards = (gradient**2 - sampled.old_moment) * unit
     gram = _gram(change, towards)
     share = _ratio(gram[:, 0, 1], gram[:, 1, 1])
     is_share = sampled.has_moment & (share > 0.0) & (share < 1.0)
