@@ -1,6 +1,6 @@
 """A measurement as a pure function, for training frameworks that have hooks of their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
@@ -141,12 +141,12 @@ def measure(
     return measured
 
 
-def _scalars(numbers: dict[str, Array], layers: Sequence[str]) -> dict[str, Array]:
+def _scalars(numbers: Mapping[str, Array | np.ndarray], layers: Sequence[str]) -> dict[str, Array]:
     """Every number under a name of its own."""
     scalars = {}
     for name, value in numbers.items():
         if jnp.ndim(value) == 0:
-            scalars[name] = value
+            scalars[name] = jnp.asarray(value)
             continue
         parts = layers if "_layer_" in name else map(str, range(len(value)))
         for part, number in zip(parts, value, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.engine.jacobian.channels_last import channels_last
@@ -175,6 +175,7 @@ class Measurer:
         """A step as the instruments see it."""
         # Whoever differentiates a whole training step does not mean the diagnostics.
         training_step = jax.tree.map(_without_derivative, training_step)
+        now = jnp.asarray(step, jnp.int32)
         probe = self.probe
         matched = self.match(training_step)
         params = matched.params
@@ -190,7 +191,7 @@ class Measurer:
             return None if tree is None else in_structure_of(self.probe.f, params, tree)
 
         def read() -> DescentReading | None:
-            reading = self._reading(training_step, step)
+            reading = self._reading(training_step, now)
             if reading is None:
                 return None
             return dataclasses.replace(reading, response=as_params(reading.response))
@@ -205,16 +206,16 @@ class Measurer:
             y=y,
             loss=probe.loss,
             is_joint=self.is_joint,
-            step=step,
+            step=now,
             params=params,
             gradient=as_params(training_step.gradient),
             update=as_params(training_step.update),
             read=read,
             held=held,
             unmoved=unmoved,
-            measurements=measurements,
+            measurements=jnp.asarray(measurements, jnp.int32),
             descent=training_step.descent,
-            key=jax.random.fold_in(jax.random.key(0), step),
+            key=jax.random.fold_in(jax.random.key(0), now),
             probe=probe,
             layout=layout,
         )
@@ -228,7 +229,7 @@ class Measurer:
             return trained.apply if isinstance(trained, Functional) else trained
         return functools.partial(self.probe.following, held=self.probe.as_arguments(held))
 
-    def _reading(self, training_step: TrainingStep, step: Step) -> DescentReading | None:
+    def _reading(self, training_step: TrainingStep, step: Int[Array, ""]) -> DescentReading | None:
         """What the optimizer does, from the update it made; or as it was stated."""
         stated = training_step.descent
         if stated is not None and stated.learning_rate is not None:
