@@ -404,6 +404,7 @@ def test_what_fails_is_within_the_budget(clock):
     assert monitor.cost.skipped > 20
 
 
+@pytest.mark.slow
 def test_a_call_without_an_update_leaves_out_what_needs_one():
     params, x, y = problem()
     memory = InMemory()
