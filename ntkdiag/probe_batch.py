@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -27,7 +26,7 @@ from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.models.paths import shown
 
 # What users write: (x, y), or (x, None) without labels.
-Pair: TypeAlias = tuple[PyTree, ArrayLike | list | None]
+Pair: TypeAlias = tuple[PyTree, PyTree]
 
 _BOTH_WAYS = "Write {name}=(x, y), or {name}=(x, None) for examples without labels."
 
@@ -44,7 +43,7 @@ class ProbeBatch:
 
     name: str
     x: PyTree
-    y: ArrayLike | list | None
+    y: PyTree
 
     @property
     def n_examples(self) -> int:

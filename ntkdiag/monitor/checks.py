@@ -82,7 +82,7 @@ def require_outputs(f: Callable[..., PyTree], params: PyTree, x: PyTree) -> jax.
     return leaves[0]
 
 
-def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: ArrayLike | None) -> None:
+def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: PyTree) -> None:
     """Refuse settings and labels that do not fit the kernel."""
     projections = layout.projections
     if projections is not None and not projections.possible(layout.n_outputs):
@@ -120,7 +120,7 @@ def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: ArrayLike |
         read(y)
 
 
-def _check_custom_loss(layout: ProbeLayout, y: ArrayLike | None) -> None:
+def _check_custom_loss(layout: ProbeLayout, y: PyTree) -> None:
     """Refuse a loss of the user whose curvature could not be computed inside a compiled step."""
     if y is None:
         raise errors.InvalidInputError(

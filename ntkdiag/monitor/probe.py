@@ -64,7 +64,7 @@ class Probe:
 
     f: Callable[..., PyTree]
     x: PyTree
-    y: np.ndarray | jax.Array | None
+    y: PyTree
     held_out: ProbeBatch | None
     is_trained_on: bool
     n_shared: int

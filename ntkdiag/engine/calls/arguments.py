@@ -228,7 +228,7 @@ def check_no_nan(x: PyTree, name: str) -> None:
         )
 
 
-def _holds_nan(leaf: Array | np.ndarray) -> bool:
+def _holds_nan(leaf: Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
     """Whether an array of floating numbers holds NaN."""
     if isinstance(leaf, jax.ShapeDtypeStruct) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return False

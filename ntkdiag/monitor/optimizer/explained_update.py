@@ -112,8 +112,8 @@ def _misfit(rows: Float[Array, "6 *shape"], factors: Float[Array, "3"]) -> Float
 
 
 def least_squares(
-    gram: Float[Array, "*leaves 3 3"], products: Float[Array, "*leaves 3"]
-) -> Float[Array, "*leaves 3"]:
+    gram: Float[Array, "*leaves k k"], products: Float[Array, "*leaves k"]
+) -> Float[Array, "*leaves k"]:
     """The smallest solution, in units in which all directions have one length."""
     squares = jnp.diagonal(gram, axis1=-2, axis2=-1)
     lengths = jnp.sqrt(jnp.where(squares > 0.0, squares, 1.0))
