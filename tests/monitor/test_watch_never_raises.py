@@ -479,6 +479,7 @@ def test_an_optimizer_that_cannot_be_differentiated(compiled):
     tx = watched(undifferentiable(), instruments=("layer_norms", "spectral"), top_k=3)
     said, state = check_same_bits(tx, undifferentiable(), compiled)
     assert said == []
-    assert int(get(state, "ntk_optimizer_status")) == 7
-    assert np.isnan(get(state, "ntk_margin"))
+    # Plain descent without a state is told from its update alone.
+    assert int(get(state, "ntk_optimizer_status")) == 0
+    assert np.isfinite(get(state, "ntk_margin"))
     assert np.isfinite(get(state, "ntk_layer_update")).all()

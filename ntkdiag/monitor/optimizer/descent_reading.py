@@ -245,15 +245,13 @@ def read_descent(
     arguments = dict(extra_args or {})
     objection = objection_to_reading(state, params)
     before = usual_buffers(state, params)
-    if objection is None and before is not None:
-        _, state_after = update(gradient, state, params, **arguments)
-        after = usual_buffers(state_after, params)
-        assert after is not None  # a state keeps its structure
-        fitted = fit(gradient, before, after, params, made)
-        return _of_fit(fitted, params, _tolerance(made, state), step)
     if objection is None:
         try:
             _, state_after = update(gradient, state, params, **arguments)
+            after = usual_buffers(state_after, params)
+            if before is not None and after is not None:
+                fitted = fit(gradient, before, after, params, made)
+                return _of_fit(fitted, params, _tolerance(made, state), step)
             quiet = quiet_point(update, gradient, state, state_after, params, arguments)
         except Exception as error:  # whatever an unknown optimizer does under differentiation
             objection = _undifferentiable(error)
