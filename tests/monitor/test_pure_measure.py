@@ -86,7 +86,7 @@ def test_the_margin_of_a_state_alone():
     numbers = measured(params, opt_state, updates, gradient=gradient)
     expected = naive(params, params, x=x, learning_rate=0.1, tau=3.8)["margin"]
     np.testing.assert_allclose(numbers["ntk_margin"], expected, rtol=2e-3)
-    assert {"ntk_curvatures/0", "ntk_curvatures/2"} <= numbers.keys()
+    assert "ntk_curvatures/0" in numbers
 
 
 def test_what_is_not_at_hand_is_left_out():
