@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
-from ntkdiag.engine.calls.arguments import check_no_nan, has_shapes_alone, is_traced
+from ntkdiag.engine.calls.arguments import as_jax_has_it, check_no_nan, has_shapes_alone, is_traced
 from ntkdiag.kernel.digest import digest, host_numbers
 from ntkdiag.models.paths import shown
 
@@ -114,7 +114,7 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             got=_describe(pair),
             do=_BOTH_WAYS.format(name=name),
         )
-    x, y = as_examples(pair[0]), pair[1]
+    x, y = as_jax_has_it(as_examples(pair[0])), as_jax_has_it(pair[1])
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
     # Without axes, or with none on the first one.

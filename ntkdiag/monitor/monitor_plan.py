@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
+from ntkdiag.engine.calls.arguments import as_jax_has_it
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
@@ -182,6 +183,7 @@ def plan(
             got="None",
             do="plan(f, params, train=(x, y)).",
         )
+    params = as_jax_has_it(params)
     probe = Probe.of(
         f,
         read_probes(train, held_out),
