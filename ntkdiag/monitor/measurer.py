@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import _jax, errors
@@ -144,7 +145,7 @@ class Measurer:
 
     def _program(
         self, panel: Panel, layout: ProbeLayout, training_step: TrainingStep
-    ) -> tuple[Callable[..., PanelReading], list[Array]]:
+    ) -> tuple[Callable[..., PanelReading], list[Array | np.ndarray]]:
         """The compiled instruments as one program of the arrays of a step, and these arrays."""
         arrays, whole = split_arrays(training_step)
         # Numbers of Python among the parameters of a plain function are compiled in.
