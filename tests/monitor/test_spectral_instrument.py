@@ -6,7 +6,6 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 from situations import situation_of
@@ -17,7 +16,6 @@ from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.optimizer.descent_reading import (
     DescentReading,
     Reading,
-    read_descent,
     unread,
 )
 from ntkdiag.monitor.probe import Probe
@@ -472,66 +470,3 @@ def mean_of_products(params, x, y, loss):
 
     columns = jax.jit(lambda vectors: jax.lax.map(product, vectors))(jnp.eye(flat.size))
     return np.linalg.eigvalsh(np.asarray(columns, np.float64))[-1]
-
-
-@pytest.mark.slow
-def test_at_the_edge_of_stability_of_adam_it_is_the_preconditioned_hessian():
-    rng = np.random.default_rng(0)
-    n, every, n_measured = 64, 50, 50
-    x = jnp.asarray(rng.normal(size=(n, 8)), jnp.float32)
-    y = jnp.sign(x[:, :1] * x[:, 1:2])
-    params = params_of(8, 64, 64, 1)
-    _, unravel = ravel_pytree(params)
-    optimizer = optax.adam(3e-3, b1=0.9, b2=0.99)
-    instrument = TopCurvatures()
-
-    def loss_at(params):
-        return 0.5 * ((mlp(params, x) - y) ** 2).mean()
-
-    def preconditioned_hessian(params, response):
-        flat, _ = ravel_pytree(params)
-        root = jnp.sqrt(ravel_pytree(response)[0])
-        gradient_at = jax.grad(lambda vector: loss_at(unravel(vector)))
-
-        def product(v):
-            return root * jax.jvp(gradient_at, (flat,), (root * v,))[1]
-
-        # Shifted, so that the largest eigenvalue is the one of largest magnitude.
-        def iterate(_, v):
-            longer = product(v) + 0.3 * v
-            return longer / jnp.linalg.norm(longer)
-
-        start = jax.random.normal(jax.random.key(3), flat.shape)
-        v = jax.lax.fori_loop(0, 400, iterate, start / jnp.linalg.norm(start))
-        return v @ product(v)
-
-    def trained(params, state):
-        def step(carry, _):
-            params, state = carry
-            update, state = optimizer.update(jax.grad(loss_at)(params), state, params)
-            return (optax.apply_updates(params, update), state), None
-
-        return jax.lax.scan(step, (params, state), length=every)[0]
-
-    @jax.jit
-    def stretch(params, state, memory, k):
-        params, state = trained(params, state)
-        gradient = jax.grad(loss_at)(params)
-        update, _ = optimizer.update(gradient, state, params)
-        step = every * (k + 1)
-        reading = read_descent(optimizer.update, gradient, state, params, update, step=step)
-        situation = situation_of(
-            mlp, params, x, y, "mse", gradient, update, reading, measurements=k
-        )
-        numbers, memory = instrument.measure(situation, memory)
-        independent = preconditioned_hessian(params, reading.response)
-        return params, state, memory, jnp.stack([numbers["margin"].value, independent])
-
-    state, memory = optimizer.init(params), blank(instrument, (n, 1))
-    read = []
-    for k in range(n_measured):
-        params, state, memory, pair = stretch(params, state, memory, k)
-        read.append(np.asarray(pair))
-    margin, independent = np.mean(read[20:], axis=0)
-    assert 0.88 <= margin <= 1.03
-    np.testing.assert_allclose(margin, independent, rtol=1.5e-2)
