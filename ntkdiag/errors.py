@@ -86,7 +86,7 @@ class ExamplesInteractError(NtkdiagError, ValueError):
 
 
 class CheckpointError(NtkdiagError, ValueError):
-    """A checkpoint is missing, unfinished, corrupt, or not of a known format."""
+    """A checkpoint or a run directory is missing, unfinished, corrupt, or of no known format."""
 
 
 class MemoryBudgetError(NtkdiagError, ValueError):

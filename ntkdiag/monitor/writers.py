@@ -1,17 +1,24 @@
 """Where measurements go: the Writer protocol, and writers that need nothing beyond ntkdiag."""
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
 from ntkdiag import errors
 from ntkdiag.monitor.alerting.alert import Alert, alert_from_dict
+from ntkdiag.runs.json_lines import (
+    append_line,
+    has_content,
+    is_alert,
+    json_objects,
+    line_of,
+    records_and_rows,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,20 +135,13 @@ class JsonLines:
         """Whether the record went to where the next line goes; a pipe keeps nothing to look at."""
         if self.path.exists() and not self.path.is_file():
             return True
-        return _has_content(self.path)
+        return has_content(self.path)
 
     def _append(self, content: Mapping[str, Any]) -> None:
         """Append one line to the file."""
         if jax.process_index() != 0:
             return
-        line = json.dumps(finite_or_null(content), allow_nan=False) + "\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A run killed in mid-line leaves a line without an end: close it, or this line would be
-        # lost with it.
-        if _lacks_newline(self.path):
-            line = "\n" + line
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        append_line(self.path, line_of(content))
 
 
 @dataclasses.dataclass
@@ -222,14 +222,7 @@ def read_json_lines(
         written, with NaN for what is null. Lines that are not complete, as a killed run may leave,
         are dropped.
     """
-    records: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    for content in _json_objects(path):
-        if "record" in content:
-            records.append(content["record"])
-        elif not _is_alert(content):
-            rows.append({name: _null_as_nan(value) for name, value in content.items()})
-    return records, rows
+    return records_and_rows(path)
 
 
 @errors.public
@@ -243,54 +236,4 @@ def read_alerts(path: str | os.PathLike[str]) -> list[Alert]:
         The alerts in the order written, with NaN for numbers that are null. Lines that are not
         complete are dropped.
     """
-    return [alert_from_dict(line["alert"]) for line in _json_objects(path) if _is_alert(line)]
-
-
-def _json_objects(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a file that are JSON objects; one that is not complete is none."""
-    text = pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
-    for line in text.splitlines():
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(content, dict):
-            yield content
-
-
-def _is_alert(content: Mapping[str, Any]) -> bool:
-    """Whether a line is an alert; a measurement may have a number of that name beside its step."""
-    return content.keys() == {"alert"}
-
-
-def finite_or_null(value: Any) -> Any:
-    """JSON values with None for numbers that are not finite, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite_or_null(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_null(item) for item in value]
-    return value
-
-
-def _null_as_nan(value: Any) -> Any:
-    """JSON values of a measurement with NaN in the place of None."""
-    if isinstance(value, list):
-        return [_null_as_nan(item) for item in value]
-    if value is None:
-        return math.nan
-    return value
-
-
-def _has_content(path: pathlib.Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
-
-
-def _lacks_newline(path: pathlib.Path) -> bool:
-    """Whether the last line of a file has no end."""
-    if not _has_content(path):
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    return [alert_from_dict(line["alert"]) for line in json_objects(path) if is_alert(line)]

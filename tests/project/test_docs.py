@@ -35,6 +35,7 @@ PACKAGES = (
     "ntkdiag.matrix_free",
     "ntkdiag.monitor",
     "ntkdiag.predict",
+    "ntkdiag.runs",
 )
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 TEXTS += [path for path in (ROOT / "integrations").rglob("*.md") if ".venv" not in path.parts]
@@ -158,7 +159,7 @@ def test_readme_begins_with_the_two_commands():
 
 GUIDES = sorted(DOCS.glob("*.md"))
 ABOUT_NO_FEATURE = {"index", "notation", "quickstart", "normal_case", "what_to_do"}
-ABOUT_NO_FEATURE |= {"engine", "extending", "benchmarks"}  # for those who look inside
+ABOUT_NO_FEATURE |= {"engine", "extending", "benchmarks", "run_directory"}  # for those who look inside
 
 
 @pytest.mark.parametrize("guide", [path for path in GUIDES if path.stem not in ABOUT_NO_FEATURE])

@@ -190,6 +190,7 @@ MEANINGS = {
     "layout": "shapes of the outputs on the examples that are measured",
     "writers": "where measurements go",
     "name": "a name: of a monitor, or of a quantity",
+    "key": "the name of an array that a run has at every step",
     "record": "what stays the same in a run",
     "values": "what was measured at a step",
     "base": "the ratio of one measured step to the one before",

@@ -58,6 +58,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.neural_tangents.NtkImplementation",
     "ntkdiag.neural_tangents.predict.ODEState",
     "ntkdiag.predict.Ensemble",
+    "ntkdiag.runs.Run",
     "ntkdiag.predict.Origin",
     "ntkdiag.predict.Prediction",
 }
@@ -471,6 +472,7 @@ def monitor_plan(given):
     "ntkdiag.JsonLines",
     "ntkdiag.monitor.InMemory",
     "ntkdiag.monitor.read_json_lines",
+    "ntkdiag.open_run",
     "ntkdiag.monitor.Every",
     "ntkdiag.monitor.LogSpaced",
     "ntkdiag.monitor.At",
@@ -497,6 +499,7 @@ def monitor(given):
             hook(0, params())
             hook.close()
         _, rows = ntkdiag.monitor.read_json_lines(file)
+        assert ntkdiag.open_run(folder).steps("run") == [row["step"] for row in rows]
     return [row["ntk_trace"] for row in rows], memory.series("ntk_alignment")
 
 

@@ -4,7 +4,6 @@ The file appears whole or not at all: it is written under another name first, wh
 dot, and then renamed.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 
 from ntkdiag.monitor.alerting.alert import Alert
-from ntkdiag.monitor.writers import finite_or_null
+from ntkdiag.runs.json_lines import line_of
 
 
 def save_alert(
@@ -53,6 +52,6 @@ def _write(path: pathlib.Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write lines of JSON, and have the system put them on the disk."""
     with path.open("w", encoding="utf-8") as file:
         for line in lines:
-            file.write(json.dumps(finite_or_null(line), allow_nan=False) + "\n")
+            file.write(line_of(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

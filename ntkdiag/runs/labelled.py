@@ -1,0 +1,97 @@
+"""A stream as what other libraries work with: a table of pandas, a dataset of xarray.
+
+Axes and the values along them come from the record, ``{"dims": {"kernel": ["example", "example_2"],
+"share": ["layer"]}, "coordinates": {"layer": ["Dense_0", "Dense_1"]}}``.
+"""
+
+import importlib
+import json
+import math
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.runs.json_lines import Row, finite_or_null
+from ntkdiag.runs.run_stream import axes_of
+from ntkdiag.runs.stacking import stacked, stacked_scalars
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
+
+
+def as_frame(rows: Sequence[Row], record: Row) -> "pandas.DataFrame":
+    """Rows as a table, its index the steps; the record is in its `attrs`."""
+    pandas = _imported("pandas", "makes the table")
+    frame = pandas.DataFrame.from_records(rows)
+    if rows:
+        frame = frame.set_index("step")
+    frame.attrs["record"] = record
+    return frame
+
+
+def as_dataset(
+    rows: Sequence[Row], arrays: Mapping[str, Sequence[np.ndarray | None]], record: Row
+) -> "xarray.Dataset":
+    """Rows, and arrays that have one entry for each row, as a dataset over step."""
+    xarray = _imported("xarray", "makes the dataset")
+    over_steps: dict[str, np.ndarray | None] = {}
+    for name in _names(rows):
+        values = [row.get(name, math.nan) for row in rows]
+        over_steps[name] = stacked_scalars(values)
+    for name, of_steps in arrays.items():
+        over_steps[name] = stacked(of_steps)
+
+    # What is not of one shape over the steps is named, not lost in silence.
+    variables = {}
+    left_out = []
+    for name, values in over_steps.items():
+        if values is None:
+            left_out.append(name)
+            continue
+        axes = axes_of(record, name, values.ndim - 1)
+        variables[name] = (["step", *axes], values)
+    attributes = {name: _attribute(value) for name, value in record.items()}
+    attributes["left_out"] = ", ".join(left_out)
+
+    coordinates: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
+    used = {axis for axes, _ in variables.values() for axis in axes}
+    for axis, values in (record.get("coordinates") or {}).items():
+        if axis in used:
+            coordinates[axis] = values
+    return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Every name that a row has, but for the step, in the order first seen."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    names.pop("step", None)
+    return list(names)
+
+
+def _attribute(value: Any) -> str | int | float:
+    """An entry of a record as every format can store it: text, a number, or JSON text."""
+    if isinstance(value, str | float):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER:
+        return value
+    return json.dumps(finite_or_null(value))
+
+
+def _imported(library: str, what_it_does: str) -> types.ModuleType:
+    """An optional library; refused where it is not installed."""
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        raise errors.MissingDependencyError(
+            expected=f"{library}, which {what_it_does}",
+            got=f"no {library}",
+            do='Run: pip install "ntkdiag[data]"',
+        ) from None

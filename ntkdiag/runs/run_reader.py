@@ -1,0 +1,246 @@
+"""Reading a run directory, finished or while it is written: lines at once, arrays one by one."""
+
+import dataclasses
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ntkdiag import errors
+from ntkdiag.runs.labelled import as_dataset, as_frame
+from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents
+from ntkdiag.runs.stacking import stacked
+from ntkdiag.runs.zarr_array import read_array
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+
+@errors.public
+def open_run(path: str | os.PathLike[str]) -> "Run":
+    """Open a run directory for reading; whoever writes to it is not disturbed.
+
+    Files of `JsonLines`, as a watched optimizer writes them, are streams without arrays.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The run. It looks at the folder whenever it is asked, so that it grows with it.
+
+    Raises:
+        CheckpointError: There is no such folder, or no stream in it.
+    """
+    root = pathlib.Path(path).expanduser().absolute()
+    run = Run(root)
+    if root.is_dir() and run.names:
+        return run
+    if root.is_dir():
+        got, do = "a folder without a .jsonl file", "Pass the folder that was written to."
+    elif root.exists():
+        got, do = "a file", f"Pass its folder: {os.fspath(root.parent)!r}."
+    else:
+        got, do = "no such path", "Check the spelling and the working directory."
+    raise errors.CheckpointError(expected=f"a run directory at {os.fspath(path)!r}", got=got, do=do)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What was measured over one training, read from its directory.
+
+    A directory holds streams, each with the rows that one writer wrote: "track", "ntk".
+
+    Attributes:
+        root: The directory.
+    """
+
+    root: pathlib.Path
+
+    @property
+    def names(self) -> list[str]:
+        """The streams: every ``.jsonl`` file of the directory, without its ending."""
+        return sorted(path.stem for path in self.root.glob("*.jsonl") if path.is_file())
+
+    @errors.public
+    def record(self, name: str = "track") -> dict[str, Any]:
+        """The convention record of a stream: what its numbers mean.
+
+        Args:
+            name: The stream.
+
+        Returns:
+            The last one, where a run was gone on with under other versions; {} where none was
+            written.
+        """
+        records = self._read(name).records
+        return records[-1] if records else {}
+
+    @errors.public
+    def steps(self, name: str = "track") -> list[int]:
+        """The steps of a stream, one for each of its rows.
+
+        Args:
+            name: The stream.
+        """
+        return [row["step"] for row in self._read(name).rows]
+
+    @errors.public
+    def rows(self, name: str = "track") -> list[dict[str, Any]]:
+        """The scalars of a stream, one dictionary for each step, with NaN for null.
+
+        Args:
+            name: The stream.
+        """
+        return self._read(name).rows
+
+    @errors.public
+    def array(self, step: int, key: str, *, name: str = "track") -> np.ndarray:
+        """One array of one step.
+
+        Args:
+            step: The step.
+            key: The name of the array.
+            name: The stream.
+
+        Returns:
+            The array in the dtype it was written in.
+
+        Raises:
+            InvalidInputError: There is no such step, or it has no such array.
+            CheckpointError: The array is damaged; the message names its folder.
+        """
+        committed = self._read(name).committed
+        if step not in committed:
+            raise errors.InvalidInputError(
+                expected=f"a step of {name!r} with arrays: {_listed(committed)}",
+                got=str(step),
+                do="A step that is still being written comes later.",
+            )
+        if key not in committed[step].sha256s:
+            raise _no_such_array(key, committed)
+        return self._array(name, step, key, committed[step])
+
+    @errors.public
+    def arrays(self, key: str, *, name: str = "track") -> np.ndarray:
+        """One array over all steps that have arrays.
+
+        Args:
+            key: The name of the array.
+            name: The stream.
+
+        Returns:
+            `[steps ...]` in ascending order of the steps; NaN at steps without it, where it is of
+            floating-point numbers.
+
+        Raises:
+            InvalidInputError: No step has it, its shape differs between steps, or it is not of
+                floating-point numbers and some step is without it.
+            CheckpointError: One is damaged; the message names its folder.
+        """
+        committed = self._read(name).committed
+        if not any(key in item.sha256s for item in committed.values()):
+            raise _no_such_array(key, committed)
+        together = stacked(self._of_all_steps(name, key, committed))
+        if together is None:
+            raise errors.InvalidInputError(
+                expected="an array of one shape, which every step has",
+                got=f"{key!r}, which differs between steps",
+                do="Read them one by one: run.array(step, key).",
+            )
+        return together
+
+    @errors.public
+    def to_pandas(self, name: str = "track") -> "pandas.DataFrame":
+        """The rows of a stream as a table, its index the steps.
+
+        Args:
+            name: The stream.
+
+        Returns:
+            A `pandas.DataFrame`, with the convention record as ``attrs["record"]``.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        return as_frame(self.rows(name), self.record(name))
+
+    @errors.public
+    def to_xarray(self, name: str = "track") -> "xarray.Dataset":
+        """All numbers of a stream with their axes.
+
+        Scalars are over step; arrays have the axes that the record names for them in its "dims"
+        after it, and ``<name>_0, <name>_1, ...`` where it names none. Values along an axis are
+        taken from "coordinates" of the record. What differs in shape between steps is left out, and
+        named in the attribute ``left_out``.
+
+        Args:
+            name: The stream.
+
+        Returns:
+            An `xarray.Dataset`; its attributes are the convention record, dictionaries and lists
+            as JSON text, so that netCDF and zarr take them.
+
+        Raises:
+            MissingDependencyError: xarray is not installed.
+            CheckpointError: An array is damaged; the message names its folder.
+        """
+        contents = self._read(name)
+        keys: dict[str, None] = {}  # in the order first seen
+        for item in contents.committed.values():
+            keys.update(dict.fromkeys(item.sha256s))
+        arrays = {}
+        for key in keys:
+            of_steps = self._of_all_steps(name, key, contents.committed)
+            arrays[key] = of_steps + [None] * len(contents.loose)  # one for each row
+        return as_dataset(contents.rows, arrays, self.record(name))
+
+    def __repr__(self) -> str:
+        parts = []
+        for name in self.names:
+            steps = self.steps(name)
+            span = f", {min(steps)} to {max(steps)}" if steps else ""
+            parts.append(f"{name} {len(steps)} steps{span}")
+        return f"Run({os.fspath(self.root)!r}: {'; '.join(parts)})"
+
+    def _read(self, name: str) -> StreamContents:
+        """The lines of a stream as they are now."""
+        if name not in self.names:
+            raise errors.InvalidInputError(
+                expected=f"a stream of {os.fspath(self.root)!r}: {', '.join(self.names)}",
+                got=repr(name),
+                do="Each is a .jsonl file of the folder.",
+            )
+        return RunStream(self.root, name).read()
+
+    def _of_all_steps(
+        self, name: str, key: str, committed: dict[int, CommittedStep]
+    ) -> list[np.ndarray | None]:
+        """One array at every step with arrays; None at steps without it."""
+        arrays: list[np.ndarray | None] = []
+        for step, item in committed.items():
+            has_it = key in item.sha256s
+            arrays.append(self._array(name, step, key, item) if has_it else None)
+        return arrays
+
+    def _array(self, name: str, step: int, key: str, item: CommittedStep) -> np.ndarray:
+        """An array that the line of a step names."""
+        folder = RunStream(self.root, name).folder_of(step) / key
+        return read_array(folder, item.sha256s[key])
+
+
+def _no_such_array(key: str, committed: dict[int, CommittedStep]) -> errors.InvalidInputError:
+    """The error for an array that is not there; the message lists those that are."""
+    names = sorted({name for item in committed.values() for name in item.sha256s})
+    return errors.InvalidInputError(
+        expected=f"one of the arrays {', '.join(names)}" if names else "a stream with arrays",
+        got=repr(key),
+        do="Scalars are in run.rows(name).",
+    )
+
+
+def _listed(steps: dict[int, CommittedStep]) -> str:
+    """Steps for a message; of many, how many there are."""
+    text = ", ".join(str(step) for step in list(steps)[:12])
+    return f"{text}, ... ({len(steps)} in all)" if len(steps) > 12 else text or "none"

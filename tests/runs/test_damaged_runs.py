@@ -1,0 +1,209 @@
+"""Run directories after a crash, and after damage: no finished step is lost, no wrong number is read."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.runs.run_writer import RunWriter
+
+# Writers that are killed one after the other. Each says which steps it found, and which it wrote.
+KILLED_WRITERS = """
+import itertools, os, random, signal, sys, time, warnings
+import numpy as np
+import tensorstore
+from ntkdiag.runs.run_writer import RunWriter
+
+def write(root, steps):
+    writer = RunWriter.open(root, {"name": "killed"})
+    os.write(1, f"found {sorted(writer.finished)}\\n".encode())
+    for step in itertools.islice(itertools.count(len(writer.finished)), steps):
+        arrays = {key: np.full((150, 150), step + 0.5) for key in "abc"}
+        writer.write(step, {"loss": 1.0 * step, "text": "x" * 20000}, arrays)
+        os.write(1, f"wrote {step}\\n".encode())
+    os._exit(0)
+
+def forked(root, steps):
+    child = os.fork()
+    if child == 0:
+        write(root, steps)
+    return child
+
+warnings.simplefilter("ignore")
+root, kills, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+draw = random.Random(seed)
+for _ in range(kills):
+    child = forked(root, None)
+    time.sleep(draw.uniform(0.0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+child = forked(root, 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def killed(root, kills, seed):
+    """What the killed writers said, in order."""
+    command = [sys.executable, "-c", KILLED_WRITERS, str(root), str(kills), str(seed)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
+    assert "Traceback" not in run.stderr
+    return [line.split(" ", 1) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(5, id="5"), pytest.param(30, id="30", marks=pytest.mark.slow)]
+)
+def test_killed_at_any_moment(kills, tmp_path):
+    finished = set()
+    for what, steps in killed(tmp_path, kills, seed=kills):
+        if what == "wrote":
+            finished.add(int(steps))
+        else:
+            # The line may have been written before the writer could say so.
+            found = {int(step) for step in steps.strip("[]").split(", ") if step}
+            assert finished <= found <= finished | {len(finished)} == set(range(len(finished) + 1))
+            finished = found
+    # The last writer was let live for one step.
+    run = ntkdiag.open_run(tmp_path)
+    assert set(run.steps()) == finished >= {0}
+    for step, row in zip(run.steps(), run.rows(), strict=True):
+        assert row["loss"] == step
+        for key in "abc":
+            assert (run.array(step, key) == step + 0.5).all()
+    # The lock is free, and the next step can be written over what was left.
+    with RunWriter.open(tmp_path, {"name": "killed"}) as writer:
+        writer.write(len(writer.finished), {}, {"a": np.zeros(3)})
+        assert (writer.read(len(writer.finished) - 1)["a"] == 0).all()
+
+
+def arrays_of(step):
+    draw = np.random.default_rng(step)
+    return {"kernel": draw.normal(size=(3, 5)).astype(np.float32), "zeros": np.zeros(4)}
+
+
+@pytest.fixture
+def intact(tmp_path):
+    with RunWriter.open(tmp_path / "intact", {"dims": {"zeros": ["mode"]}}) as writer:
+        for step in range(3):
+            writer.write(step, {"loss": 0.5}, arrays_of(step))
+    return tmp_path / "intact"
+
+
+def damage(path, how, draw):
+    content = bytearray(path.read_bytes())
+    if how == "flip":
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif how == "byte":
+        position = draw.randrange(len(content))
+        content[position] = (content[position] + draw.randrange(1, 256)) % 256
+    elif how == "truncate":
+        del content[draw.randrange(len(content)) :]
+    if how == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(content)
+
+
+def array_files(root, name):
+    return sorted((root / "arrays" / "track").glob(f"*/*/{name}"))
+
+
+@pytest.mark.parametrize("how", ["flip", "byte", "truncate", "delete"])
+def test_damaged_chunks_are_found(how, intact, tmp_path):
+    draw = random.Random(how)
+    for _ in range(8):
+        root = shutil.copytree(intact, tmp_path / "damaged", dirs_exist_ok=True)
+        path = draw.choice(array_files(root, "c.*"))
+        damage(path, how, draw)
+        step, key = int(path.parts[-3]), path.parts[-2]
+        with pytest.raises(errors.CheckpointError) as caught:
+            ntkdiag.open_run(root).array(step, key)
+        assert f"expected the array {str(path.parent)!r} as it was written; got " in str(
+            caught.value
+        )
+        assert str(caught.value).endswith("a damaged step is computed again.")
+        # Every other array is as it was, and the writer writes this step once more.
+        with RunWriter.open(root, {"dims": {"zeros": ["mode"]}}) as writer:
+            assert writer.finished.keys() == {0, 1, 2} - {step}
+            writer.write(step, {"loss": 0.25}, arrays_of(step))
+        run = ntkdiag.open_run(root)
+        assert run.steps() == [0, 1, 2]
+        assert [row["loss"] for row in run.rows()] == [0.25 if s == step else 0.5 for s in range(3)]
+        np.testing.assert_array_equal(
+            run.arrays("kernel"), np.stack([arrays_of(s)["kernel"] for s in range(3)])
+        )
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("how", ["flip", "byte", "truncate", "delete"])
+def test_damaged_metadata_never_gives_other_numbers(how, intact, tmp_path):
+    draw = random.Random(how)
+    n_found = 0
+    for _ in range(60):
+        path = draw.choice(array_files(intact, "zarr.json"))
+        before = path.read_bytes()
+        damage(path, how, draw)
+        step, key = int(path.parts[-3]), path.parts[-2]
+        try:
+            array = ntkdiag.open_run(intact).array(step, key)
+        except errors.CheckpointError:
+            n_found += 1
+        else:
+            # The name of an axis, say.
+            np.testing.assert_array_equal(array, arrays_of(step)[key])
+            assert array.dtype == arrays_of(step)[key].dtype
+        path.write_bytes(before)
+    assert n_found == 60 if how in ("truncate", "delete") else n_found > 20
+
+
+def test_another_shape_of_the_same_bytes_is_found(intact):
+    (path, *_) = array_files(intact, "zarr.json")
+    text = path.read_text()
+    assert text.count("[3,5]") == 2
+    path.write_text(text.replace("[3,5]", "[5,3]"))
+    with pytest.raises(errors.CheckpointError, match="its SHA-256 differs"):
+        ntkdiag.open_run(intact).array(0, "kernel")
+
+
+def test_torn_at_any_byte(intact):
+    path = intact / "track.jsonl"
+    text = path.read_bytes()
+    begin = text[:-1].rindex(b"\n") + 1
+    for length in range(begin, len(text)):
+        path.write_bytes(text[:length])
+        complete = length == len(text) - 1  # only the end of the line is missing
+        assert ntkdiag.open_run(intact).steps() == ([0, 1, 2] if complete else [0, 1])
+    for length in (begin, begin + 7, len(text) - 2):
+        path.write_bytes(text[:length])
+        with RunWriter.open(intact, {"dims": {"zeros": ["mode"]}}) as writer:
+            assert list(writer.finished) == [0, 1]
+            writer.write(2, {"loss": 0.5}, arrays_of(2))
+        assert ntkdiag.open_run(intact).steps() == [0, 1, 2]
+
+
+def test_killed_while_the_record_was_written(tmp_path):
+    (tmp_path / "track.jsonl").write_text('{"record": {"loss": "ms')
+    with RunWriter.open(tmp_path, {"loss": "mse"}) as writer:
+        writer.write(0, {}, {})
+    run = ntkdiag.open_run(tmp_path)
+    assert (run.record(), run.steps()) == ({"loss": "mse"}, [0])
+
+
+def test_rows_that_lost_their_record_are_not_gone_on_with(intact):
+    path = intact / "track.jsonl"
+    path.write_text("#" + path.read_text())
+    with pytest.raises(errors.CheckpointError) as caught:
+        RunWriter.open(intact, {"dims": {"zeros": ["mode"]}})
+    assert str(caught.value) == (
+        f"ntkdiag: expected a convention record as the first line of {str(path)!r}; "
+        "got 3 rows without one. Choose another folder: what these numbers mean is not known."
+    )

@@ -1,0 +1,116 @@
+"""Runs as tables of pandas and datasets of xarray."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import JsonLines
+from ntkdiag.runs.run_writer import RunWriter
+
+RECORD = {
+    "reduction": "full",
+    "seed": 3,
+    "bytes": 2**40,
+    "centred": True,
+    "loss": None,
+    "probe": {"examples": 4},
+    "dims": {"kernel": ["example", "example_2"], "share": ["layer"]},
+    "coordinates": {"layer": ["Dense_0", "Dense_1"], "seed": [0, 1]},
+}
+STEPS = (0, 10, 100)
+
+
+def kernel(step):
+    return np.random.default_rng(step).normal(size=(4, 4)).astype(np.float32)
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunWriter.open(tmp_path, RECORD) as writer:
+        for step in STEPS:
+            row = {"loss": 1 / (1 + step), "status": "ok", "rank": step}
+            arrays = {"kernel": kernel(step), "share": np.array([0.25, 0.75])}
+            if step > 0:
+                row["drift"] = step / 100
+                arrays["velocity"] = np.full(2, step + 0.5)
+            writer.write(step, row, {**arrays, "top": np.ones(step + 1)})
+    lines = JsonLines(tmp_path / "ntk.jsonl")
+    lines.start({"name": "ntk"})
+    for step in (0, 1):
+        lines.write(step, {"ntk_trace": 2.0 + step, "ntk_eigenvalues": [2.0, float(step)]})
+    return ntkdiag.open_run(tmp_path)
+
+
+def test_pandas(run):
+    pytest.importorskip("pandas")
+    frame = run.to_pandas()
+    assert list(frame.index) == list(STEPS)
+    assert frame.index.name == "step"
+    assert list(frame.columns) == ["loss", "status", "rank", "drift"]
+    assert frame["rank"].tolist() == list(STEPS)
+    assert np.isnan(frame.loc[0, "drift"])
+    assert frame.attrs["record"] == RECORD
+    assert run.to_pandas("ntk")["ntk_trace"].tolist() == [2.0, 3.0]
+
+
+def test_xarray(run):
+    pytest.importorskip("xarray")
+    dataset = run.to_xarray()
+    assert dict(dataset.sizes) == {
+        "step": 3,
+        "example": 4,
+        "example_2": 4,
+        "layer": 2,
+        "velocity_0": 2,
+    }
+    assert dataset["kernel"].dims == ("step", "example", "example_2")
+    np.testing.assert_array_equal(dataset["kernel"].sel(step=10), kernel(10))
+    assert dataset["share"].sel(layer="Dense_1").values.tolist() == [0.75] * 3
+    np.testing.assert_array_equal(dataset["drift"], [np.nan, 0.1, 1.0])
+    np.testing.assert_array_equal(dataset["velocity"][:, 0], [np.nan, 10.5, 100.5])
+    assert dataset.attrs["left_out"] == "status, top"
+    assert (dataset.attrs["reduction"], dataset.attrs["seed"]) == ("full", 3)
+    for name in ("probe", "dims", "centred", "loss", "bytes"):
+        assert json.loads(dataset.attrs[name]) == RECORD[name]
+
+
+def test_netcdf_takes_it(run, tmp_path):
+    xarray = pytest.importorskip("xarray")
+    dataset = run.to_xarray()
+    dataset.to_netcdf(tmp_path / "run.nc", engine="scipy")
+    with xarray.open_dataset(tmp_path / "run.nc", engine="scipy") as read:
+        xarray.testing.assert_equal(read.load(), dataset)
+        assert read.attrs["probe"] == dataset.attrs["probe"]
+
+
+def test_xarray_opens_the_arrays_of_a_step_by_itself(run):
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    folder = run.root / "arrays" / "track" / "0"
+    with xarray.open_zarr(folder, consolidated=False) as dataset:
+        assert dataset["kernel"].dims == ("example", "example_2")
+        np.testing.assert_array_equal(dataset["kernel"], kernel(0))
+
+
+def test_lists_of_a_monitor_become_an_axis(run):
+    pytest.importorskip("xarray")
+    dataset = run.to_xarray("ntk")
+    assert dataset["ntk_eigenvalues"].dims == ("step", "ntk_eigenvalues_0")
+    assert dataset["ntk_eigenvalues"].values.tolist() == [[2.0, 0.0], [2.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("method", "library", "purpose"),
+    [("to_pandas", "pandas", "makes the table"), ("to_xarray", "xarray", "makes the dataset")],
+)
+def test_a_missing_library_is_named(method, library, purpose, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(errors.MissingDependencyError) as caught:
+        getattr(run, method)()
+    assert str(caught.value) == (
+        f'Run.{method}(): expected {library}, which {purpose}; got no {library}. Run: pip install "ntkdiag[data]"'
+    )

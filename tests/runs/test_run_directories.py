@@ -1,0 +1,336 @@
+"""Run directories: what is written is what is read, resumed and refused, with and without ntkdiag."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import JsonLines
+from ntkdiag.runs.run_writer import RunWriter
+
+RECORD = {
+    "reduction": "full",
+    "probe": {"sha256": "ab12", "examples": 4},
+    "dims": {"kernel": ["example", "example_2"], "eigenvalues": ["mode"], "share": ["layer"]},
+    "coordinates": {"layer": ["Dense_0", "Dense_1"]},
+    "versions": {"jax": "0.10.2"},
+}
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES += ("float16", "float32", "float64", "complex64", "complex128")
+
+
+def arrays_of(step):
+    draw = np.random.default_rng(step)
+    return {
+        "kernel": draw.normal(size=(4, 4)).astype(np.float32),
+        "eigenvalues": draw.normal(size=4),
+        "share": draw.random(2),
+    }
+
+
+def written(root, steps=(0, 10, 100), record=RECORD):
+    with RunWriter.open(root, record) as writer:
+        for step in steps:
+            writer.write(step, {"loss": 1 / (1 + step), "rank": step + 1}, arrays_of(step))
+    return root
+
+
+def refused(call, *args, **kwargs):
+    """The message of the error that a call raises."""
+    with pytest.raises(errors.NtkdiagError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_round_trip(tmp_path):
+    run = ntkdiag.open_run(written(tmp_path / "deep" / "run"))
+    assert run.names == ["track"]
+    assert run.record() == RECORD
+    assert run.steps() == [0, 10, 100]
+    assert run.rows()[1] == {"step": 10, "loss": 1 / 11, "rank": 11}
+    for step in (0, 10, 100):
+        for key, array in arrays_of(step).items():
+            read = run.array(step, key)
+            assert read.dtype == array.dtype
+            np.testing.assert_array_equal(read, array)
+    kernels = run.arrays("kernel")
+    np.testing.assert_array_equal(kernels, np.stack([arrays_of(s)["kernel"] for s in (0, 10, 100)]))
+    assert repr(run) == f"Run({str(tmp_path / 'deep' / 'run')!r}: track 3 steps, 0 to 100)"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3, 2)], ids=str)
+def test_every_dtype_and_shape(dtype, shape, tmp_path):
+    array = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    zeros = np.zeros(shape, dtype)
+    with RunWriter.open(tmp_path, {}) as writer:
+        writer.write(1, {}, {"array": array, "zeros": zeros, "turned": array.T})
+    run = ntkdiag.open_run(tmp_path)
+    for key, expected in {"array": array, "zeros": zeros, "turned": array.T}.items():
+        read = run.array(1, key)
+        assert (read.dtype, read.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(read, expected)
+
+
+def test_other_byte_order_and_what_is_not_finite(tmp_path):
+    big = np.array([1.5, np.nan, -np.inf, -0.0], ">f8")
+    with RunWriter.open(tmp_path, {"threshold": float("inf")}) as writer:
+        row = {"loss": float("nan"), "margin": float("inf"), "values": [1.0, float("nan")]}
+        writer.write(0, {**row, "loss32": np.float32(2.5), "n": np.int64(3)}, {"big": big})
+        in_memory = writer.finished[0]
+    run = ntkdiag.open_run(tmp_path)
+    assert run.array(0, "big").tobytes() == big.astype("<f8").tobytes()
+    for row in (run.rows()[0], in_memory):
+        assert np.isnan([row["loss"], row["margin"], row["values"][1]]).all()
+        assert (row["loss32"], row["n"], row["values"][0]) == (2.5, 3, 1.0)
+    assert run.record() == {"threshold": None}
+    written_again = RunWriter.open(tmp_path, {"threshold": float("inf")})
+    written_again.close()
+
+
+def test_resumed(tmp_path):
+    written(tmp_path, steps=(0, 10))
+    record = {**RECORD, "versions": {"jax": "0.11.0"}}
+    with RunWriter.open(tmp_path, record) as writer:
+        assert list(writer.finished) == [0, 10]
+        assert writer.finished[10] == {"step": 10, "loss": 1 / 11, "rank": 11}
+        for key, array in writer.read(10).items():
+            np.testing.assert_array_equal(array, arrays_of(10)[key])
+        writer.write(5, {"loss": 1 / 6, "rank": 6}, arrays_of(5))
+        assert repr(writer) == f"RunWriter({str(tmp_path / 'track.jsonl')!r}: 3 finished steps)"
+    run = ntkdiag.open_run(tmp_path)
+    assert run.steps() == [0, 5, 10]
+    assert run.record() == record
+    lines = (tmp_path / "track.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"record": RECORD}
+
+
+def test_versions_may_name_entries_that_change(tmp_path):
+    with RunWriter.open(tmp_path, {"jax": "1", "loss": "mse", "versions": ["jax"]}):
+        pass
+    with RunWriter.open(tmp_path, {"jax": "2", "loss": "mse", "versions": ["jax"]}):
+        pass
+    message = refused(RunWriter.open, tmp_path, {"jax": "2", "loss": "l1", "versions": ["jax"]})
+    assert 'loss="mse"; got loss="l1".' in message
+
+
+def test_other_settings_are_refused(tmp_path):
+    written(tmp_path)
+    other = {**RECORD, "reduction": "trace", "probe": {"sha256": "c" * 200, "examples": 4}}
+    before = (tmp_path / "track.jsonl").read_bytes()
+    assert refused(RunWriter.open, tmp_path, {**other, "seed": 1}) == (
+        f"ntkdiag: expected the settings of {str(tmp_path / 'track.jsonl')!r}, "
+        f'probe.sha256="ab12", reduction="full", seed=nothing; '
+        f'got probe.sha256="{"c" * 79}..., reduction="trace", seed=1. '
+        "Choose another folder, or go on with the settings of this one."
+    )
+    assert (tmp_path / "track.jsonl").read_bytes() == before
+    # Nothing is held: the first settings go on.
+    with RunWriter.open(tmp_path, RECORD) as writer:
+        assert list(writer.finished) == [0, 10, 100]
+
+
+def test_two_streams_in_one_directory(tmp_path):
+    written(tmp_path)
+    with RunWriter.open(tmp_path, {"loss": "mse"}, name="wide") as writer:
+        writer.write(10, {"trace": 2.0}, {"kernel": np.eye(2)})
+    run = ntkdiag.open_run(tmp_path)
+    assert run.names == ["track", "wide"]
+    assert run.array(10, "kernel", name="wide").shape == (2, 2)
+    assert run.array(10, "kernel").shape == (4, 4)
+    assert run.record("wide") == {"loss": "mse"}
+
+
+def test_lines_of_a_monitor_are_a_stream(tmp_path):
+    lines = JsonLines(tmp_path / "ntk.jsonl")
+    lines.start({"name": "ntk", "reduction": "trace"})
+    lines.write(0, {"ntk_trace": 2.0, "ntk_eigenvalues": [2.0, 1.0]})
+    lines.write(10, {"ntk_trace": float("nan"), "ntk_eigenvalues": [3.0, 1.0]})
+    with RunWriter.open(tmp_path, RECORD):
+        run = ntkdiag.open_run(tmp_path)
+        assert run.names == ["ntk", "track"]
+        assert run.record("ntk")["reduction"] == "trace"
+        assert run.steps("ntk") == [0, 10]
+        assert np.isnan(run.rows("ntk")[1]["ntk_trace"])
+        assert run.steps() == []
+
+
+def held_by_another_process(root):
+    """A process that writes to a run directory, and waits."""
+    script = (
+        "import sys; from ntkdiag.runs.run_writer import RunWriter; "
+        "writer = RunWriter.open(sys.argv[1], {}); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(root)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.mark.parametrize("name", ["track", "other"])
+def test_a_second_writer_is_refused_until_the_first_is_dead(name, tmp_path):
+    process = held_by_another_process(tmp_path)
+    try:
+        assert refused(RunWriter.open, tmp_path, {}, name=name) == (
+            f"ntkdiag: expected a run directory {str(tmp_path)!r} that nobody writes to; got one "
+            "that is being written by another process. Wait for it, or choose another folder; "
+            "reading needs no lock: ntkdiag.open_run(path)."
+        )
+        assert ntkdiag.open_run(tmp_path).steps() == []
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    RunWriter.open(tmp_path, {}, name=name).close()
+
+
+def test_a_second_writer_of_the_same_process_is_refused(tmp_path):
+    with RunWriter.open(tmp_path, {}) as writer:
+        assert "being written by another process" in refused(RunWriter.open, tmp_path, {})
+        writer.write(0, {}, {})
+    assert refused(writer.write, 1, {}, {}) == (
+        "ntkdiag: expected a run directory that is open for writing; got a RunWriter that was "
+        "closed. Open it again: RunWriter.open(root, record)."
+    )
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
+    import ml_dtypes
+
+    written(tmp_path, steps=(0,))
+    before = sorted(tmp_path.rglob("*"))
+    kernel = np.eye(4)
+    with RunWriter.open(tmp_path, RECORD) as writer:
+        messages = [
+            refused(writer.write, 0, {}, {}),
+            refused(writer.write, -1, {}, {}),
+            refused(writer.write, 1, {"step": 2}, {}),
+            refused(writer.write, 1, {}, {"a/b": kernel}),
+            refused(writer.write, 1, {}, {"zarr.json": kernel}),
+            refused(writer.write, 1, {}, {"half": kernel.astype(ml_dtypes.bfloat16)}),
+            refused(writer.write, 1, {"trace": 1.0}, {"trace": kernel}),
+            refused(writer.write, 1, {}, {"good": kernel, "kernel": kernel[None]}),
+            refused(writer.read, 7),
+        ]
+    assert sorted(tmp_path.rglob("*")) == before
+    name = "expected a name for an array of letters, digits, _, - and .; got "
+    advice = "It is the name of a file: take one that every system can have."
+    new = "expected a step, at least 0, that is not finished yet; got step "
+    never = "A run directory is never overwritten: choose another folder."
+    assert [message.removeprefix("ntkdiag: ") for message in messages] == [
+        f"{new}0. {never}",
+        f"{new}-1. {never}",
+        'expected a row without "arrays", whose "step", if any, is its step; got step 1 and a row of step. '
+        "Rename the entry of the row.",
+        f"{name}'a/b'. {advice}",
+        f"{name}'zarr.json'. {advice}",
+        "expected the array 'half' of numbers that NumPy and zarr both have; got dtype bfloat16. "
+        "Convert it: float32 holds every bfloat16.",
+        "expected names that are either of a scalar or of an array; got 'trace' as both. Rename one of them.",
+        "expected the axes ['example', 'example_2'] of the array 'kernel', none of them step; "
+        'got shape [1, 4, 4]. Correct "dims" in the record, or the array.',
+        f"expected a finished step of {str(tmp_path / 'track.jsonl')!r}; got step 7. Write it before.",
+    ]
+    assert "expected a name for a stream" in refused(RunWriter.open, tmp_path, {}, name="../x")
+    (tmp_path / "file").write_text("")
+    assert "got FileExistsError: File exists. Choose another folder." in refused(
+        RunWriter.open, tmp_path / "file", {}
+    )
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    missing = tmp_path / "missing"
+    assert refused(ntkdiag.open_run, missing) == (
+        f"open_run(path): expected a run directory at {str(missing)!r}; got no such path. "
+        "Check the spelling and the working directory."
+    )
+    assert "got a folder without a .jsonl file. Pass the folder" in refused(
+        ntkdiag.open_run, tmp_path
+    )
+    run = ntkdiag.open_run(written(tmp_path))
+    assert f"got a file. Pass its folder: {str(tmp_path)!r}." in refused(
+        ntkdiag.open_run, tmp_path / "track.jsonl"
+    )
+    assert refused(run.array, 5, "kernel") == (
+        "Run.array(step, key): expected a step of 'track' with arrays: 0, 10, 100; got 5. "
+        "A step that is still being written comes later."
+    )
+    assert refused(run.arrays, "kernels") == (
+        "Run.arrays(key): expected one of the arrays eigenvalues, kernel, share; got 'kernels'. "
+        "Scalars are in run.rows(name)."
+    )
+    assert refused(run.rows, "ntk") == (
+        f"Run.rows(name): expected a stream of {str(tmp_path)!r}: track; got 'ntk'. "
+        "Each is a .jsonl file of the folder."
+    )
+
+
+def test_arrays_that_some_steps_lack(tmp_path):
+    with RunWriter.open(tmp_path, {}) as writer:
+        writer.write(0, {}, {"count": np.arange(2), "grows": np.ones(1)})
+        writer.write(1, {}, {"speed": np.ones(2), "grows": np.ones(2)})
+    run = ntkdiag.open_run(tmp_path)
+    np.testing.assert_array_equal(run.arrays("speed"), [[np.nan, np.nan], [1, 1]])
+    for key in ("count", "grows"):
+        assert refused(run.arrays, key) == (
+            "Run.arrays(key): expected an array of one shape, which every step has; "
+            f"got {key!r}, which differs between steps. Read them one by one: run.array(step, key)."
+        )
+
+
+def read_plainly(folder):
+    """An array of a run directory by NumPy alone."""
+    metadata = json.loads((folder / "zarr.json").read_text())
+    shape = metadata["shape"]
+    chunk = folder / ".".join(["c"] + ["0"] * len(shape))
+    return np.fromfile(chunk, np.dtype(metadata["data_type"]).newbyteorder("<")).reshape(shape)
+
+
+def test_readable_without_ntkdiag(tmp_path):
+    written(tmp_path)
+    text = (tmp_path / "track.jsonl").read_text()
+    first, *lines = [json.loads(line) for line in text.splitlines()]
+    assert first == {"record": RECORD}
+    assert [line["step"] for line in lines] == [0, 10, 100]
+    for line in lines:
+        assert line["arrays"].keys() == arrays_of(0).keys()
+        for key, sha256 in line["arrays"].items():
+            array = read_plainly(tmp_path / "arrays" / "track" / str(line["step"]) / key)
+            np.testing.assert_array_equal(array, arrays_of(line["step"])[key])
+            header = f"{array.dtype} {list(array.shape)}\n".encode()
+            assert hashlib.sha256(header + array.tobytes()).hexdigest() == sha256
+    kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert kinds == {"", ".jsonl", ".json", ".0"}
+
+
+def test_zarr_reads_a_step_with_the_names_of_its_axes(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    written(tmp_path)
+    group = zarr.open_group(tmp_path / "arrays", mode="r")
+    for key, array in arrays_of(10).items():
+        read = group[f"track/10/{key}"]
+        np.testing.assert_array_equal(read[...], array)
+        assert list(read.metadata.dimension_names) == RECORD["dims"][key]
+
+
+def test_reading_while_it_is_written(tmp_path):
+    with RunWriter.open(tmp_path, RECORD) as writer:
+        run = ntkdiag.open_run(tmp_path)
+        for step in range(3):
+            writer.write(step, {}, arrays_of(step))
+            assert run.steps() == list(range(step + 1))
+            np.testing.assert_array_equal(run.array(step, "kernel"), arrays_of(step)["kernel"])
+
+
+def test_no_path_leads_out_of_the_directory(tmp_path):
+    """A line can name what it likes: names that are no names of files make it no line."""
+    written(tmp_path / "run", steps=(0,))
+    line = {"step": 1, "arrays": {"../../../../secret": "0" * 64}}
+    with (tmp_path / "run" / "track.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert ntkdiag.open_run(tmp_path / "run").steps() == [0]
