@@ -92,6 +92,8 @@ def _null_as_nan(value: Any) -> Any:
     """JSON values of a row with NaN in the place of None."""
     if isinstance(value, list):
         return [_null_as_nan(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _null_as_nan(item) for key, item in value.items()}
     if value is None:
         return math.nan
     return value

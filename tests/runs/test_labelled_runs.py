@@ -78,6 +78,16 @@ def test_xarray(run):
         assert json.loads(dataset.attrs[name]) == RECORD[name]
 
 
+def test_a_run_without_a_step_yet(tmp_path):
+    pytest.importorskip("pandas")
+    pytest.importorskip("xarray")
+    with RunWriter.open(tmp_path / "run", RECORD):
+        run = ntkdiag.open_run(tmp_path / "run")
+        assert len(run.to_pandas()) == 0
+        assert dict(run.to_xarray().sizes) == {"step": 0}
+        assert repr(run) == f"Run({str(tmp_path / 'run')!r}: track 0 steps)"
+
+
 def test_netcdf_takes_it(run, tmp_path):
     xarray = pytest.importorskip("xarray")
     dataset = run.to_xarray()

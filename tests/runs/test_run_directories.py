@@ -82,6 +82,7 @@ def test_other_byte_order_and_what_is_not_finite(tmp_path):
     big = np.array([1.5, np.nan, -np.inf, -0.0], ">f8")
     with RunWriter.open(tmp_path, {"threshold": float("inf")}) as writer:
         row = {"loss": float("nan"), "margin": float("inf"), "values": [1.0, float("nan")]}
+        row["shares"] = {"Dense_0": float("nan"), "Dense_1": (0.5, 0.25)}
         writer.write(0, {**row, "loss32": np.float32(2.5), "n": np.int64(3)}, {"big": big})
         in_memory = writer.finished[0]
     run = ntkdiag.open_run(tmp_path)
@@ -89,6 +90,8 @@ def test_other_byte_order_and_what_is_not_finite(tmp_path):
     for row in (run.rows()[0], in_memory):
         assert np.isnan([row["loss"], row["margin"], row["values"][1]]).all()
         assert (row["loss32"], row["n"], row["values"][0]) == (2.5, 3, 1.0)
+        assert np.isnan(row["shares"]["Dense_0"])
+        assert row["shares"]["Dense_1"] == [0.5, 0.25]
     assert run.record() == {"threshold": None}
     written_again = RunWriter.open(tmp_path, {"threshold": float("inf")})
     written_again.close()
