@@ -13,14 +13,24 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.runs.run_writer import RunWriter
 
-# Writers that are killed one after the other. Each says which steps it found, and which it wrote.
+# Writers that are killed one after the other. Each reads what the last one left, with no lock held,
+# then says which steps it found as a writer, and which it wrote.
 KILLED_WRITERS = """
 import itertools, os, random, signal, sys, time, warnings
 import numpy as np
 import tensorstore
+import ntkdiag
 from ntkdiag.runs.run_writer import RunWriter
 
+def read(root):
+    if os.path.exists(os.path.join(root, "track.jsonl")):
+        run = ntkdiag.open_run(root)
+        for step in run.steps():
+            for key in "abc":
+                assert (run.array(step, key) == step + 0.5).all()
+
 def write(root, steps):
+    read(root)
     writer = RunWriter.open(root, {"name": "killed"})
     os.write(1, f"found {sorted(writer.finished)}\\n".encode())
     for step in itertools.islice(itertools.count(len(writer.finished)), steps):
