@@ -228,7 +228,8 @@ class Measurer:
         if self.is_joint or not held:
             trained = self.trained
             return trained.apply if isinstance(trained, Functional) else trained
-        return functools.partial(self.probe.following, held=self.probe.as_arguments(held))
+        as_arguments = self.probe.as_arguments(held)
+        return functools.partial(self.probe.following_function(), held=as_arguments)
 
     def _reading(self, training_step: TrainingStep, step: Int[Array, ""]) -> DescentReading | None:
         """What the optimizer does, from the update it made; or as it was stated."""

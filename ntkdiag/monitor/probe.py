@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax, errors
@@ -34,6 +33,7 @@ from ntkdiag.engine.ntk import plan
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import read_targets, require_labels_differ
+from ntkdiag.models.following import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
 from ntkdiag.monitor.kernel_measurement import AlignmentProbe, KernelNumbers, measure_kernel
@@ -124,40 +124,19 @@ class Probe:
         """The pure function f(params, x), the same object for all measurements."""
         return self.f.apply if isinstance(self.f, Functional) else self.f
 
-    def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Of the values in training of what `f` holds fixed, those it is to be evaluated with.
-
-        None of them where statistics are those of a batch.
-        """
-        f = self.f
-        if not isinstance(f, Functional) or f.rebuild is None or f.mode.startswith("train"):
-            return {}
-        # Random keys and their counters decide nothing in evaluation. The counters of an Equinox
-        # State do: normalisation corrects its averages by them.
-        followed = {}
-        for path, leaf in held.items():
-            if jnp.issubdtype(leaf.dtype, jnp.inexact) or path.startswith("state/"):
-                followed[path] = leaf
-        return followed
-
     @functools.cached_property
-    def following(self) -> Callable[..., PyTree]:
-        """`f(params, x, held=...)`, evaluated with these values for what it holds fixed.
+    def following(self) -> Following | None:
+        """`f` with what it holds fixed as arguments; None where it is no Functional."""
+        return Following(self.f) if isinstance(self.f, Functional) else None
 
-        They are arguments: the same program serves at every step.
-        """
-        f = self.f
-        assert isinstance(f, Functional)
-        rebuild = f.rebuild
-        assert rebuild is not None  # `followed` gives nothing to follow otherwise
+    def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Of the values in training of what `f` holds fixed, those it is to be evaluated with."""
+        return {} if self.following is None else self.following.followed(held)
 
-        def evaluate(params: PyTree, x: PyTree, *, held: Mapping[str, PyTree]) -> PyTree:
-            # A single whole number would be taken for a switch that f decides by, and be compiled
-            # anew for every value: it comes as two.
-            values = {path: leaf[0] if _is_whole(leaf) else leaf for path, leaf in held.items()}
-            return rebuild(f.params, values)(params, x)
-
-        return evaluate
+    def following_function(self) -> Callable[..., PyTree]:
+        """`f(params, x, held=...)`: the same program serves at every step."""
+        assert self.following is not None  # `followed` gives nothing to follow otherwise
+        return self.following.function
 
     def mark(self, layout: ProbeLayout) -> Int[np.ndarray, "2"]:
         """Two integers that tell kernels apart which do not compare; 0 for traced examples.
@@ -229,7 +208,7 @@ class Probe:
         `held` has values for what `f` holds fixed; see `followed`.
         """
         return measure_kernel(
-            self.following if held else self.function,
+            self.following_function() if held else self.function,
             params,
             jax.tree.map(jnp.asarray, self.x),
             self.y,
@@ -247,15 +226,16 @@ class Probe:
         )
 
     def as_arguments(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Values of what f holds fixed, as `following` takes them."""
-        return {path: _twice(leaf) if _is_whole(leaf) else leaf for path, leaf in held.items()}
+        """Values of what f holds fixed, as `following_function` takes them."""
+        assert self.following is not None
+        return self.following.as_arguments(held)
 
     def plan(
         self, params: PyTree, layout: ProbeLayout, held: Mapping[str, PyTree] | None = None
     ) -> MeasurementPlan:
         """What a measurement costs, from shapes alone."""
         kwargs: dict[str, Any] = {"held": held} if held else {}
-        function = self.following if held else self.function
+        function = self.following_function() if held else self.function
         planned = functools.partial(plan, function, params, memory=self.memory, **kwargs)
         kernel = planned(self.x, reduction=layout.reduction_for_ntk)
         # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
@@ -327,14 +307,6 @@ def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, Tracer | jax.ShapeDtypeStruct) or is_random_key:
         return leaf
     return np.array(leaf)
-
-
-def _is_whole(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == bool)
-
-
-def _twice(leaf: ArrayLike) -> Array:
-    return jnp.stack([jnp.asarray(leaf)] * 2)  # [...] -> [2 ...]
 
 
 def _has_reduction(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
