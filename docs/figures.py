@@ -421,6 +421,32 @@ def matrix_free() -> Figure:
     return figure
 
 
+def track() -> Figure:
+    """When the kernel of a network moves, and from where on it is nearly linear."""
+    x, y = digits(40, 4)
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 4)
+    # Small at the beginning: features are learned.
+    params = jax.tree.map(lambda leaf: 0.2 * leaf, params)
+    targets = jax.nn.one_hot(y, 4)
+
+    def loss(params):
+        return optax.softmax_cross_entropy(network(params, x), targets).mean()
+
+    path = descend(loss, params, 0.5, 512)
+    steps = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    run = ntkdiag.track(
+        {step: path[step] for step in steps}, model=network, train=(x, y)
+    )
+    figure, axes = plots(3, height=2.4)
+    run.plot("eigenvalues", axes[0])
+    axes[0].set(title="eigenvalues")
+    run.plot("distance_centred", axes[1])
+    axes[1].set(title="kernel distance")
+    run.plot("e1", axes[2])
+    axes[2].set(title="linearization error")
+    return figure
+
+
 def deep_network(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     """A network of several hidden layers."""
     for weight in weights[:-1]:
@@ -818,6 +844,7 @@ PICTURES = {
     "linearize": linearize,
     "predict": predictions,
     "matrix_free": matrix_free,
+    "track": track,
     "monitor": monitor,
     "monitor_adam": monitor_adam,
     "monitor_catapult": monitor_catapult,

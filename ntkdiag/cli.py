@@ -1,4 +1,4 @@
-"""ntkdiag from a shell: demo, compare, selfcheck, version.
+"""ntkdiag from a shell: demo, compare, track, selfcheck, version.
 
 A command reads its words into the arguments of one public function, calls that, and prints what it
 returns. Models and data come from the user's own files:
@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import json
 import logging
 import pathlib
 import sys
@@ -172,8 +173,8 @@ def compare(
         a,
         b,
         model=_imported(model, f"ntkdiag compare --model {model}"),
-        train=_read_pair(train, "--train"),
-        held_out=_read_pair(held_out, "--held-out"),
+        train=_read_pair(train, "--train", "compare"),
+        held_out=_read_pair(held_out, "--held-out", "compare"),
         reduction=reduction,
         loss=loss,
         descent=Descent(learning_rate, momentum=momentum),
@@ -187,6 +188,64 @@ def compare(
     console.print(Screen(comparison, everything=everything, explain=explain, more=more))
     if report is not None:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def track(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Root of an Orbax CheckpointManager.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="module:attribute or path.py:attribute, a model or a function that makes one. "
+            "IMPORTS CODE."
+        ),
+    ],
+    train: Annotated[
+        pathlib.Path | None, typer.Option(help=".npz file with training examples: x and y.")
+    ] = None,
+    held_out: Annotated[
+        pathlib.Path | None, typer.Option(help=".npz file with examples that were not trained on.")
+    ] = None,
+    reduction: Annotated[
+        str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")
+    ] = "auto",
+    loss: Annotated[
+        str | None, typer.Option(help="mse, cross_entropy or sigmoid_cross_entropy.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of SGD, for the stability margin.")
+    ] = None,
+    last: Annotated[int | None, typer.Option(help="Only the last so many checkpoints.")] = None,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Folder to store the results in; the next call goes on from there."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Follow the kernel through all checkpoints of a run: a line for each, and all pairs of them.
+
+    --model imports the module it names, which runs its code.
+    """
+    from ntkdiag.comparison.track import track as track_run
+    from ntkdiag.report.comparison_table import terminal
+
+    if train is None and held_out is None:
+        raise _usage("ntkdiag track", "--train FILE.npz, --held-out FILE.npz, or both", "neither")
+    tracked = track_run(
+        run,
+        model=_imported(model, f"ntkdiag track --model {model}"),
+        train=_read_pair(train, "--train", "track"),
+        held_out=_read_pair(held_out, "--held-out", "track"),
+        reduction=reduction,
+        loss=loss,
+        descent=learning_rate,
+        last=last,
+        out=out,
+    )
+    if as_json:
+        typer.echo(json.dumps(tracked.to_dict(), allow_nan=False))
+    else:
+        terminal().print(tracked)
 
 
 @app.command()
@@ -344,11 +403,11 @@ def _read_case(case: object, name: str) -> tuple[tuple[object, ...], dict[str, A
     )
 
 
-def _read_pair(path: pathlib.Path | None, option: str) -> Pair | None:
+def _read_pair(path: pathlib.Path | None, option: str, command: str) -> Pair | None:
     """The arrays x and, if it is there, y of an .npz file."""
     if path is None:
         return None
-    call = f"ntkdiag compare {option} {path}"
+    call = f"ntkdiag {command} {option} {path}"
     arrays = {}
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:

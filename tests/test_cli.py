@@ -135,6 +135,28 @@ def test_compare_with_held_out_examples(run, workspace):
     )
 
 
+def test_track(run, workspace):
+    pathlib.Path("run").mkdir()
+    for name, step in (("a", 0), ("b", 10)):
+        pathlib.Path(name).rename(f"run/{step}")
+    words = ("--model", "net_for_cli:net", "--train", "probe.npz", "--loss", "cross_entropy")
+    status, out, err = run("track", "run", *words, "--out", "ntk")
+    assert (status, err) == (0, "")
+    assert "2 checkpoints, steps 0 to 10" in out
+    assert "e1 from first" in out
+    status, out, _ = run("track", "run", *words, "--out", "ntk", "--json")
+    content = json.loads(out)
+    assert [row["step"] for row in content["checkpoints"]] == [0, 10]
+    e1 = ntkdiag.open_run("ntk").rows()[1]["pairs"]["e1_to"][0]
+    assert content["matrices"]["e1"][0][1] == e1
+    status, _, err = run("track", "run", *words[:2])
+    assert status == 1
+    assert err.startswith("ntkdiag: ntkdiag track: expected --train FILE.npz")
+    status, _, err = run("track", "run", *words, "--out", "ntk", "--learning-rate", "0.1")
+    assert status == 1
+    assert "descent" in err
+
+
 def test_compare_says_that_the_model_is_imported(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = run("compare", "--help")

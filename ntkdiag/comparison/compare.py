@@ -13,8 +13,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
@@ -31,20 +29,20 @@ from ntkdiag.comparison.fixed_arrays_change import (
 )
 from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.label_fit import ProbeLabels
+from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.measured import evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.placing import Model, Template, unbound
 from ntkdiag.comparison.settings import Settings, read_settings
-from ntkdiag.comparison.sides import Side, Source, is_model, read_side, require_comparable
+from ntkdiag.comparison.sides import Side, Source, model_among, read_side, require_comparable
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.kernel.reduction import automatic, automatic_of_held_out
+from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.losses.targets import as_numbers, read_targets, require_labels_differ
 from ntkdiag.models.functional import Functional
-from ntkdiag.probe_batch import Pair, ProbeBatch
+from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import under_way
 
 
@@ -128,7 +126,7 @@ def compare(
     # Parameters mean nothing without a model: the argument, or the side that is one itself. A
     # Functional brings its options, too, such as the mode and what is trainable.
     template = Template(
-        model=_model_among(a, b) if model is None else unbound(model),
+        model=model_among([a, b]) if model is None else unbound(model),
         variables=variables,
         options=model if isinstance(model, Functional) else None,
         x=settings.x,
@@ -141,8 +139,8 @@ def compare(
     # Shapes are known without computing the outputs: what does not fit is refused here.
     output_shape = require_outputs(side_a, settings)
     require_outputs(side_b, settings)
-    labels = _read_labels(settings.probes.of_kernel, settings, output_shape[1:])
-    held_out_probe = _read_held_out(settings, output_shape[1:])
+    labels = read_labels(settings.probes.of_kernel, settings, output_shape[1:])
+    held_out_probe = read_held_out(settings, output_shape[1:])
     if settings.reduction == "auto":
         n_outputs = math.prod(output_shape[1:])
         chosen = automatic(settings.n_examples, n_outputs)
@@ -164,41 +162,6 @@ def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, 
             do="Class labels and targets go with their examples: train=(x, y).",
         )
     return names[0], names[1]
-
-
-def _model_among(a: Source, b: Source) -> Model:
-    """The side that knows its own function, where there is one."""
-    for source in (a, b):
-        if is_model(source):
-            return source
-    return None
-
-
-def _read_labels(
-    probe: ProbeBatch, settings: Settings, outputs_of_one: tuple[int, ...]
-) -> ProbeLabels | None:
-    """Labels of a probe in float64; refused where targets or the loss cannot be made of them."""
-    if probe.y is None:
-        return None
-    shape = (probe.n_examples, *outputs_of_one)
-    # In float64, as the diagnostics are, whatever the model computes in.
-    with jax.enable_x64(True):
-        targets = read_targets(probe.y, shape)
-        require_labels_differ(targets)
-        if settings.loss is not None:
-            settings.loss.read(as_numbers(probe.y), shape)
-    return ProbeLabels(as_numbers(probe.y), np.asarray(targets, np.float64))
-
-
-def _read_held_out(settings: Settings, outputs_of_one: tuple[int, ...]) -> HeldOutProbe | None:
-    """Held-out examples beside those of `train`; None where one probe is all there is."""
-    probe = settings.probes.held_out
-    if probe is None or settings.probes.train is None:
-        return None
-    labels = _read_labels(probe, settings, outputs_of_one)
-    assert labels is not None  # `read_probes` refuses held-out examples without
-    reduction = automatic_of_held_out(settings.reduction, math.prod(outputs_of_one))
-    return HeldOutProbe(probe.x, labels, reduction)
 
 
 def _measure(

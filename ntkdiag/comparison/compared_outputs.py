@@ -106,7 +106,6 @@ def _error_of_the_model(side: Side, error: Exception) -> errors.InvalidInputErro
 def _fit_error(got: str, do: str = _FIT) -> errors.InvalidInputError:
     """What is wrong between model and probe."""
     return errors.InvalidInputError(
-        call="compare(a, b, model=..., train=...)",
         expected="a model that gives one array [N ...] for x [N ...]; for cross-entropy with two "
         "or more classes on the last axis",
         got=got,

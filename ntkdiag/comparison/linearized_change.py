@@ -95,13 +95,8 @@ def predict(
 
     # How far rounding alone may move the outputs: their size by the unit roundoff of the model.
     rounding = roundoff_of(f, params_a, x) * float(np.linalg.norm(outputs_b))
-    change_is_resolved = rounding < _RESOLVED * change
-    error_is_resolved = error > _ABOVE_ROUNDING * rounding
-    e1 = None
-    e2 = None
-    if change > 0 and (change_is_resolved or error_is_resolved):
-        e1 = error / change
-        e2 = float(np.linalg.norm(quadratic - outputs_b)) / change
+    e1 = resolved_error(error, change, rounding)
+    e2 = None if e1 is None else float(np.linalg.norm(quadratic - outputs_b)) / change
 
     return LinearizedChange(
         start=outputs_a,
@@ -111,6 +106,15 @@ def predict(
         e1=e1,
         e2=e2,
     )
+
+
+def resolved_error(error: float, change: float, rounding: float) -> float | None:
+    """e1, the error of a prediction over the change it predicts; None where both are rounding."""
+    change_is_resolved = rounding < _RESOLVED * change
+    error_is_resolved = error > _ABOVE_ROUNDING * rounding
+    if change > 0 and (change_is_resolved or error_is_resolved):
+        return error / change
+    return None
 
 
 def _evaluate(

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -117,6 +117,11 @@ def is_model(source: Source) -> bool:
     if isinstance(source, Functional) or is_with_state(source):
         return True
     return is_module_of("flax.nnx", source) or is_module_of("equinox", source)
+
+
+def model_among(sources: Iterable[Source]) -> Model:
+    """The first source that knows its own function; None where none does."""
+    return next((source for source in sources if is_model(source)), None)
 
 
 def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:

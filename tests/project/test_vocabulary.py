@@ -87,6 +87,9 @@ MEANINGS = {
     "curvature": "the largest eigenvalue of the Gauss-Newton matrix",
     "f0_test": "outputs at the start of training on test examples",
     "names": "what the two sides are called",
+    "run": "all checkpoints of one training",
+    "last": "how many are taken, from the end",
+    "out": "a folder that results are written into",
     "a": "the first of two of a kind",
     "b": "the second of two of a kind",
     # Kernels

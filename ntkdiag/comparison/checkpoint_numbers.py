@@ -1,0 +1,227 @@
+"""What is measured of one checkpoint of a run by itself.
+
+One kernel, with the share that every leaf of the parameters has in its trace; its spectrum and
+leading modes; outputs, loss and accuracy; alignment; stability.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ntkdiag._jax import compiler_options
+from ntkdiag.analysis.alignment import Alignment
+from ntkdiag.analysis.stability import critical_rate_and_margin
+from ntkdiag.comparison.held_out import HeldOutProbe
+from ntkdiag.comparison.label_fit import (
+    ProbeLabels,
+    averaged_over_outputs,
+    fit_alignment,
+    fit_outputs,
+)
+from ntkdiag.comparison.settings import Settings
+from ntkdiag.descent import Descent
+from ntkdiag.engine.ntk import ntk
+from ntkdiag.kernel.decomposition import spectrum
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.models.paths import leaves_by_path
+
+# Eigenvectors that are kept of each kernel, for the overlap of subspaces.
+N_MODES = 10
+# Numbers in the kernels of all leaves together; where there are more, they are of a kernel that is
+# reduced over outputs, which is one more to compute.
+MOST_ENTRIES_OF_LEAVES = 50_000_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrackedModel:
+    """The function that all checkpoints of a run share, with probes and settings.
+
+    Attributes:
+        f: `f(params, x, **kwargs)`, one object for the whole run: it is compiled once.
+        settings: Probes, reduction, loss, update rule.
+        labels: Labels of the probe of the kernels; None without.
+        held_out: Held-out examples beside those of `train`; None where one probe is all there is.
+        outputs_of_one: Shape of the outputs of one example.
+    """
+
+    f: Callable[..., PyTree]
+    settings: Settings
+    labels: ProbeLabels | None
+    held_out: HeldOutProbe | None
+    outputs_of_one: tuple[int, ...]
+
+    @property
+    def x(self) -> PyTree:
+        """The probe of the kernels."""
+        return self.settings.x
+
+    def outputs(
+        self, params: PyTree, kwargs: Mapping[str, PyTree], x: PyTree
+    ) -> Float[np.ndarray, "n *o"]:
+        """Outputs in float64."""
+        return np.asarray(self._evaluate(params, x, **kwargs), np.float64)
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[..., Array]:
+        # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
+        return jax.jit(self.f, compiler_options=compiler_options(reduces=True))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CheckpointNumbers:
+    """One checkpoint by itself.
+
+    Attributes:
+        row: Numbers by name, as JSON has them.
+        kernel: The kernel on the probe.
+        eigenvalues: `[k]` of the kernel, descending.
+        modes: `[k m]` its leading eigenvectors, in columns.
+        outputs: `[n *o]` outputs on the probe.
+    """
+
+    row: dict[str, Any]
+    kernel: Kernel
+    eigenvalues: Float[np.ndarray, " k"]
+    modes: Float[np.ndarray, "k m"]
+    outputs: Float[np.ndarray, "n *o"]
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, as they are stored."""
+        return {
+            "kernel": np.asarray(self.kernel.array),
+            "eigenvalues": self.eigenvalues,
+            "modes": self.modes,
+            "outputs": self.outputs,
+        }
+
+
+def measure_checkpoint(
+    model: TrackedModel, params: PyTree, kwargs: Mapping[str, PyTree]
+) -> CheckpointNumbers:
+    """Measure one checkpoint; its parameters, and what else the function takes.
+
+    Cost: one kernel, with one N^2 kernel a leaf, one eigendecomposition (N C)^3, with another loss
+    than the squared error a second one; one reduced kernel of the held-out examples.
+    """
+    settings = model.settings
+    outputs = model.outputs(params, kwargs, model.x)
+    kernel, shares = _kernel_and_shares(model, params, kwargs)
+    decomposed = spectrum(kernel, vectors=True)
+    row: dict[str, Any] = {
+        "trace": float(np.trace(np.asarray(kernel.matrix, np.float64))),
+        "rank": int(decomposed.rank),
+        "noise_floor": float(decomposed.noise_floor),
+        "spectrum_status": decomposed.status,
+        "participation_ratio": float(decomposed.participation_ratio),
+        "entropy_rank": float(decomposed.entropy_rank),
+        "leaf_shares": list(shares.values()),
+    }
+    if model.labels is not None:
+        fit = fit_outputs(outputs, model.labels, settings.loss)
+        row |= {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
+        trained_on = settings.probes.train is not None
+        alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
+        row |= _alignment_numbers(alignment, "")
+    row |= _stability(model, decomposed, outputs)
+    if model.held_out is not None:
+        row |= _held_out_numbers(model, model.held_out, params, kwargs)
+    vectors = np.asarray(decomposed.vectors)
+    return CheckpointNumbers(
+        row=row,
+        kernel=dataclasses.replace(kernel, leaves=None),
+        eigenvalues=np.asarray(decomposed.eigenvalues),
+        modes=vectors[:, :N_MODES],
+        outputs=outputs,
+    )
+
+
+def leaf_names(params: PyTree) -> list[str]:
+    """The leaves that shares are of."""
+    return list(leaves_by_path(params))
+
+
+def _kernel_and_shares(
+    model: TrackedModel, params: PyTree, kwargs: Mapping[str, PyTree]
+) -> tuple[Kernel, dict[str, float]]:
+    """The kernel, and for each leaf tr Theta_l / tr Theta."""
+    settings = model.settings
+    # A leaf that the outputs do not depend on has no kernel, and no share.
+    traces = dict.fromkeys(leaf_names(params), 0.0)
+    compute = functools.partial(
+        ntk, model.f, params, model.x, memory=settings.memory, per_leaf=list(traces), **kwargs
+    )
+    n_rows = model.settings.n_examples
+    if settings.reduction == "full":
+        n_rows *= math.prod(model.outputs_of_one)
+    if n_rows**2 * len(traces) <= MOST_ENTRIES_OF_LEAVES:
+        kernel = compute(reduction=settings.reduction)
+        by_leaf = kernel
+    else:
+        kernel = compute(reduction=settings.reduction, per_leaf=False)
+        by_leaf = compute(reduction="trace")
+    for path, part in (by_leaf.leaves or {}).items():
+        traces[path] = float(np.trace(np.asarray(part.matrix, np.float64)))
+    total = math.fsum(traces.values())
+    shares = {path: trace / total if total > 0 else math.nan for path, trace in traces.items()}
+    return kernel, shares
+
+
+def _stability(
+    model: TrackedModel, decomposed: Spectrum, outputs: Float[np.ndarray, "n *o"]
+) -> dict[str, float]:
+    """Critical learning rate and margin of the full kernel of examples that are trained on."""
+    settings = model.settings
+    convention = decomposed.convention
+    assert convention is not None  # that of a `Kernel`
+    is_reduced = convention.reduction != "full" and convention.n_outputs > 1
+    if settings.loss is None or settings.probes.train is None or is_reduced:
+        return {}
+    descent = settings.descent or Descent()
+    rate, margin = critical_rate_and_margin(
+        decomposed, descent, loss=settings.loss, outputs=outputs, y=settings.y
+    )
+    numbers = {"critical_learning_rate": float(rate)}
+    if descent.learning_rate is not None:
+        numbers["margin"] = float(margin)
+    return numbers
+
+
+def _held_out_numbers(
+    model: TrackedModel, probe: HeldOutProbe, params: PyTree, kwargs: Mapping[str, PyTree]
+) -> dict[str, float]:
+    """Loss, accuracy and alignment of held-out examples, and what those of `train` have more."""
+    settings = model.settings
+    outputs = model.outputs(params, kwargs, probe.x)
+    fit = fit_outputs(outputs, probe.labels, settings.loss)
+    kernel = ntk(
+        model.f, params, probe.x, reduction=probe.reduction, memory=settings.memory, **kwargs
+    )
+    alignment = fit_alignment(
+        averaged_over_outputs(kernel), probe.labels.flat_targets, trained_on=False
+    )
+    numbers = {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
+    numbers |= _alignment_numbers(alignment, "")
+    return {f"held_out_{name}": value for name, value in numbers.items()}
+
+
+def _alignment_numbers(alignment: Alignment, prefix: str) -> dict[str, float]:
+    """An alignment beside its chance level."""
+    return {
+        f"{prefix}alignment": float(alignment.value),
+        f"{prefix}alignment_chance": float(alignment.chance),
+        f"{prefix}alignment_standard_deviation": float(alignment.standard_deviation),
+        f"{prefix}alignment_above": float(alignment.above),
+    }
+
+
+def _number(value: float | None) -> float:
+    """NaN for what is not known."""
+    return math.nan if value is None else value

@@ -1,0 +1,327 @@
+"""All checkpoints of a run, one probe: how the kernel and what it predicts went through training.
+
+1. Read the settings, find the checkpoints, and read the first one: its function, with running
+   statistics as arguments, is that of the whole run, and compiled once.
+2. One after the other: what is stored already is read; what is not is measured by itself, and then
+   beside every checkpoint before it.
+3. Each is stored as soon as it is measured: its arrays first, then its line.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import display, errors
+from ntkdiag.analysis import drift
+from ntkdiag.comparison.checkpoint_numbers import (
+    CheckpointNumbers,
+    TrackedModel,
+    leaf_names,
+    measure_checkpoint,
+)
+from ntkdiag.comparison.checkpoint_pairs import Pairs, Place
+from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
+from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
+from ntkdiag.comparison.measured import fingerprint
+from ntkdiag.comparison.placing import Model, Template, structure_error, unbound
+from ntkdiag.comparison.settings import Settings, read_settings
+from ntkdiag.comparison.sides import Side, model_among, read_side
+from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike, snapshots_of
+from ntkdiag.comparison.tracked import Track
+from ntkdiag.comparison.versions import installed_versions
+from ntkdiag.descent import DescentLike
+from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.digest import digest
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import automatic
+from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.models.following import Following
+from ntkdiag.models.functional import Apply, Functional
+from ntkdiag.models.paths import describe, differences, leaves_by_path
+from ntkdiag.probe_batch import Pair, ProbeBatch
+from ntkdiag.progress import under_way
+from ntkdiag.runs.run_writer import RunWriter
+
+# Axes of the stored arrays, beside the steps.
+_DIMS = {
+    "eigenvalues": ["mode"],
+    "modes": ["row", "mode_kept"],
+    "outputs": ["example", "output"],
+}
+_DIMS_OF_KERNEL = {
+    2: ["example", "example_2"],
+    4: ["example", "output", "example_2", "output_2"],
+}
+
+
+@errors.public
+def track(
+    run: RunSource,
+    *,
+    model: Model = None,
+    variables: PyTree = None,
+    train: Pair | None = None,
+    held_out: Pair | None = None,
+    reduction: str = "auto",
+    loss: LossLike | None = None,
+    descent: DescentLike | None = None,
+    steps: StepsLike | None = None,
+    last: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    memory: Memory | None = None,
+    progress: bool | None = None,
+) -> Track:
+    """Follow the kernel through all checkpoints of a run, on a probe.
+
+        run = ntkdiag.track("run/checkpoints", model=model, train=(x, y), loss="mse", out="run/ntk")
+
+    Of each checkpoint: spectrum, ranks, trace and the share of every leaf in it, loss, accuracy,
+    alignment, stability. Of each pair: kernel distance, overlap of the leading modes, and e1 of the
+    network linearized at one for the outputs of the other, both ways.
+
+    With `out`, each checkpoint is stored as soon as it is measured, and found there the next time:
+    a call that was interrupted goes on where it was, and one after more training measures what is
+    new. A folder of another model, probe or setting is refused, and so is a checkpoint that is not
+    the one that was measured.
+
+    Outputs, structures and probes are as in `compare`. All parameters are held in memory at once.
+
+    Cost: a kernel for each checkpoint, with its eigendecomposition (N C)^3; T (T - 1) forward
+    derivatives of the probe for T checkpoints.
+
+    Source: Fort et al. 2020 (arXiv 2010.15110) for distances through training and for networks
+    linearized on the way; Chizat et al. 2019 (1812.07956) for e1.
+
+    Args:
+        run: The root of a CheckpointManager; a list of what `compare` takes as one side: paths,
+            parameters, train states, models; or a dictionary from steps to these.
+        model: What gives parameters their meaning, as in `compare`.
+        variables: Variables of a linen module, as in `compare`.
+        train: Examples of the training set with their labels, (x, y), as in `compare`.
+        held_out: Examples that are not trained on, with their labels. At least one of the two.
+        reduction: Reduction of the kernels: "auto" is "full" up to 2048 rows N C, else "mean".
+        loss: The loss that is trained, as in `compare`; None leaves out loss and stability.
+        descent: How it is trained, for the margin: a `Descent`, or a learning rate.
+        steps: Which checkpoints: a schedule such as `LogSpaced()`, or the steps; None for all.
+        last: The last so many of these.
+        out: A folder that the results are stored in, made if need be; None stores nothing.
+        memory: Memory budget of a kernel, as in `ntk`.
+        progress: Whether to show how far it has come, as in `compare`.
+
+    Returns:
+        The checkpoints with all their numbers.
+
+    Raises:
+        CheckpointError: A path cannot be read; see `load_params`.
+        StructureError: A checkpoint differs from the first one; all differences are listed.
+        InvalidInputError: An argument is out of range; parameters are NaN; model and probe do not
+            fit; or `out` holds something else, or is being written to.
+    """
+    # What does not depend on the model is checked before a checkpoint is read.
+    settings = read_settings(train, held_out, reduction, loss, descent, memory)
+    snapshots = snapshots_of(run, steps, last)
+    sources = [snapshot.source for snapshot in snapshots]
+    template = Template(
+        model=model_among(sources) if model is None else unbound(model),
+        variables=variables,
+        options=model if isinstance(model, Functional) else None,
+        x=settings.x,
+    )
+    first = _read(snapshots[0], template)
+    first, _ = with_one_output(first, first, settings)
+    shape = require_outputs(first, settings)
+    if settings.reduction == "auto":
+        chosen = automatic(settings.n_examples, math.prod(shape[1:]))
+        settings = dataclasses.replace(settings, reduction=chosen)
+    tracker = _Tracker.of(first, template, settings, shape[1:])
+    record = _record(first, settings, shape)
+    with (
+        _store(out, record) as store,
+        under_way("tracking", steps=len(snapshots), show=progress) as work,
+    ):
+        places: list[Place] = []
+        for snapshot in snapshots:
+            place = tracker.place(snapshot, store)
+            if snapshot.step not in store.finished:
+                row = tracker.row(place, places)
+                store.write(snapshot.step, row, place.numbers.arrays)
+            places.append(place)
+            work.advance()
+        rows = [store.finished[place.step] | {"step": place.step} for place in places]
+    eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
+    outputs = np.stack([place.numbers.outputs for place in places])
+    return Track(record, rows, eigenvalues, outputs)
+
+
+class _Unstored:
+    """Keeps numbers for this call alone; arrays stay with their places."""
+
+    def __init__(self) -> None:
+        self.finished: dict[int, dict[str, Any]] = {}
+
+    def write(self, step: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep the numbers."""
+        self.finished[step] = dict(row)
+
+    def read(self, step: int) -> dict[str, np.ndarray]:
+        """Nothing is finished before it is measured."""
+        raise KeyError(step)
+
+    def __enter__(self) -> "_Unstored":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing is held open."""
+
+
+# Where finished checkpoints are.
+Store: TypeAlias = RunWriter | _Unstored
+
+
+def _store(out: str | os.PathLike[str] | None, record: Mapping[str, Any]) -> Store:
+    return _Unstored() if out is None else RunWriter.open(out, record)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Tracker:
+    """What all checkpoints of a run have in common.
+
+    Attributes:
+        model: The function of all of them.
+        pairs: Measures two of them.
+        first: The first checkpoint, which the others have to be like.
+        template: What parameters are put into.
+        following: Makes arguments of what the model holds fixed.
+    """
+
+    model: TrackedModel
+    pairs: Pairs
+    first: Side
+    template: Template
+    following: Following
+
+    @staticmethod
+    def of(
+        first: Side, template: Template, settings: Settings, outputs_of_one: tuple[int, ...]
+    ) -> "_Tracker":
+        functional = first.functional
+        following = Following(functional)
+        f = functional.apply
+        if following.followed(functional.fixed):
+            f = following.function
+            if first.output:
+                f = Apply(f, functional.library, functional.mode, first.output)
+        labels = read_labels(settings.probes.of_kernel, settings, outputs_of_one)
+        held_out = read_held_out(settings, outputs_of_one)
+        model = TrackedModel(f, settings, labels, held_out, outputs_of_one)
+        return _Tracker(model, Pairs(model), first, template, following)
+
+    def place(self, snapshot: Snapshot, store: Store) -> Place:
+        """A checkpoint with what is measured of it by itself, now or before."""
+        side = _read(snapshot, self.template)
+        lines = differences(self.first.functional.params, side.functional.params)
+        lines += differences(self._held(self.first), self._held(side))
+        if lines:
+            raise structure_error(lines)
+        # On the host: the parameters of a whole run are many.
+        params = jax.tree.map(np.asarray, side.functional.params)
+        held = self._held(side)
+        kwargs = {"held": self.following.as_arguments(held)} if held else {}
+        stored = store.finished.get(snapshot.step)
+        if stored is None:
+            numbers = measure_checkpoint(self.model, params, kwargs)
+            numbers.row["params_sha256"] = fingerprint({"params": params, "held": held})
+        else:
+            _require_the_same(snapshot, stored, fingerprint({"params": params, "held": held}))
+            numbers = _stored_numbers(stored, store.read(snapshot.step))
+        return Place(snapshot.step, params, kwargs, numbers)
+
+    def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
+        """All numbers of a checkpoint: by itself, from the first one, and beside each before it."""
+        row = dict(place.numbers.row)
+        row["convention"] = place.numbers.kernel.convention.to_dict()
+        moved = drift((before or [place])[0].numbers.kernel, place.numbers.kernel)
+        row |= {
+            "drift": float(moved.relative),
+            "drift_scale": float(moved.scale),
+            "drift_rotation": float(moved.rotation),
+            "drift_distance_centred": float(moved.distance_centred),
+        }
+        pairs = [self.pairs.between(earlier, place) for earlier in before]
+        by_name: dict[str, list[float]] = {}
+        for name in pairs[0] if pairs else ():
+            by_name[name] = [pair[name] for pair in pairs]
+        row["pairs"] = {"step": [earlier.step for earlier in before], **by_name}
+        if pairs:
+            row["velocity"] = pairs[-1]["distance"] / (place.step - before[-1].step)
+        return row
+
+    def _held(self, side: Side) -> dict[str, PyTree]:
+        """What a checkpoint holds beside the parameters, as far as outputs depend on it."""
+        return self.following.followed(side.functional.fixed)
+
+
+def _read(snapshot: Snapshot, template: Template) -> Side:
+    label = f"step {snapshot.step}"
+    return read_side(snapshot.source, template, name=label, label=label)
+
+
+def _require_the_same(snapshot: Snapshot, stored: Mapping[str, Any], found: str) -> None:
+    """Refuse a checkpoint that is not the one that was measured."""
+    if stored["params_sha256"] != found:
+        raise errors.InvalidInputError(
+            expected=f"the checkpoint of step {snapshot.step} that was measured before",
+            got="other parameters at the same step",
+            do="Choose another folder out=, or remove this one.",
+        )
+
+
+def _stored_numbers(row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CheckpointNumbers:
+    kernel = Kernel(arrays["kernel"], Convention(**row["convention"]))
+    return CheckpointNumbers(
+        dict(row), kernel, arrays["eigenvalues"], arrays["modes"], arrays["outputs"]
+    )
+
+
+def _record(first: Side, settings: Settings, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What the numbers of a run mean: they go on only where all of this is the same."""
+    functional = first.functional
+    leaves = leaves_by_path(functional.params)
+    ndim = 4 if settings.reduction == "full" else 2
+    content = {
+        "format": "ntkdiag run 1",
+        "source": "track",
+        "library": functional.library,
+        "mode": functional.mode,
+        "parameters": {path: describe(leaf) for path, leaf in leaves.items()},
+        "leaves": leaf_names(functional.params),
+        "outputs": list(shape[1:]),
+        "reduction": settings.reduction,
+        "loss": None if settings.loss is None else settings.loss.describe(shape),
+        "descent": None if settings.descent is None else repr(settings.descent),
+        "probes": [_described(probe) for probe in _probes(settings)],
+        "dims": _DIMS | {"kernel": _DIMS_OF_KERNEL[ndim]},
+        "versions": installed_versions(),
+    }
+    return display.plain(content)
+
+
+def _probes(settings: Settings) -> Iterable[ProbeBatch]:
+    probes = (settings.probes.train, settings.probes.held_out)
+    return [probe for probe in probes if probe is not None]
+
+
+def _described(probe: ProbeBatch) -> dict[str, Any]:
+    return {
+        "name": probe.name,
+        "examples": probe.n_examples,
+        "x": probe.digest,
+        "y": None if probe.y is None else digest(probe.y),
+    }

@@ -1,0 +1,231 @@
+"""What `track` returns: numbers of every checkpoint, and matrices over all pairs of them."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ntkdiag import display, errors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+# Numbers of a pair of checkpoints that are the same both ways, with that of a checkpoint beside
+# itself.
+_SYMMETRIC = {"distance": 0.0, "distance_centred": 0.0, "overlap": 1.0}
+# Numbers with a direction, i -> j.
+_DIRECTED = {"e1": math.nan, "agreement": 1.0}
+MATRICES = (*_SYMMETRIC, *_DIRECTED)
+# What a row has beside its numbers.
+_OF_OTHER_KINDS = ("step", "pairs", "convention", "params_sha256", "spectrum_status", "arrays")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Track:
+    """A run, checkpoint by checkpoint.
+
+    Attributes:
+        record: What the numbers mean: reduction, loss, probes, leaves, versions.
+        rows: A dictionary for each checkpoint in order, with its "step". Numbers that are not known
+            are NaN; see `docs/track.md` for their names.
+        eigenvalues: `[T k]` of each kernel, descending.
+        outputs: `[T n *o]` outputs on the probe.
+    """
+
+    record: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    eigenvalues: Float[np.ndarray, "T k"]
+    outputs: Float[np.ndarray, "T n *o"]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints."""
+        return [row["step"] for row in self.rows]
+
+    @errors.public
+    def series(self, name: str) -> Float[np.ndarray, "T *shape"]:
+        """One number over training, such as "trace", "drift" or "leaf_shares".
+
+        Args:
+            name: Its name; `names` has all of them.
+
+        Returns:
+            `[T]`, or `[T ...]` for a list; NaN where a checkpoint has none.
+
+        Raises:
+            InvalidInputError: No checkpoint has a number of that name.
+        """
+        if name not in self.names:
+            raise errors.InvalidInputError(
+                expected=f"one of {', '.join(self.names)}",
+                got=repr(name),
+                do="What needs labels, a loss or held-out examples is there where they were given.",
+            )
+        return np.asarray([row.get(name, math.nan) for row in self.rows], np.float64)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the numbers that there are."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        return [name for name in names if name not in _OF_OTHER_KINDS]
+
+    @errors.public
+    def matrix(self, name: str) -> Float[np.ndarray, "T T"]:
+        """One number of all pairs of checkpoints.
+
+        "distance" and "distance_centred" of the kernels, "overlap" of their leading modes, and, of
+        the network linearized at checkpoint i for the outputs of checkpoint j, "e1" `[i j]` and the
+        "agreement" of decisions.
+
+        Args:
+            name: Its name.
+
+        Returns:
+            `[T T]`; NaN where it is not resolved.
+
+        Raises:
+            InvalidInputError: There is no matrix of that name.
+        """
+        if name not in MATRICES:
+            raise errors.InvalidInputError(
+                expected=f"one of {', '.join(MATRICES)}",
+                got=repr(name),
+                do="Write run.matrix('e1').",
+            )
+        places = {step: place for place, step in enumerate(self.steps)}
+        matrix = np.full((len(places), len(places)), math.nan)
+        np.fill_diagonal(matrix, {**_SYMMETRIC, **_DIRECTED}[name])
+        is_directed = name in _DIRECTED
+        to, back = (f"{name}_to", f"{name}_from") if is_directed else (name, name)
+        for now, row in enumerate(self.rows):
+            pairs = row["pairs"]
+            for number, step in enumerate(pairs["step"]):
+                if step not in places:
+                    continue  # of a call that took more checkpoints
+                earlier = places[step]
+                matrix[earlier, now] = _or_nan(pairs[to][number])
+                matrix[now, earlier] = _or_nan(pairs[back][number])
+        return matrix
+
+    @functools.cached_property
+    def matrices(self) -> dict[str, Float[np.ndarray, "T T"]]:
+        """All matrices by name."""
+        return {name: self.matrix(name) for name in MATRICES}
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The numbers as plain JSON values."""
+        return display.plain(
+            {
+                "record": dict(self.record),
+                "checkpoints": [dict(row) for row in self.rows],
+                "matrices": self.matrices,
+            }
+        )
+
+    @errors.public
+    def plot(self, name: str, ax: "Axes | None" = None) -> "Axes":
+        """Draw a matrix as a heat map, or a number over the steps.
+
+        Args:
+            name: Of a matrix, such as "e1", of a number, such as "drift", or "eigenvalues".
+            ax: Axes of matplotlib to draw on; a new figure without.
+
+        Returns:
+            The axes.
+
+        Raises:
+            InvalidInputError: There is nothing of that name.
+            MissingDependencyError: matplotlib is not installed.
+        """
+        values = self._values(name)
+        ax = display.axes_to_draw_on(ax)
+        if name in MATRICES:
+            return _heat_map(ax, values, self.steps, name)
+        if name == "eigenvalues":
+            # The largest are dark; there are hundreds.
+            colours = _colours(values.shape[1])
+            for series, colour in zip(values.T, colours, strict=True):
+                ax.plot(self.steps, series, color=colour, linewidth=0.8)
+            ax.set_yscale("log")
+        else:
+            ax.plot(self.steps, values, "o-", markersize=3)
+        # On logarithmic axes step 0 has no place of its own.
+        ax.set_xscale("symlog", linthresh=1)
+        if len(self.steps) > 1:
+            ax.set_xlim(self.steps[0], self.steps[-1])
+        ax.set_xlabel("step")
+        ax.set_ylabel(name.replace("_", " "))
+        return ax
+
+    def _values(self, name: str) -> np.ndarray:
+        if name == "eigenvalues":
+            resolved = np.asarray(self.series("noise_floor"))[:, None]
+            # What is below the noise floor of its kernel is no number to be drawn.
+            return np.where(self.eigenvalues > resolved, self.eigenvalues, math.nan)
+        return self.matrix(name) if name in MATRICES else self.series(name)
+
+    def __repr__(self) -> str:
+        steps = self.steps
+        numbers = [f"Track({len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"]
+        for name in ("drift", "trace", "loss", "held_out_accuracy", "margin"):
+            if name in self.names:
+                values = self.series(name)
+                numbers.append(f"{name} {values[0]:.4g} to {values[-1]:.4g}")
+        return ", ".join(numbers) + ")"
+
+    def __rich__(self) -> "Table":
+        from ntkdiag.report.track_table import track_table
+
+        return track_table(self)
+
+    def _repr_html_(self) -> str:
+        """The numbers of the last checkpoint beside the first, for notebooks."""
+        rows = []
+        for name in self.names:
+            values = self.series(name)
+            if values.ndim == 1:
+                ends = f"{values[0]:.4g} to {values[-1]:.4g}"
+                rows.append((name.replace("_", " "), ends, ""))
+        steps = self.steps
+        title = f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
+        return display.html_table(title, rows)
+
+
+def _colours(count: int) -> np.ndarray:
+    """Dark to light."""
+    import matplotlib
+
+    return matplotlib.colormaps["viridis"](np.linspace(0.0, 0.95, count) ** 0.5)
+
+
+def _heat_map(
+    ax: "Axes", matrix: Float[np.ndarray, "T T"], steps: Sequence[int], name: str
+) -> "Axes":
+    """A matrix over pairs of steps."""
+    # An error beyond 1 is worse than no prediction.
+    largest = 1.0 if name in _DIRECTED else None
+    image = ax.imshow(matrix, vmin=0.0, vmax=largest, origin="lower", cmap="viridis")
+    # Of many steps, about a dozen are named.
+    places = range(0, len(steps), 1 + len(steps) // 12)
+    labels = [str(steps[place]) for place in places]
+    ax.set_xticks(places, labels, rotation=90)
+    ax.set_yticks(places, labels)
+    if name in _DIRECTED:
+        ax.set_ylabel("linearized at step")
+        ax.set_xlabel("predicting step")
+    else:
+        ax.set_ylabel("step")
+        ax.set_xlabel("step")
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label=name.replace("_", " "), shrink=0.8)
+    return ax
+
+
+def _or_nan(value: float | None) -> float:
+    """NaN for null: JSON has no other number for what is not known."""
+    return math.nan if value is None else value

@@ -1,0 +1,269 @@
+"""`track` against derivatives by hand, and what it does with runs it has seen before."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as orbax
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.comparison import track as track_module
+from ntkdiag.monitor import LogSpaced
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+STEPS = (0, 1, 4, 16)
+
+
+class Network(nn.Module):
+    """With running statistics, which move in training."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(8)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dense(3)(jnp.tanh(x))
+
+
+MODEL = Network()
+
+
+def probe(seed):
+    x = np.random.default_rng(seed).normal(size=(24, 5)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(int) + (x[:, 1] > 0)
+
+
+TRAIN, HELD_OUT = probe(0), probe(1)
+
+
+def trained_run():
+    """Step -> variables."""
+    x, y = TRAIN
+    variables = MODEL.init(jax.random.key(0), x)
+    optimizer = optax.adam(3e-2)
+
+    @jax.jit
+    def step(variables, state):
+        def loss(params):
+            outputs, moved = MODEL.apply(
+                {**variables, "params": params}, x, train=True, mutable=["batch_stats"]
+            )
+            return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean(), moved
+
+        gradient, moved = jax.grad(loss, has_aux=True)(variables["params"])
+        updates, state = optimizer.update(gradient, state)
+        return {"params": optax.apply_updates(variables["params"], updates), **moved}, state
+
+    run, state = {}, optimizer.init(variables["params"])
+    for number in range(max(STEPS) + 1):
+        if number in STEPS:
+            run[number] = variables
+        variables, state = step(variables, state)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run():
+    return trained_run()
+
+
+def tracked(run, **options):
+    options = {"train": TRAIN, "loss": "cross_entropy", "descent": 0.1, **options}
+    return ntkdiag.track(run, model=MODEL, **options)
+
+
+@pytest.fixture(scope="module")
+def result(run):
+    return tracked(run, held_out=HELD_OUT)
+
+
+def outputs_of(params, stats, x=TRAIN[0]):
+    return MODEL.apply({"params": params, "batch_stats": stats}, x)
+
+
+def kernel_of(variables):
+    jacobian = jax.jacrev(lambda p: outputs_of(p, variables["batch_stats"]))(variables["params"])
+    rows = [np.asarray(leaf, np.float64).reshape(72, -1) for leaf in jax.tree.leaves(jacobian)]
+    return np.concatenate(rows, axis=1) @ np.concatenate(rows, axis=1).T
+
+
+def test_kernels_and_their_distances(run, result):
+    kernels = [kernel_of(variables) for variables in run.values()]
+    assert result.steps == list(STEPS)
+    np.testing.assert_allclose(result.series("trace"), [np.trace(k) for k in kernels], rtol=1e-5)
+    for values, kernel in zip(result.eigenvalues, kernels, strict=True):
+        expected = np.linalg.eigvalsh(kernel)[::-1]
+        np.testing.assert_allclose(values, expected, atol=1e-5 * expected[0])
+    cosine = np.sum(kernels[1] * kernels[3]) / np.prod([np.linalg.norm(kernels[i]) for i in (1, 3)])
+    np.testing.assert_allclose(result.matrix("distance")[1, 3], 1 - cosine, rtol=1e-3)
+    moved = np.linalg.norm(kernels[3] - kernels[0]) / np.linalg.norm(kernels[0])
+    np.testing.assert_allclose(result.series("drift")[3], moved, rtol=1e-4)
+    np.testing.assert_allclose(result.series("velocity")[1], result.matrix("distance")[0, 1])
+    np.testing.assert_allclose(result.series("leaf_shares").sum(axis=1), 1.0, rtol=1e-6)
+    bias = result.record["leaves"].index("Dense_1/bias")
+    share = 24 * 3 / np.trace(kernels[0])
+    np.testing.assert_allclose(result.series("leaf_shares")[0, bias], share, rtol=1e-5)
+
+
+def test_overlap_of_the_leading_modes(run, result):
+    modes = [np.linalg.eigh(kernel_of(variables))[1][:, -10:] for variables in run.values()]
+    expected = np.sum((modes[0].T @ modes[3]) ** 2) / 10
+    np.testing.assert_allclose(result.matrix("overlap")[0, 3], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("i", "j"), [(0, 3), (3, 0), (1, 2)])
+def test_errors_of_the_network_linearized_at_one_checkpoint(run, result, i, j):
+    start, end = (run[STEPS[number]] for number in (i, j))
+    way = jax.tree.map(jnp.subtract, end["params"], start["params"])
+    # With the statistics of the one that is predicted.
+    begun, change = jax.jvp(
+        lambda params: outputs_of(params, end["batch_stats"]), (start["params"],), (way,)
+    )
+    reached = outputs_of(end["params"], end["batch_stats"])
+    missed = jnp.linalg.norm(begun + change - reached) / jnp.linalg.norm(reached - begun)
+    np.testing.assert_allclose(result.matrix("e1")[i, j], missed, rtol=1e-3)
+    same = np.mean((begun + change).argmax(axis=1) == reached.argmax(axis=1))
+    np.testing.assert_allclose(result.matrix("agreement")[i, j], same)
+    assert np.isnan(np.diagonal(result.matrix("e1"))).all()
+
+
+@pytest.mark.slow
+def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
+    compared = ntkdiag.compare(
+        run[0],
+        run[16],
+        model=MODEL,
+        train=TRAIN,
+        held_out=HELD_OUT,
+        loss="cross_entropy",
+        descent=0.1,
+    )
+    for place, side in ((0, compared.a), (3, compared.b)):
+        row = result.rows[place]
+        for name in ("trace", "loss", "accuracy", "margin"):
+            np.testing.assert_allclose(row[name], getattr(side, name), rtol=1e-5)
+        participation_ratio = side.spectrum.participation_ratio
+        np.testing.assert_allclose(row["participation_ratio"], participation_ratio, rtol=1e-5)
+        np.testing.assert_allclose(row["held_out_loss"], side.held_out.loss, rtol=1e-5)
+        np.testing.assert_allclose(row["held_out_accuracy"], side.held_out.accuracy)
+
+
+def test_the_model_is_traced_once_for_the_run(run):
+    traces = []
+
+    def f(params, x):
+        traces.append(1)
+        return jnp.tanh(x @ params["w"]) @ params["v"]
+
+    def few(count):
+        params = {"w": jnp.ones((5, 4)), "v": jnp.ones((4, 3))}
+        rng = np.random.default_rng(0)
+        return [
+            jax.tree.map(lambda leaf: leaf + 0.1 * rng.normal(size=leaf.shape), params)
+            for _ in range(count)
+        ]
+
+    counts = []
+    for count in (2, 5):
+        traces.clear()
+        ntkdiag.clear_caches()
+        ntkdiag.track(few(count), model=f, train=TRAIN)
+        counts.append(len(traces))
+    assert counts[0] == counts[1]
+
+
+def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
+    out = tmp_path / "ntk"
+    begun = {step: run[step] for step in STEPS[:2]}
+    tracked(begun, out=out)
+    measured = []
+    measure = track_module.measure_checkpoint
+
+    def counted(*arguments):
+        measured.append(1)
+        return measure(*arguments)
+
+    monkeypatch.setattr(track_module, "measure_checkpoint", counted)
+    continued = tracked(run, out=out)
+    assert len(measured) == 2
+    again = tracked(run, out=out)
+    assert len(measured) == 2
+    at_once = tracked(run)
+    for name in ("e1", "distance_centred", "overlap"):
+        np.testing.assert_allclose(continued.matrix(name), at_once.matrix(name), rtol=1e-4)
+        np.testing.assert_array_equal(continued.matrix(name), again.matrix(name))
+    np.testing.assert_array_equal(continued.eigenvalues, again.eigenvalues)
+
+
+def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
+    measure = track_module.measure_checkpoint
+    calls = []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(track_module, "measure_checkpoint", failing)
+    with pytest.raises(KeyboardInterrupt):
+        tracked(run, out=tmp_path)
+    assert tracked(run, out=tmp_path).steps == list(STEPS)
+    assert len(calls) == 5
+
+
+def test_another_setting_or_checkpoint_is_refused(run, tmp_path):
+    begun = {0: run[0]}
+    tracked(begun, out=tmp_path)
+    with pytest.raises(errors.InvalidInputError, match="descent"):
+        tracked(begun, out=tmp_path, descent=0.2)
+    with pytest.raises(errors.InvalidInputError, match="probes"):
+        tracked(begun, out=tmp_path, train=probe(3))
+    with pytest.raises(errors.InvalidInputError, match="other parameters at the same step"):
+        tracked({0: run[1]}, out=tmp_path)
+
+
+@pytest.mark.slow
+def test_roots_of_managers_lists_and_selections(run, tmp_path):
+    with orbax.CheckpointManager(tmp_path / "checkpoints") as manager:
+        for step, variables in run.items():
+            manager.save(step, args=orbax.args.StandardSave(variables))
+    root = tmp_path / "checkpoints"
+    assert tracked(root).steps == list(STEPS)
+    assert tracked(root, last=2).steps == [4, 16]
+    assert tracked(root, steps=LogSpaced(base=4)).steps == [0, 1, 4, 16]
+    assert tracked(root, steps=[0, 16]).steps == [0, 16]
+    assert tracked([f"{root}@1", f"{root}@16"]).steps == [1, 16]
+    with pytest.raises(errors.InvalidInputError, match="none of the steps 0, 1, 4, 16"):
+        tracked(root, steps=[3])
+    with pytest.raises(errors.CheckpointError, match="no finished numbered step"):
+        tracked(root / "0")
+    with pytest.raises(errors.InvalidInputError, match="one checkpoint for each step"):
+        tracked([f"{root}@1", f"{root}@1"])
+    with pytest.raises(errors.InvalidInputError, match=r"see compare\(a, b\)"):
+        tracked(3)
+
+
+def test_checkpoints_of_another_structure_are_refused(run):
+    other = jax.tree.map(lambda leaf: leaf[..., :2], run[1])
+    with pytest.raises(errors.StructureError, match="Dense_0/kernel"):
+        tracked({0: run[0], 1: other})
+
+
+def test_it_shows_itself(result):
+    assert repr(result).startswith("Track(4 checkpoints, steps 0 to 16, drift 0 to ")
+    assert "<caption>4 checkpoints" in result._repr_html_()
+    content = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert content["matrices"]["e1"][0][0] is None
+    assert len(content["checkpoints"]) == 4
+    assert result.plot("e1").get_xlabel() == "predicting step"
+    assert result.plot("drift").get_ylabel() == "drift"
+    assert result.plot("eigenvalues").get_yscale() == "log"
+    with pytest.raises(errors.InvalidInputError, match="one of trace, rank"):
+        result.series("sharpness")
+    with pytest.raises(errors.InvalidInputError, match="one of distance"):
+        result.matrix("trace")
