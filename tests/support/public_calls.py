@@ -30,6 +30,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.baselines.LinearBaseline",
     "ntkdiag.checking.SelfCheck",
     "ntkdiag.comparison.Comparison",
+    "ntkdiag.comparison.Track",
     "ntkdiag.engine.Plan",
     "ntkdiag.Functional",
     "ntkdiag.kernel.Convention",
@@ -401,6 +402,19 @@ def compare(given):
         descent=0.1,
     )
     return comparison.a.margin, comparison.b.margin, comparison.drift.distance
+
+
+@call_of("ntkdiag.track")
+def track(given):
+    run = ntkdiag.track(
+        [PARAMS, MOVED],
+        model=f,
+        train=(given(X), given(CLASSES)),
+        held_out=(given(X2), given(CLASSES2)),
+        loss="cross_entropy",
+        descent=0.1,
+    )
+    return run.matrix("distance"), run.matrix("e1"), run.series("margin")
 
 
 @call_of("ntkdiag.baselines.linear_baseline")
