@@ -117,6 +117,7 @@ def measure_checkpoint(
     decomposed = spectrum(kernel, vectors=True)
     row: dict[str, Any] = {
         "trace": float(np.trace(np.asarray(kernel.matrix, np.float64))),
+        "norm": float(np.linalg.norm(np.asarray(kernel.matrix, np.float64))),
         "rank": int(decomposed.rank),
         "noise_floor": float(decomposed.noise_floor),
         "spectrum_status": decomposed.status,

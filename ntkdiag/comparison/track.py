@@ -3,7 +3,7 @@
 1. Read the settings, find the checkpoints, and read the first one: its function, with running
    statistics as arguments, is that of the whole run, and compiled once.
 2. One after the other: what is stored already is read; what is not is measured by itself, and then
-   beside every checkpoint before it.
+   beside every checkpoint before it. Pairs that an earlier call left out are made up for.
 3. Each is stored as soon as it is measured: its arrays first, then its line.
 """
 
@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
-from ntkdiag.analysis import drift
 from ntkdiag.comparison.checkpoint_numbers import (
     CheckpointNumbers,
     TrackedModel,
@@ -149,15 +148,18 @@ def track(
         places: list[Place] = []
         for snapshot in snapshots:
             place = tracker.place(snapshot, store)
-            if snapshot.step not in store.finished:
-                row = tracker.row(place, places)
+            row = tracker.row(place, places)
+            stored = store.finished.get(snapshot.step)
+            if stored is None:
                 store.write(snapshot.step, row, place.numbers.arrays)
+            elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
+                store.amend(snapshot.step, row)
             places.append(place)
             work.advance()
-        rows = [store.finished[place.step] | {"step": place.step} for place in places]
+        rows = [{**store.finished[place.step], "step": place.step} for place in places]
     eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
     outputs = np.stack([place.numbers.outputs for place in places])
-    return Track(record, rows, eigenvalues, outputs)
+    return Track.of(record, rows, eigenvalues, outputs)
 
 
 class _Unstored:
@@ -168,6 +170,10 @@ class _Unstored:
 
     def write(self, step: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Keep the numbers."""
+        self.finished[step] = dict(row)
+
+    def amend(self, step: int, row: Mapping[str, Any]) -> None:
+        """Keep other numbers."""
         self.finished[step] = dict(row)
 
     def read(self, step: int) -> dict[str, np.ndarray]:
@@ -238,30 +244,23 @@ class _Tracker:
         if stored is None:
             numbers = measure_checkpoint(self.model, params, kwargs)
             numbers.row["params_sha256"] = fingerprint({"params": params, "held": held})
+            numbers.row["convention"] = numbers.kernel.convention.to_dict()
         else:
             _require_the_same(snapshot, stored, fingerprint({"params": params, "held": held}))
             numbers = _stored_numbers(stored, store.read(snapshot.step))
         return Place(snapshot.step, params, kwargs, numbers)
 
     def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
-        """All numbers of a checkpoint: by itself, from the first one, and beside each before it."""
+        """All numbers of a checkpoint: by itself, and beside each one before it."""
         row = dict(place.numbers.row)
-        row["convention"] = place.numbers.kernel.convention.to_dict()
-        moved = drift((before or [place])[0].numbers.kernel, place.numbers.kernel)
-        row |= {
-            "drift": float(moved.relative),
-            "drift_scale": float(moved.scale),
-            "drift_rotation": float(moved.rotation),
-            "drift_distance_centred": float(moved.distance_centred),
-        }
-        pairs = [self.pairs.between(earlier, place) for earlier in before]
-        by_name: dict[str, list[float]] = {}
-        for name in pairs[0] if pairs else ():
-            by_name[name] = [pair[name] for pair in pairs]
-        row["pairs"] = {"step": [earlier.step for earlier in before], **by_name}
-        if pairs:
-            row["velocity"] = pairs[-1]["distance"] / (place.step - before[-1].step)
-        return row
+        pairs = {name: list(values) for name, values in row.get("pairs", {"step": []}).items()}
+        for earlier in before:
+            if earlier.step in pairs["step"]:
+                continue
+            pairs["step"].append(earlier.step)
+            for name, value in self.pairs.between(earlier, place).items():
+                pairs.setdefault(name, []).append(value)
+        return row | {"pairs": pairs}
 
     def _held(self, side: Side) -> dict[str, PyTree]:
         """What a checkpoint holds beside the parameters, as far as outputs depend on it."""

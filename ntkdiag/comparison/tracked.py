@@ -1,7 +1,6 @@
 """What `track` returns: numbers of every checkpoint, and matrices over all pairs of them."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,12 +34,14 @@ class Track:
             are NaN; see `docs/track.md` for their names.
         eigenvalues: `[T k]` of each kernel, descending.
         outputs: `[T n *o]` outputs on the probe.
+        matrices: Name -> `[T T]`; see `matrix`.
     """
 
     record: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     eigenvalues: Float[np.ndarray, "T k"]
     outputs: Float[np.ndarray, "T n *o"]
+    matrices: Mapping[str, Float[np.ndarray, "T T"]]
 
     @property
     def steps(self) -> list[int]:
@@ -97,25 +98,22 @@ class Track:
                 got=repr(name),
                 do="Write run.matrix('e1').",
             )
-        places = {step: place for place, step in enumerate(self.steps)}
-        matrix = np.full((len(places), len(places)), math.nan)
-        np.fill_diagonal(matrix, {**_SYMMETRIC, **_DIRECTED}[name])
-        is_directed = name in _DIRECTED
-        to, back = (f"{name}_to", f"{name}_from") if is_directed else (name, name)
-        for now, row in enumerate(self.rows):
-            pairs = row["pairs"]
-            for number, step in enumerate(pairs["step"]):
-                if step not in places:
-                    continue  # of a call that took more checkpoints
-                earlier = places[step]
-                matrix[earlier, now] = _or_nan(pairs[to][number])
-                matrix[now, earlier] = _or_nan(pairs[back][number])
-        return matrix
+        return self.matrices[name]
 
-    @functools.cached_property
-    def matrices(self) -> dict[str, Float[np.ndarray, "T T"]]:
-        """All matrices by name."""
-        return {name: self.matrix(name) for name in MATRICES}
+    @staticmethod
+    def of(
+        record: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        eigenvalues: Float[np.ndarray, "T k"],
+        outputs: Float[np.ndarray, "T n *o"],
+    ) -> "Track":
+        """A run from its stored rows: matrices, and motion from the first checkpoint on."""
+        matrices = {name: _matrix(rows, name) for name in MATRICES}
+        with_motion = []
+        for place, row in enumerate(rows):
+            numbers = {name: value for name, value in row.items() if name != "pairs"}
+            with_motion.append(numbers | _motion(rows, matrices, place))
+        return Track(record, with_motion, eigenvalues, outputs, matrices)
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values."""
@@ -123,7 +121,7 @@ class Track:
             {
                 "record": dict(self.record),
                 "checkpoints": [dict(row) for row in self.rows],
-                "matrices": self.matrices,
+                "matrices": dict(self.matrices),
             }
         )
 
@@ -196,6 +194,44 @@ class Track:
         return display.html_table(title, rows)
 
 
+def _matrix(rows: Sequence[Mapping[str, Any]], name: str) -> Float[np.ndarray, "T T"]:
+    """One number of all pairs, from the rows of the later ones."""
+    places = {row["step"]: place for place, row in enumerate(rows)}
+    matrix = np.full((len(rows), len(rows)), math.nan)
+    np.fill_diagonal(matrix, {**_SYMMETRIC, **_DIRECTED}[name])
+    to, back = (f"{name}_to", f"{name}_from") if name in _DIRECTED else (name, name)
+    for now, row in enumerate(rows):
+        pairs = row["pairs"]
+        for number, step in enumerate(pairs["step"]):
+            if step not in places:
+                continue  # of a call that took more checkpoints
+            earlier = places[step]
+            matrix[earlier, now] = pairs[to][number]
+            matrix[now, earlier] = pairs[back][number]
+    return matrix
+
+
+def _motion(
+    rows: Sequence[Mapping[str, Any]], matrices: Mapping[str, np.ndarray], place: int
+) -> dict[str, float]:
+    """The drift from the first kernel, as `ntkdiag.drift` has it, and the velocity.
+
+    With r the ratio of the norms, D^2 = (r - 1)^2 + 2 r S and a = r (1 - S).
+    """
+    distance = matrices["distance"][0, place]
+    ratio = rows[place]["norm"] / rows[0]["norm"] if rows[0]["norm"] > 0 else math.nan
+    motion = {
+        "drift": math.sqrt((ratio - 1.0) ** 2 + 2.0 * ratio * distance),
+        "drift_scale": ratio * (1.0 - distance),
+        "drift_rotation": 2.0 * math.asin(math.sqrt(min(max(distance / 2.0, 0.0), 1.0))),
+        "drift_distance_centred": float(matrices["distance_centred"][0, place]),
+    }
+    if place > 0:
+        steps = rows[place]["step"] - rows[place - 1]["step"]
+        motion["velocity"] = float(matrices["distance"][place - 1, place]) / steps
+    return motion
+
+
 def _colours(count: int) -> np.ndarray:
     """Dark to light."""
     import matplotlib
@@ -224,8 +260,3 @@ def _heat_map(
     ax.grid(False)
     ax.figure.colorbar(image, ax=ax, label=name.replace("_", " "), shrink=0.8)
     return ax
-
-
-def _or_nan(value: float | None) -> float:
-    """NaN for null: JSON has no other number for what is not known."""
-    return math.nan if value is None else value

@@ -104,6 +104,15 @@ class RunWriter:
                 mark_as_group(group)
 
         # The line makes the step a finished one.
+        self._finish(step, line)
+
+    def amend(self, step: int, row: Mapping[str, Any]) -> None:
+        """Give a finished step other scalars, by a line that holds from now on; arrays stay."""
+        self._require_open()
+        self._finish(step, line_of({"step": step, **row, "arrays": self._sha256s[step]}))
+
+    def _finish(self, step: int, line: str) -> None:
+        """Append the line of a step."""
         append_line(self.stream.path, line, sync=True)
         finished = row_of(json.loads(line))
         self._sha256s[step] = finished.pop("arrays")

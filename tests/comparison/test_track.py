@@ -102,6 +102,9 @@ def test_kernels_and_their_distances(run, result):
     np.testing.assert_allclose(result.matrix("distance")[1, 3], 1 - cosine, rtol=1e-3)
     moved = np.linalg.norm(kernels[3] - kernels[0]) / np.linalg.norm(kernels[0])
     np.testing.assert_allclose(result.series("drift")[3], moved, rtol=1e-4)
+    expected = ntkdiag.drift(kernels[0], kernels[3])
+    for name, value in (("drift_scale", expected.scale), ("drift_rotation", expected.rotation)):
+        np.testing.assert_allclose(result.series(name)[3], value, rtol=1e-4)
     np.testing.assert_allclose(result.series("velocity")[1], result.matrix("distance")[0, 1])
     np.testing.assert_allclose(result.series("leaf_shares").sum(axis=1), 1.0, rtol=1e-6)
     bias = result.record["leaves"].index("Dense_1/bias")
@@ -216,6 +219,16 @@ def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
     assert len(calls) == 5
 
 
+def test_pairs_that_were_left_out_are_made_up_for(run, tmp_path):
+    for steps in ([0, 16], [0, 1], [4, 16]):
+        tracked({step: run[step] for step in steps}, out=tmp_path)
+    whole = tracked(run, out=tmp_path)
+    at_once = tracked(run)
+    for name in ("e1", "distance", "agreement"):
+        np.testing.assert_allclose(whole.matrix(name), at_once.matrix(name), rtol=1e-4)
+    np.testing.assert_allclose(whole.series("velocity"), at_once.series("velocity"), rtol=1e-4)
+
+
 def test_another_setting_or_checkpoint_is_refused(run, tmp_path):
     begun = {0: run[0]}
     tracked(begun, out=tmp_path)
@@ -263,7 +276,7 @@ def test_it_shows_itself(result):
     assert result.plot("e1").get_xlabel() == "predicting step"
     assert result.plot("drift").get_ylabel() == "drift"
     assert result.plot("eigenvalues").get_yscale() == "log"
-    with pytest.raises(errors.InvalidInputError, match="one of trace, rank"):
+    with pytest.raises(errors.InvalidInputError, match="one of trace, norm"):
         result.series("sharpness")
     with pytest.raises(errors.InvalidInputError, match="one of distance"):
         result.matrix("trace")

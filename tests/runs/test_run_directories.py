@@ -114,6 +114,18 @@ def test_resumed(tmp_path):
     assert json.loads(lines[0]) == {"record": RECORD}
 
 
+def test_scalars_of_a_finished_step_may_be_amended(tmp_path):
+    written(tmp_path, steps=(0, 10))
+    with RunWriter.open(tmp_path, RECORD) as writer:
+        writer.amend(10, {"loss": 0.5, "rank": 11})
+        assert writer.finished[10]["loss"] == 0.5
+    with RunWriter.open(tmp_path, RECORD) as writer:
+        assert writer.finished[10] == {"step": 10, "loss": 0.5, "rank": 11}
+        for key, array in writer.read(10).items():
+            np.testing.assert_array_equal(array, arrays_of(10)[key])
+    assert [row["loss"] for row in ntkdiag.open_run(tmp_path).rows()] == [1, 0.5]
+
+
 def test_versions_may_name_entries_that_change(tmp_path):
     with RunWriter.open(tmp_path, {"jax": "1", "loss": "mse", "versions": ["jax"]}):
         pass
