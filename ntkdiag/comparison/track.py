@@ -49,15 +49,9 @@ from ntkdiag.progress import under_way
 from ntkdiag.runs.run_writer import RunWriter
 
 # Axes of the stored arrays, beside the steps.
-_DIMS = {
-    "eigenvalues": ["mode"],
-    "modes": ["row", "mode_kept"],
-    "outputs": ["example", "output"],
-}
-_DIMS_OF_KERNEL = {
-    2: ["example", "example_2"],
-    4: ["example", "output", "example_2", "output_2"],
-}
+_DIMS = {"eigenvalues": ["mode"], "modes": ["row", "mode_kept"], "leaf_shares": ["leaf"]}
+_DIMS_OF_KERNEL = ["example", "example_2"]
+_DIMS_OF_FULL_KERNEL = ["example", "row_output", "example_2", "row_output_2"]
 
 
 @errors.public
@@ -293,20 +287,25 @@ def _record(first: Side, settings: Settings, shape: tuple[int, ...]) -> dict[str
     """What the numbers of a run mean: they go on only where all of this is the same."""
     functional = first.functional
     leaves = leaves_by_path(functional.params)
-    ndim = 4 if settings.reduction == "full" else 2
+    is_full = settings.reduction == "full"
+    positions = [f"position_{axis}" for axis in range(len(shape) - 2)]
+    dims = {
+        **_DIMS,
+        "kernel": _DIMS_OF_FULL_KERNEL if is_full else _DIMS_OF_KERNEL,
+        "outputs": ["example", *positions, "output"][: len(shape)],
+    }
     content = {
         "format": "ntkdiag run 1",
         "source": "track",
-        "library": functional.library,
-        "mode": functional.mode,
+        "model": {"library": functional.library, "mode": functional.mode},
         "parameters": {path: describe(leaf) for path, leaf in leaves.items()},
-        "leaves": leaf_names(functional.params),
         "outputs": list(shape[1:]),
         "reduction": settings.reduction,
         "loss": None if settings.loss is None else settings.loss.describe(shape),
         "descent": None if settings.descent is None else repr(settings.descent),
         "probes": [_described(probe) for probe in _probes(settings)],
-        "dims": _DIMS | {"kernel": _DIMS_OF_KERNEL[ndim]},
+        "dims": dims,
+        "coordinates": {"leaf": leaf_names(functional.params)},
         "versions": installed_versions(),
     }
     return display.plain(content)

@@ -9,8 +9,11 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
+from ntkdiag.runs.labelled import as_dataset, as_frame
 
 if TYPE_CHECKING:
+    import pandas
+    import xarray
     from matplotlib.axes import Axes
     from rich.table import Table
 
@@ -124,6 +127,38 @@ class Track:
                 "matrices": dict(self.matrices),
             }
         )
+
+    @errors.public
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The numbers of every checkpoint as a table over the steps.
+
+        Returns:
+            The table; the record is in its `attrs`.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        return as_frame([dict(row) for row in self.rows], dict(self.record))
+
+    @errors.public
+    def to_xarray(self) -> "xarray.Dataset":
+        """Everything as a dataset over the steps, with the record as attributes.
+
+        Of a matrix `step` is the row and `step_2` the column: `e1` of the network linearized at
+        `step`, for the outputs at `step_2`.
+
+        Returns:
+            The dataset, which writes itself as netCDF or zarr.
+
+        Raises:
+            MissingDependencyError: xarray is not installed.
+        """
+        record = dict(self.record)
+        record["dims"] = {**record["dims"], **{name: ["step_2"] for name in MATRICES}}
+        record["coordinates"] = {**record["coordinates"], "step_2": self.steps}
+        arrays = {**self.matrices, "eigenvalues": self.eigenvalues, "outputs": self.outputs}
+        by_step = {name: list(array) for name, array in arrays.items()}
+        return as_dataset([dict(row) for row in self.rows], by_step, record)
 
     @errors.public
     def plot(self, name: str, ax: "Axes | None" = None) -> "Axes":

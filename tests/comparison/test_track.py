@@ -38,6 +38,7 @@ def probe(seed):
 
 
 TRAIN, HELD_OUT = probe(0), probe(1)
+BIAS = 4  # of the last layer, among the leaves
 
 
 def trained_run():
@@ -107,9 +108,8 @@ def test_kernels_and_their_distances(run, result):
         np.testing.assert_allclose(result.series(name)[3], value, rtol=1e-4)
     np.testing.assert_allclose(result.series("velocity")[1], result.matrix("distance")[0, 1])
     np.testing.assert_allclose(result.series("leaf_shares").sum(axis=1), 1.0, rtol=1e-6)
-    bias = result.record["leaves"].index("Dense_1/bias")
     share = 24 * 3 / np.trace(kernels[0])
-    np.testing.assert_allclose(result.series("leaf_shares")[0, bias], share, rtol=1e-5)
+    np.testing.assert_allclose(result.series("leaf_shares")[0, BIAS], share, rtol=1e-5)
 
 
 def test_overlap_of_the_leading_modes(run, result):
@@ -265,6 +265,19 @@ def test_checkpoints_of_another_structure_are_refused(run):
     other = jax.tree.map(lambda leaf: leaf[..., :2], run[1])
     with pytest.raises(errors.StructureError, match="Dense_0/kernel"):
         tracked({0: run[0], 1: other})
+
+
+def test_tables_and_labelled_arrays(result, tmp_path):
+    frame = result.to_pandas()
+    np.testing.assert_array_equal(frame.index, STEPS)
+    np.testing.assert_array_equal(frame["trace"], result.series("trace"))
+    dataset = result.to_xarray()
+    np.testing.assert_array_equal(dataset["e1"].sel(step=4, step_2=16), result.matrix("e1")[2, 3])
+    leaf = dataset["leaf_shares"].sel(step=0, leaf="Dense_1/bias")
+    np.testing.assert_array_equal(leaf, result.series("leaf_shares")[0, BIAS])
+    assert dict(dataset["outputs"].sizes) == {"step": 4, "example": 24, "output": 3}
+    assert "mean over" in dataset.attrs["loss"]
+    dataset.to_netcdf(tmp_path / "run.nc")
 
 
 def test_it_shows_itself(result):
