@@ -143,7 +143,7 @@ def test_track(run, workspace):
     status, out, err = run("track", "run", *words, "--out", "ntk")
     assert (status, err) == (0, "")
     assert "2 checkpoints, steps 0 to 10" in out
-    assert "e1 from first" in out
+    assert "e1 from 0" in out
     status, out, _ = run("track", "run", *words, "--out", "ntk", "--json")
     content = json.loads(out)
     assert [row["step"] for row in content["checkpoints"]] == [0, 10]

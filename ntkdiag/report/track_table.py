@@ -9,38 +9,35 @@ from ntkdiag.report.reported import Track
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Columns, where the run has them: their title and the name of the number.
+# Columns, where the run has them: title and name of the number. As many as fit 80 characters.
 COLUMNS = {
     "loss": "loss",
     "accuracy": "accuracy",
-    "held out": "held_out_accuracy",
-    "trace": "trace",
-    "rank": "rank",
     "particip.": "participation_ratio",
     "drift": "drift",
     "S_c": "drift_distance_centred",
     "margin": "margin",
 }
-# Numbers that labels decide about, of held-out examples where there are some.
-ALIGNMENTS = ("held_out_alignment_above", "alignment_above")
+DIGITS = 3
 
 
 def track_table(track: Track) -> "Table":
     """Step, numbers, and e1 of the network linearized at the first checkpoint."""
     steps = track.steps
-    table = display.terminal_table(f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}")
-    names = {title: name for title, name in COLUMNS.items() if name in track.names}
-    for name in ALIGNMENTS:
-        if name in track.names:
-            names["alignment"] = name
-            break
-    table.add_column("step", justify="right")
+    title = f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
+    names = dict(COLUMNS)
+    if "held_out_accuracy" in track.names:
+        names["accuracy"] = "held_out_accuracy"
+        title += "; accuracy of held-out examples"
+    table = display.terminal_table(title)
+    table.add_column("step", justify="right", no_wrap=True)
     columns = []
-    for title, name in names.items():
-        table.add_column(title, justify="right")
-        columns.append(track.series(name))
-    table.add_column("e1 from first", justify="right")
+    for heading, name in names.items():
+        if name in track.names:
+            table.add_column(heading, justify="right", no_wrap=True)
+            columns.append(track.series(name))
+    table.add_column(f"e1 from {steps[0]}", justify="right", no_wrap=True)
     columns.append(track.matrix("e1")[0])
     for place, step in enumerate(steps):
-        table.add_row(str(step), *[number(float(column[place])) for column in columns])
+        table.add_row(str(step), *[number(float(column[place]), DIGITS) for column in columns])
     return table
