@@ -136,8 +136,9 @@ def measure_checkpoint(
         row |= _held_out_numbers(model, model.held_out, params, kwargs)
     vectors = np.asarray(decomposed.vectors)
     return CheckpointNumbers(
-        row=row,
-        kernel=dataclasses.replace(kernel, leaves=None),
+        row={name: _known(value) for name, value in row.items()},
+        # On the host: there will be one for each checkpoint.
+        kernel=dataclasses.replace(kernel, array=np.asarray(kernel.array), leaves=None),
         eigenvalues=np.asarray(decomposed.eigenvalues),
         modes=vectors[:, :N_MODES],
         outputs=outputs,
@@ -221,6 +222,11 @@ def _alignment_numbers(alignment: Alignment, prefix: str) -> dict[str, float]:
         f"{prefix}alignment_standard_deviation": float(alignment.standard_deviation),
         f"{prefix}alignment_above": float(alignment.above),
     }
+
+
+def _known(value: Any) -> Any:
+    """NaN for infinity, which JSON does not have either."""
+    return math.nan if isinstance(value, float) and math.isinf(value) else value
 
 
 def _number(value: float | None) -> float:

@@ -4,7 +4,7 @@ With K_i the kernel, U_i its leading modes, f_i the outputs and theta_i the para
 i, and s_i what the model holds beside them, such as running statistics:
 
     distance            S   = 1 - <K_i, K_j> / (||K_i|| ||K_j||), and S_c, centred over examples
-    overlap             ||U_i^T U_j||_F^2 / m
+    overlap             ||U_i^T U_j||_F^2 / m, of the m <= 10 leading modes that both resolve
     e1[i -> j]          ||f_j - f_lin|| / ||f_j - f_start||, the network linearized at i:
                         f_start = f(theta_i, s_j),  f_lin = f_start + J (theta_j - theta_i)
     agreement[i -> j]   share of the decisions of f_j that f_lin takes, too
@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis import drift
-from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers, TrackedModel
+from ntkdiag.comparison.checkpoint_numbers import N_MODES, CheckpointNumbers, TrackedModel
 from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
 from ntkdiag.comparison.linearized_change import resolved_error
 from ntkdiag.engine.independence import roundoff_of
@@ -69,11 +69,10 @@ class Pairs:
         """
         a, b = earlier.numbers, now.numbers
         moved = drift(a.kernel, b.kernel)
-        overlap = float(np.sum((a.modes.T @ b.modes) ** 2)) / a.modes.shape[1]
         numbers = {
             "distance": float(moved.distance),
             "distance_centred": float(moved.distance_centred),
-            "overlap": overlap,
+            "overlap": _overlap(a, b),
         }
         for way, start, end in (("to", earlier, now), ("from", now, earlier)):
             e1, agreeing = self._linearized(start, end)
@@ -113,3 +112,12 @@ class Pairs:
         return self._known_roundoff
 
     _known_roundoff: float | None = None
+
+
+def _overlap(a: CheckpointNumbers, b: CheckpointNumbers) -> float:
+    """How much of the leading subspace of one kernel is that of the other; NaN without modes."""
+    # Modes below the noise floor have no direction.
+    m = min(N_MODES, a.row["rank"], b.row["rank"])
+    if m == 0:
+        return math.nan
+    return float(np.sum((a.modes[:, :m].T @ b.modes[:, :m]) ** 2)) / m

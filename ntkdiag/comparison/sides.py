@@ -96,10 +96,12 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
         values = _Values(functional.params, {})
     else:
         values = _read_values(source, template)
-        _require_finite({**leaves_by_path(values.params), **leaves_by_path(values.collections)})
+        _require_finite(
+            {**leaves_by_path(values.params), **leaves_by_path(values.collections)}, label
+        )
         _require_model(template.model)
         placed = place(template, values.params, values.collections)
-    _require_finite(leaves_by_path(placed.functional.params))
+    _require_finite(leaves_by_path(placed.functional.params), label)
     return Side(
         label=label or values.label or name,
         functional=placed.functional,
@@ -283,7 +285,7 @@ def _require_model(model: Model) -> None:
         )
 
 
-def _require_finite(leaves: Leaves) -> None:
+def _require_finite(leaves: Leaves, label: str | None) -> None:
     """Refuse NaN and infinity, and name the arrays that hold them."""
     wrong = []
     for path, leaf in leaves.items():
@@ -292,8 +294,8 @@ def _require_finite(leaves: Leaves) -> None:
     if wrong:
         raise errors.InvalidInputError(
             expected="finite parameters and fixed arrays",
-            got=f"NaN or infinity in {', '.join(wrong)}",
-            do="Compare a checkpoint from before training diverged.",
+            got=f"NaN or infinity in {', '.join(wrong)}{'' if label is None else f' of {label}'}",
+            do="Take a checkpoint from before training diverged.",
         )
 
 

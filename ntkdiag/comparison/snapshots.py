@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ntkdiag import errors
 from ntkdiag.checkpoints.location import checkpoint_error, finished_steps, locate
 from ntkdiag.comparison.sides import Source, split_step
@@ -17,7 +19,7 @@ from ntkdiag.comparison.sides import Source, split_step
 # A root, a list of sources, or step -> source.
 RunSource: TypeAlias = Any
 # Which steps: a schedule, `step -> bool`, or the steps themselves.
-StepsLike: TypeAlias = Callable[..., Any] | Sequence[int]
+StepsLike: TypeAlias = Callable[..., Any] | Iterable[int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,20 +46,22 @@ def snapshots_of(
     """
     found = sorted(_all_of(run), key=lambda snapshot: snapshot.step)
     numbers = [snapshot.step for snapshot in found]
-    if len(set(numbers)) < len(numbers):
+    if not found or len(set(numbers)) < len(numbers):
         raise errors.InvalidInputError(
-            expected="one checkpoint for each step",
-            got=f"steps {_listed(numbers)}",
+            expected="checkpoints, one for each step",
+            got=f"steps {_listed(numbers)}" if found else "an empty list",
             do="Name the steps: {step: checkpoint, ...}.",
         )
-    chosen = [snapshot for snapshot in found if _is_wanted(snapshot.step, steps)]
+    wanted = _wanted(numbers, steps)
+    chosen = [snapshot for snapshot in found if snapshot.step in wanted]
     if last is not None:
-        chosen = chosen[-last:] if last > 0 else []
+        _require_count(last)
+        chosen = chosen[-last:]
     if not chosen:
         raise errors.InvalidInputError(
-            expected="steps= and last= that leave a checkpoint",
+            expected="steps= that leave a checkpoint",
             got=f"none of the steps {_listed(numbers)}",
-            do="Leave them out to take every checkpoint.",
+            do="Leave it out to take every checkpoint.",
         )
     return chosen
 
@@ -66,12 +70,13 @@ def _all_of(run: RunSource) -> Iterable[Snapshot]:
     """Every checkpoint of a run, in any order."""
     if isinstance(run, str | os.PathLike):
         return _of_root(run)
-    if isinstance(run, Mapping) and run and all(isinstance(step, int) for step in run):
-        return [Snapshot(step, source) for step, source in run.items()]
-    if isinstance(run, Mapping) or not isinstance(run, Iterable):
+    if isinstance(run, Mapping):
+        _require_steps(run)
+        return [Snapshot(int(step), source) for step, source in run.items()]
+    if not isinstance(run, Iterable):
         raise errors.InvalidInputError(
-            expected="the root of a CheckpointManager, a list of checkpoints, or a dictionary "
-            "from steps to them",
+            expected="the root of a CheckpointManager, a list of checkpoints, or a dictionary from "
+            "steps to them",
             got=f"a {type(run).__name__}",
             do="One checkpoint alone has no run: see compare(a, b).",
         )
@@ -80,15 +85,63 @@ def _all_of(run: RunSource) -> Iterable[Snapshot]:
 
 def _of_root(root: str | os.PathLike[str]) -> list[Snapshot]:
     """The finished steps of a manager root."""
-    path = os.path.abspath(os.path.expanduser(os.fspath(root)))
-    steps = finished_steps(locate(path).root) if os.path.isdir(path) else {}
+    # Whatever is no checkpoint at all has an error of its own.
+    location = locate(split_step(root)[0])
+    steps = finished_steps(location.root)
     if not steps:
         raise checkpoint_error(
-            path,
-            "no finished numbered step in it",
+            root,
+            "one checkpoint, with no finished numbered step in it",
             "Pass the root of a CheckpointManager, or a list of checkpoints.",
         )
     return [Snapshot(step, os.fspath(directory)) for step, directory in steps.items()]
+
+
+def _require_steps(run: Mapping[Any, Source]) -> None:
+    """Refuse a dictionary whose keys are no steps, such as parameters."""
+    for step in run:
+        is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
+        if not is_number or step < 0:
+            raise errors.InvalidInputError(
+                expected="a dictionary from steps, integers of at least 0, to checkpoints",
+                got=f"the key {step!r}",
+                do="One checkpoint alone has no run: see compare(a, b).",
+            )
+
+
+def _wanted(numbers: Sequence[int], steps: StepsLike | None) -> set[int]:
+    """The steps that are asked for; one that is not there is refused."""
+    if steps is None:
+        return set(numbers)
+    if callable(steps):
+        return {number for number in numbers if steps(number)}
+    if not isinstance(steps, Iterable):
+        raise errors.InvalidInputError(
+            argument=f"steps={steps!r}",
+            expected="a schedule, or the steps",
+            got=f"a {type(steps).__name__}",
+            do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
+        )
+    wanted = {int(step) for step in steps}
+    missing = sorted(wanted - set(numbers))
+    if missing:
+        raise errors.InvalidInputError(
+            expected="steps= of checkpoints that are there",
+            got=f"no step {_listed(missing)} among {_listed(numbers)}",
+            do="Leave out what was not saved.",
+        )
+    return wanted
+
+
+def _require_count(last: int) -> None:
+    """Refuse what is no number of checkpoints."""
+    if not isinstance(last, int | np.integer) or last < 1:
+        raise errors.InvalidInputError(
+            argument=f"last={last!r}",
+            expected="a number of checkpoints, 1 at least",
+            got=repr(last),
+            do="Write last=5 for the last five.",
+        )
 
 
 def _step_of(source: Source, place: int) -> int:
@@ -98,12 +151,6 @@ def _step_of(source: Source, place: int) -> int:
     path, step = split_step(source)
     found = locate(path, step).step
     return place if found is None else found
-
-
-def _is_wanted(step: int, steps: StepsLike | None) -> bool:
-    if steps is None:
-        return True
-    return bool(steps(step)) if callable(steps) else step in steps
 
 
 def _listed(numbers: Sequence[int]) -> str:

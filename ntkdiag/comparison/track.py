@@ -8,6 +8,7 @@
 """
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,7 @@ from ntkdiag.comparison.checkpoint_numbers import (
 )
 from ntkdiag.comparison.checkpoint_pairs import Pairs, Place
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
+from ntkdiag.comparison.label_fit import fit_outputs
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.measured import fingerprint
 from ntkdiag.comparison.placing import Model, Template, structure_error, unbound
@@ -36,6 +38,7 @@ from ntkdiag.comparison.tracked import Track
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.kernel import Kernel
@@ -48,6 +51,8 @@ from ntkdiag.probe_batch import Pair, ProbeBatch
 from ntkdiag.progress import under_way
 from ntkdiag.runs.run_writer import RunWriter
 
+# Outputs of one function by two programs differ by so many times the roundoff of the model.
+ROUNDING = 1000.0
 # Axes of the stored arrays, beside the steps.
 _DIMS = {"eigenvalues": ["mode"], "modes": ["row", "mode_kept"], "leaf_shares": ["leaf"]}
 _DIMS_OF_KERNEL = ["example", "example_2"]
@@ -84,7 +89,8 @@ def track(
     new. A folder of another model, probe or setting is refused, and so is a checkpoint that is not
     the one that was measured.
 
-    Outputs, structures and probes are as in `compare`. All parameters are held in memory at once.
+    Outputs, structures and probes are as in `compare`. All parameters and kernels are held in the
+    memory of the host at once.
 
     Cost: a kernel for each checkpoint, with its eigendecomposition (N C)^3; T (T - 1) forward
     derivatives of the probe for T checkpoints.
@@ -115,7 +121,8 @@ def track(
         CheckpointError: A path cannot be read; see `load_params`.
         StructureError: A checkpoint differs from the first one; all differences are listed.
         InvalidInputError: An argument is out of range; parameters are NaN; model and probe do not
-            fit; or `out` holds something else, or is being written to.
+            fit; models are of several functions; or `out` holds something else, or is being written
+            to.
     """
     # What does not depend on the model is checked before a checkpoint is read.
     settings = read_settings(train, held_out, reduction, loss, descent, memory)
@@ -130,11 +137,8 @@ def track(
     first = _read(snapshots[0], template)
     first, _ = with_one_output(first, first, settings)
     shape = require_outputs(first, settings)
-    if settings.reduction == "auto":
-        chosen = automatic(settings.n_examples, math.prod(shape[1:]))
-        settings = dataclasses.replace(settings, reduction=chosen)
     tracker = _Tracker.of(first, template, settings, shape[1:])
-    record = _record(first, settings, shape)
+    record = _record(first, tracker.model.settings, shape)
     with (
         _store(out, record) as store,
         under_way("tracking", steps=len(snapshots), show=progress) as work,
@@ -212,14 +216,17 @@ class _Tracker:
         first: Side, template: Template, settings: Settings, outputs_of_one: tuple[int, ...]
     ) -> "_Tracker":
         functional = first.functional
+        _require_plain_statistics(functional)
         following = Following(functional)
         f = functional.apply
         if following.followed(functional.fixed):
-            f = following.function
-            if first.output:
-                f = Apply(f, functional.library, functional.mode, first.output)
+            output = first.output or None
+            f = Apply(following.function, functional.library, functional.mode, output)
         labels = read_labels(settings.probes.of_kernel, settings, outputs_of_one)
         held_out = read_held_out(settings, outputs_of_one)
+        if settings.reduction == "auto":
+            chosen = automatic(settings.n_examples, math.prod(outputs_of_one))
+            settings = dataclasses.replace(settings, reduction=chosen)
         model = TrackedModel(f, settings, labels, held_out, outputs_of_one)
         return _Tracker(model, Pairs(model), first, template, following)
 
@@ -229,20 +236,65 @@ class _Tracker:
         lines = differences(self.first.functional.params, side.functional.params)
         lines += differences(self._held(self.first), self._held(side))
         if lines:
-            raise structure_error(lines)
+            raise structure_error([f"step {snapshot.step}: {line}" for line in lines])
         # On the host: the parameters of a whole run are many.
         params = jax.tree.map(np.asarray, side.functional.params)
         held = self._held(side)
         kwargs = {"held": self.following.as_arguments(held)} if held else {}
+        sha256 = fingerprint({"params": params, "held": held})
         stored = store.finished.get(snapshot.step)
         if stored is None:
+            self._require_one_function(snapshot, side, params, kwargs)
             numbers = measure_checkpoint(self.model, params, kwargs)
-            numbers.row["params_sha256"] = fingerprint({"params": params, "held": held})
+            numbers.row["params_sha256"] = sha256
             numbers.row["convention"] = numbers.kernel.convention.to_dict()
-        else:
-            _require_the_same(snapshot, stored, fingerprint({"params": params, "held": held}))
-            numbers = _stored_numbers(stored, store.read(snapshot.step))
+            return Place(snapshot.step, params, kwargs, numbers)
+        if stored["params_sha256"] != sha256:
+            raise _other_run(snapshot, "other parameters at the same step")
+        numbers = _stored_numbers(stored, store.read(snapshot.step))
+        # Neither a model nor a loss of the user can be told by its name.
+        if not self._are_equal(self.model.outputs(params, kwargs, self.model.x), numbers.outputs):
+            raise _other_run(snapshot, "another model, with other outputs for the same parameters")
+        if not self._has_loss_of(numbers):
+            raise _other_run(snapshot, "another loss, with another value at the same outputs")
         return Place(snapshot.step, params, kwargs, numbers)
+
+    def _require_one_function(
+        self, snapshot: Snapshot, side: Side, params: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> None:
+        """Refuse a model whose function is not that of the first one."""
+        if side.shares_model or side.functional.apply is self.first.functional.apply:
+            return
+        own = side.functional(side.functional.params, self.model.x)
+        own = leaves_by_path(own).get(self.first.output, own)
+        if not self._are_equal(np.asarray(own), self.model.outputs(params, kwargs, self.model.x)):
+            raise errors.InvalidInputError(
+                expected="models of one function",
+                got=f"other outputs of the model of step {snapshot.step} than the function of step "
+                f"{self.first.step or 0} has at its parameters",
+                do="Compare them by twos: compare(a, b).",
+            )
+
+    def _are_equal(self, a: np.ndarray, b: np.ndarray) -> bool:
+        """Whether two outputs are the same up to rounding, of another program or device, too."""
+        f = functools.partial(self.model.f, **self._kwargs_of_first)
+        roundoff = roundoff_of(f, self.first.functional.params, self.model.x)
+        tolerance = ROUNDING * roundoff * float(np.abs(b).max(initial=0.0))
+        return bool(np.abs(np.asarray(a, np.float64) - b).max(initial=0.0) <= tolerance)
+
+    def _has_loss_of(self, numbers: CheckpointNumbers) -> bool:
+        """Whether the loss of stored outputs is the one that is stored with them."""
+        model = self.model
+        if model.labels is None or model.settings.loss is None:
+            return True
+        loss = fit_outputs(numbers.outputs, model.labels, model.settings.loss).loss
+        stored = numbers.row["loss"]
+        return loss is None or bool(np.isclose(loss, stored, rtol=1e-5, equal_nan=True))
+
+    @property
+    def _kwargs_of_first(self) -> dict[str, PyTree]:
+        held = self._held(self.first)
+        return {"held": self.following.as_arguments(held)} if held else {}
 
     def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
         """All numbers of a checkpoint: by itself, and beside each one before it."""
@@ -266,14 +318,24 @@ def _read(snapshot: Snapshot, template: Template) -> Side:
     return read_side(snapshot.source, template, name=label, label=label)
 
 
-def _require_the_same(snapshot: Snapshot, stored: Mapping[str, Any], found: str) -> None:
-    """Refuse a checkpoint that is not the one that was measured."""
-    if stored["params_sha256"] != found:
+def _require_plain_statistics(functional: Functional) -> None:
+    """Refuse statistics of a batch, which are computed where a Functional is made."""
+    if functional.mode == "train, fixed statistics":
         raise errors.InvalidInputError(
-            expected=f"the checkpoint of step {snapshot.step} that was measured before",
-            got="other parameters at the same step",
-            do="Choose another folder out=, or remove this one.",
+            expected='a model in mode="eval", with the running statistics of each checkpoint, or '
+            'in mode="train"',
+            got="statistics of a batch at the parameters of the first checkpoint",
+            do="Leave out statistics=.",
         )
+
+
+def _other_run(snapshot: Snapshot, got: str) -> errors.InvalidInputError:
+    """What is stored is of something else."""
+    return errors.InvalidInputError(
+        expected=f"the checkpoint of step {snapshot.step} as it was measured before",
+        got=got,
+        do="Choose another folder out=, or remove this one.",
+    )
 
 
 def _stored_numbers(row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CheckpointNumbers:

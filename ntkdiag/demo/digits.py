@@ -76,5 +76,5 @@ def load_digits(seed: int) -> Digits:
     x = standardised.reshape(-1, 8, 8, 1).astype(np.float32)  # [n 64] -> [n 8 8 1]
     order = np.random.default_rng(seed).permutation(len(x))
     x = x[order]
-    y = classes[order].astype(np.int32)
+    y = np.asarray(classes)[order].astype(np.int32)
     return Digits(x[:N_TRAIN], y[:N_TRAIN], x[N_TRAIN:], y[N_TRAIN:])

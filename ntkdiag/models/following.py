@@ -31,12 +31,8 @@ class Following:
     functional: Functional
 
     def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Of values for fixed arrays, by path, those that the outputs depend on.
-
-        None of them where statistics are those of a batch.
-        """
-        functional = self.functional
-        if functional.rebuild is None or functional.mode.startswith("train"):
+        """Of values for fixed arrays, by path, those that the outputs may depend on."""
+        if self.functional.rebuild is None:
             return {}
         # Random keys and their counters decide nothing in evaluation. The counters of an Equinox
         # State do: normalisation corrects its averages by them.

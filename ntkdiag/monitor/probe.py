@@ -130,8 +130,14 @@ class Probe:
         return Following(self.f) if isinstance(self.f, Functional) else None
 
     def followed(self, held: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Of the values in training of what `f` holds fixed, those it is to be evaluated with."""
-        return {} if self.following is None else self.following.followed(held)
+        """Of the values in training of what `f` holds fixed, those it is to be evaluated with.
+
+        None of them where statistics are those of a batch.
+        """
+        f = self.f
+        if self.following is None or not isinstance(f, Functional) or f.mode.startswith("train"):
+            return {}
+        return self.following.followed(held)
 
     def following_function(self) -> Callable[..., PyTree]:
         """`f(params, x, held=...)`: the same program serves at every step."""

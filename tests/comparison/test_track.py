@@ -251,20 +251,120 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
     assert tracked(root, steps=LogSpaced(base=4)).steps == [0, 1, 4, 16]
     assert tracked(root, steps=[0, 16]).steps == [0, 16]
     assert tracked([f"{root}@1", f"{root}@16"]).steps == [1, 16]
-    with pytest.raises(errors.InvalidInputError, match="none of the steps 0, 1, 4, 16"):
-        tracked(root, steps=[3])
+    with pytest.raises(errors.InvalidInputError, match="no step 3 among 0, 1, 4, 16"):
+        tracked(root, steps=[0, 3])
     with pytest.raises(errors.CheckpointError, match="no finished numbered step"):
         tracked(root / "0")
-    with pytest.raises(errors.InvalidInputError, match="one checkpoint for each step"):
+    with pytest.raises(errors.InvalidInputError, match="one for each step; got steps 1, 1"):
         tracked([f"{root}@1", f"{root}@1"])
-    with pytest.raises(errors.InvalidInputError, match=r"see compare\(a, b\)"):
-        tracked(3)
+    with pytest.raises(errors.CheckpointError, match="no such path"):
+        tracked(root / "nowhere")
 
 
-def test_checkpoints_of_another_structure_are_refused(run):
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        (3, {}, r"got a int. One checkpoint alone has no run: see compare\(a, b\)"),
+        ([], {}, "got an empty list"),
+        ({"params": 1}, {}, "got the key 'params'"),
+        ({True: 1}, {}, "got the key True"),
+        ({-1: 1}, {}, "got the key -1"),
+        ([1, 2], {"steps": 5}, "expected a schedule, or the steps; got a int"),
+        ([1, 2], {"steps": lambda step: False}, "none of the steps 0, 1"),
+        ([1, 2], {"last": 0}, "a number of checkpoints, 1 at least; got 0"),
+        ([1, 2], {"last": 2.0}, "got 2.0"),
+    ],
+)
+def test_what_is_no_run_is_refused_before_anything_is_read(source, options, said):
+    with pytest.raises(errors.InvalidInputError, match=said):
+        tracked(source, **options)
+
+
+def test_checkpoints_that_cannot_be_compared_are_named(run):
     other = jax.tree.map(lambda leaf: leaf[..., :2], run[1])
-    with pytest.raises(errors.StructureError, match="Dense_0/kernel"):
-        tracked({0: run[0], 1: other})
+    with pytest.raises(errors.StructureError, match=r"step 1: .*Dense_0/kernel"):
+        tracked({0: run[0], np.int64(1): other})
+    broken = jax.tree.map(lambda leaf: leaf * np.nan, run[1])
+    with pytest.raises(
+        errors.InvalidInputError, match=r"of step 7\. Take a checkpoint from before"
+    ):
+        tracked({0: run[0], 7: broken})
+
+
+def tanh_model(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+
+def sine_model(params, x):
+    return jnp.sin(x @ params["w"]) @ params["v"]
+
+
+def two_checkpoints():
+    rng = np.random.default_rng(0)
+    sizes = {"w": (5, 4), "v": (4, 3)}
+    return [
+        {name: jnp.float32(rng.normal(size=size)) for name, size in sizes.items()} for _ in "ab"
+    ]
+
+
+def test_another_model_or_loss_of_the_user_is_refused(tmp_path):
+    first, second = two_checkpoints()
+
+    def loss_times(factor):
+        def loss(outputs, y):
+            return factor * ((outputs - y) ** 2).mean()
+
+        return loss
+
+    targets = np.eye(3, dtype=np.float32)[TRAIN[1]]
+    options = {"train": (TRAIN[0], targets), "out": tmp_path}
+    loss = loss_times(1.0)
+    ntkdiag.track([first], model=tanh_model, loss=loss, **options)
+    with pytest.raises(errors.InvalidInputError, match="another model, with other outputs"):
+        ntkdiag.track([first, second], model=sine_model, loss=loss, **options)
+    with pytest.raises(errors.InvalidInputError, match="another loss, with another value"):
+        ntkdiag.track([first, second], model=tanh_model, loss=loss_times(2.0), **options)
+
+
+def test_models_of_several_functions_are_refused():
+    first, second = two_checkpoints()
+    functions = (tanh_model, sine_model)
+    models = [
+        ntkdiag.functionalize(f, params)
+        for f, params in zip(functions, (first, second), strict=True)
+    ]
+    with pytest.raises(errors.InvalidInputError, match="expected models of one function"):
+        ntkdiag.track(models, train=TRAIN)
+    of_one = [ntkdiag.functionalize(tanh_model, params) for params in (first, second)]
+    assert ntkdiag.track(of_one, train=TRAIN).steps == [0, 1]
+
+
+def test_overlap_is_of_modes_that_are_resolved():
+    def squares(params, x):
+        return (x[:, :3] @ params) ** 2
+
+    weights = jnp.asarray([[1.0], [0.5], [-0.5]])
+    result = ntkdiag.track([weights, 1.01 * weights], model=squares, train=TRAIN)
+    assert result.series("rank").tolist() == [3, 3]
+    np.testing.assert_allclose(result.matrix("overlap"), 1.0, rtol=1e-4)
+
+
+def test_in_training_mode_what_is_frozen_is_that_of_each_checkpoint(run):
+    fn = ntkdiag.functionalize(
+        MODEL, run[0], mode="train", trainable="Dense_1/*", call_kwargs={"train": True}
+    )
+    result = ntkdiag.track({0: run[0], 16: run[16]}, model=fn, train=TRAIN)
+    x, _ = TRAIN
+    for place, step in enumerate((0, 16)):
+        expected, _ = MODEL.apply(run[step], x, train=True, mutable=["batch_stats"])
+        np.testing.assert_allclose(result.outputs[place], expected, atol=1e-5)
+
+
+def test_kernels_of_held_out_examples_are_means(result, run):
+    fn = ntkdiag.functionalize(MODEL, run[0])
+    kernel = ntkdiag.ntk(*fn, HELD_OUT[0], reduction="mean")
+    expected = ntkdiag.alignment(kernel, HELD_OUT[1])
+    np.testing.assert_allclose(result.series("held_out_alignment")[0], float(expected), rtol=1e-4)
 
 
 def test_tables_and_labelled_arrays(result, tmp_path):
