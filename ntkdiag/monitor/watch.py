@@ -55,8 +55,9 @@ from ntkdiag.probe_batch import Pair, read_probes
 if TYPE_CHECKING:
     import optax
 
-# Of the first kernel at most so much goes into the optimizer state.
-KERNEL_BYTES = 900_000
+# Of the first kernel at most so much goes into the optimizer state: less than 1 MB with what the
+# spectral tier keeps.
+KERNEL_BYTES = 480_000
 
 
 class WatchState(NamedTuple):
