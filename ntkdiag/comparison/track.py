@@ -135,6 +135,10 @@ def track(
         x=settings.x,
     )
     first = _read(snapshots[0], template)
+    if first.shares_model:
+        # A module is asked only once which collections it reads.
+        functional = first.functional
+        template = dataclasses.replace(template, model=functional, options=functional)
     first, _ = with_one_output(first, first, settings)
     shape = require_outputs(first, settings)
     tracker = _Tracker.of(first, template, settings, shape[1:])
@@ -236,7 +240,7 @@ class _Tracker:
         lines = differences(self.first.functional.params, side.functional.params)
         lines += differences(self._held(self.first), self._held(side))
         if lines:
-            raise structure_error([f"step {snapshot.step}: {line}" for line in lines])
+            raise structure_error([f"{side.label}: {line}" for line in lines])
         # On the host: the parameters of a whole run are many.
         params = jax.tree.map(np.asarray, side.functional.params)
         held = self._held(side)
@@ -315,7 +319,10 @@ class _Tracker:
 
 def _read(snapshot: Snapshot, template: Template) -> Side:
     label = f"step {snapshot.step}"
-    return read_side(snapshot.source, template, name=label, label=label)
+    try:
+        return read_side(snapshot.source, template, name=label, label=label)
+    except errors.StructureError as error:
+        raise errors.StructureError(f"{error} It is the checkpoint of {label}.") from error
 
 
 def _require_plain_statistics(functional: Functional) -> None:
