@@ -275,6 +275,7 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
         ([1, 2], {"last": 2.0}, "got 2.0"),
     ],
 )
+@pytest.mark.usefixtures("wrong_types")
 def test_what_is_no_run_is_refused_before_anything_is_read(source, options, said):
     with pytest.raises(errors.InvalidInputError, match=said):
         tracked(source, **options)
