@@ -292,9 +292,10 @@ def _require_finite(leaves: Leaves, label: str | None) -> None:
         if _is_floating(leaf) and not np.isfinite(_known_to_numpy(leaf)).all():
             wrong.append(path)
     if wrong:
+        of = "" if label is None else f" of {label}"
         raise errors.InvalidInputError(
             expected="finite parameters and fixed arrays",
-            got=f"NaN or infinity in {', '.join(wrong)}{'' if label is None else f' of {label}'}",
+            got=f"NaN or infinity in {', '.join(wrong)}{of}",
             do="Take a checkpoint from before training diverged.",
         )
 

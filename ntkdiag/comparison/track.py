@@ -51,8 +51,10 @@ from ntkdiag.probe_batch import Pair, ProbeBatch
 from ntkdiag.progress import under_way
 from ntkdiag.runs.run_writer import RunWriter
 
-# Outputs of one function by two programs differ by so many times the roundoff of the model.
-ROUNDING = 1000.0
+# Outputs of one function, by two programs or on two devices, differ by less than this share of the
+# largest, or so many times the roundoff of the model where that is coarse.
+SAME = 5e-3
+SAME_IN_ROUNDOFF = 8.0
 # Axes of the stored arrays, beside the steps.
 _DIMS = {"eigenvalues": ["mode"], "modes": ["row", "mode_kept"], "leaf_shares": ["leaf"]}
 _DIMS_OF_KERNEL = ["example", "example_2"]
@@ -248,7 +250,7 @@ class _Tracker:
         sha256 = fingerprint({"params": params, "held": held})
         stored = store.finished.get(snapshot.step)
         if stored is None:
-            self._require_one_function(snapshot, side, params, kwargs)
+            self._require_one_function(side, params, kwargs)
             numbers = measure_checkpoint(self.model, params, kwargs)
             numbers.row["params_sha256"] = sha256
             numbers.row["convention"] = numbers.kernel.convention.to_dict()
@@ -264,18 +266,18 @@ class _Tracker:
         return Place(snapshot.step, params, kwargs, numbers)
 
     def _require_one_function(
-        self, snapshot: Snapshot, side: Side, params: PyTree, kwargs: Mapping[str, PyTree]
+        self, side: Side, params: PyTree, kwargs: Mapping[str, PyTree]
     ) -> None:
         """Refuse a model whose function is not that of the first one."""
         if side.shares_model or side.functional.apply is self.first.functional.apply:
             return
-        own = side.functional(side.functional.params, self.model.x)
-        own = leaves_by_path(own).get(self.first.output, own)
-        if not self._are_equal(np.asarray(own), self.model.outputs(params, kwargs, self.model.x)):
+        returned = leaves_by_path(side.functional(side.functional.params, self.model.x))
+        own = np.asarray(returned[self.first.output])
+        if not self._are_equal(own, self.model.outputs(params, kwargs, self.model.x)):
             raise errors.InvalidInputError(
                 expected="models of one function",
-                got=f"other outputs of the model of step {snapshot.step} than the function of step "
-                f"{self.first.step or 0} has at its parameters",
+                got=f"other outputs of the model of {side.label} than the function of "
+                f"{self.first.label} has at its parameters",
                 do="Compare them by twos: compare(a, b).",
             )
 
@@ -283,7 +285,7 @@ class _Tracker:
         """Whether two outputs are the same up to rounding, of another program or device, too."""
         f = functools.partial(self.model.f, **self._kwargs_of_first)
         roundoff = roundoff_of(f, self.first.functional.params, self.model.x)
-        tolerance = ROUNDING * roundoff * float(np.abs(b).max(initial=0.0))
+        tolerance = max(SAME, SAME_IN_ROUNDOFF * roundoff) * np.abs(b).max(initial=0.0)
         return bool(np.abs(np.asarray(a, np.float64) - b).max(initial=0.0) <= tolerance)
 
     def _has_loss_of(self, numbers: CheckpointNumbers) -> bool:

@@ -134,8 +134,7 @@ class Probe:
 
         None of them where statistics are those of a batch.
         """
-        f = self.f
-        if self.following is None or not isinstance(f, Functional) or f.mode.startswith("train"):
+        if self.following is None or self.following.functional.mode.startswith("train"):
             return {}
         return self.following.followed(held)
 
