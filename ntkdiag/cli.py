@@ -22,7 +22,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
@@ -41,6 +41,21 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
+
+# Options that several commands have.
+ModelOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="module:attribute or path.py:attribute, a model or a function that makes one. "
+        "IMPORTS CODE."
+    ),
+]
+ReductionOption: TypeAlias = Annotated[
+    str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")
+]
+LearningRateOption: TypeAlias = Annotated[
+    float | None, typer.Option(help="Of SGD, for the stability margin.")
+]
 
 app = typer.Typer(
     name="ntkdiag",
@@ -102,13 +117,7 @@ def compare(
         typer.Argument(metavar="A", help="Orbax checkpoint, step, manager root, or root@step."),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="module:attribute or path.py:attribute, a model or a function that makes one. "
-            "IMPORTS CODE."
-        ),
-    ],
+    model: ModelOption,
     train: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -119,9 +128,7 @@ def compare(
         pathlib.Path | None,
         typer.Option(help=".npz file with examples that were not trained on: x and y."),
     ] = None,
-    reduction: Annotated[
-        str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")
-    ] = "auto",
+    reduction: ReductionOption = "auto",
     loss: Annotated[
         str | None,
         typer.Option(
@@ -129,9 +136,7 @@ def compare(
             "numbers."
         ),
     ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Of SGD, for the stability margin.")
-    ] = None,
+    learning_rate: LearningRateOption = None,
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.0,
     history: Annotated[
         pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")
@@ -193,28 +198,18 @@ def compare(
 @app.command()
 def track(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Root of an Orbax CheckpointManager.")],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="module:attribute or path.py:attribute, a model or a function that makes one. "
-            "IMPORTS CODE."
-        ),
-    ],
+    model: ModelOption,
     train: Annotated[
         pathlib.Path | None, typer.Option(help=".npz file with training examples: x and y.")
     ] = None,
     held_out: Annotated[
         pathlib.Path | None, typer.Option(help=".npz file with examples that were not trained on.")
     ] = None,
-    reduction: Annotated[
-        str, typer.Option(help="Kernel: auto, full, mean, trace or sum-of-logits.")
-    ] = "auto",
+    reduction: ReductionOption = "auto",
     loss: Annotated[
         str | None, typer.Option(help="mse, cross_entropy or sigmoid_cross_entropy.")
     ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Of SGD, for the stability margin.")
-    ] = None,
+    learning_rate: LearningRateOption = None,
     last: Annotated[int | None, typer.Option(help="Only the last so many checkpoints.")] = None,
     out: Annotated[
         pathlib.Path | None,

@@ -49,6 +49,7 @@ class TrackedModel:
         labels: Labels of the probe of the kernels; None without.
         held_out: Held-out examples beside those of `train`; None where one probe is all there is.
         outputs_of_one: Shape of the outputs of one example.
+        roundoff: Unit roundoff of the coarsest dtype that f computes in.
     """
 
     f: Callable[..., PyTree]
@@ -56,6 +57,7 @@ class TrackedModel:
     labels: ProbeLabels | None
     held_out: HeldOutProbe | None
     outputs_of_one: tuple[int, ...]
+    roundoff: float
 
     @property
     def x(self) -> PyTree:
@@ -130,7 +132,7 @@ def measure_checkpoint(
         row |= {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
         trained_on = settings.probes.train is not None
         alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
-        row |= _alignment_numbers(alignment, "")
+        row |= _alignment_numbers(alignment)
     row |= _stability(model, decomposed, outputs)
     if model.held_out is not None:
         row |= _held_out_numbers(model, model.held_out, params, kwargs)
@@ -210,17 +212,17 @@ def _held_out_numbers(
         averaged_over_outputs(kernel), probe.labels.flat_targets, trained_on=False
     )
     numbers = {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
-    numbers |= _alignment_numbers(alignment, "")
+    numbers |= _alignment_numbers(alignment)
     return {f"held_out_{name}": value for name, value in numbers.items()}
 
 
-def _alignment_numbers(alignment: Alignment, prefix: str) -> dict[str, float]:
+def _alignment_numbers(alignment: Alignment) -> dict[str, float]:
     """An alignment beside its chance level."""
     return {
-        f"{prefix}alignment": float(alignment.value),
-        f"{prefix}alignment_chance": float(alignment.chance),
-        f"{prefix}alignment_standard_deviation": float(alignment.standard_deviation),
-        f"{prefix}alignment_above": float(alignment.above),
+        "alignment": float(alignment.value),
+        "alignment_chance": float(alignment.chance),
+        "alignment_standard_deviation": float(alignment.standard_deviation),
+        "alignment_above": float(alignment.above),
     }
 
 

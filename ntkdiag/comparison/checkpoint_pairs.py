@@ -27,7 +27,6 @@ from ntkdiag.analysis import drift
 from ntkdiag.comparison.checkpoint_numbers import N_MODES, CheckpointNumbers, TrackedModel
 from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
 from ntkdiag.comparison.linearized_change import resolved_error
-from ntkdiag.engine.independence import roundoff_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ class Pairs:
         reached = end.numbers.outputs
         error = float(np.linalg.norm(predicted - reached))
         change = float(np.linalg.norm(reached - begun))
-        rounding = self._roundoff(start) * float(np.linalg.norm(reached))
+        rounding = self.model.roundoff * float(np.linalg.norm(reached))
         e1 = resolved_error(error, change, rounding)
         agreeing = agreement(predicted, reached, self.rule)
         return math.nan if e1 is None else e1, math.nan if agreeing is None else agreeing
@@ -103,15 +102,6 @@ class Pairs:
             return outputs, outputs + change
 
         return jax.jit(predict, compiler_options=compiler_options(reduces=True))
-
-    def _roundoff(self, place: Place) -> float:
-        """The unit roundoff of the model, traced once."""
-        if self._known_roundoff is None:
-            f = functools.partial(self.model.f, **place.kwargs)
-            self._known_roundoff = roundoff_of(f, place.params, self.model.x)
-        return self._known_roundoff
-
-    _known_roundoff: float | None = None
 
 
 def _overlap(a: CheckpointNumbers, b: CheckpointNumbers) -> float:

@@ -143,7 +143,7 @@ def track(
         template = dataclasses.replace(template, model=functional, options=functional)
     first, _ = with_one_output(first, first, settings)
     shape = require_outputs(first, settings)
-    tracker = _Tracker.of(first, template, settings, shape[1:])
+    tracker = _Tracker.of(first, settings, shape[1:])
     record = _record(first, tracker.model.settings, shape)
     with (
         _store(out, record) as store,
@@ -151,7 +151,9 @@ def track(
     ):
         places: list[Place] = []
         for snapshot in snapshots:
-            place = tracker.place(snapshot, store)
+            # The first one is there already.
+            side = first if snapshot is snapshots[0] else _read(snapshot, template)
+            place = tracker.place(snapshot, side, store)
             row = tracker.row(place, places)
             stored = store.finished.get(snapshot.step)
             if stored is None:
@@ -207,20 +209,17 @@ class _Tracker:
         model: The function of all of them.
         pairs: Measures two of them.
         first: The first checkpoint, which the others have to be like.
-        template: What parameters are put into.
         following: Makes arguments of what the model holds fixed.
     """
 
     model: TrackedModel
     pairs: Pairs
     first: Side
-    template: Template
     following: Following
 
     @staticmethod
-    def of(
-        first: Side, template: Template, settings: Settings, outputs_of_one: tuple[int, ...]
-    ) -> "_Tracker":
+    def of(first: Side, settings: Settings, outputs_of_one: tuple[int, ...]) -> "_Tracker":
+        """Make the function of the first checkpoint that of all."""
         functional = first.functional
         _require_plain_statistics(functional)
         following = Following(functional)
@@ -233,12 +232,13 @@ class _Tracker:
         if settings.reduction == "auto":
             chosen = automatic(settings.n_examples, math.prod(outputs_of_one))
             settings = dataclasses.replace(settings, reduction=chosen)
-        model = TrackedModel(f, settings, labels, held_out, outputs_of_one)
-        return _Tracker(model, Pairs(model), first, template, following)
+        of_first = functools.partial(f, **_arguments(following, functional))
+        roundoff = roundoff_of(of_first, functional.params, settings.x)
+        model = TrackedModel(f, settings, labels, held_out, outputs_of_one, roundoff)
+        return _Tracker(model, Pairs(model), first, following)
 
-    def place(self, snapshot: Snapshot, store: Store) -> Place:
+    def place(self, snapshot: Snapshot, side: Side, store: Store) -> Place:
         """A checkpoint with what is measured of it by itself, now or before."""
-        side = _read(snapshot, self.template)
         lines = differences(self.first.functional.params, side.functional.params)
         lines += differences(self._held(self.first), self._held(side))
         if lines:
@@ -246,7 +246,7 @@ class _Tracker:
         # On the host: the parameters of a whole run are many.
         params = jax.tree.map(np.asarray, side.functional.params)
         held = self._held(side)
-        kwargs = {"held": self.following.as_arguments(held)} if held else {}
+        kwargs = _arguments(self.following, side.functional)
         sha256 = fingerprint({"params": params, "held": held})
         stored = store.finished.get(snapshot.step)
         if stored is None:
@@ -283,9 +283,7 @@ class _Tracker:
 
     def _are_equal(self, a: np.ndarray, b: np.ndarray) -> bool:
         """Whether two outputs are the same up to rounding, of another program or device, too."""
-        f = functools.partial(self.model.f, **self._kwargs_of_first)
-        roundoff = roundoff_of(f, self.first.functional.params, self.model.x)
-        tolerance = max(SAME, SAME_IN_ROUNDOFF * roundoff) * np.abs(b).max(initial=0.0)
+        tolerance = max(SAME, SAME_IN_ROUNDOFF * self.model.roundoff) * np.abs(b).max(initial=0.0)
         return bool(np.abs(np.asarray(a, np.float64) - b).max(initial=0.0) <= tolerance)
 
     def _has_loss_of(self, numbers: CheckpointNumbers) -> bool:
@@ -296,11 +294,6 @@ class _Tracker:
         loss = fit_outputs(numbers.outputs, model.labels, model.settings.loss).loss
         stored = numbers.row["loss"]
         return loss is None or bool(np.isclose(loss, stored, rtol=1e-5, equal_nan=True))
-
-    @property
-    def _kwargs_of_first(self) -> dict[str, PyTree]:
-        held = self._held(self.first)
-        return {"held": self.following.as_arguments(held)} if held else {}
 
     def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
         """All numbers of a checkpoint: by itself, and beside each one before it."""
@@ -325,6 +318,12 @@ def _read(snapshot: Snapshot, template: Template) -> Side:
         return read_side(snapshot.source, template, name=label, label=label)
     except errors.StructureError as error:
         raise errors.StructureError(f"{error} It is the checkpoint of {label}.") from error
+
+
+def _arguments(following: Following, functional: Functional) -> dict[str, PyTree]:
+    """What the function of a run takes beside parameters and examples."""
+    held = following.followed(functional.fixed)
+    return {"held": following.as_arguments(held)} if held else {}
 
 
 def _require_plain_statistics(functional: Functional) -> None:
