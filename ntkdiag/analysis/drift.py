@@ -101,26 +101,29 @@ def _drift(a: Float[Array, "..."], b: Float[Array, "..."]) -> Drift:
     a = a / largest
     b = b / largest
     norm = jnp.linalg.norm(a)
-    distance = _distance(a, b)
-    distance_centred = _distance(centre_kernel(a), centre_kernel(b))
-    roundoff = float(jnp.finfo(a.dtype).eps)
-    has_no_direction = is_constant(a, roundoff) | is_constant(b, roundoff)
+    (unit_a, unit_a_centred), (unit_b, unit_b_centred) = unit_kernels(a), unit_kernels(b)
+    distance = 0.5 * jnp.sum((unit_a - unit_b) ** 2)
     return Drift(
         relative=jnp.linalg.norm(b - a) / norm,
         scale=jnp.sum(a * b) / norm**2,
         rotation=_angle(distance),
         distance=distance,
-        distance_centred=jnp.where(has_no_direction, jnp.nan, distance_centred),
+        distance_centred=0.5 * jnp.sum((unit_a_centred - unit_b_centred) ** 2),
     )
 
 
-def _distance(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, ""]:
-    """S, as half the squared distance of the kernels at unit length.
+@keeps_float64
+@jax.jit
+def unit_kernels(a: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """A kernel and the centred one at unit length: S is half the squared distance of two.
 
-    1 - <a, b> would cancel for nearby kernels.
+    1 - <a, b> would cancel for nearby kernels. One that is constant over the examples has no
+    centred direction, but NaN.
     """
-    difference = _at_unit_length(a) - _at_unit_length(b)
-    return 0.5 * jnp.sum(difference**2)
+    a = a / jnp.max(jnp.abs(a))  # first, or squares could leave the range of the dtype
+    unit_centred = _at_unit_length(centre_kernel(a))
+    has_no_direction = is_constant(a, float(jnp.finfo(a.dtype).eps))
+    return _at_unit_length(a), jnp.where(has_no_direction, jnp.nan, unit_centred)
 
 
 def _at_unit_length(a: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -24,6 +24,7 @@ from ntkdiag.comparison.label_fit import (
     fit_alignment,
     fit_outputs,
 )
+from ntkdiag.comparison.leaf_traces import LeafTraces, shares_of_leaves
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.descent import Descent
 from ntkdiag.engine.ntk import ntk
@@ -34,9 +35,6 @@ from ntkdiag.models.paths import leaves_by_path
 
 # Eigenvectors that are kept of each kernel, for the overlap of subspaces.
 N_MODES = 10
-# Numbers in the kernels of all leaves together; where there are more, they are of a kernel that is
-# reduced over outputs, which is one more to compute.
-MOST_ENTRIES_OF_LEAVES = 50_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +67,11 @@ class TrackedModel:
     ) -> Float[np.ndarray, "n *o"]:
         """Outputs in float64."""
         return np.asarray(self._evaluate(params, x, **kwargs), np.float64)
+
+    @functools.cached_property
+    def leaf_traces(self) -> LeafTraces:
+        """Traces of the kernels of the leaves."""
+        return LeafTraces(self.f, math.prod(self.outputs_of_one), self.settings.memory)
 
     @functools.cached_property
     def _evaluate(self) -> Callable[..., Array]:
@@ -110,12 +113,21 @@ def measure_checkpoint(
 ) -> CheckpointNumbers:
     """Measure one checkpoint; its parameters, and what else the function takes.
 
-    Cost: one kernel, with one N^2 kernel a leaf, one eigendecomposition (N C)^3, with another loss
-    than the squared error a second one; one reduced kernel of the held-out examples.
+    Cost: one kernel, and its blocks of examples with themselves by leaf; one eigendecomposition
+    (N C)^3, with another loss than the squared error a second one; one reduced kernel of the
+    held-out examples.
     """
     settings = model.settings
     outputs = model.outputs(params, kwargs, model.x)
-    kernel, shares = _kernel_and_shares(model, params, kwargs)
+    kernel = ntk(
+        model.f,
+        params,
+        model.x,
+        reduction=settings.reduction,
+        memory=settings.memory,
+        **kwargs,
+    )
+    traces = model.leaf_traces(params, model.x, **kwargs)
     decomposed = spectrum(kernel, vectors=True)
     row: dict[str, Any] = {
         "trace": float(np.trace(np.asarray(kernel.matrix, np.float64))),
@@ -125,7 +137,7 @@ def measure_checkpoint(
         "spectrum_status": decomposed.status,
         "participation_ratio": float(decomposed.participation_ratio),
         "entropy_rank": float(decomposed.entropy_rank),
-        "leaf_shares": list(shares.values()),
+        "leaf_shares": shares_of_leaves(traces, params),
     }
     if model.labels is not None:
         fit = fit_outputs(outputs, model.labels, settings.loss)
@@ -150,32 +162,6 @@ def measure_checkpoint(
 def leaf_names(params: PyTree) -> list[str]:
     """The leaves that shares are of."""
     return list(leaves_by_path(params))
-
-
-def _kernel_and_shares(
-    model: TrackedModel, params: PyTree, kwargs: Mapping[str, PyTree]
-) -> tuple[Kernel, dict[str, float]]:
-    """The kernel, and for each leaf tr Theta_l / tr Theta."""
-    settings = model.settings
-    # A leaf that the outputs do not depend on has no kernel, and no share.
-    traces = dict.fromkeys(leaf_names(params), 0.0)
-    compute = functools.partial(
-        ntk, model.f, params, model.x, memory=settings.memory, per_leaf=list(traces), **kwargs
-    )
-    n_rows = model.settings.n_examples
-    if settings.reduction == "full":
-        n_rows *= math.prod(model.outputs_of_one)
-    if n_rows**2 * len(traces) <= MOST_ENTRIES_OF_LEAVES:
-        kernel = compute(reduction=settings.reduction)
-        by_leaf = kernel
-    else:
-        kernel = compute(reduction=settings.reduction, per_leaf=False)
-        by_leaf = compute(reduction="trace")
-    for path, part in (by_leaf.leaves or {}).items():
-        traces[path] = float(np.trace(np.asarray(part.matrix, np.float64)))
-    total = math.fsum(traces.values())
-    shares = {path: trace / total if total > 0 else math.nan for path, trace in traces.items()}
-    return kernel, shares
 
 
 def _stability(

@@ -9,24 +9,32 @@ i, and s_i what the model holds beside them, such as running statistics:
                         f_start = f(theta_i, s_j),  f_lin = f_start + J (theta_j - theta_i)
     agreement[i -> j]   share of the decisions of f_j that f_lin takes, too
 
-The last two are one `jax.jvp` each, compiled once. Statistics are those of j throughout, so that
-what they did by themselves is no error of the prediction.
+The last two are one `jax.jvp` each. The pairs of a checkpoint with those before it are ways, there
+and back, that one compiled program goes one after the other, a few dozen at a time. Statistics are
+those of j throughout, so that what they did by themselves is no error of the prediction.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag._jax import compiler_options
-from ntkdiag.analysis import drift
+from ntkdiag.analysis.drift import unit_kernels
 from ntkdiag.comparison.checkpoint_numbers import N_MODES, CheckpointNumbers, TrackedModel
 from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
 from ntkdiag.comparison.linearized_change import resolved_error
+
+# Ways of one call of the program, and bytes of parameters that these may take.
+MOST_WAYS = 32
+BYTES_OF_WAYS = 256 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,11 +53,18 @@ class Place:
     kwargs: Mapping[str, PyTree]
     numbers: CheckpointNumbers
 
+    @functools.cached_property
+    def unit_kernels(self) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+        """The kernel and the centred one at unit length."""
+        unit, unit_centred = unit_kernels(self.numbers.kernel.array)
+        return np.asarray(unit), np.asarray(unit_centred)
 
-# Of a pair (earlier, now): names of the numbers that are the same in both directions, and of those
-# that have one.
-SYMMETRIC = ("distance", "distance_centred", "overlap")
-DIRECTED = ("e1", "agreement")
+
+class Way(NamedTuple):
+    """From the checkpoint where the network is linearized to the one that it predicts."""
+
+    start: Place
+    end: Place
 
 
 class Pairs:
@@ -61,47 +76,110 @@ class Pairs:
         shape = (model.settings.n_examples, *model.outputs_of_one)
         self.rule: Rule = decision_rule(shape, targets, model.settings.loss)
 
-    def between(self, earlier: Place, now: Place) -> dict[str, float]:
-        """All numbers of a pair; "e1_to" is from the earlier one to now, "e1_from" the other way.
+    def between(self, before: Sequence[Place], now: Place) -> dict[str, list[float]]:
+        """All numbers of a checkpoint beside each one before it.
 
-        Cost: two forward derivatives of the probe, 6 F n, and products of kernels, (N C)^2.
+        "e1_to" is from the earlier one to now, "e1_from" the other way.
+
+        Cost: for each, two forward derivatives of the probe, 6 F n, and one pass over the kernels.
         """
-        a, b = earlier.numbers, now.numbers
-        moved = drift(a.kernel, b.kernel)
-        numbers = {
-            "distance": float(moved.distance),
-            "distance_centred": float(moved.distance_centred),
-            "overlap": _overlap(a, b),
-        }
-        for way, start, end in (("to", earlier, now), ("from", now, earlier)):
-            e1, agreeing = self._linearized(start, end)
-            numbers |= {f"e1_{way}": e1, f"agreement_{way}": agreeing}
+        numbers: dict[str, list[float]] = {"distance": [], "distance_centred": [], "overlap": []}
+        unit, unit_centred = now.unit_kernels
+        for earlier in before:
+            before_unit, before_centred = earlier.unit_kernels
+            numbers["distance"].append(_distance(before_unit, unit))
+            numbers["distance_centred"].append(_distance(before_centred, unit_centred))
+            numbers["overlap"].append(_overlap(earlier.numbers, now.numbers))
+        ways_to = [Way(earlier, now) for earlier in before]
+        ways_from = [Way(now, earlier) for earlier in before]
+        linearized = self._linearized(ways_to + ways_from)
+        for name, values in linearized.items():
+            numbers[f"{name}_to"] = values[: len(before)]
+            numbers[f"{name}_from"] = values[len(before) :]
         return numbers
 
-    def _linearized(self, start: Place, end: Place) -> tuple[float, float]:
-        """e1 from one to another, and the decisions that agree; NaN where unresolved."""
-        begun, predicted = self._predict(start.params, end.params, self.model.x, end.kwargs)
-        begun, predicted = np.asarray(begun, np.float64), np.asarray(predicted, np.float64)
-        reached = end.numbers.outputs
-        error = float(np.linalg.norm(predicted - reached))
-        change = float(np.linalg.norm(reached - begun))
-        rounding = self.model.roundoff * float(np.linalg.norm(reached))
-        e1 = resolved_error(error, change, rounding)
-        agreeing = agreement(predicted, reached, self.rule)
-        return math.nan if e1 is None else e1, math.nan if agreeing is None else agreeing
+    def _linearized(self, ways: Sequence[Way]) -> dict[str, list[float]]:
+        """e1 of each way, and the decisions that agree; NaN where unresolved."""
+        errors_of_ways = []
+        agreements = []
+        for way, (begun, predicted) in zip(ways, self._predictions(ways), strict=True):
+            reached = way.end.numbers.outputs
+            error = float(np.linalg.norm(predicted - reached))
+            change = float(np.linalg.norm(reached - begun))
+            rounding = self.model.roundoff * float(np.linalg.norm(reached))
+            errors_of_ways.append(_known(resolved_error(error, change, rounding)))
+            agreements.append(_known(agreement(predicted, reached, self.rule)))
+        return {"e1": errors_of_ways, "agreement": agreements}
+
+    def _predictions(
+        self, ways: Sequence[Way]
+    ) -> list[tuple[Float[np.ndarray, "n *o"], Float[np.ndarray, "n *o"]]]:
+        """f_start and f_lin of each way, in float64."""
+        if not ways:
+            return []
+        together = _ways_together(ways[0])
+        predictions = []
+        for first in range(0, len(ways), together):
+            some = list(ways[first : first + together])
+            count = len(some)
+            # The program is of one shape: what is missing is filled up, and not computed.
+            some += [some[0]] * (together - count)
+            begun, predicted = self._predict(
+                _stacked([way.start.params for way in some]),
+                _stacked([way.end.params for way in some]),
+                _stacked([way.end.kwargs for way in some]),
+                self.model.x,
+                count,
+            )
+            begun, predicted = np.asarray(begun, np.float64), np.asarray(predicted, np.float64)
+            predictions += list(itertools.islice(zip(begun, predicted, strict=True), count))
+        return predictions
 
     @functools.cached_property
     def _predict(self) -> Callable[..., tuple[Array, Array]]:
         f = self.model.f
+        shape = (self.model.settings.n_examples, *self.model.outputs_of_one)
 
         def predict(
-            start: PyTree, end: PyTree, x: PyTree, kwargs: Mapping[str, PyTree]
-        ) -> tuple[Float[Array, "n *o"], Float[Array, "n *o"]]:
-            way = jax.tree.map(lambda theta_i, theta_j: theta_j - theta_i, start, end)
-            outputs, change = jax.jvp(lambda params: f(params, x, **kwargs), (start,), (way,))
-            return outputs, outputs + change
+            starts: PyTree, ends: PyTree, held: PyTree, x: PyTree, count: Int[Array, ""]
+        ) -> tuple[Float[Array, "w n *o"], Float[Array, "w n *o"]]:
+            def one(number: Int[Array, ""]) -> tuple[Float[Array, "n *o"], Float[Array, "n *o"]]:
+                start, end, kwargs = jax.tree.map(lambda leaf: leaf[number], (starts, ends, held))
+                way = jax.tree.map(jnp.subtract, end, start)  # theta_j - theta_i
+                outputs, change = jax.jvp(lambda params: f(params, x, **kwargs), (start,), (way,))
+                return outputs, outputs + change
+
+            def with_one_more(number: Int[Array, ""], found: tuple[Array, Array]) -> tuple:
+                return jax.tree.map(lambda all, own: all.at[number].set(own), found, one(number))
+
+            n_ways = len(jax.tree.leaves(starts)[0])
+            dtype = jax.eval_shape(one, count)[0].dtype
+            nothing = jnp.zeros((n_ways, *shape), dtype)
+            return jax.lax.fori_loop(0, count, with_one_more, (nothing, nothing))
 
         return jax.jit(predict, compiler_options=compiler_options(reduces=True))
+
+
+def _ways_together(way: Way) -> int:
+    """How many ways one call goes, within the memory for their parameters."""
+    leaves = jax.tree.leaves((way.start.params, way.end.params, way.end.kwargs))
+    bytes_of_one = sum(leaf.nbytes for leaf in leaves)
+    return max(1, min(MOST_WAYS, BYTES_OF_WAYS // max(1, bytes_of_one)))
+
+
+def _stacked(trees: Sequence[PyTree]) -> PyTree:
+    """Trees of one structure as one, with a first axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _distance(a: Float[np.ndarray, "..."], b: Float[np.ndarray, "..."]) -> float:
+    """S of two kernels at unit length."""
+    return 0.5 * float(np.sum((a - b) ** 2, dtype=np.float64))
+
+
+def _known(value: float | None) -> float:
+    """NaN for what is not resolved."""
+    return math.nan if value is None else value
 
 
 def _overlap(a: CheckpointNumbers, b: CheckpointNumbers) -> float:

@@ -1,7 +1,7 @@
 """The kernel of each parameter leaf by itself, small enough to keep for every leaf."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -34,9 +34,11 @@ def leaf_kernels(
     # A leaf that the outputs do not depend on has no entry in `kernel.leaves`: zeros stay.
     kernels = {path: np.zeros(kernel.shape) for path in leaves_by_path(params)}
     for name, part in (kernel.leaves or {}).items():
-        path = name
-        if path not in kernels:
-            # Layers stacked in one leaf have a kernel each: they are added up.
-            path = _LAYER.sub("", name)
+        path = leaf_of(name, kernels)
         kernels[path] = kernels[path] + np.asarray(part.array, np.float64)
     return kernels
+
+
+def leaf_of(name: str, paths: Container[str]) -> str:
+    """The path of the leaf that a kernel is of, or that its layer is stacked in."""
+    return name if name in paths else _LAYER.sub("", name)

@@ -299,12 +299,10 @@ class _Tracker:
         """All numbers of a checkpoint: by itself, and beside each one before it."""
         row = dict(place.numbers.row)
         pairs = {name: list(values) for name, values in row.get("pairs", {"step": []}).items()}
-        for earlier in before:
-            if earlier.step in pairs["step"]:
-                continue
-            pairs["step"].append(earlier.step)
-            for name, value in self.pairs.between(earlier, place).items():
-                pairs.setdefault(name, []).append(value)
+        missing = [earlier for earlier in before if earlier.step not in pairs["step"]]
+        numbers = {"step": [earlier.step for earlier in missing]}
+        for name, values in (numbers | self.pairs.between(missing, place)).items():
+            pairs.setdefault(name, []).extend(values)
         return row | {"pairs": pairs}
 
     def _held(self, side: Side) -> dict[str, PyTree]:
