@@ -36,6 +36,7 @@ from ntkdiag.monitor import JsonLines as JsonLines
 from ntkdiag.monitor import Monitor as Monitor
 from ntkdiag.monitor import unwatch as unwatch
 from ntkdiag.monitor import watch as watch
-from ntkdiag.runs.run_reader import open_run as open_run
+from ntkdiag.opened_run import Run as Run
+from ntkdiag.opened_run import open_run as open_run
 
 __version__ = "0.1.0"

@@ -189,6 +189,9 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
         name = owner if name == "__init__" else f"{owner}.{name}"
 
     def write(*args: object, **kwargs: object) -> str:
+        called_name = name
+        if is_method and path[-1] != "__init__":
+            called_name = f"{_owner(args[0], owner)}.{path[-1]}"
         shown = []
         for position, parameter in enumerate(signature.parameters.values()):
             if is_method and position == 0:
@@ -202,9 +205,17 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
                     shown.append(parameter.name)
             elif parameter.kind is parameter.KEYWORD_ONLY and is_required:
                 shown.append(f"{parameter.name}=...")
-        return f"{name}({', '.join(shown)})"
+        return f"{called_name}({', '.join(shown)})"
 
     return write
+
+
+def _owner(instance: object, owner: str) -> str:
+    """The class that a method is written with: that of its instance, where a user knows its name."""
+    of_instance = instance if isinstance(instance, type) else type(instance)
+    inherits = any(base.__name__ == owner for base in of_instance.__mro__)
+    is_known = inherits and not of_instance.__name__.startswith("_")
+    return of_instance.__name__ if is_known else owner
 
 
 def _write_construction(instance: object) -> str:

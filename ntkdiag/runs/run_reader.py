@@ -18,25 +18,15 @@ if TYPE_CHECKING:
     import xarray
 
 
-@errors.public
-def open_run(path: str | os.PathLike[str]) -> "Run":
-    """Open a run directory for reading; whoever writes to it is not disturbed.
-
-    Files of `JsonLines`, as a watched optimizer writes them, are streams without arrays.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        The run. It looks at the folder whenever it is asked, so that it grows with it.
+def require_run(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The absolute path of a run directory.
 
     Raises:
         CheckpointError: There is no such folder, or no stream in it.
     """
     root = pathlib.Path(path).expanduser().absolute()
-    run = Run(root)
-    if root.is_dir() and run.names:
-        return run
+    if root.is_dir() and RunReader(root).names:
+        return root
     if root.is_dir():
         got, do = "a folder without a .jsonl file", "Pass the folder that was written to."
     elif root.exists():
@@ -47,8 +37,8 @@ def open_run(path: str | os.PathLike[str]) -> "Run":
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """What was measured over one training, read from its directory.
+class RunReader:
+    """The reading half of a `Run`: what does not depend on the streams that are in it.
 
     A directory holds streams, each with the rows that one writer wrote: "track", "ntk".
 
@@ -202,7 +192,7 @@ class Run:
             steps = self.steps(name)
             span = f", {min(steps)} to {max(steps)}" if steps else ""
             parts.append(f"{name} {len(steps)} steps{span}")
-        return f"Run({os.fspath(self.root)!r}: {'; '.join(parts)})"
+        return f"{type(self).__name__}({os.fspath(self.root)!r}: {'; '.join(parts)})"
 
     def _read(self, name: str) -> StreamContents:
         """The lines of a stream as they are now."""

@@ -64,8 +64,9 @@ LAYERS = {
         "runs",
     },
     "probe_batch": {"kernel", "engine", "models"},
-    "report": {"kernel", "monitor"},
+    "report": {"kernel", "analysis", "runs", "monitor"},
     "monitor": {"models", "kernel", "engine", "analysis", "predict", "probe_batch", "runs"},
+    "opened_run": {"runs", "comparison", "report"},
     "checking": {"models", "engine"},
     "demo": {"models", "kernel", "comparison", "monitor", "report"},
     "__main__": {"cli"},
@@ -77,6 +78,7 @@ LAYERS = {
         "probe_batch",
         "report",
         "checking",
+        "opened_run",
         "demo",
     },
 }

@@ -59,7 +59,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.neural_tangents.NtkImplementation",
     "ntkdiag.neural_tangents.predict.ODEState",
     "ntkdiag.predict.Ensemble",
-    "ntkdiag.runs.Run",
+    "ntkdiag.Run",
     "ntkdiag.predict.Origin",
     "ntkdiag.predict.Prediction",
 }
