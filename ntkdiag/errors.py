@@ -211,7 +211,7 @@ def _writer(function: Callable[..., object]) -> Callable[..., str]:
 
 
 def _owner(instance: object, owner: str) -> str:
-    """The class that a method is written with: that of its instance, where a user knows its name."""
+    """The class that a method is written with: that of its instance, unless it is a private one."""
     of_instance = instance if isinstance(instance, type) else type(instance)
     inherits = any(base.__name__ == owner for base in of_instance.__mro__)
     is_known = inherits and not of_instance.__name__.startswith("_")

@@ -1,8 +1,7 @@
-"""A run directory as users have it: everything that was measured over one training, and its report."""
+"""A run directory as users have it: what was measured over one training, and its report."""
 
 import dataclasses
 import os
-import pathlib
 
 from ntkdiag import errors
 from ntkdiag.runs.run_reader import RunReader, require_run

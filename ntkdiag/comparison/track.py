@@ -34,6 +34,7 @@ from ntkdiag.comparison.placing import Model, Template, structure_error, unbound
 from ntkdiag.comparison.settings import Settings, read_settings
 from ntkdiag.comparison.sides import Side, model_among, read_side
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike, snapshots_of
+from ntkdiag.comparison.stored_probe import store_probe
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import DescentLike
@@ -49,6 +50,7 @@ from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import describe, differences, leaves_by_path
 from ntkdiag.probe_batch import Pair, ProbeBatch
 from ntkdiag.progress import under_way
+from ntkdiag.runs.run_reader import RunReader, require_run
 from ntkdiag.runs.run_writer import RunWriter
 
 # Outputs of one function, by two programs or on two devices, differ by less than this share of the
@@ -145,6 +147,8 @@ def track(
     shape = require_outputs(first, settings)
     tracker = _Tracker.of(first, settings, shape[1:])
     record = _record(first, tracker.model.settings, shape)
+    if out is not None:
+        store_probe(out, tracker.model.settings.probes.of_kernel, record["probes"])
     with (
         _store(out, record) as store,
         under_way("tracking", steps=len(snapshots), show=progress) as work,
@@ -165,7 +169,8 @@ def track(
         rows = [{**store.finished[place.step], "step": place.step} for place in places]
     eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
     outputs = np.stack([place.numbers.outputs for place in places])
-    return Track.of(record, rows, eigenvalues, outputs)
+    reader = None if out is None else RunReader(require_run(out))
+    return Track.of(record, rows, eigenvalues, outputs, reader)
 
 
 class _Unstored:

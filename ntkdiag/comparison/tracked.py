@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from ntkdiag import display, errors
 from ntkdiag.runs.labelled import as_dataset, as_frame
+from ntkdiag.runs.run_reader import RunReader
 
 if TYPE_CHECKING:
     import pandas
@@ -38,6 +39,7 @@ class Track:
         eigenvalues: `[T k]` of each kernel, descending.
         outputs: `[T n *o]` outputs on the probe.
         matrices: Name -> `[T T]`; see `matrix`.
+        run: The run directory that kernels and modes are stored in; None where nothing is.
     """
 
     record: Mapping[str, Any]
@@ -45,6 +47,7 @@ class Track:
     eigenvalues: Float[np.ndarray, "T k"]
     outputs: Float[np.ndarray, "T n *o"]
     matrices: Mapping[str, Float[np.ndarray, "T T"]]
+    run: RunReader | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -109,6 +112,7 @@ class Track:
         rows: Sequence[Mapping[str, Any]],
         eigenvalues: Float[np.ndarray, "T k"],
         outputs: Float[np.ndarray, "T n *o"],
+        run: RunReader | None = None,
     ) -> "Track":
         """A run from its stored rows: matrices, and motion from the first checkpoint on."""
         matrices = {name: _matrix(rows, name) for name in MATRICES}
@@ -116,7 +120,37 @@ class Track:
         for place, row in enumerate(rows):
             numbers = {name: value for name, value in row.items() if name != "pairs"}
             with_motion.append(numbers | _motion(rows, matrices, place))
-        return Track(record, with_motion, eigenvalues, outputs, matrices)
+        return Track(record, with_motion, eigenvalues, outputs, matrices, run)
+
+    @classmethod
+    @errors.public
+    def of_run(cls, run: RunReader) -> "Track":
+        """What `track(..., out=...)` stored, read back without the model.
+
+            tracked = ntkdiag.comparison.Track.of_run(ntkdiag.open_run("run_ntk"))
+
+        Args:
+            run: The run directory; checkpoints that are finished by now are read.
+
+        Returns:
+            The checkpoints with all their numbers, as `track` returned them.
+
+        Raises:
+            InvalidInputError: There is no stream "track" in it, or no finished checkpoint.
+            CheckpointError: An array is damaged; the message names its folder.
+
+        Cost: reading eigenvalues and outputs of all checkpoints.
+        """
+        rows = [row for row in run.rows("track") if "pairs" in row]
+        if not rows:
+            raise errors.InvalidInputError(
+                expected="a run directory with a finished checkpoint",
+                got=f"{run}",
+                do="Track it: ntkdiag.track(..., out=...).",
+            )
+        eigenvalues = run.arrays("eigenvalues", name="track")
+        outputs = run.arrays("outputs", name="track")
+        return cls.of(run.record("track"), rows, eigenvalues, outputs, run)
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values."""

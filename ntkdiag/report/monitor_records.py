@@ -48,11 +48,24 @@ def read_history(history: History | None) -> list[Row]:
         if not os.path.isfile(path):
             raise _error(f"no file at {os.fspath(path)!r}")
         records, history = read_json_lines(path)
-    name = _monitor_in(history)
+    return _rows_of(_monitor_in(history), history, records)
+
+
+def measured_in(rows: Sequence[Row], records: Sequence[Row]) -> dict[str, list[Row]]:
+    """The measurements of every monitor that wrote some of the rows, "ntk" first."""
+    names = set()
+    for row in rows:
+        names |= _names_in(row)
+    in_order = sorted(names, key=lambda name: (name != "ntk", name))
+    return {name: _rows_of(name, rows, records) for name in in_order}
+
+
+def _rows_of(name: str, rows: Sequence[Row], records: Sequence[Row]) -> list[Row]:
+    """The measurements of one monitor under common names, in the order of their steps."""
     reduction = _reduction_in(records, name)
     # A run that was resumed writes some steps again: the later row takes the place of the earlier.
     by_step = {}
-    for row in history:
+    for row in rows:
         if name in _names_in(row):
             by_step[row["step"]] = {**_under_common_names(row, name), **reduction}
     return [by_step[step] for step in sorted(by_step)]

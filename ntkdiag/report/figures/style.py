@@ -105,6 +105,31 @@ def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True)
         _set_ticks(axes.yaxis)
 
 
+def step_axis(axes: "Axes", steps: Any) -> None:
+    """A horizontal axis of steps: logarithmic beyond 1 where most of them are early.
+
+    Args:
+        axes: The axes, already drawn on.
+        steps: Ascending steps that something is drawn at.
+    """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if len(steps) > 1:
+        axes.set_xlim(steps[0], steps[-1])
+    middle = steps[len(steps) // 2]
+    if len(steps) > 3 and middle < steps[-1] / 5:
+        axes.set_xscale("symlog", linthresh=1)  # step 0 has a place, too
+        axes.set_xticks(_powers_up_to(steps[-1]))
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _powers_up_to(last: float) -> list[int]:
+    """0 and the powers of ten up to a step."""
+    return [0, *(10**power for power in range(int(math.log10(max(last, 1))) + 1))]
+
+
 def _set_ticks(axis: Any) -> None:
     """Ticks of a logarithmic axis: powers of ten, between few of them also 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -1,0 +1,278 @@
+"""The figures of a run: what each shows, how it is drawn, and its numbers as a table.
+
+Every figure has one axes, so that it can stand in a page, in a figure of the user or in a paper:
+
+- `LineFigure` draws curves over steps or over an index;
+- `PairFigure` draws a matrix over all pairs of checkpoints;
+- `AreaFigure` draws shares that add up to one, above each other.
+
+A figure that has nothing to show says what it needs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, logarithmic, step_axis
+from ntkdiag.report.run_subject import RunSubject
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TableRow = dict[str, Any]  # one line of the table of a figure: names and plain values
+
+DASHED = (0, (4, 3))
+# Colours that are told apart with every common kind of colour blindness.
+PALETTE = (A_COLOUR, B_COLOUR, "#23855a", "#a64d9c", "#8a6d00", "#5a6475")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curve:
+    """One line of a figure.
+
+    Attributes:
+        label: Its name in the legend, and in the table.
+        x: `[n]` where.
+        y: `[n]` values; NaN leaves a gap.
+        colour: Its colour; None takes the next one.
+        dashed: Whether it is a level to compare with.
+        interval: `[n]` lower and `[n]` upper ends; None without.
+    """
+
+    label: str
+    x: Float[np.ndarray, " n"]
+    y: Float[np.ndarray, " n"]
+    colour: Any = None  # what matplotlib takes
+    dashed: bool = False
+    interval: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFigure:
+    """One figure of a run.
+
+    Attributes:
+        name: As `run.plot.<name>()` calls it.
+        page: The page of the report that it is on; see `PAGES`.
+        title: What it shows, in a few words.
+        caption: How to read it.
+        needs: What a run has to have for it, a sentence.
+    """
+
+    name: str
+    page: str
+    title: str
+    caption: str
+    needs: str
+
+    def is_there(self, subject: RunSubject) -> bool:
+        """Whether a run has the numbers."""
+        raise NotImplementedError
+
+    def draw(self, subject: RunSubject, ax: "Axes") -> None:
+        """Draw it on axes."""
+        raise NotImplementedError
+
+    def table(self, subject: RunSubject) -> list[TableRow]:
+        """Its numbers, a dictionary for each line."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LineFigure(RunFigure):
+    """Curves over steps, or over an index.
+
+    Attributes:
+        curves: What there is to draw of a run.
+        x_name: What the horizontal axis is: "step" or another one.
+        y_name: What the vertical axis is.
+        logarithmic_x: Whether the horizontal axis is logarithmic; steps find their own scale.
+        logarithmic_y: Whether the vertical one is.
+        from_zero: Whether it begins at zero, so that a small change does not look like a large one.
+        level: A value to compare with, drawn where it is near; None without.
+        level_name: What that value is.
+        only_one: Whether the curves are states of one thing, of which a page shows one at a time.
+    """
+
+    curves: Callable[[RunSubject], Sequence[Curve]]
+    x_name: str = "step"
+    y_name: str = ""
+    logarithmic_x: bool = False
+    logarithmic_y: bool = False
+    from_zero: bool = False
+    level: float | None = None
+    level_name: str = ""
+    only_one: bool = False
+
+    def is_there(self, subject: RunSubject) -> bool:
+        """Whether some curve has a point."""
+        return any(np.isfinite(curve.y).any() for curve in self.curves(subject))
+
+    def draw(self, subject: RunSubject, ax: "Axes") -> None:
+        """Draw the curves, each with its interval, and the level beside them."""
+        curves = self.curves(subject)
+        for number, curve in enumerate(curves):
+            colour = PALETTE[number % len(PALETTE)] if curve.colour is None else curve.colour
+            style = DASHED if curve.dashed else "-"
+            has_few_points = len(curve.x) <= 40 and not self.only_one
+            (line,) = ax.plot(
+                curve.x,
+                curve.y,
+                color=colour,
+                linestyle=style,
+                marker="o" if has_few_points and not curve.dashed else None,
+                label=curve.label,
+            )
+            line.set_gid(f"curve-{number}")
+            if curve.interval is not None:
+                band = ax.fill_between(
+                    curve.x, *curve.interval, color=colour, alpha=0.15, linewidth=0
+                )
+                band.set_gid(f"band-{number}")
+        has_positive = any((curve.y > 0).any() for curve in curves)
+        logarithmic(ax, has_positive, x=self.logarithmic_x, y=self.logarithmic_y)
+        if self.level is not None:
+            ax.axhline(self.level, color=INK, linestyle=DASHED, linewidth=1, alpha=0.6)
+            ax.annotate(
+                self.level_name,
+                xy=(1.0, self.level),
+                xycoords=("axes fraction", "data"),
+                xytext=(-2, 2),
+                textcoords="offset points",
+                ha="right",
+                va="bottom",
+                fontsize=8,
+            )
+        if self.x_name == "step":
+            step_axis(ax, np.unique(np.concatenate([curve.x for curve in curves])))
+        if self.from_zero:
+            ax.set_ylim(bottom=0)
+        ax.set_xlabel(self.x_name)
+        ax.set_ylabel(self.y_name)
+
+    def table(self, subject: RunSubject) -> list[TableRow]:
+        """A line for each point of each curve."""
+        lines = []
+        for curve in self.curves(subject):
+            for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
+                line = {"series": curve.label, self.x_name: x, "value": y}
+                if curve.interval is not None:
+                    lower, upper = curve.interval
+                    line |= {"lower": float(lower[place]), "upper": float(upper[place])}
+                lines.append(line)
+        return lines
+
+
+@dataclasses.dataclass(frozen=True)
+class PairFigure(RunFigure):
+    """A matrix over all pairs of checkpoints, as a heat map.
+
+    Attributes:
+        matrix: Its name in `Track.matrix`.
+        rows: What the row of an entry is.
+        columns: What its column is.
+        bar: What the colours are.
+        largest: The value at which the colours end; None for the largest there is.
+    """
+
+    matrix: str
+    rows: str = "step"
+    columns: str = "step"
+    bar: str = ""
+    largest: float | None = None
+
+    def is_there(self, subject: RunSubject) -> bool:
+        """Whether a pair is known."""
+        return subject.matrix(self.matrix) is not None
+
+    def draw(self, subject: RunSubject, ax: "Axes") -> None:
+        """Draw it with the first checkpoint at the lower left."""
+        values = subject.matrix(self.matrix)
+        assert values is not None
+        image = ax.imshow(
+            values,
+            vmin=0.0,
+            vmax=self.largest,
+            origin="lower",
+            cmap="viridis",
+            interpolation="nearest",
+            aspect="auto",
+        )
+        image.set_gid("image")
+        # Of many steps, about a dozen are named.
+        steps = subject.steps
+        places = range(0, len(steps), -(-len(steps) // 14))
+        names = [str(steps[place]) for place in places]
+        longest = max(map(len, names))
+        ax.set_xticks(places, names, rotation=90 if longest > 2 and len(names) > 6 else 0)
+        ax.set_yticks(places, names)
+        ax.set_xlabel(self.columns)
+        ax.set_ylabel(self.rows)
+        ax.grid(False)
+        ax.tick_params(length=0)
+        bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        bar.ax.tick_params(labelcolor=INK, length=0)
+        bar.set_label(self.bar)
+
+    def table(self, subject: RunSubject) -> list[TableRow]:
+        """A line for each pair."""
+        values = subject.matrix(self.matrix)
+        assert values is not None
+        lines = []
+        for row, step in enumerate(subject.steps):
+            for column, step_2 in enumerate(subject.steps):
+                lines.append(
+                    {"row_step": step, "column_step": step_2, "value": float(values[row, column])}
+                )
+        return lines
+
+
+@dataclasses.dataclass(frozen=True)
+class AreaFigure(RunFigure):
+    """Shares that add up to one, above each other.
+
+    Attributes:
+        shares: Name -> `[T]` its share at every checkpoint.
+    """
+
+    shares: Callable[[RunSubject], dict[str, Float[np.ndarray, " T"]]]
+
+    def is_there(self, subject: RunSubject) -> bool:
+        """Whether there are shares at more than one checkpoint."""
+        return len(subject.steps) > 1 and bool(self.shares(subject))
+
+    def draw(self, subject: RunSubject, ax: "Axes") -> None:
+        """Draw the first name at the bottom."""
+        import matplotlib
+
+        shares = self.shares(subject)
+        colours = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.95, len(shares)))
+        areas = ax.stackplot(
+            subject.steps, *shares.values(), labels=list(shares), colors=colours, linewidth=0
+        )
+        for number, area in enumerate(areas):
+            area.set_gid(f"curve-{number}")
+        step_axis(ax, np.asarray(subject.steps))
+        ax.set_ylim(0, 1)
+        ax.set_xlabel("step")
+        ax.set_ylabel("share")
+        ax.grid(False)
+
+    def table(self, subject: RunSubject) -> list[TableRow]:
+        """A line for each name at each checkpoint."""
+        lines = []
+        for name, values in self.shares(subject).items():
+            for step, value in zip(subject.steps, values.tolist(), strict=True):
+                lines.append({"series": name, "step": step, "value": value})
+        return lines
+
+
+def colours_of_states(count: int) -> list[Any]:
+    """Colours from the first of so many states to the last, dark to light."""
+    import matplotlib
+
+    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, count)))

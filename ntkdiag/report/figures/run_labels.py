@@ -1,0 +1,98 @@
+"""Figures of how the kernel fits the labels: alignment, label power, leave-one-out."""
+
+import numpy as np
+
+from ntkdiag.report.figures.run_figure import Curve, LineFigure, RunFigure, colours_of_states
+from ntkdiag.report.figures.run_training import over_checkpoints, over_measurements
+from ntkdiag.report.run_subject import RunSubject
+
+PAGE = "generalization"
+_STORED = "It needs track(..., out=) and labels: it is computed of the stored kernels."
+
+
+def _alignments(subject: RunSubject) -> list[Curve]:
+    label = "trained on" if subject.has_both_probes else "of the probe"
+    curves = over_checkpoints(
+        subject, {"alignment_above": label, "held_out_alignment_above": "held out"}
+    )
+    return curves or over_measurements(subject, {"alignment_above": "monitor"})
+
+
+def _gaps(subject: RunSubject) -> list[Curve]:
+    on_train = subject.series("alignment_above")
+    held_out = subject.series("held_out_alignment_above")
+    if on_train is None or held_out is None:
+        return []
+    steps = np.asarray(subject.steps, np.float64)
+    return [Curve("trained on − held out", steps, on_train - held_out)]
+
+
+def _label_powers(subject: RunSubject) -> list[Curve]:
+    powers = subject.label_powers
+    curves = []
+    for step, power, colour in zip(
+        subject.steps, powers, colours_of_states(len(powers)), strict=False
+    ):
+        k = np.arange(1, len(power) + 1, dtype=np.float64)
+        curves.append(Curve(f"step {step}", k, power, colour=colour))
+    return curves
+
+
+def _left_out(subject: RunSubject) -> list[Curve]:
+    errors_left_out = subject.errors_left_out
+    if not len(errors_left_out):
+        return []
+    steps = np.asarray(subject.steps, np.float64)
+    return [Curve("leave-one-out error", steps, errors_left_out)]
+
+
+LABELS: tuple[RunFigure, ...] = (
+    LineFigure(
+        name="alignment",
+        page=PAGE,
+        title="Alignment with the labels",
+        caption="Centred alignment of kernel and labels, above that of permuted labels: 0 is "
+        "chance, 1 a kernel of the labels alone.",
+        needs="It needs labels.",
+        curves=_alignments,
+        y_name="alignment above chance",
+    ),
+    LineFigure(
+        name="alignment_gap",
+        page=PAGE,
+        title="Gap of the alignment",
+        caption="How much better the kernel fits the very examples it was trained on.",
+        needs="It needs track(..., train=, held_out=) with labels.",
+        curves=_gaps,
+        y_name="gap",
+        level=0.0,
+        level_name="",
+    ),
+    LineFigure(
+        name="label_power",
+        page=PAGE,
+        title="Label power",
+        caption="Share of the centred labels in the k fastest modes of the kernel averaged over "
+        "outputs. A curve that rises early: what is learned fast is what the labels ask for.",
+        needs=_STORED,
+        curves=_label_powers,
+        x_name="modes k",
+        y_name="C(k)",
+        logarithmic_x=True,
+        from_zero=True,
+        only_one=True,
+    ),
+    LineFigure(
+        name="leave_one_out",
+        page=PAGE,
+        title="Leave-one-out error of kernel regression",
+        caption="Squared error on an example left out, over the variance of the labels: 1 is no "
+        "better than their mean. Of examples trained on it is too low after training.",
+        needs=_STORED,
+        curves=_left_out,
+        y_name="relative error",
+        from_zero=True,
+        level=1.0,
+        level_name="mean of the labels",
+    ),
+)

@@ -1,0 +1,126 @@
+"""Figures of the regime of a run: how far the kernel moved, and what a linear model predicts."""
+
+import numpy as np
+
+from ntkdiag.report.figures.run_figure import Curve, LineFigure, PairFigure, RunFigure
+from ntkdiag.report.figures.run_training import over_checkpoints, over_measurements
+from ntkdiag.report.run_subject import RunSubject
+
+PAGE = "regime"
+_TWO = "It needs two checkpoints of track."
+
+
+def _drifts(subject: RunSubject) -> list[Curve]:
+    names = {"drift_distance_centred": "checkpoints, centred distance S_c"}
+    return over_checkpoints(subject, names) + over_measurements(
+        subject, {"distance_centred": "monitor, centred distance S_c"}
+    )
+
+
+def _relative_drifts(subject: RunSubject) -> list[Curve]:
+    names = {"drift": "drift D, size and direction"}
+    return over_checkpoints(subject, names) or over_measurements(subject, names)
+
+
+def _velocities(subject: RunSubject) -> list[Curve]:
+    curves = over_checkpoints(subject, {"velocity": "distance per step"})
+    # The first checkpoint has no checkpoint before it.
+    return [Curve(curve.label, curve.x[1:], curve.y[1:]) for curve in curves if len(curve.x) > 1]
+
+
+def _predictions(subject: RunSubject) -> list[Curve]:
+    e1 = subject.matrix("e1")
+    if e1 is None:
+        return []
+    steps = np.asarray(subject.steps, np.float64)
+    middle = len(steps) // 2
+    curves = []
+    for place in sorted({0, middle} - {len(steps) - 1}):
+        label = f"linearized at step {subject.steps[place]}"
+        curves.append(Curve(label, steps[place + 1 :], e1[place, place + 1 :]))
+    return curves
+
+
+REGIME: tuple[RunFigure, ...] = (
+    LineFigure(
+        name="drift",
+        page=PAGE,
+        title="How far the kernel turned",
+        caption="Centred distance from the first kernel: 0 is the same direction, 1 an unrelated "
+        "one. Below 0.01 the kernel hardly turned, beyond 0.1 features moved.",
+        needs=_TWO,
+        curves=_drifts,
+        y_name="distance",
+        from_zero=True,
+    ),
+    LineFigure(
+        name="relative_drift",
+        page=PAGE,
+        title="How far the kernel moved, size included",
+        caption="‖Θ_t − Θ_0‖ / ‖Θ_0‖. A kernel that only grows moves here, and does not turn.",
+        needs=_TWO,
+        curves=_relative_drifts,
+        y_name="drift",
+        from_zero=True,
+    ),
+    LineFigure(
+        name="velocity",
+        page=PAGE,
+        title="Velocity of the kernel",
+        caption="Kernel distance from the checkpoint before, per step. Where it falls, the kernel "
+        "settles.",
+        needs=_TWO,
+        curves=_velocities,
+        y_name="distance per step",
+        logarithmic_y=True,
+    ),
+    LineFigure(
+        name="prediction",
+        page=PAGE,
+        title="What a linearized network gets wrong",
+        caption="e₁ of the network linearized at one checkpoint, for the outputs of later ones. "
+        "Below 0.1 the linear model is usable.",
+        needs=_TWO,
+        curves=_predictions,
+        y_name="e₁",
+        from_zero=True,
+        level=0.1,
+        level_name="usable below",
+    ),
+    PairFigure(
+        name="e1",
+        page=PAGE,
+        title="Linearization error of all pairs",
+        caption="Row: where the network is linearized; column: what it predicts. Dark columns to "
+        "the right of a row say that from there on the network is nearly linear.",
+        needs=_TWO,
+        matrix="e1",
+        rows="linearized at step",
+        columns="predicting step",
+        bar="e₁, 1 is no prediction",
+        largest=1.0,
+    ),
+    PairFigure(
+        name="agreement",
+        page=PAGE,
+        title="Decisions that the linearized network takes, too",
+        caption="Share of decisions of the column's network that the network linearized at the "
+        "row takes, too.",
+        needs="It needs two checkpoints of track, and outputs that decide.",
+        matrix="agreement",
+        rows="linearized at step",
+        columns="predicting step",
+        bar="agreement",
+        largest=1.0,
+    ),
+    PairFigure(
+        name="distance",
+        page=PAGE,
+        title="Distance of all pairs of kernels",
+        caption="1 − cosine between two kernels, centred over examples. Dark blocks are phases in "
+        "which the kernel rests.",
+        needs=_TWO,
+        matrix="distance_centred",
+        bar="distance S_c",
+    ),
+)

@@ -1,0 +1,145 @@
+"""Figures of whether a run will train: margins, loss, what one step does to the network."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ntkdiag.report.figures.run_figure import Curve, LineFigure, RunFigure
+from ntkdiag.report.run_subject import RunSubject
+
+PAGE = "training"
+
+
+def over_checkpoints(
+    subject: RunSubject, names: dict[str, str], *, dashed: Sequence[str] = ()
+) -> list[Curve]:
+    """The numbers of the checkpoints that there are, by name and what each is called."""
+    curves = []
+    for name, label in names.items():
+        values = subject.series(name)
+        if values is not None:
+            steps = np.asarray(subject.steps, np.float64)
+            curves.append(Curve(label, steps, values, dashed=name in dashed))
+    return curves
+
+
+def over_measurements(subject: RunSubject, names: dict[str, str]) -> list[Curve]:
+    """The numbers of the monitor that there are, each with its interval."""
+    curves = []
+    for name, label in names.items():
+        measured = subject.measured(name)
+        if measured is not None:
+            steps, values = measured
+            curves.append(Curve(label, steps, values, interval=subject.interval(name)))
+    return curves
+
+
+def _margins(subject: RunSubject) -> list[Curve]:
+    of_monitor = over_measurements(subject, {"margin": "monitor, while training"})
+    return of_monitor + over_checkpoints(subject, {"margin": "checkpoints, full batch"})
+
+
+def _critical_rates(subject: RunSubject) -> list[Curve]:
+    names = {"critical_learning_rate": "critical learning rate"}
+    return over_checkpoints(subject, names) or over_measurements(subject, names)
+
+
+def _losses(subject: RunSubject) -> list[Curve]:
+    prefix = "trained on" if subject.has_both_probes else "loss of the probe"
+    of_checkpoints = over_checkpoints(subject, {"loss": prefix, "held_out_loss": "held out"})
+    return of_checkpoints or over_measurements(subject, {"loss": "probe of the monitor"})
+
+
+def _accuracies(subject: RunSubject) -> list[Curve]:
+    prefix = "trained on" if subject.has_both_probes else "accuracy on the probe"
+    return over_checkpoints(subject, {"accuracy": prefix, "held_out_accuracy": "held out"})
+
+
+def _step_errors(subject: RunSubject) -> list[Curve]:
+    curves = over_measurements(subject, {"step_error": "one step of the optimizer"})
+    e1 = subject.matrix("e1")
+    if e1 is not None:
+        # e1 [i i + 1]: linearized at a checkpoint, for the outputs of the next one.
+        steps = np.asarray(subject.steps[1:], np.float64)
+        curves.append(Curve("from checkpoint to checkpoint", steps, np.diagonal(e1, 1).copy()))
+    return curves
+
+
+def _curvatures(subject: RunSubject) -> list[Curve]:
+    curves = []
+    for place in range(3):
+        measured = subject.measured("curvatures", place)
+        if measured is not None:
+            curves.append(Curve(f"curvature {place + 1}", *measured))
+    return curves
+
+
+TRAINING: tuple[RunFigure, ...] = (
+    LineFigure(
+        name="margin",
+        page=PAGE,
+        title="Stability margin",
+        caption="The learning rate over the critical one. At 1, the edge of stability, gradient "
+        "descent on the quadratic model of the loss begins to oscillate; well above, it diverges.",
+        needs="It needs track(..., train=, loss=, descent=), or a monitor with a loss.",
+        curves=_margins,
+        y_name="η / η_c",
+        from_zero=True,
+        level=1.0,
+        level_name="edge of stability",
+    ),
+    LineFigure(
+        name="critical_learning_rate",
+        page=PAGE,
+        title="Critical learning rate",
+        caption="The largest learning rate that is stable on the quadratic model of the loss at "
+        "each step.",
+        needs="It needs track(..., train=, loss=).",
+        curves=_critical_rates,
+        y_name="η_c",
+        logarithmic_y=True,
+    ),
+    LineFigure(
+        name="loss",
+        page=PAGE,
+        title="Loss",
+        caption="The loss on the probes, which are a part of the data.",
+        needs="It needs track(..., loss=) and labels.",
+        curves=_losses,
+        y_name="loss",
+        logarithmic_y=True,
+    ),
+    LineFigure(
+        name="accuracy",
+        page=PAGE,
+        title="Accuracy",
+        caption="The share of labels that the outputs decide for.",
+        needs="It needs labels that are classes.",
+        curves=_accuracies,
+        y_name="accuracy",
+        from_zero=True,
+    ),
+    LineFigure(
+        name="step_error",
+        page=PAGE,
+        title="Error of the linearized network over a step",
+        caption="‖f − f_lin‖ over the change of f, for the network linearized at the beginning of "
+        "a step. Below 0.1 steps are in the reach of the linear model; near 1 they are not.",
+        needs="It needs two checkpoints, or a monitor with the step error.",
+        curves=_step_errors,
+        y_name="e₁",
+        from_zero=True,
+    ),
+    LineFigure(
+        name="curvatures",
+        page=PAGE,
+        title="Largest curvatures",
+        caption="Curvatures of the loss in units of the critical one, as the monitor has them.",
+        needs="It needs a monitor with the spectral tier.",
+        curves=_curvatures,
+        y_name="curvature / critical",
+        from_zero=True,
+        level=1.0,
+        level_name="critical",
+    ),
+)
