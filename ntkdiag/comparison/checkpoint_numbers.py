@@ -148,6 +148,7 @@ def measure_checkpoint(
     row |= _stability(model, decomposed, outputs)
     if model.held_out is not None:
         row |= _held_out_numbers(model, model.held_out, params, kwargs)
+        row |= _alignment_gap(model, kernel, row["held_out_alignment_above"])
     vectors = np.asarray(decomposed.vectors)
     return CheckpointNumbers(
         row={name: _known(value) for name, value in row.items()},
@@ -200,6 +201,18 @@ def _held_out_numbers(
     numbers = {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
     numbers |= _alignment_numbers(alignment)
     return {f"held_out_{name}": value for name, value in numbers.items()}
+
+
+def _alignment_gap(model: TrackedModel, kernel: Kernel, held_out: float) -> dict[str, float]:
+    """What the alignment of examples trained on has more than that of held-out ones.
+
+    Both of kernels averaged over outputs: alignments of two reductions do not compare.
+    """
+    if model.labels is None:
+        return {}
+    averaged = averaged_over_outputs(kernel)
+    alignment = fit_alignment(averaged, model.labels.flat_targets, trained_on=True)
+    return {"alignment_gap": float(alignment.above) - held_out}
 
 
 def _alignment_numbers(alignment: Alignment) -> dict[str, float]:

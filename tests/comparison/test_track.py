@@ -368,6 +368,15 @@ def test_kernels_of_held_out_examples_are_means(result, run):
     np.testing.assert_allclose(result.series("held_out_alignment")[0], float(expected), rtol=1e-4)
 
 
+def test_the_gap_is_of_two_kernels_of_one_reduction(result, run):
+    fn = ntkdiag.functionalize(MODEL, run[0])
+    above = []
+    for x, y in (TRAIN, HELD_OUT):
+        kernel = ntkdiag.ntk(*fn, x, reduction="mean")
+        above.append(float(ntkdiag.analysis.alignment_beside_chance(kernel, y).above))
+    np.testing.assert_allclose(result.series("alignment_gap")[0], above[0] - above[1], atol=1e-4)
+
+
 def test_tables_and_labelled_arrays(result, tmp_path):
     frame = result.to_pandas()
     np.testing.assert_array_equal(frame.index, STEPS)

@@ -6,7 +6,8 @@ Every figure has one axes, so that it can stand in a page, in a figure of the us
 - `PairFigure` draws a matrix over all pairs of checkpoints;
 - `AreaFigure` draws shares that add up to one, above each other.
 
-A figure that has nothing to show says what it needs.
+A figure that has nothing to show says what it needs. Where each number of the table stands on the
+axes is told by `points`, for pages that show a number beside the pointer.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, logarithmic, step_axis
 from ntkdiag.report.run_subject import RunSubject
@@ -26,7 +27,11 @@ TableRow = dict[str, Any]  # one line of the table of a figure: names and plain 
 
 DASHED = (0, (4, 3))
 # Colours that are told apart with every common kind of colour blindness.
-PALETTE = (A_COLOUR, B_COLOUR, "#23855a", "#a64d9c", "#8a6d00", "#5a6475")
+PALETTE = (A_COLOUR, B_COLOUR, "#2f9e78", "#b05fb0", "#9a7b16", "#7a8494")
+# From the first state to the last: none of them is lost on a light page, or on a dark one.
+STATES = ("#3b7dd8", "#9263c4", "#e07b1f")
+MOST_POINTS = 150  # of a curve over modes or examples
+MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +50,7 @@ class Curve:
     label: str
     x: Float[np.ndarray, " n"]
     y: Float[np.ndarray, " n"]
-    colour: Any = None  # what matplotlib takes
+    colour: str | None = None
     dashed: bool = False
     interval: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None = None
 
@@ -79,6 +84,16 @@ class RunFigure:
     def table(self, subject: RunSubject) -> list[TableRow]:
         """Its numbers, a dictionary for each line."""
         raise NotImplementedError
+
+    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
+        """Where the numbers of the table are drawn, in the coordinates of the data."""
+        raise NotImplementedError
+
+    def legend(self, subject: RunSubject, ax: "Axes") -> None:
+        """Add the names of what is drawn, where there are several and not too many."""
+        handles, names = ax.get_legend_handles_labels()
+        if 1 < len(names) <= MOST_IN_LEGEND:
+            ax.legend(handles, names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +180,21 @@ class LineFigure(RunFigure):
                 lines.append(line)
         return lines
 
+    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
+        """Each point of each curve."""
+        curves = self.curves(subject)
+        x = np.concatenate([curve.x for curve in curves])
+        y = np.concatenate([curve.y for curve in curves])
+        return np.stack([x, y], axis=1)
+
+    def legend(self, subject: RunSubject, ax: "Axes") -> None:
+        """Add the names of the curves; of states, those of the first and the last one."""
+        handles, names = ax.get_legend_handles_labels()
+        if self.only_one and len(names) > 2:
+            handles, names = handles[:: len(names) - 1], names[:: len(names) - 1]
+        if 1 < len(names) <= MOST_IN_LEGEND:
+            ax.legend(handles, names)
+
 
 @dataclasses.dataclass(frozen=True)
 class PairFigure(RunFigure):
@@ -230,6 +260,11 @@ class PairFigure(RunFigure):
                 )
         return lines
 
+    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
+        """The middle of each cell."""
+        rows, columns = np.indices((len(subject.steps), len(subject.steps)))
+        return np.stack([columns.ravel(), rows.ravel()], axis=1).astype(np.float64)
+
 
 @dataclasses.dataclass(frozen=True)
 class AreaFigure(RunFigure):
@@ -247,12 +282,13 @@ class AreaFigure(RunFigure):
 
     def draw(self, subject: RunSubject, ax: "Axes") -> None:
         """Draw the first name at the bottom."""
-        import matplotlib
-
         shares = self.shares(subject)
-        colours = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.95, len(shares)))
         areas = ax.stackplot(
-            subject.steps, *shares.values(), labels=list(shares), colors=colours, linewidth=0
+            subject.steps,
+            *shares.values(),
+            labels=list(shares),
+            colors=colours_of_states(len(shares)),
+            linewidth=0,
         )
         for number, area in enumerate(areas):
             area.set_gid(f"curve-{number}")
@@ -270,9 +306,22 @@ class AreaFigure(RunFigure):
                 lines.append({"series": name, "step": step, "value": value})
         return lines
 
+    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
+        """The middle of each share."""
+        shares = np.stack(list(self.shares(subject).values()))  # [s T]
+        middles = np.cumsum(shares, axis=0) - shares / 2
+        steps = np.broadcast_to(np.asarray(subject.steps, np.float64), shares.shape)
+        return np.stack([steps.ravel(), middles.ravel()], axis=1)
 
-def colours_of_states(count: int) -> list[Any]:
-    """Colours from the first of so many states to the last, dark to light."""
-    import matplotlib
 
-    return list(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, count)))
+def colours_of_states(count: int) -> list[str]:
+    """Colours from the first of so many states to the last."""
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    ramp = LinearSegmentedColormap.from_list("states", STATES)
+    return [to_hex(ramp(place)) for place in np.linspace(0.0, 1.0, count)]
+
+
+def spread_places(count: int) -> Int[np.ndarray, " places"]:
+    """All places of so many modes; of very many, those that lie evenly on a logarithmic axis."""
+    return np.unique(np.geomspace(1, count, MOST_POINTS).round().astype(int)) - 1

@@ -10,12 +10,12 @@ from ntkdiag.report.figures.run_figure import (
     PairFigure,
     RunFigure,
     colours_of_states,
+    spread_places,
 )
 from ntkdiag.report.figures.run_training import over_checkpoints, over_measurements
 from ntkdiag.report.run_subject import RunSubject
 
 PAGE = "kernel"
-MOST_POINTS = 200  # of a spectrum that is drawn
 MOST_EIGENVALUES = 12  # that are drawn over training
 _TRACKED = "It needs a checkpoint of track."
 
@@ -26,9 +26,7 @@ def _spectra(subject: RunSubject) -> list[Curve]:
         return []
     eigenvalues = subject.track.eigenvalues
     floors = subject.track.series("noise_floor")
-    # Of very many, some that lie evenly on a logarithmic axis.
-    n_values = eigenvalues.shape[1]
-    places = np.unique(np.geomspace(1, n_values, MOST_POINTS).round().astype(int)) - 1
+    places = spread_places(eigenvalues.shape[1])
     curves = []
     colours = colours_of_states(len(eigenvalues))
     for place, step in enumerate(subject.steps):
@@ -94,7 +92,7 @@ KERNEL: tuple[RunFigure, ...] = (
         page=PAGE,
         title="Spectrum, checkpoint by checkpoint",
         caption="Eigenvalues of the kernel over their index, as far as they are above the noise "
-        "floor. Dark is the first checkpoint, light the last one.",
+        "floor. From blue, the first checkpoint, to orange, the last one.",
         needs=_TRACKED,
         curves=_spectra,
         x_name="index",
@@ -107,7 +105,7 @@ KERNEL: tuple[RunFigure, ...] = (
         name="eigenvalues",
         page=PAGE,
         title="Eigenvalues over training",
-        caption="Some eigenvalues, the largest dark. Below the dashed noise floor there is "
+        caption="Some eigenvalues, the largest blue. Below the dashed noise floor there is "
         "rounding, and nothing is drawn.",
         needs="It needs a checkpoint of track, or a monitor with the kernel tier.",
         curves=_eigenvalues,

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from ntkdiag.report.figures.run_figure import Curve, LineFigure, RunFigure, colours_of_states
+from ntkdiag.report.figures.run_figure import (
+    Curve,
+    LineFigure,
+    RunFigure,
+    colours_of_states,
+    spread_places,
+)
 from ntkdiag.report.figures.run_training import over_checkpoints, over_measurements
 from ntkdiag.report.run_subject import RunSubject
 
@@ -11,20 +17,18 @@ _STORED = "It needs track(..., out=) and labels: it is computed of the stored ke
 
 
 def _alignments(subject: RunSubject) -> list[Curve]:
-    label = "trained on" if subject.has_both_probes else "of the probe"
-    curves = over_checkpoints(
-        subject, {"alignment_above": label, "held_out_alignment_above": "held out"}
-    )
-    return curves or over_measurements(subject, {"alignment_above": "monitor"})
+    held_out = subject.series("held_out_alignment_above")
+    gap = subject.series("alignment_gap")
+    if held_out is None or gap is None:
+        curves = over_checkpoints(subject, {"alignment_above": "of the probe"})
+        return curves or over_measurements(subject, {"alignment_above": "monitor"})
+    # Of kernels of one reduction, as the gap is: alignments of two reductions do not compare.
+    steps = np.asarray(subject.steps, np.float64)
+    return [Curve("trained on", steps, held_out + gap), Curve("held out", steps, held_out)]
 
 
 def _gaps(subject: RunSubject) -> list[Curve]:
-    on_train = subject.series("alignment_above")
-    held_out = subject.series("held_out_alignment_above")
-    if on_train is None or held_out is None:
-        return []
-    steps = np.asarray(subject.steps, np.float64)
-    return [Curve("trained on − held out", steps, on_train - held_out)]
+    return over_checkpoints(subject, {"alignment_gap": "trained on − held out"})
 
 
 def _label_powers(subject: RunSubject) -> list[Curve]:
@@ -33,8 +37,9 @@ def _label_powers(subject: RunSubject) -> list[Curve]:
     for step, power, colour in zip(
         subject.steps, powers, colours_of_states(len(powers)), strict=False
     ):
-        k = np.arange(1, len(power) + 1, dtype=np.float64)
-        curves.append(Curve(f"step {step}", k, power, colour=colour))
+        places = spread_places(len(power))
+        k = (places + 1).astype(np.float64)
+        curves.append(Curve(f"step {step}", k, power[places], colour=colour))
     return curves
 
 
