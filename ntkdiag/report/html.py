@@ -1,6 +1,5 @@
 """A comparison as one self-contained page."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from ntkdiag.report.rows import (
     prediction_rows,
     task_rows,
 )
+from ntkdiag.report.typesetting import environment
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -46,38 +46,31 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
         InvalidInputError: `history` holds no measurement.
     """
     require_report()
-    import jinja2
-
     rows = read_history(history)
     history_steps = None
     if rows:
         history_steps = (rows[0]["step"], rows[-1]["step"], len(rows))  # first, last, how many
-    # Every value is escaped, and a name that the template misspells is an error.
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ntkdiag.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["typeset"] = _typeset
-    return environment.get_template(TEMPLATE).render(
-        comparison=comparison,
-        classes=comparison.classes is not None,
-        a=comparison.a,
-        b=comparison.b,
-        facts=comparison.facts,
-        cards=_cards(comparison),
-        kernel_rows=kernel_rows(comparison),
-        task_rows=task_rows(comparison),
-        motion_rows=[*motion_rows(comparison), *fixed_array_rows(comparison)],
-        prediction_rows=prediction_rows(comparison),
-        movement_rows=movement_rows(comparison),
-        readings=readings(comparison),
-        advice=advice(comparison),
-        methods=methods(comparison),
-        history_steps=history_steps,
-        **_figures(comparison, rows),
+    return (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            comparison=comparison,
+            classes=comparison.classes is not None,
+            a=comparison.a,
+            b=comparison.b,
+            facts=comparison.facts,
+            cards=_cards(comparison),
+            kernel_rows=kernel_rows(comparison),
+            task_rows=task_rows(comparison),
+            motion_rows=[*motion_rows(comparison), *fixed_array_rows(comparison)],
+            prediction_rows=prediction_rows(comparison),
+            movement_rows=movement_rows(comparison),
+            readings=readings(comparison),
+            advice=advice(comparison),
+            methods=methods(comparison),
+            history_steps=history_steps,
+            **_figures(comparison, rows),
+        )
     )
 
 
@@ -95,16 +88,6 @@ def _figures(comparison: Comparison, rows: Sequence[Row]) -> dict[str, "Markup"]
     }
     # Our own SVG, in which matplotlib escaped every text: it is not escaped again.
     return {name: Markup(svg) for name, svg in drawn.items()}
-
-
-def _typeset(text: str) -> "Markup":
-    """Escape a text of ours and set its subscripts: S_c, f_lin, e1."""
-    from markupsafe import Markup, escape
-
-    # One to three letters or digits after an underscore inside a word; then e1 and e2.
-    escaped = str(escape(text))
-    with_subscripts = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", escaped)
-    return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", with_subscripts))
 
 
 def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:

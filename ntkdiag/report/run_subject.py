@@ -127,6 +127,20 @@ class RunSubject:
         """Whether there are held-out examples beside those that are trained on."""
         return len(self.record.get("probes", ())) == 2
 
+    @property
+    def n_examples(self) -> int:
+        """How many examples the kernels of the checkpoints are of."""
+        return 0 if self.track is None else self.track.outputs.shape[1]
+
+    def examples_of(self, name: str | None) -> int:
+        """How many examples the probe "train" or "held_out" has; of None, that of the kernels."""
+        if name is None:
+            return self.n_examples
+        for probe in self.record.get("probes", ()):
+            if probe["name"] == name:
+                return probe["examples"]
+        return 0
+
     @functools.cached_property
     def kernels(self) -> list[Float[np.ndarray, "n n"]]:
         """The kernel of every checkpoint, averaged over outputs; none where none is stored."""

@@ -324,4 +324,6 @@ def colours_of_states(count: int) -> list[str]:
 
 def spread_places(count: int) -> Int[np.ndarray, " places"]:
     """All places of so many modes; of very many, those that lie evenly on a logarithmic axis."""
+    if count <= MOST_POINTS:
+        return np.arange(count)
     return np.unique(np.geomspace(1, count, MOST_POINTS).round().astype(int)) - 1

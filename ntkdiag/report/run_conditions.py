@@ -1,0 +1,127 @@
+"""Under which conditions the numbers of a run hold: records, probes, versions, what was stored."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ntkdiag.monitor.measurement import Status
+from ntkdiag.report.number_text import number
+from ntkdiag.report.run_subject import RunSubject
+
+Fact = tuple[str, str]
+_MEGABYTE = 1e6
+
+
+def facts_of_run(subject: RunSubject) -> list[Fact]:
+    """What a reader has to know first: names and values in words."""
+    record = subject.record
+    facts: list[Fact] = []
+    steps = subject.steps
+    if steps:
+        facts.append(("checkpoints", f"{len(steps)}, step {steps[0]} to {steps[-1]}"))
+        facts.append(("kernel", f"{record['reduction']}, of {subject.n_examples} examples"))
+    if subject.watched:
+        first, last = subject.watched[0]["step"], subject.watched[-1]["step"]
+        facts.append(("measurements", f"{len(subject.watched)}, step {first} to {last}"))
+    if record.get("loss"):
+        facts.append(("loss", _in_words(record["loss"])))
+    if record.get("descent"):
+        facts.append(("descent", _in_words(record["descent"])))
+    return facts
+
+
+def conditions(subject: RunSubject) -> list[tuple[str, list[Fact]]]:
+    """Everything else, under headings."""
+    record = subject.record
+    parts = [
+        ("Checkpoints", _of_record(record, ("format", "model", "outputs", "reduction", "loss"))),
+        ("Probes", _probes(record)),
+        ("Monitor", _of_record(subject.watch_record, tuple(subject.watch_record))),
+        ("Status of the numbers", _statuses(subject)),
+        ("Cost", _cost(subject)),
+        ("Versions", _versions(record)),
+    ]
+    return [(heading, facts) for heading, facts in parts if facts]
+
+
+def parameters_of_run(subject: RunSubject) -> list[Fact]:
+    """The leaves of the parameters, and what each of them is."""
+    return [(path, _in_words(what)) for path, what in subject.record.get("parameters", {}).items()]
+
+
+def hashes_of_run(subject: RunSubject) -> list[tuple[str, str, str]]:
+    """Step, SHA-256 of the parameters and status of the spectrum of every checkpoint."""
+    if subject.track is None:
+        return []
+    lines = []
+    for row in subject.track.rows:
+        status = str(row.get("spectrum_status", ""))
+        lines.append((str(row["step"]), str(row.get("params_sha256", "")), status))
+    return lines
+
+
+def _of_record(record: Mapping[str, Any], names: tuple[str, ...]) -> list[Fact]:
+    facts = []
+    for name in names:
+        if record.get(name) not in (None, [], {}, ""):
+            facts.append((name.replace("_", " "), _in_words(record[name])))
+    return facts
+
+
+def _probes(record: Mapping[str, Any]) -> list[Fact]:
+    facts = []
+    for probe in record.get("probes", ()):
+        text = f"{probe['examples']} examples, x {probe['x']}"
+        if probe.get("y"):
+            text += f", y {probe['y']}"
+        facts.append((probe["name"].replace("_", " "), text))
+    return facts
+
+
+def _statuses(subject: RunSubject) -> list[Fact]:
+    """How many numbers are what they seem."""
+    facts = []
+    if subject.track is not None:
+        counts = Counter(str(row.get("spectrum_status", "")) for row in subject.track.rows)
+        facts.append(("spectra", _counted(counts)))
+    codes = Counter(int(row["ntk_status"]) for row in subject.watched if "ntk_status" in row)
+    if codes:
+        names = Counter({Status(code).name.lower(): count for code, count in codes.items()})
+        facts.append(("measurements", _counted(names)))
+    facts += [("not shown", text) for text in subject.left_out]
+    return facts
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _cost(subject: RunSubject) -> list[Fact]:
+    """What was computed, and what it takes on disk."""
+    facts = []
+    n_steps = len(subject.steps)
+    if n_steps:
+        pairs = n_steps * (n_steps - 1)
+        facts.append(("computed", f"{n_steps} kernels, {pairs} forward derivatives for e1"))
+    if subject.run is not None:
+        files = [path for path in subject.run.root.rglob("*") if path.is_file()]
+        megabytes = sum(path.stat().st_size for path in files) / _MEGABYTE
+        facts.append(("stored", f"{number(megabytes, 3)} MB in {len(files)} files"))
+    return facts
+
+
+def _versions(record: Mapping[str, Any]) -> list[Fact]:
+    facts = []
+    for line in record.get("versions", ()):
+        name, _, version = str(line).partition(" ")
+        facts.append((name, version))
+    return facts
+
+
+def _in_words(value: Any) -> str:
+    """A value of a record on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_in_words(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(_in_words(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,138 @@
+"""Examples that stand out: the most influential ones, and those hardest to fit by the kernel.
+
+Of example i, K_ii is its influence on itself. How hard it is, its kernel says by modes: the part of
+its centred labels that the m fastest modes leave over,
+
+    h_i = ||(Y - U_m U_m^T Y)_i||^2 / mean_j ||Y_j||^2.
+
+Both are of the last checkpoint.
+"""
+
+import base64
+import dataclasses
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from ntkdiag.report.number_text import number
+from ntkdiag.report.run_subject import RunSubject
+
+MOST_EXAMPLES = 12
+MOST_MODES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownExample:
+    """One example of a gallery.
+
+    Attributes:
+        name: Its number, and its label.
+        value: What it stands out by.
+        image: Address of its thumbnail, which holds the picture itself; empty without.
+    """
+
+    name: str
+    value: str
+    image: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Gallery:
+    """Some examples in the order of a number.
+
+    Attributes:
+        title: What they have in common.
+        caption: What the number is.
+        examples: The examples.
+    """
+
+    title: str
+    caption: str
+    examples: Sequence[ShownExample]
+
+
+def galleries(subject: RunSubject) -> list[Gallery]:
+    """The galleries that there are numbers for."""
+    if not subject.kernels:
+        return []
+    kernel = subject.kernels[-1]
+    step = subject.steps[-1]
+    influence = np.diagonal(kernel).astype(np.float64)
+    shown = [
+        Gallery(
+            "Largest self-influence",
+            f"K_ii at step {step}, over the median of the examples: a step on such an example "
+            "moves its own outputs most.",
+            _first(subject, influence / np.median(influence)),
+        )
+    ]
+    if subject.targets is not None:
+        n_modes = min(MOST_MODES, len(kernel) - 1)
+        shown.append(
+            Gallery(
+                "Hardest by mode",
+                f"What the {n_modes} fastest modes at step {step} leave over of the labels of an "
+                "example, 1 is as much as labels are large: these are learned late, if at all.",
+                _first(subject, left_over(kernel, subject.targets, n_modes)),
+            )
+        )
+    return shown
+
+
+def left_over(
+    kernel: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n o"], n_modes: int
+) -> Float[np.ndarray, " n"]:
+    """What the fastest modes of the centred kernel leave over of centred labels, by example."""
+    centred = np.asarray(kernel, np.float64)
+    centred = centred - centred.mean(axis=0, keepdims=True)
+    centred = centred - centred.mean(axis=1, keepdims=True)
+    _, vectors = np.linalg.eigh(centred)
+    fastest = vectors[:, ::-1][:, :n_modes]
+    rest = targets - fastest @ (fastest.T @ targets)
+    return np.sum(rest**2, axis=1) / np.mean(np.sum(targets**2, axis=1))
+
+
+def _first(subject: RunSubject, values: Float[np.ndarray, " n"]) -> list[ShownExample]:
+    """The examples of the largest values."""
+    examples = []
+    images = subject.thumbnails
+    for place in np.argsort(-values, kind="stable")[:MOST_EXAMPLES].tolist():
+        name = f"example {place}"
+        if subject.labels:
+            name += f", label {subject.labels[place]}"
+        image = ""
+        if images is not None and place < len(images):
+            image = data_address(images[place])
+        examples.append(ShownExample(name, number(float(values[place]), 3), image))
+    return examples
+
+
+def data_address(image: UInt8[np.ndarray, "h w c"]) -> str:
+    """An address that holds an image itself, as PNG."""
+    return f"data:image/png;base64,{base64.b64encode(_png(image)).decode()}"
+
+
+def _png(image: UInt8[np.ndarray, "h w c"]) -> bytes:
+    """A PNG file of 8 bits per channel, grey or RGB."""
+    height, width, channels = image.shape
+    colour_type = 2 if channels == 3 else 0
+    header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
+    # Every row begins with the number of its filter, 0 for none.
+    rows = np.concatenate(
+        [np.zeros((height, 1), np.uint8), image.reshape(height, width * channels)], axis=1
+    )
+    chunks = [
+        _chunk(b"IHDR", header),
+        _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
+        _chunk(b"IEND", b""),
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    """A part of a PNG file: length, kind, content, and a checksum of both."""
+    checksum = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
