@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+import pathlib
 
-from ntkdiag import errors
+from ntkdiag import display, errors
+from ntkdiag.comparison.tracked import Track
+from ntkdiag.report.run_file import save_run
 from ntkdiag.runs.run_reader import RunReader, require_run
 
 
@@ -34,3 +37,50 @@ class Run(RunReader):
     Attributes:
         root: The directory.
     """
+
+    @property
+    def tracked(self) -> Track | None:
+        """The checkpoints that `track` stored; None where none is finished."""
+        if "track" not in self.names or not self.rows("track"):
+            return None
+        return Track.of_run(self)
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The numbers as plain JSON values: of each stream its record and rows, and the matrices.
+
+        Returns:
+            A dictionary; arrays are left out, what is not finite is None.
+        """
+        streams = {}
+        for name in self.names:
+            streams[name] = {"record": self.record(name), "rows": self.rows(name)}
+        tracked = self.tracked
+        matrices = {} if tracked is None else dict(tracked.matrices)
+        return display.plain({"streams": streams, "matrices": matrices})
+
+    @errors.public
+    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write the run as one self-contained HTML page, or its numbers as JSON.
+
+            ntkdiag.open_run("run_ntk").save("report.html")
+
+        The page loads nothing: it begins with the answer in three sentences and what to do next,
+        and has a page for each question. What was not measured is said there. It is written beside
+        its place and then renamed.
+
+        Args:
+            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
+                if need be.
+
+        Returns:
+            The path written.
+
+        Raises:
+            InvalidInputError: The path has another ending, or cannot be written; or, of a page,
+                there are neither checkpoints nor measurements.
+            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
+            CheckpointError: An array is damaged; the message names its folder.
+
+        Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
+        """
+        return save_run(path, "Run", self.tracked, self, self.to_dict)

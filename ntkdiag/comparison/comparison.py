@@ -4,13 +4,10 @@ The numbers are held here. How they are shown is told in `ntkdiag.report`, which
 methods that need it, so that comparing does not load what draws.
 """
 
-import contextlib
 import dataclasses
-import glob
 import json
 import os
 import pathlib
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +21,7 @@ from ntkdiag.comparison.linearized_change import LinearizedChange
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
 from ntkdiag.comparison.verdict import Verdict
+from ntkdiag.report.report_file import replace_file, require_report_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 # The fields of `drift` and of `prediction` that are single numbers: `to_dict` gives these.
 _DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
 _PREDICTION = ("rms", "max", "e1", "e2", "agreement")
-_SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,7 +193,7 @@ class Comparison:
             from ntkdiag.report.html import comparison_html
 
             text = comparison_html(self, history=history)
-        _replace(path, text)
+        replace_file(path, text)
         return path
 
 
@@ -209,13 +206,7 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
     path = path.expanduser()
-    if path.suffix not in (".html", ".json"):
-        raise errors.InvalidInputError(
-            call=f"Comparison.save({os.fspath(path)!r})",
-            expected="a file name that ends in .html or .json",
-            got=f"the ending {path.suffix!r}",
-            do='Write comparison.save("report.html").',
-        )
+    require_report_file(path, "Comparison")
     if path.suffix == ".html":
         from ntkdiag.report.dependencies import require_report
         from ntkdiag.report.monitor_records import read_history
@@ -230,32 +221,3 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
             got="a .json file",
             do="Leave history out.",
         )
-    # The nearest folder that exists: those below it are made.
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise errors.InvalidInputError(
-            call=f"Comparison.save({os.fspath(path)!r})",
-            expected="a file in a folder that can be written to",
-            got="a folder" if path.is_dir() else f"{folder}, which cannot",
-            do="Choose another path.",
-        )
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    """Write a file through another one beside it: a reader never sees half a report."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_dead(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _remove_dead(path: pathlib.Path) -> None:
-    """Remove what killed saves of this file left beside it; younger ones may be under way."""
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):  # another save may have removed it just now
-            if time.time() - temporary.stat().st_mtime > _SECONDS_OF_A_SAVE:
-                temporary.unlink()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
+from ntkdiag.report.run_file import save_run
 from ntkdiag.runs.labelled import as_dataset, as_frame
 from ntkdiag.runs.run_reader import RunReader
 
@@ -161,6 +164,30 @@ class Track:
                 "matrices": dict(self.matrices),
             }
         )
+
+    @errors.public
+    def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Write the run as one self-contained HTML page, or its numbers as JSON.
+
+        The page loads nothing. What is stored beside the checkpoints, such as measurements of
+        `watch` in the same run directory, is on it, too. It is written beside its place and then
+        renamed.
+
+        Args:
+            path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
+                if need be.
+
+        Returns:
+            The path written.
+
+        Raises:
+            InvalidInputError: The path has another ending, or cannot be written.
+            MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
+            CheckpointError: A stored kernel is damaged; the message names its folder.
+
+        Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
+        """
+        return save_run(path, "Track", self, self.run, self.to_dict)
 
     @errors.public
     def to_pandas(self) -> "pandas.DataFrame":

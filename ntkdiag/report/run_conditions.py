@@ -1,5 +1,6 @@
 """Under which conditions the numbers of a run hold: records, probes, versions, what was stored."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,9 @@ from ntkdiag.report.number_text import number
 from ntkdiag.report.run_subject import RunSubject
 
 Fact = tuple[str, str]
+# Of the record of the checkpoints; probes and versions stand by themselves.
+OF_CHECKPOINTS = ("format", "model", "outputs", "reduction", "loss", "descent")
+_MEANINGS = "optimizer_status"  # in the record of a monitor: what the codes mean
 _MEGABYTE = 1e6
 
 
@@ -25,8 +29,6 @@ def facts_of_run(subject: RunSubject) -> list[Fact]:
         facts.append(("measurements", f"{len(subject.watched)}, step {first} to {last}"))
     if record.get("loss"):
         facts.append(("loss", _in_words(record["loss"])))
-    if record.get("descent"):
-        facts.append(("descent", _in_words(record["descent"])))
     return facts
 
 
@@ -34,9 +36,9 @@ def conditions(subject: RunSubject) -> list[tuple[str, list[Fact]]]:
     """Everything else, under headings."""
     record = subject.record
     parts = [
-        ("Checkpoints", _of_record(record, ("format", "model", "outputs", "reduction", "loss"))),
+        ("Checkpoints", _of_record(record, OF_CHECKPOINTS)),
         ("Probes", _probes(record)),
-        ("Monitor", _of_record(subject.watch_record, tuple(subject.watch_record))),
+        ("Monitor", _of_monitor(subject)),
         ("Status of the numbers", _statuses(subject)),
         ("Cost", _cost(subject)),
         ("Versions", _versions(record)),
@@ -65,6 +67,19 @@ def _of_record(record: Mapping[str, Any], names: tuple[str, ...]) -> list[Fact]:
     for name in names:
         if record.get(name) not in (None, [], {}, ""):
             facts.append((name.replace("_", " "), _in_words(record[name])))
+    return facts
+
+
+def _of_monitor(subject: RunSubject) -> list[Fact]:
+    """The record of the monitor; of the codes of its optimizer those that there are."""
+    record = subject.watch_record
+    facts = _of_record(record, tuple(name for name in record if name != _MEANINGS))
+    meanings = record.get(_MEANINGS, {})
+    statuses = [row.get(f"ntk_{_MEANINGS}", math.nan) for row in subject.watched]
+    counts = Counter(int(status) for status in statuses if math.isfinite(status))
+    for code, count in counts.items():
+        meaning = meanings.get(str(code), f"status {code}")
+        facts.append(("optimizer", f"{count} of {len(statuses)}: {meaning}"))
     return facts
 
 

@@ -158,8 +158,8 @@ def _regime(subject: RunSubject) -> Finding:
             f"off by e1 = {number(float(e1[place, -1]), 2)}."
         )
     trust = (
-        f"On {subject.n_examples} examples and {len(subject.steps)} checkpoints; other examples of "
-        "the same data move these numbers, fewer than a hundred by some percent."
+        f"Of {len(subject.steps)} checkpoints and {subject.n_examples} examples, exact for these; "
+        "what other examples would give is not measured."
     )
     return Finding(sentence, trust)
 

@@ -65,6 +65,7 @@ def run_html(subject: RunSubject) -> str:
             title=_title(subject),
             facts=facts_of_run(subject),
             answers=[answers[name] for name in ANSWERS],
+            answered=ANSWERS,
             advice=run_advice(subject),
             pages=PAGES,
             findings=answers,

@@ -20,6 +20,7 @@ def environment() -> "Environment":
         lstrip_blocks=True,
     )
     made.filters["typeset"] = _typeset
+    made.filters["unbroken"] = _unbroken
     return made
 
 
@@ -31,3 +32,8 @@ def _typeset(text: str) -> "Markup":
     escaped = str(escape(text))
     with_subscripts = re.sub(r"(?<=[^\W_])_(\w{1,3})\b", r"<sub>\1</sub>", escaped)
     return Markup(re.sub(r"\be([12])\b", r"e<sub>\1</sub>", with_subscripts))
+
+
+def _unbroken(text: str) -> str:
+    """A text in which no line ends between a number and its %, or around an equals sign."""
+    return text.replace(" %", "\u00a0%").replace(" = ", "\u00a0=\u00a0")

@@ -151,13 +151,17 @@ class LineFigure(RunFigure):
         logarithmic(ax, has_positive, x=self.logarithmic_x, y=self.logarithmic_y)
         if self.level is not None:
             ax.axhline(self.level, color=INK, linestyle=DASHED, linewidth=1, alpha=0.6)
+            # Its name stands at the end that the curves are farther away from.
+            first = max(abs(_ends(curve)[0] - self.level) for curve in curves)
+            last = max(abs(_ends(curve)[1] - self.level) for curve in curves)
+            at_left = first > last
             ax.annotate(
                 self.level_name,
-                xy=(1.0, self.level),
+                xy=(0.0 if at_left else 1.0, self.level),
                 xycoords=("axes fraction", "data"),
-                xytext=(-2, 2),
+                xytext=(3 if at_left else -3, 2),
                 textcoords="offset points",
-                ha="right",
+                ha="left" if at_left else "right",
                 va="bottom",
                 fontsize=8,
             )
@@ -312,6 +316,12 @@ class AreaFigure(RunFigure):
         middles = np.cumsum(shares, axis=0) - shares / 2
         steps = np.broadcast_to(np.asarray(subject.steps, np.float64), shares.shape)
         return np.stack([steps.ravel(), middles.ravel()], axis=1)
+
+
+def _ends(curve: Curve) -> tuple[float, float]:
+    """The first and the last value that is known; zeros where none is."""
+    known = curve.y[np.isfinite(curve.y)]
+    return (float(known[0]), float(known[-1])) if len(known) else (0.0, 0.0)
 
 
 def colours_of_states(count: int) -> list[str]:

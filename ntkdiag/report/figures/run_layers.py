@@ -1,9 +1,17 @@
 """Figures of what the parameters have of the kernel, and of the examples."""
 
+import dataclasses
+
 import numpy as np
 from jaxtyping import Float
 
-from ntkdiag.report.figures.run_figure import AreaFigure, Curve, LineFigure, RunFigure
+from ntkdiag.report.figures.run_figure import (
+    AreaFigure,
+    Curve,
+    LineFigure,
+    RunFigure,
+    colours_of_states,
+)
 from ntkdiag.report.run_subject import RunSubject
 
 MOST_LEAVES = 8  # that have an area of their own
@@ -34,6 +42,23 @@ def _self_influences(subject: RunSubject) -> list[Curve]:
     return curves
 
 
+def _updates(subject: RunSubject) -> list[Curve]:
+    """Size of the updates of every layer over that of its parameters, as the monitor has them."""
+    names = subject.watch_record.get("layers", [])
+    curves = []
+    for place, name in enumerate(names):
+        update = subject.measured("layer_update", place)
+        parameter = subject.measured("layer_parameter", place)
+        if update is None or parameter is None or len(update[0]) != len(parameter[0]):
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = update[1] / parameter[1]  # a layer that begins at zero has none
+        relative[~np.isfinite(relative)] = np.nan
+        curves.append(Curve(name or "(the only leaf)", update[0], relative))
+    colours = colours_of_states(len(curves))
+    return [dataclasses.replace(curve, colour=colours[k]) for k, curve in enumerate(curves)]
+
+
 LAYERS: tuple[RunFigure, ...] = (
     AreaFigure(
         name="leaf_shares",
@@ -43,6 +68,17 @@ LAYERS: tuple[RunFigure, ...] = (
         "outputs.",
         needs="It needs two checkpoints of track.",
         shares=leaf_shares,
+    ),
+    LineFigure(
+        name="layer_updates",
+        page="layers",
+        title="How fast each layer moves",
+        caption="‖Δθ‖ / ‖θ‖ of one step of the optimizer, layer by layer. A layer far below the "
+        "others hardly trains.",
+        needs="It needs a monitor with the economy tier.",
+        curves=_updates,
+        y_name="relative update",
+        logarithmic_y=True,
     ),
 )
 
