@@ -211,10 +211,7 @@ def _generalization(subject: RunSubject) -> Finding:
     of_examples = "held-out examples" if is_held_out else "the probe"
     above = subject.series(f"{prefix}alignment_above")
     if above is None:
-        return Finding(
-            "How the kernel fits the labels is not known: no labels were given to track.",
-            "Alignment needs track(..., held_out=(x, y)), or train=(x, y).",
-        )
+        return _labels_of_monitor(subject)
     before, after = float(above[0]), float(above[-1])
     values = f"from {number(before, 2)} to {number(after, 2)} above chance"
     if not (math.isfinite(before) and math.isfinite(after)):
@@ -227,6 +224,23 @@ def _generalization(subject: RunSubject) -> Finding:
         went = "rose" if after > before else "fell"
         sentence = f"Alignment with the labels of {of_examples} {went} {values}."
     return Finding(sentence + _accuracy(subject), _trust_in_labels(subject, prefix))
+
+
+def _labels_of_monitor(subject: RunSubject) -> Finding:
+    """The fit of the labels by what a monitor has of it."""
+    measured = subject.measured("alignment_above")
+    if measured is None:
+        return Finding(
+            "How the kernel fits the labels is not known: no alignment was measured.",
+            "It needs labels: track(..., held_out=(x, y)), or a monitor with the kernel tier.",
+        )
+    steps, values = measured
+    of_examples = str(subject.watch_record.get("alignment_of", "the probe")).replace("_", " ")
+    return Finding(
+        f"Alignment with the labels went from {number(values[0], 2)} to {number(values[-1], 2)} "
+        f"above chance at step {steps[-1]:.0f}.",
+        f"Of {len(steps)} measurements while training, of examples: {of_examples}.",
+    )
 
 
 def _deviations(subject: RunSubject, prefix: str) -> float:

@@ -1,0 +1,396 @@
+"""The page of a run: its sentences have the numbers, it loads nothing, and what users wrote is only text."""
+
+import base64
+import hashlib
+import html.parser
+import io
+import json
+import math
+import re
+import sys
+
+import numpy as np
+import pytest
+from synthetic_run import HOSTILE, write_tracked, write_watched
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
+from ntkdiag.report.figures.style import figure
+from ntkdiag.report.run_advice import run_advice
+from ntkdiag.report.run_findings import findings
+from ntkdiag.report.run_gallery import data_address, left_over
+from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.runs.run_writer import RunWriter
+
+STEPS = [0, 3, 10, 40]
+MARGINS = [0.2, 0.61, 0.93, 0.72]
+E1 = np.array(
+    [
+        [math.nan, 0.31, 0.52, 0.87],
+        [0.4, math.nan, 0.33, 0.64],
+        [0.5, 0.3, math.nan, 0.043],
+        [0.9, 0.6, 0.2, math.nan],
+    ]
+).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", "")
+    root.mkdir()
+    write_tracked(root, steps=STEPS, margins=MARGINS, e1=E1)
+    write_watched(root, [0.3, 0.5, 0.7, 0.6])
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return ntkdiag.open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def subject(run):
+    return RunSubject.of(run.tracked, run)
+
+
+@pytest.fixture(scope="module")
+def page(run, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "deep" / "report.html"
+    assert run.save(path) == path
+    assert [item.name for item in path.parent.iterdir()] == ["report.html"]
+    return path.read_text(encoding="utf-8")
+
+
+class Page(html.parser.HTMLParser):
+    """Tags with their attributes, the text of scripts, and all other text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.text, self._inside = [], [], "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            self.scripts.append(data)
+        elif self._inside != "style":
+            self.text += data
+
+    def words(self):
+        return " ".join(self.text.replace("\u00a0", " ").split())
+
+
+def test_the_answer_has_the_numbers_of_the_run(page, run):
+    words = Page(page).words()
+    turned = run.tracked.series("drift_distance_centred")
+    assert (
+        "the margin was 0.93 at step 10, and is 0.72 at step 40. The loss fell from 2 to 0.5."
+        in words
+    )
+    assert f"from step 0 to step 40 (centred distance {turned[-1]:.3g}" in words
+    assert (
+        "the network linearized at step 0 is off by 87.0 % of the change of the outputs." in words
+    )
+    assert (
+        "From step 10 on it is nearly linear: linearized there, it is off by e1 = 0.043." in words
+    )
+    assert (
+        "Alignment with the labels of held-out examples rose from 0.25 to 0.34 above chance."
+        in words
+    )
+    assert "The held-out accuracy ends at 25.0 %, that of examples trained on at 50.0 %." in words
+    # How far to trust them.
+    assert "Of 4 checkpoints and the 12 examples of the probe, exact for these" in words
+    assert "95 % interval for the training set at its last measurement is 0.3 to 1.2." in words
+    error = math.sqrt(0.25 * 0.75 / 24)
+    assert (
+        f"Of 24 examples, which leave an accuracy a standard error of {100 * error:.1f} %" in words
+    )
+    assert "Use the network linearized at step 10 for what comes after" in words
+
+
+def test_the_page_loads_nothing(page):
+    found = Page(page)
+    for tag, attributes in found.tags:
+        assert tag not in ("link", "iframe", "object", "embed", "audio", "video", "base", "form"), (
+            tag
+        )
+        for name in ("src", "href", "xlink:href", "srcset", "action"):
+            address = attributes.get(name) or "#"
+            assert address.startswith(("#", "data:image/png;base64,")), (tag, address)
+    styles = re.findall(r"<style.*?</style>", page, flags=re.DOTALL)
+    for target in re.findall(r"url\(([^)]*)\)", page):
+        assert target.strip("\"'").startswith("#"), target
+    assert styles
+    assert "@import" not in page
+    # The one address is the name of SVG, which a saved drawing begins with.
+    assert set(re.findall(r"https?://[^\"'\s<]+", page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_only_the_one_script_is_allowed(page):
+    found = Page(page)
+    scripts = [attributes for tag, attributes in found.tags if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "numbers"}, {}]
+    numbers, script = found.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policies = [item["content"] for tag, item in found.tags if "http-equiv" in item]
+    assert policies == [
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    ]
+    assert not [item for _, item in found.tags for name in item if name.startswith("on")]
+    assert "series" in json.loads(numbers)["margin"]["columns"]
+
+
+def test_what_users_wrote_is_text(page, folder):
+    assert HOSTILE not in page
+    assert HOSTILE in Page(page).text  # as text: a leaf, a layer, a note
+    assert f"of {HOSTILE}" in Page(page).text
+    assert folder.name in Page(page).text
+
+
+def test_every_figure_is_on_its_page_with_a_table_and_a_text(page, subject):
+    found = Page(page)
+    ids = {item.get("id") for _, item in found.tags}
+    there = [name for name, what in RUN_FIGURES.items() if what.is_there(subject)]
+    assert {f"figure-{name}" for name in there} == {
+        item for item in ids if str(item).startswith("figure-")
+    }
+    labels = [item["aria-label"] for _, item in found.tags if item.get("role") == "img"]
+    assert len(labels) == len(there)
+    assert all(len(label) > 20 for label in labels)
+    for what in RUN_FIGURES.values():
+        assert (f"{what.title} is not shown. {what.needs}" in found.words()) == (
+            what.name not in there
+        )
+    assert {f"page-{name}" for name in (*PAGES, "conditions")} <= ids
+
+
+def test_numbers_in_the_page_are_those_of_the_run(page, run):
+    numbers = json.loads(Page(page).scripts[0])
+    e1 = numbers["e1"]["columns"]
+    matrix = np.array([math.nan if value is None else value for value in e1["value"]]).reshape(4, 4)
+    np.testing.assert_allclose(matrix, run.tracked.matrix("e1"), rtol=1e-6)
+    margin = numbers["margin"]["columns"]
+    of_checkpoints = [
+        value
+        for series, value in zip(margin["series"], margin["value"], strict=True)
+        if series == "checkpoints, full batch"
+    ]
+    assert of_checkpoints == MARGINS
+
+
+@pytest.mark.parametrize("name", RUN_FIGURES)
+def test_a_figure_draws_its_table(name, subject):
+    what = RUN_FIGURES[name]
+    assert what.name == name
+    assert what.page in PAGES
+    assert what.needs.endswith(".")
+    assert what.caption.endswith(".")
+    assert what.is_there(subject)  # the synthetic run has all that figures need
+    with figure(4, 3) as (_, axes):
+        what.draw(subject, axes)
+        what.legend(subject, axes)
+        x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
+    lines = what.table(subject)
+    points = what.points(subject)
+    assert points.shape == (len(lines), 2)
+    values = np.array([line["value"] for line in lines])
+    drawn = points[np.isfinite(values)]
+    assert len(drawn)
+    # Whatever has a value lies within the axes.
+    for place, (low, high) in enumerate((x_limits, y_limits)):
+        room = 1e-6 * (high - low)
+        assert (drawn[:, place] >= low - room).all()
+        assert (drawn[:, place] <= high + room).all()
+
+
+def test_label_power_and_leave_one_out_are_those_of_the_stored_kernels(subject, run):
+    y = np.arange(12) % 3
+    targets = np.eye(3)[y]
+    targets = targets - targets.mean(0)
+    kernel = run.array(40, "kernel").astype(np.float64)
+    # Kernel regression on all examples but one, one after the other.
+    ridge = 1e-3 * np.mean(np.diagonal(kernel))
+    squares = 0.0
+    for i in range(12):
+        rest = np.arange(12) != i
+        weights = np.linalg.solve(kernel[np.ix_(rest, rest)] + ridge * np.eye(11), targets[rest])
+        squares += np.sum((targets[i] - kernel[i, rest] @ weights) ** 2)
+    assert subject.errors_left_out[-1] == pytest.approx(squares / np.sum(targets**2), rel=1e-3)
+    centring = np.eye(12) - 1 / 12
+    _, vectors = np.linalg.eigh(centring @ kernel @ centring)
+    power = np.cumsum(np.sum((vectors[:, ::-1].T @ targets) ** 2, axis=1)) / np.sum(targets**2)
+    np.testing.assert_allclose(subject.label_powers[-1], power, atol=1e-4)
+
+
+def test_labels_within_the_fastest_modes_are_not_hard():
+    rng = np.random.default_rng(0)
+    modes = np.linalg.qr(np.concatenate([np.ones((8, 1)), rng.normal(size=(8, 7))], axis=1))[0][
+        :, 1:
+    ]
+    kernel = (modes * np.arange(7, 0, -1)) @ modes.T
+    fast, slow = modes[:, :1], modes[:, 6:]
+    np.testing.assert_allclose(left_over(kernel, fast, 2), 0, atol=1e-12)
+    np.testing.assert_allclose(left_over(kernel, slow, 2), 8 * slow[:, 0] ** 2, rtol=1e-9)
+
+
+def test_thumbnails_are_png(subject):
+    import matplotlib.image
+
+    for image in (subject.thumbnails[3], np.repeat(subject.thumbnails[4], 3, axis=2)):
+        header, content = data_address(image).split(",")
+        assert header == "data:image/png;base64"
+        read = matplotlib.image.imread(io.BytesIO(base64.b64decode(content)), format="png")
+        expected = image[..., 0] if image.shape[2] == 1 else image
+        np.testing.assert_array_equal(np.round(255 * read).astype(np.uint8), expected)
+
+
+@pytest.mark.slow
+def test_twenty_checkpoints_of_320_rows_are_under_3_mb(tmp_path):
+    steps = list(range(0, 2000, 100))
+    e1 = np.random.default_rng(0).uniform(0, 1, (20, 20)).tolist()
+    margins = np.linspace(0.1, 1.0, 20).tolist()
+    leaves = [f"layer_{k}/kernel" for k in range(60)]
+    write_tracked(
+        tmp_path / "run", steps=steps, margins=margins, e1=e1, n=320, n_outputs=10, leaves=leaves
+    )
+    write_watched(tmp_path / "run", np.linspace(0.1, 1.0, 200).tolist())
+    path = ntkdiag.open_run(tmp_path / "run").save(tmp_path / "report.html")
+    assert 100_000 < path.stat().st_size < 3_000_000
+
+
+def test_a_log_of_watch_alone_is_a_report(tmp_path):
+    write_watched(tmp_path / "run", [0.3, 0.5, 1.4])
+    run = ntkdiag.open_run(tmp_path / "run")
+    assert run.tracked is None
+    words = Page(run.save(tmp_path / "report.html").read_text()).words()
+    assert "the margin is 1.4 at step 20" in words
+    assert "How far the kernel moved is not known: there are not two checkpoints of it." in words
+    assert (
+        "Spectra over training are not known: no checkpoint was tracked. They need ntkdiag.track."
+        in words
+    )
+    assert "Track the checkpoints of this run (ntkdiag.track)" in words
+
+
+def test_a_track_that_is_not_stored_says_what_is_missing(run, tmp_path):
+    tracked = run.tracked
+    unstored = type(tracked)(
+        tracked.record, tracked.rows, tracked.eigenvalues, tracked.outputs, tracked.matrices
+    )
+    words = Page(unstored.save(tmp_path / "report.html").read_text()).words()
+    assert (
+        "Examples are not told apart: no kernels are stored. They are stored by track(..., out=)."
+        in words
+    )
+    assert (
+        "Track with out=: label power, leave-one-out and examples are of stored kernels." in words
+    )
+
+
+def test_several_monitors_are_told_apart(tmp_path):
+    write_watched(tmp_path, [0.3, 0.5])
+    (tmp_path / "watch.jsonl").rename(tmp_path / "first.jsonl")
+    write_watched(tmp_path, [0.9], name="probe2")
+    subject = RunSubject.of(None, ntkdiag.open_run(tmp_path))
+    assert subject.measured("margin")[1].tolist() == [0.3, 0.5]
+    assert subject.left_out == ["1 measurements of probe2 in watch.jsonl"]
+
+
+def with_margins(tmp_path, margins, e1=0.5, watched=()):
+    steps = list(range(0, 10 * len(margins), 10))
+    pairs = np.full((len(steps), len(steps)), e1).tolist()
+    write_tracked(tmp_path, steps=steps, margins=margins, e1=pairs)
+    if watched:
+        write_watched(tmp_path, watched)
+    run = ntkdiag.open_run(tmp_path)
+    return RunSubject.of(run.tracked, run)
+
+
+@pytest.mark.parametrize(
+    ("margins", "sentence"),
+    [
+        (
+            [0.1, 0.2, 0.3],
+            "The learning rate could be larger: the margin was at most 0.3 at step 20",
+        ),
+        ([0.1, 0.6, 0.7], "Training was stable: the margin was at most 0.7 at step 20"),
+        ([0.1, 0.9, 0.4], "Training passed the edge of stability: the margin was 0.9 at step 10"),
+        ([0.1, 0.9, 1.0], "Training ends at the edge of stability: the margin is 1 at step 20"),
+        (
+            [0.1, 0.9, 1.5],
+            "On the probe training ends beyond the edge of stability: the margin is 1.5",
+        ),
+    ],
+)
+def test_margins_in_words(tmp_path, margins, sentence):
+    assert sentence in findings(with_margins(tmp_path, margins))["training"].sentence
+
+
+@pytest.mark.parametrize(
+    ("margins", "e1", "watched", "line"),
+    [
+        ([0.1, 0.2, 1.5], 0.5, (), "Lower the learning rate, or let it decay, by a factor of 1.5"),
+        ([0.1, 0.2, 1.5], 0.5, (1.5,), "Watch the loss before you lower the learning rate"),
+        ([1.4, 0.2, 0.6], 0.5, (), "Warm up the learning rate: the margin is beyond 1 at step 0."),
+        ([0.1, 0.2, 0.1], 0.05, (), "Raise the learning rate: up to a factor of 4"),
+        ([0.6, 0.6, 0.6], 0.05, (), "Train the linearized model, too"),
+    ],
+)
+def test_what_to_do_next(tmp_path, margins, e1, watched, line):
+    assert any(
+        said.startswith(line) for said in run_advice(with_margins(tmp_path, margins, e1, watched))
+    )
+
+
+def test_numbers_as_json(run, tmp_path):
+    content = json.loads(run.save(tmp_path / "run.json").read_text())
+    assert content["streams"].keys() == {"probe", "track", "watch"}
+    assert [row["margin"] for row in content["streams"]["track"]["rows"]] == MARGINS
+    assert content["matrices"]["e1"][0] == [None, 0.31, 0.52, 0.87]
+    of_track = json.loads(run.tracked.save(tmp_path / "track.json").read_text())
+    assert [row["step"] for row in of_track["checkpoints"]] == STEPS
+
+
+@pytest.mark.parametrize("result", ["Run", "Track"])
+def test_paths_that_cannot_be_written_are_refused_first(run, tmp_path, monkeypatch, result):
+    saved = run if result == "Run" else run.tracked
+    monkeypatch.setattr("ntkdiag.report.run_file.RunSubject", None)  # nothing is read
+    with pytest.raises(errors.InvalidInputError) as refused:
+        saved.save(tmp_path / "report.pdf")
+    assert str(refused.value) == (
+        f"{result}.save({str(tmp_path / 'report.pdf')!r}): expected a file name that ends in .html or "
+        f".json; got the ending '.pdf'. Write {result.lower()}.save(\"report.html\")."
+    )
+    (tmp_path / "taken.html").mkdir()
+    with pytest.raises(errors.InvalidInputError, match=r"got a folder\. Choose another path\."):
+        saved.save(tmp_path / "taken.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.InvalidInputError, match="which cannot"):
+        saved.save(tmp_path / "file" / "report.html")
+
+
+def test_a_run_without_numbers_of_ours_has_no_report(tmp_path):
+    with RunWriter.open(tmp_path / "run", {"source": "mine"}, name="own") as writer:
+        writer.write(0, {"number": 1}, {})
+    with pytest.raises(errors.InvalidInputError) as refused:
+        ntkdiag.open_run(tmp_path / "run").save(tmp_path / "report.html")
+    assert "expected checkpoints of ntkdiag.track, or measurements of ntkdiag.watch" in str(
+        refused.value
+    )
+    assert "Track the checkpoints into it: ntkdiag.track(..., out=...)." in str(refused.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_missing_library_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(errors.MissingDependencyError, match="got no jinja2"):
+        run.save(tmp_path / "report.html")
