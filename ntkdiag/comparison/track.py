@@ -254,7 +254,8 @@ class _Tracker:
         kwargs = _arguments(self.following, side.functional)
         sha256 = fingerprint({"params": params, "held": held})
         stored = store.finished.get(snapshot.step)
-        if stored is None:
+        arrays = None if stored is None else store.read(snapshot.step)
+        if stored is None or arrays is None:  # new, or damaged
             self._require_one_function(side, params, kwargs)
             numbers = measure_checkpoint(self.model, params, kwargs)
             numbers.row["params_sha256"] = sha256
@@ -262,7 +263,7 @@ class _Tracker:
             return Place(snapshot.step, params, kwargs, numbers)
         if stored["params_sha256"] != sha256:
             raise _other_run(snapshot, "other parameters at the same step")
-        numbers = _stored_numbers(stored, store.read(snapshot.step))
+        numbers = _stored_numbers(stored, arrays)
         # Neither a model nor a loss of the user can be told by its name.
         if not self._are_equal(self.model.outputs(params, kwargs, self.model.x), numbers.outputs):
             raise _other_run(snapshot, "another model, with other outputs for the same parameters")

@@ -1,13 +1,15 @@
 """Files of JSON lines that grow at their end: one object a line, a torn line is none.
 
 A line ``{"record": {...}}`` says what the lines after it mean, ``{"alert": {...}}`` is an alert,
-and every other line is a row, ``{"step": ..., name: value, ...}``. JSON has no NaN: it is null.
+and every other line is a row, ``{"step": ..., name: value, ...}``. JSON has no NaN: it is null. A
+line may end with a checksum, ``..., "crc32": "0a1b2c3d"}``: the CRC-32 of all that is before it.
 """
 
 import json
 import math
 import os
 import pathlib
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,10 +17,19 @@ import numpy as np
 
 Row = dict[str, Any]
 
+CHECKSUM = "crc32"
+_BEFORE_CHECKSUM = f', "{CHECKSUM}": "'
+
 
 def line_of(content: Mapping[str, Any]) -> str:
     """One line without its end; numbers and arrays of NumPy become numbers and lists."""
     return json.dumps(finite_or_null(content), allow_nan=False)
+
+
+def checked_line_of(content: Mapping[str, Any]) -> str:
+    """One line without its end, its last entry the checksum of what is before."""
+    text = line_of(content).removesuffix("}")
+    return f'{text}{_BEFORE_CHECKSUM}{_crc32_of(text)}"}}'
 
 
 def append_line(path: pathlib.Path, line: str, *, sync: bool = False) -> None:
@@ -54,15 +65,29 @@ def row_of(content: Mapping[str, Any]) -> Row:
 
 
 def json_objects(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """The lines of a file that are JSON objects; one that is not complete is none."""
+    """The lines of a file that are JSON objects; one that is not complete, or damaged, is none."""
     text = pathlib.Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
     for line in text.splitlines():
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(content, dict):
+        content = object_of(line)
+        if content is not None:
             yield content
+
+
+def object_of(line: str) -> Row | None:
+    """The JSON object of a line; None where it has none, or another checksum than it states."""
+    text, has_checksum, end = line.rpartition(_BEFORE_CHECKSUM)
+    if has_checksum:
+        if end != f'{_crc32_of(text)}"}}':
+            return None
+        line = text + "}"
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    # A checksum that is not where it was written belongs to a line that was changed.
+    if not isinstance(content, dict) or CHECKSUM in content:
+        return None
+    return content
 
 
 def is_alert(content: Mapping[str, Any]) -> bool:
@@ -86,6 +111,11 @@ def finite_or_null(value: Any) -> Any:
 def has_content(path: pathlib.Path) -> bool:
     """Whether there is such a file, with anything in it."""
     return path.exists() and path.stat().st_size > 0
+
+
+def _crc32_of(text: str) -> str:
+    """The checksum of a text, as eight digits."""
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _null_as_nan(value: Any) -> Any:

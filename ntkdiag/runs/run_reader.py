@@ -40,7 +40,8 @@ def require_run(path: str | os.PathLike[str]) -> pathlib.Path:
 class RunReader:
     """The reading half of a `Run`: what does not depend on the streams that are in it.
 
-    A directory holds streams, each with the rows that one writer wrote: "track", "ntk".
+    A directory holds streams, each with the rows that one writer wrote: "watch", "track",
+    "compare". Where none is named it is "track", or else the only one there is.
 
     Attributes:
         root: The directory.
@@ -54,7 +55,7 @@ class RunReader:
         return sorted(path.stem for path in self.root.glob("*.jsonl") if path.is_file())
 
     @errors.public
-    def record(self, name: str = "track") -> dict[str, Any]:
+    def record(self, name: str | None = None) -> dict[str, Any]:
         """The convention record of a stream: what its numbers mean.
 
         Args:
@@ -68,7 +69,7 @@ class RunReader:
         return records[-1] if records else {}
 
     @errors.public
-    def steps(self, name: str = "track") -> list[int]:
+    def steps(self, name: str | None = None) -> list[int]:
         """The steps of a stream, one for each of its rows.
 
         Args:
@@ -77,7 +78,7 @@ class RunReader:
         return [row["step"] for row in self._read(name).rows]
 
     @errors.public
-    def rows(self, name: str = "track") -> list[dict[str, Any]]:
+    def rows(self, name: str | None = None) -> list[dict[str, Any]]:
         """The scalars of a stream, one dictionary for each step, with NaN for null.
 
         Args:
@@ -86,7 +87,7 @@ class RunReader:
         return self._read(name).rows
 
     @errors.public
-    def array(self, step: int, key: str, *, name: str = "track") -> np.ndarray:
+    def array(self, step: int, key: str, *, name: str | None = None) -> np.ndarray:
         """One array of one step.
 
         Args:
@@ -101,6 +102,7 @@ class RunReader:
             InvalidInputError: There is no such step, or it has no such array.
             CheckpointError: The array is damaged; the message names its folder.
         """
+        name = self._chosen(name)
         committed = self._read(name).committed
         if step not in committed:
             raise errors.InvalidInputError(
@@ -113,7 +115,7 @@ class RunReader:
         return self._array(name, step, key, committed[step])
 
     @errors.public
-    def arrays(self, key: str, *, name: str = "track") -> np.ndarray:
+    def arrays(self, key: str, *, name: str | None = None) -> np.ndarray:
         """One array over all steps that have arrays.
 
         Args:
@@ -129,6 +131,7 @@ class RunReader:
                 floating-point numbers and some step is without it.
             CheckpointError: One is damaged; the message names its folder.
         """
+        name = self._chosen(name)
         committed = self._read(name).committed
         if not any(key in item.sha256s for item in committed.values()):
             raise _no_such_array(key, committed)
@@ -142,7 +145,7 @@ class RunReader:
         return together
 
     @errors.public
-    def to_pandas(self, name: str = "track") -> "pandas.DataFrame":
+    def to_pandas(self, name: str | None = None) -> "pandas.DataFrame":
         """The rows of a stream as a table, its index the steps.
 
         Args:
@@ -157,13 +160,14 @@ class RunReader:
         return as_frame(self.rows(name), self.record(name))
 
     @errors.public
-    def to_xarray(self, name: str = "track") -> "xarray.Dataset":
+    def to_xarray(self, name: str | None = None) -> "xarray.Dataset":
         """All numbers of a stream with their axes.
 
         Scalars are over step; arrays have the axes that the record names for them in its "dims"
         after it, and ``<name>_0, <name>_1, ...`` where it names none. Values along an axis are
         taken from "coordinates" of the record. What differs in shape between steps is left out, and
-        named in the attribute ``left_out``.
+        named in the attribute ``left_out``. Where a training that was resumed measured a step once
+        more, the later row holds.
 
         Args:
             name: The stream.
@@ -176,7 +180,8 @@ class RunReader:
             MissingDependencyError: xarray is not installed.
             CheckpointError: An array is damaged; the message names its folder.
         """
-        contents = self._read(name)
+        name = self._chosen(name)
+        contents = self._read(name).latest
         keys: dict[str, None] = {}  # in the order first seen
         for item in contents.committed.values():
             keys.update(dict.fromkeys(item.sha256s))
@@ -194,15 +199,22 @@ class RunReader:
             parts.append(f"{name} {len(steps)} steps{span}")
         return f"{type(self).__name__}({os.fspath(self.root)!r}: {'; '.join(parts)})"
 
-    def _read(self, name: str) -> StreamContents:
-        """The lines of a stream as they are now."""
-        if name not in self.names:
+    def _chosen(self, name: str | None) -> str:
+        """The stream that is asked for; where none is, "track" or the only one."""
+        names = self.names
+        if name is None and ("track" in names or len(names) == 1):
+            return "track" if "track" in names else names[0]
+        if name is None or name not in names:
             raise errors.InvalidInputError(
-                expected=f"a stream of {os.fspath(self.root)!r}: {', '.join(self.names)}",
-                got=repr(name),
+                expected=f"a stream of {os.fspath(self.root)!r}: {', '.join(names)}",
+                got="no name" if name is None else repr(name),
                 do="Each is a .jsonl file of the folder.",
             )
-        return RunStream(self.root, name).read()
+        return name
+
+    def _read(self, name: str | None) -> StreamContents:
+        """The lines of a stream as they are now."""
+        return RunStream(self.root, self._chosen(name)).read()
 
     def _of_all_steps(
         self, name: str, key: str, committed: dict[int, CommittedStep]

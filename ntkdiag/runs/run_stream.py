@@ -3,11 +3,11 @@
     run/
         track.jsonl                 {"record": {...}}, then {"step": 100, ..., "arrays": {...}}
         arrays/track/100/kernel/    zarr.json and c.0.0
-        .lock                       held by whoever writes; says nothing when nobody does
+        .track.lock                 held by whoever writes; says nothing when nobody does
 
 A line is written after its arrays and names each with its SHA-256: it is what makes a step a
-finished one. Of two lines of one step the later one holds. Lines without "arrays" are those of
-`JsonLines`: rows without arrays, kept in the order written.
+finished one. Of two lines of one step the later one holds. Lines without "arrays" are those of a
+monitor: rows without arrays, kept in the order written.
 """
 
 import dataclasses
@@ -36,6 +36,11 @@ class RunStream:
     def path(self) -> pathlib.Path:
         """The file of its lines."""
         return self.root / f"{self.name}.jsonl"
+
+    @property
+    def lock_path(self) -> pathlib.Path:
+        """The file that whoever writes holds locked."""
+        return self.root / f".{self.name}.lock"
 
     @property
     def arrays(self) -> pathlib.Path:
@@ -89,6 +94,12 @@ class StreamContents:
     records: list[Row]
     committed: dict[int, CommittedStep]
     loose: list[Row]
+
+    @property
+    def latest(self) -> "StreamContents":
+        """The same with one row for each step: of those without arrays the later one."""
+        by_step = {row["step"]: row for row in self.loose}
+        return dataclasses.replace(self, loose=[by_step[step] for step in sorted(by_step)])
 
     @property
     def rows(self) -> list[Row]:

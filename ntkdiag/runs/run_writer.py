@@ -1,18 +1,19 @@
 """Writing a run directory: a step is finished or absent, whenever the process is killed.
 
-1. Opening takes the lock of the directory, which the system frees when the process ends, and states
+1. Opening takes the lock of the stream, which the system frees when the process ends, and states
    the record: what stays the same over the run. One that differs from the record there is refused.
-2. A step: its arrays first, into a folder that is emptied before, then its line, which names them.
-3. Opened again, the steps whose line is complete and whose arrays are those of the line are
-   finished. What else is there was being written when the process died, or was damaged; it is
-   written once more.
+2. A step: its arrays first, into a folder that is emptied before, then its line, which names them
+   and ends with a checksum.
+3. Opened again, the steps whose line is complete and whose arrays have their sizes are finished.
+   What else is there was being written when the process died, or was damaged; it is written once
+   more. Bytes are looked at when they are read: a step that turns out to be damaged then is
+   finished no more.
 """
 
-import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -20,24 +21,32 @@ import filelock
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.runs.json_lines import Row, append_line, finite_or_null, line_of, row_of
+from ntkdiag.runs.json_lines import (
+    CHECKSUM,
+    Row,
+    append_line,
+    checked_line_of,
+    finite_or_null,
+    object_of,
+    row_of,
+)
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, axes_of, require_name
+from ntkdiag.runs.same_settings import require_same
+from ntkdiag.runs.stream_lock import locked
 from ntkdiag.runs.zarr_array import (
     DTYPES,
-    is_intact,
+    has_its_size,
     mark_as_group,
     read_array,
     sha256_of,
     write_array,
 )
 
-LOCK_FILE = ".lock"
-LONGEST_VALUE = 80  # characters of a value in a message
-VERSIONS = "versions"  # the entry of a record, and the entries it names, that may change
+OWN_ENTRIES = {"arrays", CHECKSUM}  # of a line, beside those of its row
 
 
 class RunWriter:
-    """Writes one stream of a run directory, and holds the lock of the directory meanwhile.
+    """Writes one stream of a run directory, and holds its lock meanwhile.
 
     Made by `RunWriter.open`, and best used in a ``with``.
 
@@ -53,7 +62,7 @@ class RunWriter:
         record: Row,
         committed: dict[int, CommittedStep],
     ) -> None:
-        """Take what `open` has made: the lock is held, and these steps are intact."""
+        """Take what `open` has made: the lock is held, and these steps are complete."""
         self.stream = stream
         self.finished: dict[int, Row] = {step: item.row for step, item in committed.items()}
         self._lock = lock
@@ -68,15 +77,13 @@ class RunWriter:
 
         `record` is what stays the same over the run, as JSON values: a stored one has to agree,
         but for "versions" and the entries that record["versions"] names. Its "dims" name the axes
-        of arrays: ``{"kernel": ["example", "example_2"]}``. Every finished step is read once, to
-        see whether it is.
+        of arrays: ``{"kernel": ["example", "example_2"]}``.
         """
         require_name(name, "a stream")
-        folder = pathlib.Path(root).expanduser().absolute()
-        _make_folder(folder)
-        lock = _locked(folder)
+        stream = RunStream(pathlib.Path(root).expanduser().absolute(), name)
+        lock = locked(stream)
         try:
-            return _opened(RunStream(folder, name), lock, finite_or_null(record))
+            return _opened(stream, lock, finite_or_null(record))
         except BaseException:
             lock.release()
             raise
@@ -91,7 +98,7 @@ class RunWriter:
             self._require_array(key, prepared[key], row)
         # Everything that can be refused is refused before the first file is touched.
         sha256s = {key: sha256_of(array) for key, array in prepared.items()}
-        line = line_of({"step": step, **row, "arrays": sha256s})
+        line = checked_line_of({"step": step, **row, "arrays": sha256s})
 
         # A killed process may have left some of them, or damage was found.
         folder = self.stream.folder_of(step)
@@ -109,17 +116,21 @@ class RunWriter:
     def amend(self, step: int, row: Mapping[str, Any]) -> None:
         """Give a finished step other scalars, by a line that holds from now on; arrays stay."""
         self._require_open()
-        self._finish(step, line_of({"step": step, **row, "arrays": self._sha256s[step]}))
+        content = {"step": step, **row, "arrays": self._sha256s[step]}
+        self._finish(step, checked_line_of(content))
 
     def _finish(self, step: int, line: str) -> None:
         """Append the line of a step."""
         append_line(self.stream.path, line, sync=True)
-        finished = row_of(json.loads(line))
+        finished = row_of(object_of(line) or {})  # as it will be read
         self._sha256s[step] = finished.pop("arrays")
         self.finished[step] = finished
 
-    def read(self, step: int) -> dict[str, np.ndarray]:
-        """The arrays of a finished step by name."""
+    def read(self, step: int) -> dict[str, np.ndarray] | None:
+        """The arrays of a finished step by name.
+
+        None where one of them is damaged: the step is finished no more, and may be written again.
+        """
         if step not in self.finished:
             raise errors.InvalidInputError(
                 expected=f"a finished step of {os.fspath(self.stream.path)!r}",
@@ -127,7 +138,11 @@ class RunWriter:
                 do="Write it before.",
             )
         folder = self.stream.folder_of(step)
-        return {key: read_array(folder / key, sha) for key, sha in self._sha256s[step].items()}
+        try:
+            return {key: read_array(folder / key, sha) for key, sha in self._sha256s[step].items()}
+        except errors.CheckpointError:
+            del self.finished[step], self._sha256s[step]
+            return None
 
     def close(self) -> None:
         """Free the lock; to write again, open again."""
@@ -165,9 +180,10 @@ class RunWriter:
                 got=f"step {step}",
                 do="A run directory is never overwritten: choose another folder.",
             )
-        if "arrays" in row or row.get("step", step) != step:
+        if OWN_ENTRIES & row.keys() or row.get("step", step) != step:
             raise errors.InvalidInputError(
-                expected='a row without "arrays", whose "step", if any, is its step',
+                expected=f'a row without "arrays" and "{CHECKSUM}", whose "step", if any, is its '
+                "step",
                 got=f"step {step} and a row of {', '.join(row)}",
                 do="Rename the entry of the row.",
             )
@@ -196,34 +212,6 @@ class RunWriter:
             )
 
 
-def _make_folder(folder: pathlib.Path) -> None:
-    """Make the run directory where there is none."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.InvalidInputError(
-            expected=f"a folder {os.fspath(folder)!r}, or the right to make it",
-            got=f"{type(error).__name__}: {error.strerror}",
-            do="Choose another folder.",
-        ) from error
-
-
-def _locked(folder: pathlib.Path) -> filelock.BaseFileLock:
-    """The lock of a run directory, held; refused where another writer holds it."""
-    # Of the process, not of the thread: whoever closes the writer may be another one.
-    lock = filelock.FileLock(folder / LOCK_FILE, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise errors.InvalidInputError(
-            expected=f"a run directory {os.fspath(folder)!r} that nobody writes to",
-            got="one that is being written by another process",
-            do="Wait for it, or choose another folder; reading needs no lock: "
-            "ntkdiag.open_run(path).",
-        ) from None
-    return lock
-
-
 def _opened(stream: RunStream, lock: filelock.BaseFileLock, record: Row) -> RunWriter:
     """The writer of a stream whose lock is held: its record agrees, or is written now."""
     contents = stream.read() if stream.path.exists() else StreamContents([], {}, [])
@@ -235,53 +223,14 @@ def _opened(stream: RunStream, lock: filelock.BaseFileLock, record: Row) -> RunW
         )
     stored = contents.records[-1] if contents.records else None
     if stored is not None:
-        _require_same(stream, stored, record)
+        require_same(stream.path, stored, record)
     # The first line; or other versions from here on, and the rows that follow say so.
     if stored != record:
-        append_line(stream.path, line_of({"record": record}), sync=True)
+        append_line(stream.path, checked_line_of({"record": record}), sync=True)
 
-    intact = {}
+    complete = {}
     for step, committed in contents.committed.items():
         folder = stream.folder_of(step)
-        if all(is_intact(folder / key, sha) for key, sha in committed.sha256s.items()):
-            intact[step] = committed
-    return RunWriter(stream, lock, record, intact)
-
-
-def _require_same(stream: RunStream, stored: Row, record: Row) -> None:
-    """Refuse a record that differs from the one a stream was begun with, in more than versions."""
-    may_change = {VERSIONS, *(record.get(VERSIONS) or ()), *(stored.get(VERSIONS) or ())}
-    there = dict(_entries(stored, may_change))
-    here = dict(_entries(record, may_change))
-    paths = sorted(there.keys() | here.keys())
-    different = [path for path in paths if there.get(path, "") != here.get(path, "")]
-    if different:
-        raise errors.InvalidInputError(
-            expected=f"the settings of {os.fspath(stream.path)!r}, {_written(there, different)}",
-            got=_written(here, different),
-            do="Choose another folder, or go on with the settings of this one.",
-        )
-
-
-def _entries(record: Row, left_out: set[str], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and JSON text of every entry of a record, those inside dictionaries too."""
-    for key, value in record.items():
-        path = f"{prefix}{key}"
-        if path in left_out:
-            continue
-        if isinstance(value, Mapping) and value:
-            yield from _entries(dict(value), left_out, f"{path}.")
-        else:
-            yield path, json.dumps(value)
-
-
-def _written(entries: dict[str, str], paths: list[str]) -> str:
-    """Entries for a message; long values are cut."""
-    return ", ".join(f"{path}={_cut(entries.get(path, 'nothing'))}" for path in paths)
-
-
-def _cut(text: str) -> str:
-    """Text of a length that a message has room for."""
-    if len(text) <= LONGEST_VALUE:
-        return text
-    return f"{text[:LONGEST_VALUE]}..."
+        if all(has_its_size(folder / key) for key in committed.sha256s):
+            complete[step] = committed
+    return RunWriter(stream, lock, record, complete)

@@ -113,6 +113,20 @@ def test_lists_of_a_monitor_become_an_axis(run):
     assert dataset["ntk_eigenvalues"].values.tolist() == [[2.0, 0.0], [2.0, 1.0]]
 
 
+def test_of_a_step_that_was_measured_twice_the_later_row_holds(tmp_path):
+    pytest.importorskip("pandas")
+    pytest.importorskip("xarray")
+    lines = JsonLines(tmp_path / "watch.jsonl")
+    for step, trace in ((0, 1.0), (10, 2.0), (20, 3.0), (10, 2.5)):  # resumed from step 10
+        lines.write(step, {"ntk_trace": trace})
+    run = ntkdiag.open_run(tmp_path)
+    dataset = run.to_xarray()
+    assert dataset["step"].values.tolist() == [0, 10, 20]
+    assert dataset["ntk_trace"].values.tolist() == [1.0, 2.5, 3.0]
+    # Tables and rows are as they were written.
+    assert run.to_pandas().index.tolist() == run.steps() == [0, 10, 20, 10]
+
+
 @pytest.mark.parametrize(
     ("method", "library", "purpose"),
     [("to_pandas", "pandas", "makes the table"), ("to_xarray", "xarray", "makes the dataset")],

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_resumed(tmp_path):
     assert run.steps() == [0, 5, 10]
     assert run.record() == record
     lines = (tmp_path / "track.jsonl").read_text().splitlines()
-    assert json.loads(lines[0]) == {"record": RECORD}
+    assert json.loads(lines[0])["record"] == RECORD
 
 
 def test_scalars_of_a_finished_step_may_be_amended(tmp_path):
@@ -188,25 +189,33 @@ def held_by_another_process(root):
     return process
 
 
-@pytest.mark.parametrize("name", ["track", "other"])
-def test_a_second_writer_is_refused_until_the_first_is_dead(name, tmp_path):
+BEING_WRITTEN = (
+    "got one that is being written. Wait for its writer, or choose another folder; reading needs "
+    "no lock: ntkdiag.open_run(path)."
+)
+
+
+def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
     process = held_by_another_process(tmp_path)
     try:
-        assert refused(RunWriter.open, tmp_path, {}, name=name) == (
-            f"ntkdiag: expected a run directory {str(tmp_path)!r} that nobody writes to; got one "
-            "that is being written by another process. Wait for it, or choose another folder; "
-            "reading needs no lock: ntkdiag.open_run(path)."
+        assert refused(RunWriter.open, tmp_path, {}) == (
+            f"ntkdiag: expected a stream {str(tmp_path / 'track.jsonl')!r} that nobody writes to; "
+            + BEING_WRITTEN
         )
         assert ntkdiag.open_run(tmp_path).steps() == []
+        # Another stream of the same directory has a writer of its own.
+        with RunWriter.open(tmp_path, {}, name="wide") as writer:
+            writer.write(0, {}, {})
+        assert ntkdiag.open_run(tmp_path).steps("wide") == [0]
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    RunWriter.open(tmp_path, {}, name=name).close()
+    RunWriter.open(tmp_path, {}).close()
 
 
 def test_a_second_writer_of_the_same_process_is_refused(tmp_path):
     with RunWriter.open(tmp_path, {}) as writer:
-        assert "being written by another process" in refused(RunWriter.open, tmp_path, {})
+        assert BEING_WRITTEN in refused(RunWriter.open, tmp_path, {})
         writer.write(0, {}, {})
     assert refused(writer.write, 1, {}, {}) == (
         "ntkdiag: expected a run directory that is open for writing; got a RunWriter that was "
@@ -225,6 +234,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
             refused(writer.write, 0, {}, {}),
             refused(writer.write, -1, {}, {}),
             refused(writer.write, 1, {"step": 2}, {}),
+            refused(writer.write, 1, {"crc32": 2.0}, {}),
             refused(writer.write, 1, {}, {"a/b": kernel}),
             refused(writer.write, 1, {}, {"zarr.json": kernel}),
             refused(writer.write, 1, {}, {"half": kernel.astype(ml_dtypes.bfloat16)}),
@@ -236,12 +246,16 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     name = "expected a name for an array of letters, digits, _, - and .; got "
     advice = "It is the name of a file: take one that every system can have."
     new = "expected a step, at least 0, that is not finished yet; got step "
+    own = (
+        'expected a row without "arrays" and "crc32", whose "step", if any, is its step; '
+        "got step 1 and a row of "
+    )
     never = "A run directory is never overwritten: choose another folder."
     assert [message.removeprefix("ntkdiag: ") for message in messages] == [
         f"{new}0. {never}",
         f"{new}-1. {never}",
-        'expected a row without "arrays", whose "step", if any, is its step; got step 1 and a row of step. '
-        "Rename the entry of the row.",
+        f"{own}step. Rename the entry of the row.",
+        f"{own}crc32. Rename the entry of the row.",
         f"{name}'a/b'. {advice}",
         f"{name}'zarr.json'. {advice}",
         "expected the array 'half' of numbers that NumPy and zarr both have; got dtype bfloat16. "
@@ -283,6 +297,11 @@ def test_what_cannot_be_read_is_said(tmp_path):
         f"Run.rows(name): expected a stream of {str(tmp_path)!r}: track; got 'ntk'. "
         "Each is a .jsonl file of the folder."
     )
+    (tmp_path / "track.jsonl").rename(tmp_path / "wide.jsonl")
+    assert run.steps() == [0, 10, 100]  # of the only one
+    JsonLines(tmp_path / "watch.jsonl").write(3, {})
+    assert f"a stream of {str(tmp_path)!r}: watch, wide; got no name." in refused(run.rows)
+    assert run.steps("watch") == [3]
 
 
 def test_arrays_that_some_steps_lack(tmp_path):
@@ -310,7 +329,10 @@ def test_readable_without_ntkdiag(tmp_path):
     written(tmp_path)
     text = (tmp_path / "track.jsonl").read_text()
     first, *lines = [json.loads(line) for line in text.splitlines()]
-    assert first == {"record": RECORD}
+    assert first["record"] == RECORD
+    for line in text.splitlines():
+        before, _, checksum = line.rpartition(', "crc32": ')
+        assert json.loads(checksum.removesuffix("}")) == f"{zlib.crc32(before.encode()):08x}"
     assert [line["step"] for line in lines] == [0, 10, 100]
     for line in lines:
         assert line["arrays"].keys() == arrays_of(0).keys()
@@ -320,7 +342,7 @@ def test_readable_without_ntkdiag(tmp_path):
             header = f"{array.dtype} {list(array.shape)}\n".encode()
             assert hashlib.sha256(header + array.tobytes()).hexdigest() == sha256
     kinds = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
-    assert kinds == {"", ".jsonl", ".json", ".0"}
+    assert kinds == {".lock", ".jsonl", ".json", ".0"}
 
 
 def test_zarr_reads_a_step_with_the_names_of_its_axes(tmp_path):
