@@ -23,6 +23,7 @@ from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
 from ntkdiag.monitor.monitor_plan import MonitorPlan as MonitorPlan
 from ntkdiag.monitor.monitor_plan import plan as plan
+from ntkdiag.monitor.run_log import RunLog as RunLog
 from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced

@@ -5,6 +5,7 @@ never raises into the loop: everything after the clock is read stands in one `tr
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -33,11 +34,12 @@ from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
 from ntkdiag.monitor.never_raise import FailureNotice, warn, without_debugging_switches
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
-from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of, writers_of
 from ntkdiag.monitor.panel import Memories, Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
-from ntkdiag.monitor.record import convention_record
+from ntkdiag.monitor.record import convention_record, settings_of
+from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
 from ntkdiag.monitor.writers import Writer
@@ -96,6 +98,7 @@ class Monitor:
             the call if `optax.inject_hyperparams` keeps it there.
         instruments: What is measured, as for `ntkdiag.watch`.
         batch_size: Examples of one training step, by which "auto" counts its share.
+        out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
         writers: Objects with `write(step, values)`, or one of them. They also get
             `<name>_seconds`, the time of the measurement.
         alerts: What raises an alarm, and who is told; "auto" tells the writers, where there are
@@ -122,7 +125,7 @@ class Monitor:
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
-            do not fit together.
+            do not fit together; when `out` is of another run, or being written to.
     """
 
     @errors.public
@@ -138,6 +141,7 @@ class Monitor:
         descent: DescentLike | None = None,
         instruments: InstrumentsLike = "auto",
         batch_size: int | None = None,
+        out: str | os.PathLike[str] | None = None,
         writers: Writer | Sequence[Writer] = (),
         alerts: AlertsLike = "auto",
         name: str = "ntk",
@@ -176,7 +180,9 @@ class Monitor:
         self._measurer = Measurer.of(self._probe, update_rule)
         self._due = as_schedule(every)
         self._budget = Budget(self._due, time_share, batch_size)
-        self._outbox = Outbox(writers, alerts_of(alerts, writers))
+        run_log = None if out is None else RunLog(out)
+        listed = writers_of(writers, run_log)
+        self._outbox = Outbox(listed, alerts_of(alerts, listed))
         self._name = name
         self._panel: Panel | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement
@@ -188,6 +194,9 @@ class Monitor:
         self._failure_notice = FailureNotice()
         self.cost = Cost(time_share)
         self.last: Measurement | None = None
+        if run_log is not None:
+            params = f.params if isinstance(f, Functional) else None
+            run_log.begin(settings_of(self._probe, name, params))
 
     @errors.called("monitor(step, params)")
     def __call__(
@@ -345,9 +354,10 @@ class Monitor:
             self._measurer,
             layout,
             panel,
+            matched.params,
             name=self._name,
             every=self._due,
-            source="Monitor",
+            call="Monitor",
             layers=self._layers,
             injected=update_rule.is_injected,
             followed=self._probe.followed(matched.held),

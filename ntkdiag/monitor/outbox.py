@@ -23,6 +23,7 @@ from ntkdiag.monitor.courier import (
     wait,
     wait_at_the_end,
 )
+from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writers import Values, Writer
 
@@ -41,7 +42,7 @@ def alerts_of(alerts: AlertsLike, writers: Writer | Sequence[Writer]) -> Alerts 
             got=repr(alerts),
             do="alerts=Alerts(on_alert=[function]) tells a function.",
         )
-    return Alerts() if _checked(writers) else None
+    return Alerts() if writers_of(writers) else None
 
 
 class Outbox:
@@ -56,7 +57,7 @@ class Outbox:
     """
 
     def __init__(self, writers: Writer | Sequence[Writer], alerts: Alerts | None = None) -> None:
-        self.writers = _checked(writers)
+        self.writers = writers_of(writers)
         call = errors.current_call()
         self._couriers = [Courier(writer, call) for writer in self.writers]
         self._alert_writer: AlertWriter | None = None
@@ -113,8 +114,10 @@ class Outbox:
             courier.is_late = True
 
 
-def _checked(writers: Writer | Sequence[Writer]) -> tuple[Writer, ...]:
-    """The writers as a tuple; refused when one of them cannot write."""
+def writers_of(
+    writers: Writer | Sequence[Writer], run_log: RunLog | None = None
+) -> tuple[Writer, ...]:
+    """The writers as a tuple, that of `out=` among them; refused when one of them cannot write."""
     listed = tuple(writers) if isinstance(writers, Sequence) else (writers,)
     for writer in listed:
         # A class has the method, too, and is no writer: it has to be called first.
@@ -127,4 +130,4 @@ def _checked(writers: Writer | Sequence[Writer]) -> tuple[Writer, ...]:
             got=f"the class {writer.__name__}" if is_class else f"a {type(writer).__name__}",
             do="ntkdiag.monitor has JsonLines(path), Terminal() and InMemory().",
         )
-    return listed
+    return listed if run_log is None else (*listed, run_log)

@@ -7,11 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from ntkdiag.descent import Descent, LearningRate
+from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.reduction import FULL_ROWS
 from ntkdiag.losses import Loss
 from ntkdiag.losses.custom_loss import CustomLoss
+from ntkdiag.models.paths import describe, leaves_by_path
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.optimizer.descent_reading import REASONS
 from ntkdiag.monitor.panel import Panel
@@ -22,25 +26,40 @@ from ntkdiag.scalars import is_concrete
 
 NO_LOSS = "No loss was named: no stability numbers; pass loss=..."
 MOST_PATHS = 5  # more are counted
+# What stays the same over a run, however often it is resumed: when and what is measured need not.
+SETTINGS = (
+    "name",
+    "probe",
+    "labels_sha256",
+    "alignment_probe",
+    "reduction_asked",
+    "loss",
+    "denominator",
+    "library",
+    "mode",
+    "parameters",
+)
 
 
 def convention_record(
     measurer: Measurer,
     layout: ProbeLayout,
     panel: Panel,
+    params: PyTree,
     *,
     name: str,
     every: Schedule,
-    source: str,
+    call: str,
     layers: Collection[str] = (),
     injected: bool = False,
     followed: Collection[str] = (),
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
-    `source` is what writes, "watch" or "Monitor"; `layers` has the names of the layers; `injected`
-    says that the learning rate is read from the state of the optimizer, `followed` has the paths of
-    arrays beside the parameters whose values in training are taken.
+    `call` is what writes, "watch" or "Monitor"; `params` are those that f takes; `layers` has the
+    names of the layers; `injected` says that the learning rate is read from the state of the
+    optimizer, `followed` has the paths of arrays beside the parameters whose values in training are
+    taken.
     """
     import ntkdiag  # for its version; at the top of the file this would close a circle
 
@@ -49,29 +68,61 @@ def convention_record(
     if panel.has("kernel"):
         notes += _notes_on_kernel(measurer, layout, injected, followed)
     return {
-        "source": source,
-        "name": name,
+        "source": "watch",
+        "call": call,
+        **settings_of(probe, name, params),
         "schedule": _schedule(every),
         "instruments": [instrument.name for instrument in panel.instruments],
         "layers": list(layers),
         "reduction": layout.reduction,
-        "reduction_asked": str(probe.reduction),
         "n_examples": layout.n_examples,
         "n_outputs": layout.n_outputs,
         "dtype": str(layout.dtype),
-        "probe": probe.digest,
         "kernel_of": "train" if probe.is_trained_on else "held_out",
         "stability_of": "train" if probe.is_trained_on else None,
         **_alignment_probe(probe, layout),
-        "library": str(getattr(probe.f, "library", "callable")),
-        "mode": str(getattr(probe.f, "mode", "unspecified")),
         "labels": probe.y is not None or probe.held_out is not None,
-        "loss": None if probe.loss is None else probe.loss.name,
         "denominator": _denominator(probe.loss, layout),
         **_optimizer(measurer, injected),
         "notes": notes,
+        **_axes(name, layers),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
+
+
+def settings_of(probe: Probe, name: str, params: PyTree = None) -> dict[str, Any]:
+    """The entries of a record that are the same over a run; parameters as far as they are known."""
+    held_out = probe.held_out
+    settings = {
+        "name": name,
+        "probe": probe.digest,
+        "labels_sha256": _labels_digest(probe),
+        "alignment_probe": probe.digest if held_out is None else held_out.digest,
+        "reduction_asked": str(probe.reduction),
+        "loss": None if probe.loss is None else probe.loss.name,
+        "library": str(getattr(probe.f, "library", "callable")),
+        "mode": str(getattr(probe.f, "mode", "unspecified")),
+    }
+    if params is not None:
+        leaves = leaves_by_path(params)
+        settings["parameters"] = {path: describe(leaf) for path, leaf in leaves.items()}
+    return settings
+
+
+def _axes(name: str, layers: Collection[str]) -> dict[str, Any]:
+    """Names of the axes of numbers that are lists, and what is along them."""
+    dims = {f"{name}_eigenvalues": ["mode"]}
+    for quantity in ("layer_trace", "layer_gradient", "layer_update", "layer_parameter"):
+        for end in ("", "_lower", "_upper"):
+            dims[f"{name}_{quantity}{end}"] = ["layer"]
+    return {"dims": dims, "coordinates": {"layer": list(layers)}}
+
+
+def _labels_digest(probe: Probe) -> str | None:
+    """SHA-256 of the labels of both probes; None without, and of traced ones."""
+    labels = [probe.y, None if probe.held_out is None else probe.held_out.y]
+    known = [y for y in labels if y is not None and not is_traced(y)]
+    return digest(known) if known else None
 
 
 def _optimizer(measurer: Measurer, injected: bool) -> dict[str, Any]:
@@ -109,7 +160,6 @@ def _alignment_probe(probe: Probe, layout: ProbeLayout) -> dict[str, Any]:
     return {
         "alignment_of": "held_out" if is_held_out else "train",
         "alignment_reduction": str(probe.reduction_of_alignment(layout)),
-        "alignment_probe": probe.digest if held_out is None else held_out.digest,
         "alignment_examples": layout.n_examples if held_out is None else held_out.n_examples,
     }
 

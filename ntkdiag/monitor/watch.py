@@ -15,6 +15,7 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ from ntkdiag._jax import warn_if_untrusted_jit
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
@@ -42,11 +44,12 @@ from ntkdiag.monitor.never_raise import (
     without_debugging_switches,
 )
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
-from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of, writers_of
 from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
-from ntkdiag.monitor.record import convention_record
+from ntkdiag.monitor.record import convention_record, settings_of
+from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer, moves_parameters
 from ntkdiag.monitor.writers import Writer
@@ -100,6 +103,7 @@ def watch(
     instruments: InstrumentsLike = "auto",
     time_share: float | int | None = 0.01,
     batch_size: int | None = None,
+    out: str | os.PathLike[str] | None = None,
     writers: Writer | Sequence[Writer] = (),
     alerts: AlertsLike = "auto",
     name: str = "ntk",
@@ -150,6 +154,9 @@ def watch(
             None for no limit.
         batch_size: Examples of one training step, by which the share is counted; the number of
             examples in `train` where it is not said.
+        out: A run directory that the measurements are written to, made if need be: its stream
+            "watch", which `ntkdiag.open_run` reads and a resumed training goes on with. See
+            `ntkdiag.monitor.RunLog`.
         writers: Objects with `write(step, values)`, or one of them.
         alerts: What raises an alarm, and who is told, an `ntkdiag.monitor.Alerts`; "auto" tells the
             writers, where there are any.
@@ -171,7 +178,7 @@ def watch(
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
-            do not fit together.
+            do not fit together; when `out` is of another run, or being written to.
     """
     import optax
 
@@ -187,14 +194,18 @@ def watch(
     )
     if instruments != "auto":
         named(instruments)  # refuses what it does not know
+    run_log = None if out is None else RunLog(out)
+    listed = writers_of(writers, run_log)
     watcher = _Watcher(
         measurer=Measurer.of(probe, inner_optimizer.update),
         budget=Budget(as_schedule(every), time_share, batch_size),
         instruments=instruments,
-        outbox=Outbox(writers, alerts_of(alerts, writers)),
+        outbox=Outbox(listed, alerts_of(alerts, listed)),
+        run_log=run_log,
         name=name,
         call=errors.current_call(),  # as code: errors of init and update begin with it
     )
+    watcher.begin_log(f.params if isinstance(f, Functional) else None)
 
     @errors.called(f"{watcher.call}.init(params)")
     def init(params: PyTree) -> WatchState:
@@ -251,11 +262,17 @@ class _Watcher:
     budget: Budget
     instruments: InstrumentsLike
     outbox: Outbox
+    run_log: RunLog | None
     name: str
     call: str
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
     blank_states: list[WatchState] = dataclasses.field(default_factory=list)  # without arrays
     _panels: dict[ProbeLayout, Panel] = dataclasses.field(default_factory=dict)
+
+    def begin_log(self, params: PyTree) -> None:
+        """Refuse the run directory of another run; parameters that f takes, or None."""
+        if self.run_log is not None:
+            self.run_log.begin(settings_of(self.measurer.probe, self.name, params))
 
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
@@ -263,6 +280,7 @@ class _Watcher:
         matched, _ = as_parameters_of(probe.f, params)
         layout, panel = self.layout_and_panel(matched)
         self.measurer.verify(matched, panel)
+        self.begin_log(matched)
         numbers: dict[str, Array] = {}
         memories: Memories = {}
         try:
@@ -426,9 +444,10 @@ class _Watcher:
             self.measurer,
             layout,
             panel,
+            matched.params,
             name=self.name,
             every=self.due(panel),
-            source="watch",
+            call="watch",
             layers=layers,
             followed=self.measurer.probe.followed(matched.held),
         )

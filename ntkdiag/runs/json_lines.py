@@ -59,6 +59,19 @@ def records_and_rows(path: str | os.PathLike[str]) -> tuple[list[Row], list[Row]
     return records, rows
 
 
+def last_record(path: pathlib.Path) -> Row | None:
+    """The last record of a file, whose rows are passed over; None where there is none."""
+    record = None
+    if not has_content(path):
+        return record
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith('{"record"'):
+                content = object_of(line.rstrip())
+                record = record if content is None else content["record"]
+    return record
+
+
 def row_of(content: Mapping[str, Any]) -> Row:
     """What a line says as a row: NaN for null."""
     return {name: _null_as_nan(value) for name, value in content.items()}

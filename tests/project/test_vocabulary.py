@@ -41,6 +41,7 @@ MADE_BY_USERS = {
     "ntkdiag.monitor.MarginAbove",
     "ntkdiag.monitor.NaNNear",
     "ntkdiag.monitor.RankCollapse",
+    "ntkdiag.monitor.RunLog",
     "ntkdiag.monitor.SampledTrace",
     "ntkdiag.monitor.SpectralPosition",
     "ntkdiag.monitor.StepError",

@@ -484,6 +484,7 @@ def monitor_plan(given):
 @call_of(
     "ntkdiag.Monitor",
     "ntkdiag.JsonLines",
+    "ntkdiag.monitor.RunLog",
     "ntkdiag.monitor.InMemory",
     "ntkdiag.monitor.read_json_lines",
     "ntkdiag.open_run",
@@ -508,12 +509,17 @@ def monitor(given):
                 instruments="kernel",
                 top_k=2,
                 loss="mse",
-                writers=[memory, ntkdiag.JsonLines(file)],
+                writers=[
+                    memory,
+                    ntkdiag.JsonLines(file),
+                    ntkdiag.monitor.RunLog(folder, name="log"),
+                ],
             )
             hook(0, params())
             hook.close()
         _, rows = ntkdiag.monitor.read_json_lines(file)
-        assert ntkdiag.open_run(folder).steps("run") == [row["step"] for row in rows]
+        for name in ("run", "log"):
+            assert ntkdiag.open_run(folder).steps(name) == [row["step"] for row in rows]
     return [row["ntk_trace"] for row in rows], memory.series("ntk_alignment")
 
 

@@ -1,0 +1,100 @@
+"""Measurements as a stream of a run directory, which a resumed training goes on with.
+
+1. Before training the lock of the stream is taken, so that no second process writes to it, and what
+   makes two runs one is compared with the record that is there: examples, model, loss, names.
+2. The record is written before the first row, where it differs from the last one.
+3. Each measurement is one line at the end of the file, as `JsonLines` writes it.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import filelock
+import jax
+
+from ntkdiag import errors
+from ntkdiag.monitor.record import SETTINGS
+from ntkdiag.monitor.writers import JsonLines
+from ntkdiag.runs.json_lines import finite_or_null, last_record
+from ntkdiag.runs.run_stream import RunStream, require_name
+from ntkdiag.runs.same_settings import require_same
+from ntkdiag.runs.stream_lock import locked
+
+
+class RunLog(JsonLines):
+    """Appends measurements to a stream of a run directory: what `out=` of `watch` and `Monitor` is.
+
+    The lines are those of `JsonLines`, in the file ``<name>.jsonl`` of the folder; `open_run` reads
+    them, also while they are written. A training that is resumed goes on with the stream; one of
+    other examples, another model or another loss is refused, and so is a second process while the
+    first one lives.
+
+    Args:
+        root: The run directory; made as needed.
+        name: The stream; another one for a second monitor of the same training.
+
+    Raises:
+        InvalidInputError: The name cannot be that of a file.
+    """
+
+    @errors.public
+    def __init__(self, root: str | os.PathLike[str], *, name: str = "watch") -> None:
+        require_name(name, "a stream")
+        self.stream = RunStream(pathlib.Path(root).expanduser().absolute(), name)
+        self._lock: filelock.BaseFileLock | None = None
+        super().__init__(self.stream.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the lock: a copy takes it when it writes."""
+        return {**vars(self), "_lock": None}
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Take the lock, and refuse settings that are not those of the stream.
+
+        Args:
+            settings: Entries of the convention record, as far as they are known.
+
+        Raises:
+            InvalidInputError: Another process writes to the stream, it is that of another run, or
+                the folder cannot be written to.
+        """
+        self._hold()
+        stored = last_record(self.path) or {}
+        in_both = settings.keys() & stored.keys()
+        try:
+            require_same(
+                self.path,
+                {key: stored[key] for key in in_both},
+                finite_or_null({key: settings[key] for key in in_both}),
+            )
+        except errors.InvalidInputError:
+            self._release()
+            raise
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Write the convention record, unless the last one of the stream says the same."""
+        self.begin({key: record[key] for key in SETTINGS if key in record})
+        self._record = finite_or_null(dict(record))
+        if last_record(self.path) != self._record:
+            self._append({"record": self._record})
+
+    def close(self) -> None:
+        """Have the system put on the disk what it still holds in memory, and free the lock."""
+        super().close()
+        self._release()
+
+    def _append(self, content: Mapping[str, Any]) -> None:
+        self._hold()
+        super()._append(content)
+
+    def _hold(self) -> None:
+        """Take the lock, which writers of one process share; only the first process writes."""
+        if self._lock is None and jax.process_index() == 0:
+            self._lock = locked(self.stream, shared_in_process=True)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

@@ -1,0 +1,233 @@
+"""`out=`: a training that is resumed goes on with its stream, another one is refused."""
+
+import copy
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+from monitor_problem import f, problem, train
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import InMemory, Monitor, RunLog, watch
+from ntkdiag.runs.run_writer import RunWriter
+
+
+def watched(out, model=f, **options):
+    _, x, y = problem()
+    options = {"train": (x, y), "every": 2, "loss": "mse", "instruments": "kernel", **options}
+    return watch(optax.sgd(0.1), model, out=out, top_k=3, **options)
+
+
+def refused(call, *args, **kwargs):
+    """The message of the error that a call raises."""
+    with pytest.raises(errors.InvalidInputError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_measurements_are_a_stream_of_the_run_directory(tmp_path):
+    params, _, _ = problem()
+    memory = InMemory()
+    train(watched(tmp_path / "new" / "run", writers=memory), params, 5)
+    run = ntkdiag.open_run(tmp_path / "new" / "run")
+    assert run.names == ["watch"]
+    assert run.steps() == memory.steps == [0, 2, 4]
+    assert str(run.rows()) == str(memory.rows)
+    assert run.record() == memory.record
+    assert run.record()["source"] == "watch"
+    assert run.record()["parameters"] == {"a": "float32[3, 4]", "b": "float32[4, 2]"}
+    # The convention record is first.
+    first, *_ = run.root.joinpath("watch.jsonl").read_text().splitlines()
+    assert json.loads(first) == {"record": memory.record}
+
+
+def test_lists_of_numbers_have_axes(tmp_path):
+    pytest.importorskip("xarray")
+    params, _, _ = problem()
+    memory = InMemory()
+    tx = watched(tmp_path, instruments=("trace", "kernel"), time_share=None, writers=memory)
+    train(tx, params, 3)
+    dataset = ntkdiag.open_run(tmp_path).to_xarray()
+    assert dataset["ntk_eigenvalues"].dims == ("step", "mode")
+    share = dataset["ntk_layer_trace"].sel(step=2, layer="b")
+    place = memory.record["layers"].index("b")
+    np.testing.assert_array_equal(share, memory.rows[1]["ntk_layer_trace"][place])
+
+
+def test_a_resumed_training_goes_on(tmp_path):
+    params, _, _ = problem()
+    train(watched(tmp_path), params, 5)
+    torn = (tmp_path / "watch.jsonl").read_text() + '{"step": 6, "ntk_tr'  # killed in mid-line
+    (tmp_path / "watch.jsonl").write_text(torn)
+    trajectory, _ = train(watched(tmp_path), params, 3)
+    run = ntkdiag.open_run(tmp_path)
+    assert run.steps() == [0, 2, 4, 0, 2]
+    assert (tmp_path / "watch.jsonl").read_text().count('"record"') == 1
+    # Another schedule means the same numbers; the record says so from then on.
+    train(watched(tmp_path, every=4), trajectory[-1], 1)
+    assert run.record()["schedule"] == "Every(k=4)"
+    assert run.steps() == [0, 2, 4, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "cross_entropy"}, 'loss="mse"; got loss="cross_entropy". Choose another folder'),
+        ({"name": "probe2"}, 'name="ntk"; got name="probe2"'),
+        ({"reduction": "trace"}, 'reduction_asked="auto"; got reduction_asked="trace"'),
+    ],
+)
+def test_a_run_of_other_settings_is_refused_where_it_is_made(options, said, tmp_path):
+    params, _, _ = problem()
+    train(watched(tmp_path), params, 1)
+    before = (tmp_path / "watch.jsonl").read_bytes()
+    assert said in refused(watched, tmp_path, **options)
+    assert (tmp_path / "watch.jsonl").read_bytes() == before
+
+
+def test_other_examples_or_labels_are_refused(tmp_path):
+    params, x, y = problem()
+    train(watched(tmp_path), params, 1)
+    digest = ntkdiag.ntk(f, params, x + 1).convention.probe
+    assert f'got alignment_probe="{digest}", probe="{digest}". ' in refused(
+        watched, tmp_path, train=(x + 1, y)
+    )
+    assert "got labels_sha256=" in refused(watched, tmp_path, train=(x, 1 - y))
+    message = refused(Monitor, f, train=(x + 1, y), loss="mse", out=tmp_path)
+    assert message.startswith("Monitor(f): expected the settings of ")
+
+
+def test_other_parameters_are_refused_where_they_come(tmp_path):
+    params, _, _ = problem()
+    train(watched(tmp_path), params, 1)
+    wider = {"a": np.ones((3, 6), np.float32), "b": np.ones((6, 2), np.float32)}
+    said = 'parameters.a="float32[3, 4]", parameters.b="float32[4, 2]"; got parameters.a="float32['
+    assert said in refused(watched(tmp_path).init, wider)
+    functional = ntkdiag.functionalize(f, wider)
+    assert 'parameters.a="float32[3, 6]"' in refused(watched, tmp_path, functional)
+
+
+def test_a_monitor_that_learns_late_that_it_is_another_run_says_so_and_training_goes_on(tmp_path):
+    params, x, y = problem()
+    with Monitor(f, train=(x, y), loss="mse", every=1, out=tmp_path, time_share=None) as monitor:
+        assert monitor(0, params) is not None
+    wider = {"a": np.ones((3, 6), np.float32), "b": np.ones((6, 2), np.float32)}
+    monitor = Monitor(f, train=(x, y), loss="mse", every=1, out=tmp_path, time_share=None)
+    with pytest.warns(RuntimeWarning, match=r"RunLog failed in start\(\) .* parameters\.a="):
+        assert monitor(0, wider) is not None
+    run = ntkdiag.open_run(tmp_path)
+    assert run.steps() == [0]
+    assert (run.record()["source"], run.record()["call"]) == ("watch", "Monitor")
+
+
+WRITER = """
+import sys, time
+from ntkdiag.monitor import RunLog
+log = RunLog(sys.argv[1])
+log.start({"name": "ntk", "probe": "a"})
+print("begun", flush=True)
+step = 0
+while sys.argv[2] == "writes" or sys.stdin.read():
+    log.write(step, {"ntk_trace": float(step), "ntk_layer_trace": [0.5] * 2000})
+    step += 1
+    time.sleep(0.002)
+"""
+
+
+def writing_process(root, how):
+    """Another process that holds the stream of a monitor."""
+    command = [sys.executable, "-c", WRITER, str(root), how]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def test_a_second_process_is_refused_and_another_stream_is_not(tmp_path):
+    process = writing_process(tmp_path, "waits")
+    try:
+        said = f"expected a stream {str(tmp_path / 'watch.jsonl')!r} that nobody writes to; got "
+        assert said in refused(watched, tmp_path)
+        with RunWriter.open(tmp_path, {"source": "track"}) as writer:
+            writer.write(0, {"trace": 1.0}, {})
+        assert ntkdiag.open_run(tmp_path).names == ["track", "watch"]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert "got name" not in refused(watched, tmp_path)  # its lock is free: it is another run
+
+
+@pytest.mark.slow
+def test_killed_in_mid_line_no_row_is_lost(tmp_path):
+    draw = random.Random(0)
+    rows = 0
+    for _ in range(5):
+        process = writing_process(tmp_path, "writes")
+        time.sleep(draw.uniform(0.05, 0.15))
+        while_written = len(ntkdiag.open_run(tmp_path).steps())
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        steps = ntkdiag.open_run(tmp_path).steps()
+        assert len(steps) >= while_written >= rows
+        assert steps[rows:] == list(range(len(steps) - rows))
+        rows = len(steps)
+    assert rows > 20
+
+
+def test_writers_of_one_process_share_the_stream_and_the_last_one_frees_it(tmp_path):
+    record = {"name": "ntk", "probe": "a"}
+    first = RunLog(tmp_path)
+    first.start(record)
+    again = copy.deepcopy(RunLog(tmp_path))  # a cell of a notebook that is run once more
+    again.start(record)
+    first.write(0, {"ntk_trace": 1.0})
+    first.close()
+    with pytest.raises(errors.InvalidInputError, match="one that is being written"):
+        RunWriter.open(tmp_path, record, name="watch")
+    again.write(1, {"ntk_trace": 2.0})
+    again.close()
+    RunWriter.open(tmp_path, record, name="watch").close()
+    again.write(2, {"ntk_trace": 3.0})  # it takes the lock again
+    again.close()
+    assert ntkdiag.open_run(tmp_path).steps() == [0, 1, 2]
+
+
+def test_only_the_first_of_several_processes_writes_and_locks(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    log = RunLog(tmp_path / "run")
+    log.start({"name": "ntk"})
+    log.write(0, {"ntk_trace": 1.0})
+    log.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_made_before_it_is_needed_and_faults_are_said(tmp_path):
+    RunLog(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").write_text("")
+    assert "got FileExistsError: File exists. Choose another folder." in refused(
+        watched, tmp_path / "file"
+    )
+    assert "expected a name for a stream" in refused(RunLog, tmp_path, name="a/b")
+
+
+def test_with_out_there_are_alerts(tmp_path):
+    params, _, _ = problem()
+    rule = ntkdiag.monitor.MarginAbove(1e-9, times=1)
+    tx = watched(
+        tmp_path,
+        every=1,
+        instruments=("margin",),
+        time_share=None,
+        alerts=ntkdiag.monitor.Alerts(rules=[rule]),
+    )
+    train(tx, params, 4)
+    assert ntkdiag.monitor.read_alerts(tmp_path / "watch.jsonl")
+    assert ntkdiag.open_run(tmp_path).steps() == [0, 1, 2, 3]
