@@ -136,7 +136,7 @@ log.start({"name": "ntk", "probe": "a"})
 print("begun", flush=True)
 step = 0
 while sys.argv[2] == "writes" or sys.stdin.read():
-    log.write(step, {"ntk_trace": float(step), "ntk_layer_trace": [0.5] * 2000})
+    log.write(step, {"ntk_trace": float(step), "text": "x" * 20000})
     step += 1
     time.sleep(0.002)
 """
