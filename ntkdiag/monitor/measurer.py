@@ -21,12 +21,6 @@ from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
 from ntkdiag.monitor.instruments.layers import layers_of
-from ntkdiag.monitor.optimizer.descent_reading import (
-    DescentReading,
-    read_descent,
-    read_descent_after,
-    reading_of,
-)
 from ntkdiag.monitor.optimizer_parameters import (
     Matched,
     arrays_alone,
@@ -41,6 +35,12 @@ from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.situation import Situation
 from ntkdiag.monitor.training_step import TrainingStep, UpdateRule
+from ntkdiag.optimizer.descent_reading import (
+    DescentReading,
+    read_descent,
+    read_descent_after,
+    reading_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

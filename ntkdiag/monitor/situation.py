@@ -27,9 +27,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ntkdiag import _jax
 from ntkdiag.descent import Descent
 from ntkdiag.losses import Loss
-from ntkdiag.monitor.optimizer.descent_reading import DescentReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.optimizer.descent_reading import DescentReading
 
 T = TypeVar("T")
 

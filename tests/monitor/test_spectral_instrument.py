@@ -13,13 +13,13 @@ from situations import situation_of
 from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.monitor.instruments.block_iteration import first_half, normalised, rayleigh_ritz
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
-from ntkdiag.monitor.optimizer.descent_reading import (
+from ntkdiag.monitor.probe import Probe
+from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.optimizer.descent_reading import (
     DescentReading,
     Reading,
     unread,
 )
-from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.probe_batch import read_probes
 
 pytestmark = pytest.mark.usefixtures("light_compilation")

@@ -33,10 +33,10 @@ from ntkdiag.monitor.instruments.block_iteration import (
 )
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
 from ntkdiag.monitor.instruments.margin_error import ends_over_examples
-from ntkdiag.monitor.optimizer.descent_reading import Reading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.situation import Situation
+from ntkdiag.optimizer.descent_reading import Reading
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from ntkdiag.descent import Descent
-from ntkdiag.monitor.optimizer.descent_reading import (
+from ntkdiag.optimizer.descent_reading import (
     REASONS,
     Reading,
     objection_to_reading,

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ntkdiag.monitor.optimizer.explained_update import least_squares
-from ntkdiag.monitor.optimizer.quiet_point import Leaves, floats_of
+from ntkdiag.optimizer.explained_update import least_squares
+from ntkdiag.optimizer.quiet_point import Leaves, floats_of
 
 # Classes of states that the usual optimizers consist of.
 _USUAL_STATES = frozenset(

@@ -32,9 +32,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag.descent import Descent
-from ntkdiag.monitor.optimizer.explained_update import explain
-from ntkdiag.monitor.optimizer.fitted_update import Fitted, fit, usual_buffers
-from ntkdiag.monitor.optimizer.quiet_point import (
+from ntkdiag.nouns import pytree
+from ntkdiag.optimizer.explained_update import explain
+from ntkdiag.optimizer.fitted_update import Fitted, fit, usual_buffers
+from ntkdiag.optimizer.quiet_point import (
     Leaves,
     QuietPoint,
     accumulator_paths,
@@ -44,7 +45,6 @@ from ntkdiag.monitor.optimizer.quiet_point import (
     signs,
     zeros_like,
 )
-from ntkdiag.nouns import pytree
 from ntkdiag.scalars import Number
 
 Update = Callable[..., tuple[PyTree, PyTree]]

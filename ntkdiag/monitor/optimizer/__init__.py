@@ -1,1 +1,0 @@
-"""What the update that was made tells about the optimizer that made it."""
