@@ -85,15 +85,7 @@ def curvature_products(
     if not loss.is_quadratic:
         values = operator.outputs() if outputs is None else as_array(outputs, "outputs")
         require_rows(values.shape, kernel.size)
-        labels = None if y is None else loss.read(y, shape)
-        factor = loss.curvature(values.reshape(shape), labels).on_host()
-
-        def with_curvature(v: Vector, /) -> Vector:
-            # v -> L v -> Theta L v -> L^T Theta L v
-            image = kernel.product(np.asarray(factor.times(v)))
-            return np.asarray(factor.transposed_times(image))
-
-        product = with_curvature
+        product = around(kernel.product, loss, values.reshape(shape), y)
     return CurvatureProducts(
         product=product,
         size=kernel.size,
@@ -101,6 +93,21 @@ def curvature_products(
         denominator=loss.denominator_for(shape),
         roundoff=kernel.roundoff,
     )
+
+
+def around(product: Product, loss: Loss, outputs: Outputs, y: PyTree | None) -> Product:
+    """v -> L^T Theta L v from v -> Theta v; the outputs in their own shape."""
+    if loss.is_quadratic:
+        return product
+    labels = None if y is None else loss.read(y, np.shape(outputs))
+    factor = loss.curvature(outputs, labels).on_host()
+
+    def with_curvature(v: Vector, /) -> Vector:
+        # v -> L v -> Theta L v -> L^T Theta L v
+        image = product(np.asarray(factor.times(v)))
+        return np.asarray(factor.transposed_times(image))
+
+    return with_curvature
 
 
 def require_rows(shape: tuple[int, ...], rows: int) -> None:

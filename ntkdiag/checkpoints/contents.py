@@ -13,16 +13,15 @@ import os
 from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.contained import require_contained
-from ntkdiag.checkpoints.location import Location, checkpoint_error, locate
+from ntkdiag.checkpoints.location import ITEM_FILE, Location, checkpoint_error, locate
 from ntkdiag.checkpoints.manifest import Keys
 from ntkdiag.checkpoints.orbax import describe, keyed_leaves, load
 
+# Names of the state of an optimizer.
+OPTIMIZER_STATES = ("opt_state", "optimizer", "optimizer_state", "optim")
 # What train states hold beside the parameters and the collections of a model.
 NOT_COLLECTIONS = (
-    "opt_state",
-    "optimizer",
-    "optimizer_state",
-    "optim",
+    *OPTIMIZER_STATES,
     "ema",
     "ema_params",
     "target_params",
@@ -43,20 +42,29 @@ class Contents:
         collections: Trees saved beside the parameters, such as `batch_stats`; empty when there are
             none.
         location: Where it was found.
+        top_level: What the checkpoint holds, by the names at its top, for a message.
+        optimizer_state: The state of the optimizer beside the parameters, as it was saved; None
+            where there is none, or it was not asked for.
     """
 
     params: PyTree
     collections: dict[str, PyTree]
     location: Location
+    top_level: str = ""
+    optimizer_state: PyTree = None
 
 
 def read_contents(
-    path: str | os.PathLike[str], step: int | None = None, at: str | None = None
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    at: str | None = None,
+    *,
+    with_optimizer: bool = False,
 ) -> Contents:
     """Read parameters, and the collections beside them, from an Orbax checkpoint.
 
-    `path`, `step` and `at` are those of `load_params`. Optimizer state is not read from disk, and
-    NNX's `value` level is taken out of the keys.
+    `path`, `step` and `at` are those of `load_params`. Optimizer state is read from disk only
+    `with_optimizer`, and NNX's `value` level is taken out of the keys.
     """
     location = locate(path, step)
     require_contained(location)
@@ -70,8 +78,12 @@ def read_contents(
         for name in _collection_names(_subtree(described, parent_keys)):
             collection_keys[name] = (*parent_keys, name)
 
+    optimizer_keys = _find_optimizer_state(described, params_keys) if with_optimizer else None
+
     # Read these parts of the tree, and nothing else.
-    parts_to_read = (params_keys, *collection_keys.values())
+    parts_to_read = [params_keys, *collection_keys.values()]
+    if optimizer_keys is not None:
+        parts_to_read.append(optimizer_keys)
 
     def is_read(keys: Keys) -> bool:
         """Whether a leaf lies in one of these parts."""
@@ -82,7 +94,45 @@ def read_contents(
     collections = {}
     for name, keys in collection_keys.items():
         collections[name] = strip_value_level(_subtree(tree, keys))
-    return Contents(params, collections, location)
+    optimizer_state = None
+    if optimizer_keys is not None:
+        optimizer_state = _subtree(tree, optimizer_keys)
+    elif with_optimizer:
+        optimizer_state = _optimizer_item(location)
+    return Contents(params, collections, location, _top_level(described), optimizer_state)
+
+
+def _find_optimizer_state(described: PyTree, params_keys: Keys) -> Keys | None:
+    """Keys that lead to the state of the optimizer, beside the parameters or further up."""
+    for depth in range(len(params_keys) - 1, -1, -1):
+        parent_keys = params_keys[:depth]
+        parent = _subtree(described, parent_keys)
+        if isinstance(parent, dict):
+            for name in OPTIMIZER_STATES:
+                if name in parent:
+                    return (*parent_keys, name)
+        # A pair (variables, state of the optimizer).
+        elif len(parent) == 2 and params_keys[depth] == "0":
+            return (*parent_keys, "1")
+    return None
+
+
+def _optimizer_item(location: Location) -> PyTree:
+    """The state of the optimizer from an item of its own beside that of the parameters."""
+    if location.item is None:
+        return None
+    for name in OPTIMIZER_STATES:
+        item = dataclasses.replace(location, item=name)
+        if (item.folder / ITEM_FILE).is_file():
+            require_contained(item)
+            return load(item, describe(item), _is_any)
+    return None
+
+
+def _is_any(keys: Keys) -> bool:
+    """Every leaf is read."""
+    del keys
+    return True
 
 
 def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:

@@ -25,6 +25,7 @@ from ntkdiag.comparison.label_fit import (
     fit_outputs,
 )
 from ntkdiag.comparison.leaf_traces import LeafTraces, shares_of_leaves
+from ntkdiag.comparison.optimizer_margin import OptimizerMargins, Stability
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.descent import Descent
 from ntkdiag.engine.ntk import ntk
@@ -32,6 +33,7 @@ from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.models.paths import leaves_by_path
+from ntkdiag.optimizer.saved_state import OptimizerState
 
 # Eigenvectors that are kept of each kernel, for the overlap of subspaces.
 N_MODES = 10
@@ -78,6 +80,13 @@ class TrackedModel:
         # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
         return jax.jit(self.f, compiler_options=compiler_options(reduces=True))
 
+    @functools.cached_property
+    def optimizer_margins(self) -> OptimizerMargins | None:
+        """Margins by the optimizer's state; None where no optimizer is given."""
+        if self.settings.optimizers is None:
+            return None
+        return OptimizerMargins(self.f, self.settings, self.settings.optimizers[0])
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CheckpointNumbers:
@@ -109,9 +118,12 @@ class CheckpointNumbers:
 
 
 def measure_checkpoint(
-    model: TrackedModel, params: PyTree, kwargs: Mapping[str, PyTree]
+    model: TrackedModel,
+    params: PyTree,
+    kwargs: Mapping[str, PyTree],
+    optimizer_state: OptimizerState | None = None,
 ) -> CheckpointNumbers:
-    """Measure one checkpoint; its parameters, and what else the function takes.
+    """Measure one checkpoint; its parameters, what else the function takes, the optimizer's state.
 
     Cost: one kernel, and its blocks of examples with themselves by leaf; one eigendecomposition
     (N C)^3, with another loss than the squared error a second one; one reduced kernel of the
@@ -145,7 +157,11 @@ def measure_checkpoint(
         trained_on = settings.probes.train is not None
         alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
         row |= _alignment_numbers(alignment)
-    row |= _stability(model, decomposed, outputs)
+    if model.optimizer_margins is None:
+        row |= _stability(model, decomposed, outputs)
+    else:
+        found = model.optimizer_margins.at(params, kwargs, outputs, optimizer_state, model.roundoff)
+        row |= stability_numbers(found)
     if model.held_out is not None:
         row |= _held_out_numbers(model, model.held_out, params, kwargs)
         row |= _alignment_gap(model, kernel, row["held_out_alignment_above"])
@@ -158,6 +174,17 @@ def measure_checkpoint(
         modes=vectors[:, :N_MODES],
         outputs=outputs,
     )
+
+
+def stability_numbers(stability: Stability) -> dict[str, Any]:
+    """The stability of one optimizer's next step by the names that rows have for it."""
+    return {
+        "critical_learning_rate": stability.critical_learning_rate,
+        "margin": stability.margin,
+        "learning_rate": stability.learning_rate,
+        "update_norm": stability.update_norm,
+        "margin_status": stability.status,
+    }
 
 
 def leaf_names(params: PyTree) -> list[str]:

@@ -13,7 +13,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Float, PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
@@ -32,16 +33,24 @@ from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.measured import evaluate, measure_side
+from ntkdiag.comparison.optimizer_margin import (
+    OptimizerMargins,
+    Stability,
+    require_some_state,
+    state_of,
+)
 from ntkdiag.comparison.parameter_movement import parameter_movement
 from ntkdiag.comparison.placing import Model, Template, unbound
-from ntkdiag.comparison.settings import Settings, read_settings
+from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
 from ntkdiag.comparison.sides import Side, Source, model_among, read_side, require_comparable
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
+from ntkdiag.optimizer.saved_state import OptimizerState
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import under_way
 
@@ -58,6 +67,7 @@ def compare(
     reduction: str = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
+    optimizer: OptimizerLike | None = None,
     memory: Memory | None = None,
     names: tuple[str, str] | list[str] | None = None,
     progress: bool | None = None,
@@ -105,6 +115,11 @@ def compare(
             numbers about stability.
         descent: How it is trained, for the stability margin: a `Descent`, or the learning rate of
             plain gradient descent.
+        optimizer: The Optax optimizer it is trained with, in the place of `descent`, or a pair
+            (of A, of B). Learning rate, momentum and preconditioner of each side are read from the
+            state that lies beside its parameters: `opt_state` of a train state, `optimizer`, or a
+            pair (parameters, state). The margin is that of the next step, with the gradient of
+            `train`; NaN, and why, where a side has no state or the optimizer is not recognised.
         memory: Memory budget of a kernel, as `ntk` takes it.
         names: Names of the two sides in tables.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
@@ -115,13 +130,13 @@ def compare(
 
     Raises:
         CheckpointError: A path cannot be read; see `load_params`.
-        StructureError: The two sides, or a side and the model, differ; the message lists every
-            difference by path.
-        InvalidInputError: An argument is out of range, parameters are NaN, or model and probe do
-            not fit.
+        StructureError: The two sides, a side and the model, or a state and the optimizer, differ;
+            the message lists every difference by path.
+        InvalidInputError: An argument is out of range, parameters are NaN, model and probe do not
+            fit, or neither side has the state of an optimizer where one is given.
     """
     # What does not depend on the model is checked before a checkpoint is read.
-    settings = read_settings(train, held_out, reduction, loss, descent, memory)
+    settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
     label_a, label_b = _read_names(names)
     # Parameters mean nothing without a model: the argument, or the side that is one itself. A
     # Functional brings its options, too, such as the mode and what is trainable.
@@ -130,11 +145,13 @@ def compare(
         variables=variables,
         options=model if isinstance(model, Functional) else None,
         x=settings.x,
+        with_optimizer=optimizer is not None,
     )
     side_a = read_side(a, template, name="A", label=label_a)
     side_b = read_side(b, template, name="B", label=label_b)
     side_a, side_b = require_comparable(side_a, side_b)
     side_a, side_b = with_one_output(side_a, side_b, settings)
+    states = _optimizer_states((side_a, side_b), settings)
 
     # Shapes are known without computing the outputs: what does not fit is refused here.
     output_shape = require_outputs(side_a, settings)
@@ -146,7 +163,7 @@ def compare(
         chosen = automatic(settings.n_examples, n_outputs)
         settings = dataclasses.replace(settings, reduction=chosen)
     with under_way("comparing", steps=4, show=progress) as work:
-        return _measure(side_a, side_b, settings, labels, held_out_probe, work.advance)
+        return _measure(side_a, side_b, settings, labels, held_out_probe, states, work.advance)
 
 
 def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:
@@ -164,12 +181,26 @@ def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, 
     return names[0], names[1]
 
 
+def _optimizer_states(
+    sides: tuple[Side, Side], settings: Settings
+) -> list[OptimizerState | None] | None:
+    """The state of each side's optimizer; None where no optimizer is given."""
+    if settings.optimizers is None:
+        return None
+    states = []
+    for side, optimizer in zip(sides, settings.optimizers, strict=True):
+        states.append(state_of(side, optimizer))
+    require_some_state(sides, states)
+    return states
+
+
 def _measure(
     a: Side,
     b: Side,
     settings: Settings,
     labels: ProbeLabels | None,
     held_out: HeldOutProbe | None,
+    states: list[OptimizerState | None] | None,
     advance: Callable[[], None],
 ) -> Comparison:
     """Measure both sides and what lies between them, in four steps: `advance` after each."""
@@ -178,9 +209,10 @@ def _measure(
     f_b, params_b = b.functional
     outputs_a = evaluate(f, params_a, settings.x)
     outputs_b = evaluate(f_b, params_b, settings.x)
-    measured_a = measure_side(a, settings, outputs_a, labels, held_out)
+    stability_a, stability_b = _of_optimizers((a, b), settings, (outputs_a, outputs_b), states)
+    measured_a = measure_side(a, settings, outputs_a, labels, held_out, stability_a)
     advance()
-    measured_b = measure_side(b, settings, outputs_b, labels, held_out)
+    measured_b = measure_side(b, settings, outputs_b, labels, held_out, stability_b)
     advance()
 
     # What lies between them. What the parameters did is measured at the fixed arrays of B, running
@@ -222,8 +254,26 @@ def _measure(
         movement=movement,
         prediction=prediction,
         verdict=verdict,
-        facts=facts(a, b, settings, outputs_a.shape, measured_a),
+        facts=facts(a, b, settings, outputs_a.shape, measured_a, measured_b),
         notes=notes(a, b, settings, outputs_a.shape, measured_a, measured_b),
         classes=None if labels is None else class_numbers(labels.targets),
         fixed_arrays=fixed_arrays,
     )
+
+
+def _of_optimizers(
+    sides: tuple[Side, Side],
+    settings: Settings,
+    outputs: tuple[Float[np.ndarray, "n *o"], Float[np.ndarray, "n *o"]],
+    states: list[OptimizerState | None] | None,
+) -> list[Stability | None]:
+    """The stability of each side by the state of its optimizer; None where none is given."""
+    if settings.optimizers is None or states is None:
+        return [None, None]
+    found: list[Stability | None] = []
+    for place, (side, optimizer) in enumerate(zip(sides, settings.optimizers, strict=True)):
+        f, params = side.functional
+        margins = OptimizerMargins(f, settings, optimizer)
+        roundoff = roundoff_of(f, params, settings.x)
+        found.append(margins.at(params, {}, outputs[place], states[place], roundoff))
+    return found

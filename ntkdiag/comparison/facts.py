@@ -17,6 +17,7 @@ from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.models.paths import shown
+from ntkdiag.optimizer.saved_state import optimizer_in_words
 from ntkdiag.probe_batch import Probes, shared_examples
 from ntkdiag.scalars import Number
 
@@ -29,7 +30,12 @@ Facts: TypeAlias = dict[str, str | Number | None]
 
 
 def facts(
-    a: Side, b: Side, settings: Settings, output_shape: tuple[int, ...], measured: Measured
+    a: Side,
+    b: Side,
+    settings: Settings,
+    output_shape: tuple[int, ...],
+    measured: Measured,
+    measured_b: Measured,
 ) -> Facts:
     """Conventions of a comparison by name, as text or number, in the order a reader wants them."""
     kernel = measured.kernel
@@ -41,6 +47,8 @@ def facts(
     learning_rate = None
     if descent.learning_rate is not None:
         learning_rate = descent.require_learning_rate()
+    elif measured.learning_rate == measured_b.learning_rate:
+        learning_rate = measured.learning_rate  # of an optimizer that was read, the same at B
     leaves = jax.tree.leaves(a.functional.params)
     return {
         "model": f"{a.functional.library} {a.functional.name}".strip(),
@@ -61,13 +69,26 @@ def facts(
         "leave_one_out_ridge": RELATIVE_RIDGE,
         "loss": loss,
         "learning_rate": learning_rate,
-        "momentum": descent.momentum,
+        "momentum": descent.momentum if settings.optimizers is None else None,
         # With the learning rate, and without: the critical learning rate does not depend on it.
         "descent": descent.describe(),
         "update_rule": dataclasses.replace(descent, learning_rate=None).describe(),
+        **_optimizers(a, b, settings),
         "backend": jax.default_backend(),
         "versions": ", ".join(installed_versions(_packages())),
     }
+
+
+def _optimizers(a: Side, b: Side, settings: Settings) -> Facts:
+    """The optimizers in words, in the place of an update rule that was stated."""
+    if settings.optimizers is None:
+        return {"optimizer": None}
+    words = []
+    for side, optimizer in zip((a, b), settings.optimizers, strict=True):
+        words.append(optimizer_in_words(optimizer, side.functional.params))
+    optimizers = " at A, ".join(words) + " at B" if words[0] != words[1] else words[0]
+    rule = "the optimizer in its state at this point"
+    return {"descent": rule, "update_rule": rule, "optimizer": optimizers}
 
 
 def _probes(probes: Probes) -> Facts:
@@ -113,7 +134,8 @@ def notes(
             sizes = " × ".join(map(str, output_shape[1:]))
             of_an_example = f"outputs, {sizes} of an example with its positions"
         stability = "so no learning rate or margin is given"
-        if settings.margin_by_products(measured_a.kernel.convention):
+        is_by_products = settings.margin_by_products(measured_a.kernel.convention)
+        if is_by_products or settings.optimizers is not None:
             stability = "so learning rate and margin come from products with that one"
         sentences.append(
             f"Kernels are reduced over {of_an_example} ({chosen}): their largest eigenvalue is "
@@ -137,6 +159,8 @@ def notes(
                 f"The spectrum of {side.label} is {side.spectrum.status}: do not rely on its "
                 "numbers."
             )
+        if side.margin_status != "ok":
+            sentences.append(f"{side.label}: {side.margin_status}")
     sentences += _notes_on_fixed_arrays(a, b)
     if a.set_aside:
         sentences.append(

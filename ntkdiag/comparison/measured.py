@@ -25,6 +25,7 @@ from ntkdiag.comparison.label_fit import (
     fit_outputs,
 )
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
+from ntkdiag.comparison.optimizer_margin import Stability
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.descent import Descent
@@ -63,7 +64,10 @@ class Measured:
             axis or, under a sigmoid, by the sign; None unless labels are classes or 0 and 1.
         critical_learning_rate: Where the quadratic model of the loss starts to diverge; None if the
             kernel is reduced, no loss was named, or no examples of the training set were given.
-        margin: learning rate / critical learning rate; None without a learning rate, too.
+        margin: learning rate / critical learning rate; None without a learning rate, too; NaN where
+            the optimizer or its state is not known.
+        learning_rate: That of the margin; NaN where the optimizer does not tell.
+        margin_status: "ok", or a sentence on what to know of the margin, or why there is none.
         held_out: The same side on held-out examples; None unless they were given beside `train`.
     """
 
@@ -84,6 +88,8 @@ class Measured:
     accuracy: float | None = None
     critical_learning_rate: float | None = None
     margin: float | None = None
+    learning_rate: float | None = None
+    margin_status: str = "ok"
     held_out: HeldOut | None = None
 
     @property
@@ -138,6 +144,8 @@ class Measured:
             "accuracy": self.accuracy,
             "critical_learning_rate": self.critical_learning_rate,
             "stability_margin": self.margin,
+            "learning_rate": self.learning_rate,
+            "margin_status": self.margin_status,
             "alignment_gap": self.alignment_gap,
             "held_out": None if self.held_out is None else self.held_out.to_dict(),
         }
@@ -149,11 +157,13 @@ def measure_side(
     outputs: Float[np.ndarray, "n *o"],
     labels: ProbeLabels | None,
     held_out: HeldOutProbe | None,
+    of_optimizer: Stability | None = None,
 ) -> Measured:
     """Measure one side.
 
     `outputs` are its own on the probe, whose `labels` may be None; `held_out` is None where that
-    probe is all there is. Cost: one kernel, one eigendecomposition (N C)^3, a second one with
+    probe is all there is; without the stability `of_optimizer` it is that of the stated update
+    rule. Cost: one kernel, one eigendecomposition (N C)^3, a second one with
     labels and a third one for a loss other than squared error; one more reduced kernel for its
     parts by leaf, and one of the held-out examples.
     """
@@ -167,7 +177,7 @@ def measure_side(
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     kernel_spectrum = spectrum(kernel)
-    critical_rate, margin = _stability(side, kernel_spectrum, outputs, settings)
+    stability = of_optimizer or _stability(side, kernel_spectrum, outputs, settings)
     kernels_of_leaves = leaf_kernels(f, params, settings.x, settings.memory)
     measured = Measured(
         label=side.label,
@@ -180,9 +190,15 @@ def measure_side(
         outputs=flat_outputs,
         leaf_kernels=kernels_of_leaves,
         condition=condition(side.functional, settings, outputs, kernel, kernels_of_leaves),
-        critical_learning_rate=critical_rate,
-        margin=margin,
     )
+    if stability is not None:
+        measured = dataclasses.replace(
+            measured,
+            critical_learning_rate=stability.critical_learning_rate,
+            margin=stability.margin,
+            learning_rate=stability.learning_rate,
+            margin_status=stability.status,
+        )
     # What labels are needed for.
     if labels is not None:
         of_outputs = fit_outputs(outputs, labels, settings.loss)
@@ -268,24 +284,27 @@ def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
 
 def _stability(
     side: Side, spectrum: Spectrum, outputs: Float[np.ndarray, "n *o"], settings: Settings
-) -> tuple[float | None, float | None]:
+) -> Stability | None:
     """Critical learning rate and margin, as far as loss, update rule and kernel allow."""
     convention = spectrum.convention
     assert convention is not None  # that of a `Kernel`
     is_reduced = convention.reduction != "full" and convention.n_outputs > 1
     # The curvature of held-out examples is not that of the loss that is trained.
     if settings.loss is None or settings.probes.train is None:
-        return None, None
+        return None
     full: Spectrum | NTKOperator = spectrum
     if is_reduced:
         # The largest eigenvalue of a reduced kernel is too small: the learning rate would be
         # unsafe. That of the full kernel takes some products with it, which never form it.
         if not settings.margin_by_products(convention):
-            return None, None
+            return None
         f, params = side.functional
         full = NTKOperator(f, params, settings.x)
     descent = settings.descent or Descent()
     critical_rate, margin = critical_rate_and_margin(
         full, descent, loss=settings.loss, outputs=outputs, y=settings.y
     )
-    return float(critical_rate), None if descent.learning_rate is None else float(margin)
+    if descent.learning_rate is None:
+        return Stability(float(critical_rate), margin=None, learning_rate=None)
+    rate = float(descent.require_learning_rate())
+    return Stability(float(critical_rate), float(margin), rate)

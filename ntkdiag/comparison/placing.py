@@ -47,12 +47,14 @@ class Template:
         options: The Functional handed in as the model, whose options hold for models of a library,
             too; None where there is none.
         x: The probe, on which a linen module shows which collections it reads.
+        with_optimizer: Whether states of optimizers are read from checkpoints, too.
     """
 
     model: Model
     variables: PyTree = None
     options: Functional | None = None
     x: PyTree = None
+    with_optimizer: bool = False
 
     @functools.cached_property
     def functional(self) -> Functional | None:

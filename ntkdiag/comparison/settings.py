@@ -1,6 +1,7 @@
 """What a comparison is asked to measure, checked before anything is computed."""
 
 import dataclasses
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -13,10 +14,13 @@ from ntkdiag.kernel.convention import Convention
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import Labels, as_numbers
+from ntkdiag.optimizer.saved_state import Optimizer
 from ntkdiag.probe_batch import Pair, ProbeBatch, Probes, read_probes
 
 # Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
 MOST_ROWS_OF_PRODUCTS = 1_000_000
+# An optimizer of Optax, or those of A and B.
+OptimizerLike: TypeAlias = Optimizer | tuple[Optimizer, Optimizer]
 REDUCTIONS = ("auto", "full", "mean", "trace", "sum-of-logits")
 
 
@@ -31,6 +35,8 @@ class Settings:
         descent: Update rule for the stability margin; None leaves the margin out.
         memory: Memory budget of a kernel.
         reduction_asked: As the call states it, also where it is "auto".
+        optimizers: The optimizers of A and B, from whose states the margin is read; None where
+            the update rule is stated, or nothing is known of it.
     """
 
     probes: Probes
@@ -39,6 +45,7 @@ class Settings:
     descent: Descent | None
     memory: Memory | None
     reduction_asked: str
+    optimizers: tuple[Optimizer, Optimizer] | None = None
 
     @property
     def x(self) -> PyTree:
@@ -75,6 +82,7 @@ def read_settings(
     loss: LossLike | None,
     descent: DescentLike | None,
     memory: Memory | None,
+    optimizer: OptimizerLike | None = None,
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model."""
     probes = read_probes(train, held_out)
@@ -91,7 +99,50 @@ def read_settings(
     if descent is not None:
         update_rule = as_descent(descent)
         _require_comparable_rule(update_rule)
-    return Settings(probes, reduction, as_loss(loss), update_rule, memory, reduction)
+    settings = Settings(probes, reduction, as_loss(loss), update_rule, memory, reduction)
+    if optimizer is None:
+        return settings
+    _require_gradients(settings)
+    return dataclasses.replace(settings, optimizers=_of_both_sides(optimizer))
+
+
+def _of_both_sides(optimizer: OptimizerLike) -> tuple[Optimizer, Optimizer]:
+    """The optimizers of A and B; one alone is that of both."""
+    if isinstance(optimizer, Optimizer):  # itself a pair of functions
+        return optimizer, optimizer
+    is_pair = isinstance(optimizer, tuple) and len(optimizer) == 2
+    if not is_pair or not all(isinstance(one, Optimizer) for one in optimizer):
+        raise errors.InvalidInputError(
+            argument="optimizer=...",
+            expected="an optimizer of Optax, or a pair of them",
+            got=f"a {type(optimizer).__name__}",
+            do="Pass the one that the run was trained with, such as optax.adamw(1e-3).",
+        )
+    return optimizer
+
+
+def _require_gradients(settings: Settings) -> None:
+    """Refuse an optimizer without what its next step depends on, or beside a stated rule."""
+    if settings.descent is not None:
+        raise errors.InvalidInputError(
+            argument="descent=..., optimizer=...",
+            expected="one of the two",
+            got="both",
+            do="optimizer= reads learning rate, momentum and preconditioner from the state.",
+        )
+    train = settings.probes.train
+    lacking = []
+    if train is None or train.y is None:
+        lacking.append("no train=" if train is None else "train=(x, None)")
+    if settings.loss is None:
+        lacking.append("no loss=")
+    if lacking:
+        raise errors.InvalidInputError(
+            argument="optimizer=...",
+            expected="train=(x, y) and loss= beside it: its next step needs a gradient",
+            got=", ".join(lacking),
+            do="Pass a part of the training set with its labels, and the loss that is trained.",
+        )
 
 
 def _checked(probe: ProbeBatch | None) -> ProbeBatch | None:

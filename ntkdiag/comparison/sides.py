@@ -18,7 +18,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.contents import NOT_COLLECTIONS, read_contents, strip_value_level
+from ntkdiag.checkpoints.contents import (
+    NOT_COLLECTIONS,
+    OPTIMIZER_STATES,
+    read_contents,
+    strip_value_level,
+)
 from ntkdiag.comparison.placing import (
     Leaves,
     Model,
@@ -34,6 +39,7 @@ from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.paths import differences, leaves_by_path
+from ntkdiag.optimizer.saved_state import is_optimizer_state
 
 # A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
 Source: TypeAlias = Any
@@ -57,6 +63,8 @@ class Side:
         lacking: Paths of fixed arrays that this side does not hold: those of the model stand in.
         output: Path of the array that is compared, where the model returns no array by itself.
         set_aside: Paths of what else the model returns.
+        optimizer_state: The state of its optimizer, as it came; None where it has none.
+        top_level: What the side holds, by the names at its top, for a message.
     """
 
     label: str
@@ -69,6 +77,8 @@ class Side:
     lacking: tuple[str, ...] = ()
     output: str = ""
     set_aside: tuple[str, ...] = ()
+    optimizer_state: PyTree = None
+    top_level: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +90,8 @@ class _Values:
     path: str | None = None
     step: int | None = None
     label: str | None = None
+    optimizer_state: PyTree = None
+    top_level: str = ""
 
 
 def read_side(source: Source, template: Template, *, name: str, label: str | None) -> Side:
@@ -87,13 +99,14 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
 
     `name` is ``"A"`` or ``"B"``: the label where neither `label` nor a path gives one.
     """
+    source, optimizer_state = split_optimizer(source)
     # A model is taken as it is, and values are put into the model that both sides share; so are
     # those of a model, where a Functional was given whose options hold for it.
     brings_function = is_model(source) and not _holds_parameters_only(source, template.model)
     if (brings_function and template.options is None) or isinstance(source, Functional):
         functional = _as_functional(source)
         placed = Placed(functional, "its own" if functional.fixed else "none")
-        values = _Values(functional.params, {})
+        values = _Values(functional.params, {}, top_level="a model")
     else:
         values = _read_values(source, template)
         _require_finite(
@@ -111,6 +124,8 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
         saved_dtypes=_floating_dtypes(values.params),
         shares_model=not brings_function,
         lacking=placed.lacking,
+        optimizer_state=values.optimizer_state if optimizer_state is None else optimizer_state,
+        top_level=values.top_level,
     )
 
 
@@ -123,7 +138,16 @@ def is_model(source: Source) -> bool:
 
 def model_among(sources: Iterable[Source]) -> Model:
     """The first source that knows its own function; None where none does."""
-    return next((source for source in sources if is_model(source)), None)
+    without_optimizer = (split_optimizer(source)[0] for source in sources)
+    return next((source for source in without_optimizer if is_model(source)), None)
+
+
+def split_optimizer(source: Source) -> tuple[Source, PyTree]:
+    """A pair in memory of something and the state of its optimizer, which else is None."""
+    is_pair = isinstance(source, tuple | list) and len(source) == 2
+    if is_pair and is_optimizer_state(source[1]):
+        return source[0], source[1]
+    return source, None
 
 
 def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
@@ -191,9 +215,20 @@ def _read_values(source: Source, template: Template) -> _Values:
     takes_any_tree = is_plain_callable(template.model)
     if isinstance(source, str | os.PathLike):
         path, step = split_step(source)
-        contents = read_contents(path, step)
+        contents = read_contents(path, step, with_optimizer=template.with_optimizer)
         location = contents.location
-        return _Values(contents.params, contents.collections, path, location.step, location.label)
+        params, optimizer_state = contents.params, contents.optimizer_state
+        if template.with_optimizer and _is_saved_pair(params, template):
+            params, optimizer_state = params
+        return _Values(
+            params,
+            contents.collections,
+            path,
+            location.step,
+            location.label,
+            optimizer_state,
+            contents.top_level,
+        )
     if takes_any_tree and isinstance(source, Mapping):
         return _Values(source, {})
     if is_with_state(source):
@@ -210,10 +245,22 @@ def _read_values(source: Source, template: Template) -> _Values:
     return _Values(_without_value_level(source), {})
 
 
+def _is_saved_pair(saved: PyTree, template: Template) -> bool:
+    """Whether a whole checkpoint is a pair, of the parameters of the model and something else."""
+    if template.functional is None or not isinstance(saved, list) or len(saved) != 2:
+        return False
+    return leaves_by_path(saved[0]).keys() == leaves_by_path(template.functional.params).keys()
+
+
 def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
     """A dictionary: parameters and what is beside them by name, or parameters alone."""
     if "params" not in tree:
-        return _Values(_without_value_level(tree), {})
+        return _Values(_without_value_level(tree), {}, top_level=", ".join(map(str, tree)))
+    states = [tree[name] for name in OPTIMIZER_STATES if tree.get(name) is not None]
+    about = {
+        "optimizer_state": states[0] if states else None,
+        "top_level": ", ".join(map(str, tree)),
+    }
     collections = {}
     for name, subtree in tree.items():
         is_collection = isinstance(subtree, Mapping) or name == "state"
@@ -224,8 +271,8 @@ def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
     params = tree["params"]
     if isinstance(params, Mapping) and "params" in params:
         variables = _values_of_mapping(params)
-        return _Values(variables.params, {**collections, **variables.collections})
-    return _Values(_without_value_level(params), collections)
+        return _Values(variables.params, {**collections, **variables.collections}, **about)
+    return _Values(_without_value_level(params), collections, **about)
 
 
 def _fields_of(state: Any) -> dict[str, PyTree]:
@@ -234,7 +281,8 @@ def _fields_of(state: Any) -> dict[str, PyTree]:
         return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     if hasattr(state, "_asdict"):  # a named tuple
         return state._asdict()
-    return {"params": state.params, "batch_stats": getattr(state, "batch_stats", None)}
+    names = ("batch_stats", "opt_state")
+    return {"params": state.params, **{name: getattr(state, name, None) for name in names}}
 
 
 def _arrays_of_module(module: Any) -> PyTree:

@@ -30,8 +30,9 @@ from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.label_fit import fit_outputs
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.measured import fingerprint
+from ntkdiag.comparison.optimizer_margin import require_some_state, state_of
 from ntkdiag.comparison.placing import Model, Template, structure_error, unbound
-from ntkdiag.comparison.settings import Settings, read_settings
+from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
 from ntkdiag.comparison.sides import Side, model_among, read_side
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike, snapshots_of
 from ntkdiag.comparison.stored_probe import store_probe
@@ -48,6 +49,7 @@ from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.following import Following
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import describe, differences, leaves_by_path
+from ntkdiag.optimizer.saved_state import OptimizerState, optimizer_in_words
 from ntkdiag.probe_batch import Pair, ProbeBatch
 from ntkdiag.progress import under_way
 from ntkdiag.runs.run_reader import RunReader, require_run
@@ -74,6 +76,7 @@ def track(
     reduction: str = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
+    optimizer: OptimizerLike | None = None,
     steps: StepsLike | None = None,
     last: int | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -112,6 +115,9 @@ def track(
         reduction: Reduction of the kernels: "auto" is "full" up to 2048 rows N C, else "mean".
         loss: The loss that is trained, as in `compare`; None leaves out loss and stability.
         descent: How it is trained, for the margin: a `Descent`, or a learning rate.
+        optimizer: The Optax optimizer it is trained with, in the place of `descent`: the margin of
+            each checkpoint is that of the next step from the state that lies beside its parameters,
+            as in `compare`.
         steps: Which checkpoints: a schedule such as `LogSpaced()`, or the steps; None for all.
         last: The last so many of these.
         out: A folder that the results are stored in, made if need be; None stores nothing.
@@ -123,13 +129,15 @@ def track(
 
     Raises:
         CheckpointError: A path cannot be read; see `load_params`.
-        StructureError: A checkpoint differs from the first one; all differences are listed.
+        StructureError: A checkpoint differs from the first one, or a state is not that of the
+            optimizer; all differences are listed.
         InvalidInputError: An argument is out of range; parameters are NaN; model and probe do not
-            fit; models are of several functions; or `out` holds something else, or is being written
-            to.
+            fit; models are of several functions; neither the first nor the last checkpoint has the
+            state of an optimizer where one is given; or `out` holds something else, or is being
+            written to.
     """
     # What does not depend on the model is checked before a checkpoint is read.
-    settings = read_settings(train, held_out, reduction, loss, descent, memory)
+    settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
     snapshots = snapshots_of(run, steps, last)
     sources = [snapshot.source for snapshot in snapshots]
     template = Template(
@@ -137,8 +145,10 @@ def track(
         variables=variables,
         options=model if isinstance(model, Functional) else None,
         x=settings.x,
+        with_optimizer=optimizer is not None,
     )
     first = _read(snapshots[0], template)
+    _require_optimizer_state(first, snapshots[-1], template, settings)
     if first.shares_model:
         # A module is asked only once which collections it reads.
         functional = first.functional
@@ -257,7 +267,8 @@ class _Tracker:
         arrays = None if stored is None else store.read(snapshot.step)
         if stored is None or arrays is None:  # new, or damaged
             self._require_one_function(side, params, kwargs)
-            numbers = measure_checkpoint(self.model, params, kwargs)
+            state = self._optimizer_state(side)
+            numbers = measure_checkpoint(self.model, params, kwargs, state)
             numbers.row["params_sha256"] = sha256
             numbers.row["convention"] = numbers.kernel.convention.to_dict()
             return Place(snapshot.step, params, kwargs, numbers)
@@ -269,6 +280,8 @@ class _Tracker:
             raise _other_run(snapshot, "another model, with other outputs for the same parameters")
         if not self._has_loss_of(numbers):
             raise _other_run(snapshot, "another loss, with another value at the same outputs")
+        if not self._has_optimizer_of(numbers, side, params, kwargs):
+            raise _other_run(snapshot, "another optimizer, with another update at the same state")
         return Place(snapshot.step, params, kwargs, numbers)
 
     def _require_one_function(
@@ -301,6 +314,23 @@ class _Tracker:
         stored = numbers.row["loss"]
         return loss is None or bool(np.isclose(loss, stored, rtol=1e-5, equal_nan=True))
 
+    def _optimizer_state(self, side: Side) -> OptimizerState | None:
+        """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""
+        optimizers = self.model.settings.optimizers
+        return None if optimizers is None else state_of(side, optimizers[0])
+
+    def _has_optimizer_of(
+        self, numbers: CheckpointNumbers, side: Side, params: PyTree, kwargs: Mapping[str, PyTree]
+    ) -> bool:
+        """Whether the next update is of the size that is stored."""
+        margins, state = self.model.optimizer_margins, self._optimizer_state(side)
+        if margins is None or state is None:
+            return True
+        step = margins.next_step(params, kwargs, numbers.outputs.shape, state)
+        stored = numbers.row["update_norm"]
+        tolerance = max(SAME, SAME_IN_ROUNDOFF * self.model.roundoff)
+        return bool(np.isclose(step.update_norm, stored, rtol=tolerance, equal_nan=True))
+
     def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
         """All numbers of a checkpoint: by itself, and beside each one before it."""
         row = dict(place.numbers.row)
@@ -322,6 +352,18 @@ def _read(snapshot: Snapshot, template: Template) -> Side:
         return read_side(snapshot.source, template, name=label, label=label)
     except errors.StructureError as error:
         raise errors.StructureError(f"{error} It is the checkpoint of {label}.") from error
+
+
+def _require_optimizer_state(
+    first: Side, last: Snapshot, template: Template, settings: Settings
+) -> None:
+    """Refuse a run in which neither end has the state of an optimizer, where one is given."""
+    if settings.optimizers is None:
+        return
+    [optimizer, _] = settings.optimizers
+    if state_of(first, optimizer) is None:
+        end = _read(last, template)
+        require_some_state((first, end), (None, state_of(end, optimizer)))
 
 
 def _arguments(following: Following, functional: Functional) -> dict[str, PyTree]:
@@ -377,12 +419,20 @@ def _record(first: Side, settings: Settings, shape: tuple[int, ...]) -> dict[str
         "reduction": settings.reduction,
         "loss": None if settings.loss is None else settings.loss.describe(shape),
         "descent": None if settings.descent is None else repr(settings.descent),
+        **_optimizer_entry(functional, settings),
         "probes": [_described(probe) for probe in _probes(settings)],
         "dims": dims,
         "coordinates": {"leaf": leaf_names(functional.params)},
         "versions": installed_versions(),
     }
     return display.plain(content)
+
+
+def _optimizer_entry(functional: Functional, settings: Settings) -> dict[str, str]:
+    """The optimizer in words; no entry without, as runs that were begun before have none."""
+    if settings.optimizers is None:
+        return {}
+    return {"optimizer": optimizer_in_words(settings.optimizers[0], functional.params)}
 
 
 def _probes(settings: Settings) -> Iterable[ProbeBatch]:

@@ -28,7 +28,7 @@ _SYMMETRIC = {"distance": 0.0, "distance_centred": 0.0, "overlap": 1.0}
 _DIRECTED = {"e1": math.nan, "agreement": 1.0}
 MATRICES = (*_SYMMETRIC, *_DIRECTED)
 # What a row has beside its numbers.
-_OF_OTHER_KINDS = ("step", "convention", "params_sha256", "spectrum_status")
+_OF_OTHER_KINDS = ("step", "convention", "params_sha256", "spectrum_status", "margin_status")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

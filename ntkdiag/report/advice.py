@@ -4,6 +4,8 @@ What is wrong with B comes first, then the learning rate, then single parameters
 at to learn more. A line names the numbers it rests on.
 """
 
+import math
+
 from ntkdiag.report.causes import EDGE, LUCK, OVER, SLACK, some_of, unmoved_leaves, unreached_leaves
 from ntkdiag.report.fixed_arrays_reading import only_fixed_arrays_moved
 from ntkdiag.report.number_text import number
@@ -67,17 +69,20 @@ def _learning_rate(comparison: Comparison) -> str:
     b = comparison.b
     if a.margin is None or b.margin is None:
         return ""
+    # A margin may be NaN, and is then neither above nor below anything.
     if b.margin > OVER:
         return f"Lower the learning rate, or warm up to it: at B, {_below_critical(b)} is stable."
     if a.margin > OVER:
         return f"Warm up the learning rate: at A, {_below_critical(a)} is stable."
     # Slack is worth something only to a network that hardly got anywhere.
     slow = _how_it_is_slow(comparison)
-    if slow and max(a.margin, b.margin) < SLACK:
-        critical = min(a.critical_learning_rate, b.critical_learning_rate)
+    if slow and a.margin < SLACK and b.margin < SLACK:
+        up_to = number(EDGE * min(a.critical_learning_rate, b.critical_learning_rate), 2)
+        if comparison.facts["optimizer"] is not None:  # its rate may differ between the sides
+            up_to = f"{number(EDGE / max(a.margin, b.margin), 2)} times as much"
         return (
-            f"Raise the learning rate: {slow}, and up to {number(EDGE * critical, 2)} neither A "
-            "nor B is at the edge of stability."
+            f"Raise the learning rate: {slow}, and up to {up_to} neither A nor B is at the edge of "
+            "stability."
         )
     return ""
 
@@ -95,6 +100,8 @@ def _how_it_is_slow(comparison: Comparison) -> str:
 
 def _below_critical(side: Measured) -> str:
     """A learning rate below the critical one of a side."""
+    if side.critical_learning_rate is None or math.isnan(side.critical_learning_rate):
+        return f"a learning rate below {number(1.0 / side.margin, 2)} times yours"
     return f"a learning rate below {number(side.critical_learning_rate, 2)}"
 
 

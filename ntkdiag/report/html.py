@@ -12,6 +12,7 @@ from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.reading import readings
 from ntkdiag.report.reported import Comparison
 from ntkdiag.report.rows import (
+    at_learning_rate,
     fixed_array_rows,
     kernel_rows,
     motion_rows,
@@ -114,7 +115,7 @@ def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
         cards.append(("Accuracy", accuracy, f"{comparison.facts['kernel_probe']}, A → B"))
     if a.margin is not None:
         margin = f"{number(a.margin, 2)} → {number(b.margin, 2)}"
-        learning_rate = comparison.facts["learning_rate"]
-        meaning = f"at learning rate {learning_rate:g}; 1 is the edge of stability"
+        at_rate = at_learning_rate(comparison)
+        meaning = f"{at_rate[:1].lower()}{at_rate[1:]}; 1 is the edge of stability"
         cards.append(("Stability margin", margin, meaning))
     return cards

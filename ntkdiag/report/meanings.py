@@ -1,8 +1,8 @@
 """Name, symbol and meaning of every quantity a report shows.
 
 Texts may hold fields in braces. `rows` fills them when a report is made: from the facts of the
-comparison, and besides with `k`, a number of modes, and `loss_capital`, the loss with a capital
-first letter.
+comparison, and besides with `k`, a number of modes, `loss_capital`, the loss with a capital first
+letter, and `at_rate`, the learning rates of the margins.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ class Meaning:
     Attributes:
         name: In words; may hold fields.
         symbol: As in the papers; may be empty, or hold fields.
-        text: What it tells, with its convention; may hold fields such as ``{learning_rate:g}``.
+        text: What it tells, with its convention; may hold fields such as ``{update_rule}``.
     """
 
     name: str
@@ -105,10 +105,13 @@ MEANINGS = {
         "Above it full-batch gradient descent with {update_rule} diverges on the quadratic model "
         "of the loss at this point.",
     ),
+    "learning_rate": Meaning(
+        "learning rate", "η", "Of the next step from each side, as its optimizer has it there."
+    ),
     "margin": Meaning(
         "stability margin",
         "η/η_c",
-        "At learning rate {learning_rate:g}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge "
+        "{at_rate}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge "
         "of stability, above it a catapult, or divergence.",
     ),
     # How far kernel and parameters moved from A to B.

@@ -75,8 +75,16 @@ def _labels_and_loss(comparison: Comparison) -> str:
             f"{facts['leave_one_out_ridge']:g} of its mean diagonal entry."
         )
     sentences.append(f"Loss: {facts['loss']}.")
-    # There is a margin of full kernels only, and where a loss and a learning rate were named.
-    if comparison.a.margin is not None:
+    # There is a margin of full kernels only, and where a loss and an update rule are known.
+    if facts["optimizer"] is not None:
+        sentences.append(
+            f"Stability: the largest eigenvalue of E^½ Jᵀ Σ J E^½ and half the weight decay, Σ the "
+            "Hessian of the loss in the outputs and E half the update that answers a gradient of 1 "
+            f"which changes its sign at every step, of the optimizer ({facts['optimizer']}) in the "
+            "state that was saved; clipping and second moments are those of the next step with the "
+            "gradient of the probe."
+        )
+    elif comparison.a.margin is not None:
         sentences.append(
             f"Stability: full-batch gradient descent with {facts['descent']} on the linearized "
             "model, from the largest eigenvalue of Σ^½ Θ Σ^½ with Σ the Hessian of the loss in the "

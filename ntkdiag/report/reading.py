@@ -217,7 +217,7 @@ def _near_the_edge(at: str, margin: float) -> str:
 def _stability_at_b(comparison: Comparison) -> str:
     """How far the learning rate is from the critical one at B, and why it moved away from it."""
     margin = comparison.b.margin
-    if margin is None:
+    if margin is None or math.isnan(margin):
         return ""
     at = f"At B the learning rate is {number(margin, 2)} times the critical one"
     if margin >= EDGE:
@@ -238,6 +238,8 @@ def _why_the_margin_fell(comparison: Comparison) -> str:
     b = comparison.b
     if a.margin is None or not b.margin < a.margin / 2:
         return ""
+    if comparison.facts["optimizer"] is not None:
+        return ""  # its rate and its preconditioner moved, too
     kernel_fell = b.spectrum.largest < a.spectrum.largest
     before = a.condition.certainty
     after = b.condition.certainty

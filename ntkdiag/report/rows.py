@@ -98,9 +98,22 @@ def task_rows(comparison: Comparison) -> list[Row]:
         rows.append(
             _pair(comparison, "critical", a.critical_learning_rate, b.critical_learning_rate)
         )
+    if comparison.facts["optimizer"] is not None:
+        rows.append(_pair(comparison, "learning_rate", a.learning_rate, b.learning_rate))
     if a.margin is not None:
         rows.append(_pair(comparison, "margin", a.margin, b.margin))
     return rows
+
+
+def at_learning_rate(comparison: Comparison) -> str:
+    """At which learning rate the margins are: one for both sides, or each at its own."""
+    of_a = number(comparison.a.learning_rate)
+    of_b = number(comparison.b.learning_rate)
+    if MISSING in (of_a, of_b):
+        return "At the learning rate of the optimizer"
+    if of_a == of_b:
+        return f"At learning rate {comparison.a.learning_rate:g}"
+    return f"At learning rate {of_a} for A and {of_b} for B"
 
 
 def _rows_of_train(comparison: Comparison) -> list[Row]:
@@ -203,10 +216,15 @@ def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) 
 
 def _row(comparison: Comparison, key: str, *values: str, k: int | None = None) -> Row:
     """A quantity with its name, symbol and meaning, into which the conventions are written."""
-    # The texts hold fields such as {learning_rate:g}: these are their values.
+    # The texts hold fields such as {update_rule}: these are their values.
     meaning = MEANINGS[key]
     loss = str(comparison.facts["loss"])
-    fields = {**comparison.facts, "k": k, "loss_capital": loss[:1].upper() + loss[1:]}
+    fields = {
+        **comparison.facts,
+        "k": k,
+        "loss_capital": loss[:1].upper() + loss[1:],
+        "at_rate": at_learning_rate(comparison),
+    }
     return Row(
         key,
         name=meaning.name.format(**fields),

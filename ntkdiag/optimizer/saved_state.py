@@ -1,0 +1,183 @@
+"""The state of an optimizer as it was saved, put back into the containers of Optax.
+
+Checkpoints hold lists for tuples and dictionaries for named tuples; NNX puts a level `value` under
+every array, and `watch` its own state round that of the optimizer. The arrays are matched by path:
+
+1. the optimizer's `init` says which arrays its state has, and where;
+2. the paths of the saved arrays are written as it writes them;
+3. other paths or shapes are refused, with all differences at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag import errors
+from ntkdiag.models.paths import differences, leaves_by_path, shown
+
+# What `watch` calls the state of the optimizer inside its own.
+_WATCHED = "ntk_inner"
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """An `optax.GradientTransformation`, or what is used like one, as `optax.MultiSteps`."""
+
+    def init(self, params: PyTree, /) -> PyTree:
+        """The state before the first step."""
+        ...
+
+    def update(self, updates: PyTree, state: PyTree, params: PyTree = None, /) -> tuple:
+        """What is added to the parameters, and the state after the step."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """A state as the optimizer takes it.
+
+    Attributes:
+        state: The state.
+        of_variables: Whether the optimizer holds the parameters as linen variables, under "params".
+    """
+
+    state: PyTree
+    of_variables: bool = False
+
+    def as_held(self, params: PyTree) -> PyTree:
+        """Parameters, or a gradient, as the optimizer holds them."""
+        return {"params": params} if self.of_variables else params
+
+    def as_params(self, held: PyTree) -> PyTree:
+        """The way back."""
+        return held["params"] if self.of_variables else held
+
+
+def is_optimizer_state(tree: PyTree) -> bool:
+    """Whether a tree in memory has states of Optax in it, or is an optimizer of NNX."""
+    if hasattr(tree, "opt_state") and hasattr(tree, "tx"):
+        return True
+    return bool(state_names(tree))
+
+
+def state_names(tree: PyTree) -> list[str]:
+    """Class names of the Optax states in a tree, in order."""
+    names = []
+
+    def note_name(node: object) -> bool:
+        """Note the class of a state on the way down the tree."""
+        if hasattr(node, "_fields") and type(node).__module__.split(".")[0] == "optax":
+            names.append(type(node).__name__)
+        return False  # no node is a leaf: the walk goes on into it
+
+    jax.tree.leaves(tree, is_leaf=note_name)
+    return names
+
+
+def optimizer_in_words(optimizer: Optimizer, params: PyTree) -> str:
+    """The states that an optimizer is made of, by their classes."""
+    names = []
+    for held in (params, {"params": params}):
+        try:
+            names = state_names(jax.eval_shape(optimizer.init, held))
+        except Exception:  # whatever a mask makes of parameters that it is not for
+            continue
+        break
+    names = [name for name in names if name != "EmptyState"]
+    return ", ".join(names) or "no state"
+
+
+def restored_state(
+    optimizer: Optimizer, params: PyTree, saved: PyTree, label: str
+) -> OptimizerState | None:
+    """Put a saved state into the containers of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        params: The parameters, as the measured function takes them.
+        saved: What was saved, in any containers; None where nothing was.
+        label: What it was saved with, for messages.
+
+    Returns:
+        The state. None where nothing was saved, unless the optimizer has no state to save.
+
+    Raises:
+        StructureError: The state is of another optimizer, or of other parameters.
+    """
+    leaves = {} if saved is None else _leaves_of(saved)
+    problems = []
+    for of_variables in (False, True):
+        held = {"params": params} if of_variables else params
+        try:
+            blank = jax.eval_shape(optimizer.init, held)
+        except Exception as error:  # whatever a mask makes of parameters that it is not for
+            problems.append([f"{type(error).__name__} in its init: {error}"])
+            continue
+        expected = leaves_by_path(blank)
+        _require_unwatched(expected)
+        if saved is None and expected:
+            return None
+        problems.append(_misfits(expected, leaves))
+        if not problems[-1]:
+            arrays = [leaves[path] for path in expected]
+            return OptimizerState(
+                jax.tree.unflatten(jax.tree.structure(blank), arrays), of_variables
+            )
+    raise errors.StructureError(
+        argument="optimizer=...",
+        expected=f"the optimizer whose state {label} holds",
+        got=f"one with another state: {shown(problems[0], most=8)}",
+        do="Pass the optimizer that the run was trained with, as it was made there.",
+    )
+
+
+def _leaves_of(saved: PyTree) -> dict[str, PyTree]:
+    """The arrays of a saved state by path, without the levels that are not of Optax."""
+    # An optimizer of NNX, or all that it holds, with its count of steps.
+    if isinstance(saved, Mapping) and "opt_state" in saved:
+        saved = saved["opt_state"]
+    elif hasattr(saved, "opt_state"):
+        saved = saved.opt_state
+    leaves = leaves_by_path(saved)
+    if leaves and all(path.endswith("/value") for path in leaves):
+        leaves = {path.removesuffix("/value"): leaf for path, leaf in leaves.items()}
+    return _without_watch(leaves)
+
+
+def _without_watch(leaves: dict[str, PyTree]) -> dict[str, PyTree]:
+    """The arrays of the optimizer alone where `watch` was round it."""
+    watched = [path for path in leaves if _WATCHED in path.split("/")]
+    if not watched:
+        return leaves
+    outside, _, _ = watched[0].partition(_WATCHED)  # "" or "0/"
+    kept = {}
+    for path, leaf in leaves.items():
+        if path in watched:
+            kept[path.replace(f"{_WATCHED}/", "", 1)] = leaf
+        elif not path.startswith(outside):
+            kept[path] = leaf
+    return kept
+
+
+def _require_unwatched(expected: Mapping[str, PyTree]) -> None:
+    """Refuse an optimizer under `watch`, whose updates would be measured."""
+    if any(_WATCHED in path.split("/") for path in expected):
+        raise errors.InvalidInputError(
+            argument="optimizer=...",
+            expected="the optimizer by itself",
+            got="one under ntkdiag.watch",
+            do="Pass the optimizer that watch wraps; a state that was saved with watch is read.",
+        )
+
+
+def _misfits(expected: Mapping[str, PyTree], saved: Mapping[str, PyTree]) -> list[str]:
+    """One line for every path that differs, in name or in shape; dtypes are as they were saved."""
+    as_saved = {}
+    for path, leaf in saved.items():
+        dtype = expected[path].dtype if path in expected else np.asarray(leaf).dtype
+        as_saved[path] = jax.ShapeDtypeStruct(np.shape(leaf), dtype)
+    return differences(dict(expected), as_saved)
