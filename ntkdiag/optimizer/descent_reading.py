@@ -223,6 +223,7 @@ def read_descent(
     step: Int[Array, ""] | int,
     extra_args: Mapping[str, object] | None = None,
     note: Callable[[str], None] | None = None,
+    by_fit: bool = True,
 ) -> DescentReading:
     """Read from a step of training how its optimizer answers gradients.
 
@@ -235,6 +236,8 @@ def read_descent(
         step: Updates made before this one.
         extra_args: Further arguments that `update` got.
         note: Gets a sentence while the step is traced where the optimizer is refused.
+        by_fit: Whether the usual optimizers are fitted. Of arrays of a few numbers a fit may not
+            tell what a derivative does.
 
     Returns:
         The reading; rates and bias corrections are those of this step.
@@ -244,7 +247,7 @@ def read_descent(
     """
     arguments = dict(extra_args or {})
     objection = objection_to_reading(state, params)
-    before = usual_buffers(state, params)
+    before = usual_buffers(state, params) if by_fit else None
     if objection is None:
         try:
             _, state_after = update(gradient, state, params, **arguments)

@@ -281,6 +281,8 @@ def _epsilons(sampled: _Sampled) -> Float[Array, " l"]:
     # What a few elements say about eps is nothing: they get what the others say.
     tells = sampled.has_moment & (sampled.sizes >= _MANY_ELEMENTS)
     if not tells.any():
+        tells = sampled.has_moment & sampled.tells
+    if not tells.any():
         return own
     return jnp.where(sampled.has_moment & ~tells, jnp.median(own[tells]), own)
 

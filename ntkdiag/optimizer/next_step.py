@@ -25,6 +25,7 @@ from ntkdiag.optimizer.descent_reading import (
     read_descent,
     unread,
 )
+from ntkdiag.optimizer.fitted_update import usual_buffers
 from ntkdiag.optimizer.learning_rate import learning_rate_at
 from ntkdiag.optimizer.quiet_point import accumulator_paths, floats_of, signs
 from ntkdiag.optimizer.saved_state import Optimizer
@@ -61,7 +62,7 @@ class NextSteps:
     def __init__(self, optimizer: Optimizer):
         self.optimizer = optimizer
         self._update = jax.jit(optimizer.update)
-        self._read = jax.jit(self._reading)
+        self._read = jax.jit(self._reading, static_argnames="by_fit")
         self._objection = REASONS[Reading.REFUSED]
 
     def read(self, state: PyTree, params: PyTree, gradient: PyTree) -> NextStep:
@@ -77,7 +78,11 @@ class NextSteps:
             )
             reading = unread(params, Reading.REFUSED)
             return NextStep(reading, math.nan, status, math.nan)
-        reading = self._read(gradient, state, params, made, _steps_before(state) * n_calls)
+        step = _steps_before(state) * n_calls
+        reading = self._read(gradient, state, params, made, step, by_fit=True)
+        # A fit is compiled fast. What it leaves unexplained may be explained by derivatives.
+        if int(reading.status) == Reading.UNEXPLAINED and usual_buffers(state, params) is not None:
+            reading = self._read(gradient, state, params, made, step, by_fit=False)
         kind = Reading(int(reading.status))
         status = self._objection if kind == Reading.REFUSED else REASONS[kind]
         return NextStep(
@@ -105,10 +110,18 @@ class NextSteps:
         params: PyTree,
         made: PyTree,
         step: Int[Array, ""] | int,
+        by_fit: bool,
     ) -> DescentReading:
         """The reading, inside a program."""
         return read_descent(
-            self.optimizer.update, gradient, state, params, made, step=step, note=self._note
+            self.optimizer.update,
+            gradient,
+            state,
+            params,
+            made,
+            step=step,
+            note=self._note,
+            by_fit=by_fit,
         )
 
     def _note(self, objection: str) -> None:

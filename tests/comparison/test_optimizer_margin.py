@@ -1,12 +1,18 @@
 """The margin of the optimizer that trained, from the state that lies beside the parameters."""
 
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as orbax
 import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
 
 import ntkdiag
+from ntkdiag import errors
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 
@@ -144,3 +150,133 @@ def test_adam_is_the_dense_computation_by_hand(name):
         np.testing.assert_allclose(side.learning_rate, 0.01, rtol=1e-4)
         np.testing.assert_allclose(side.critical_learning_rate, 0.01 / by_hand, rtol=2e-3)
         assert side.margin_status.startswith("The optimizer's second moments are younger")
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(6)(x))
+        return nn.Dense(C)(jnp.tanh(x))
+
+
+class StateWithStatistics(TrainState):
+    batch_stats: dict
+
+
+class Nnx(nnx.Module):
+    def __init__(self):
+        self.hidden = nnx.Linear(D, 6, rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(6, C, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(jnp.tanh(self.hidden(x)))
+
+
+ADAM = optax.adamw(0.01, weight_decay=0.1)
+
+
+def save(root, run):
+    """A CheckpointManager of a run, step -> tree."""
+    with orbax.CheckpointManager(root) as manager:
+        for step, tree in run.items():
+            manager.save(step, args=orbax.args.StandardSave(tree))
+    return root
+
+
+def linen_run():
+    """Train states with running statistics that move, and what the model is at each of them."""
+    model = Linen()
+    variables = model.init(jax.random.key(0), X)
+    statistics = {
+        step: jax.tree.map(lambda leaf, step=step: leaf + 0.1 * step, variables["batch_stats"])
+        for step in STEPS
+    }
+
+    def apply(params, x, step=STEPS[0]):
+        return model.apply({"params": params, "batch_stats": statistics[step]}, x)
+
+    run = {}
+    for step, (params, state) in trained(ADAM, variables["params"], apply).items():
+        run[step] = StateWithStatistics(
+            step, model.apply, params, ADAM, state, batch_stats=statistics[step]
+        )
+    return model, run, apply
+
+
+def test_train_states_of_linen_saved_by_a_manager(tmp_path):
+    model, run, apply = linen_run()
+    root = save(tmp_path / "run", run)
+    tracked = track(root, ADAM, model=model)
+    for place, (step, saved) in enumerate(run.items()):
+
+        def at_step(params, x, step=step):
+            return apply(params, x, step)
+
+        response = adam_response(saved.params, saved.opt_state, 0.01, at_step)
+        by_hand = margin_by_hand(saved.params, response, at_step) + 0.0005
+        np.testing.assert_allclose(tracked.rows[place]["margin"], by_hand, rtol=2e-3)
+    np.testing.assert_allclose(tracked.series("learning_rate"), 0.01, rtol=1e-4)
+    assert "margin_status" not in tracked.names
+    # In memory, and one of each.
+    comparison = compare(run[3], f"{root}@10", ADAM, model=model)
+    np.testing.assert_allclose(comparison.a.margin, tracked.rows[1]["margin"], rtol=1e-4)
+    np.testing.assert_allclose(comparison.b.margin, tracked.rows[2]["margin"], rtol=1e-4)
+
+
+def test_all_variables_in_the_optimizer(tmp_path):
+    """`tx.init(variables)`, as in a script without a train state."""
+    model = nn.Dense(C)
+    variables = model.init(jax.random.key(0), X)
+    run = trained(ADAM, variables, model.apply)
+    trees = {step: {"params": params, "opt_state": state} for step, (params, state) in run.items()}
+    comparison = compare(run[3], f"{save(tmp_path / 'run', trees)}@10", ADAM, model=model)
+    for step, side in ((3, comparison.a), (10, comparison.b)):
+        response = adam_response(*run[step], 0.01, model.apply)
+        by_hand = margin_by_hand(run[step][0], response, model.apply) + 0.0005
+        np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
+
+
+def test_states_of_nnx(tmp_path):
+    model = Nnx()
+    graph, params = nnx.split(model, nnx.Param)
+    optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
+
+    def apply(params, x):
+        return nnx.merge(graph, nnx.restore_int_paths(params))(x)
+
+    # The same training by Optax alone.
+    run = trained(ADAM, nnx.to_pure_dict(params), apply, steps=(0, 3))
+    saved = {}
+    for step in range(4):
+        params = nnx.state(model, nnx.Param)
+        if step in run:
+            tree = {"params": params, "optimizer": nnx.state(optimizer)}
+            saved[step] = jax.tree.map(jnp.copy, tree)
+        if step < 3:
+            optimizer.update(model, gradient_at(params, apply))
+    root = save(tmp_path / "run", saved)
+    in_memory = compare(saved[0], (model, optimizer), ADAM, model=Nnx())
+    from_disk = compare(f"{root}@0", f"{root}@3", ADAM, model=Nnx())
+    for step, name in ((0, "a"), (3, "b")):
+        response = adam_response(*run[step], 0.01, apply)
+        by_hand = margin_by_hand(run[step][0], response, apply) + 0.0005
+        for comparison in (in_memory, from_disk):
+            np.testing.assert_allclose(getattr(comparison, name).margin, by_hand, rtol=2e-3)
+
+
+def test_pairs_of_equinox(tmp_path):
+    model = eqx.nn.MLP(D, C, 6, 1, key=jax.random.key(0))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def apply(params, x):
+        return jax.vmap(eqx.combine(params, static))(x)
+
+    run = trained(ADAM, params, apply)
+    root = save(tmp_path / "run", run)
+    vectorised = ntkdiag.functionalize(model)
+    trained_model = eqx.combine(run[3][0], static)
+    comparison = compare((trained_model, run[3][1]), f"{root}@10", ADAM, model=vectorised)
+    for step, side in ((3, comparison.a), (10, comparison.b)):
+        response = adam_response(*run[step], 0.01, apply)
+        by_hand = margin_by_hand(run[step][0], response, apply) + 0.0005
+        np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
