@@ -229,7 +229,7 @@ def _read_values(source: Source, template: Template) -> _Values:
             optimizer_state,
             contents.top_level,
         )
-    if takes_any_tree and isinstance(source, Mapping):
+    if takes_any_tree and isinstance(source, Mapping) and not _has_optimizer(source):
         return _Values(source, {})
     if is_with_state(source):
         module, state = source
@@ -243,6 +243,11 @@ def _read_values(source: Source, template: Template) -> _Values:
     if hasattr(source, "params"):
         return _values_of_mapping(_fields_of(source))
     return _Values(_without_value_level(source), {})
+
+
+def _has_optimizer(tree: Mapping[str, PyTree]) -> bool:
+    """Whether a dictionary holds the state of an optimizer beside the parameters."""
+    return "params" in tree and any(name in tree for name in OPTIMIZER_STATES)
 
 
 def _is_saved_pair(saved: PyTree, template: Template) -> bool:

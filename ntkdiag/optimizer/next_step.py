@@ -26,7 +26,7 @@ from ntkdiag.optimizer.descent_reading import (
     unread,
 )
 from ntkdiag.optimizer.fitted_update import usual_buffers
-from ntkdiag.optimizer.learning_rate import learning_rate_at
+from ntkdiag.optimizer.rate_of_next_step import learning_rate_at
 from ntkdiag.optimizer.quiet_point import accumulator_paths, floats_of, signs
 from ntkdiag.optimizer.saved_state import Optimizer
 

@@ -280,3 +280,174 @@ def test_pairs_of_equinox(tmp_path):
         response = adam_response(*run[step], 0.01, apply)
         by_hand = margin_by_hand(run[step][0], response, apply) + 0.0005
         np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
+
+
+def test_accumulated_gradients():
+    """As many micro-steps as a step is made of, from wherever the state is in them."""
+    every = optax.MultiSteps(optax.sgd(0.3, momentum=0.5), every_k_schedule=4)
+    params, state = start(), every.init(start())
+    sides = []
+    for step in range(7):  # one step, and three micro-steps of the next
+        updates, state = every.update(gradient_at(params), state, params)
+        params = optax.apply_updates(params, updates)
+        if step in (4, 6):
+            sides.append((params, state))
+    comparison = compare(*sides, every)
+    for side, (params, _) in zip((comparison.a, comparison.b), sides, strict=True):
+        np.testing.assert_allclose(side.margin, margin_by_hand(params, 0.3 / 3), rtol=1e-3)
+        assert np.isnan(side.learning_rate)
+
+
+def test_a_dictionary_with_a_state_beside_a_plain_function():
+    params, state = trained(ADAM)[3]
+    comparison = compare({"params": params, "opt_state": state}, start(), ADAM)
+    by_hand = margin_by_hand(params, adam_response(params, state, 0.01)) + 0.0005
+    np.testing.assert_allclose(comparison.a.margin, by_hand, rtol=2e-3)
+
+
+def test_an_optimizer_of_its_own_for_each_side():
+    sgd = optax.sgd(0.2)
+    a, b = (start(), sgd.init(start())), trained(ADAM)[10]
+    comparison = compare(a, b, (sgd, ADAM))
+    np.testing.assert_allclose(comparison.a.margin, margin_by_hand(a[0], 0.1), rtol=1e-4)
+    by_hand = margin_by_hand(b[0], adam_response(*b, 0.01)) + 0.0005
+    np.testing.assert_allclose(comparison.b.margin, by_hand, rtol=2e-3)
+    assert comparison.facts["optimizer"] == "no state at A, ScaleByAdamState at B"
+
+
+def test_a_state_saved_under_watch():
+    watched = ntkdiag.watch(ADAM, f, train=TRAIN, loss="cross_entropy", every=1000)
+    params, state = trained(watched, steps=(4,))[4]
+    comparison = compare((params, state), (params, ntkdiag.unwatch(state)), ADAM)
+    np.testing.assert_allclose(comparison.a.margin, comparison.b.margin)
+    with pytest.raises(errors.InvalidInputError, match=r"got one under ntkdiag\.watch"):
+        compare((params, state), start(), watched)
+
+
+def test_an_empty_state_needs_none():
+    """Plain descent saves nothing, and nothing is missing."""
+    comparison = compare(start(), jax.tree.map(lambda leaf: 2 * leaf, start()), optax.sgd(0.2))
+    np.testing.assert_allclose(comparison.a.margin, margin_by_hand(start(), 0.1), rtol=1e-4)
+
+
+UNKNOWN = {
+    "lion": (optax.lion(0.01), "The update does not shrink with the gradient"),
+    "uphill": (optax.scale_by_adam(), "What was wrapped goes along the gradient"),
+    "two buffers": (optax.chain(optax.trace(0.9), optax.adam(0.01)), "Momentum goes through"),
+    "line search": (optax.lbfgs(), "The optimizer's update cannot be called with gradient, state"),
+    "no rate yet": (
+        optax.sgd(optax.linear_schedule(0.0, 0.1, 10, transition_begin=100)),
+        "The step made no update",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_optimizer_that_is_not_recognised_has_no_margin(name):
+    optimizer, reason = UNKNOWN[name]
+    state = optimizer.init(start())
+    if name == "two buffers":
+        state = trained(optimizer)[3][1]
+    moved = jax.tree.map(lambda leaf: 2 * leaf, start())
+    comparison = compare((start(), state), moved, optimizer)
+    assert np.isnan(comparison.a.margin)
+    assert comparison.a.margin_status.startswith(reason)
+    assert f"{comparison.a.label}: {comparison.a.margin_status}" in comparison.notes
+    text = comparison.text(everything=True)
+    assert "nan" not in text.replace("NaN", "").replace("dominan", "")
+    # All other numbers are there.
+    assert comparison.to_dict()["a"]["stability_margin"] is None
+    assert np.isfinite(comparison.a.trace)
+
+
+def test_one_side_without_a_state():
+    run = trained(ADAM)
+    comparison = compare(start(), run[10], ADAM)
+    assert np.isnan(comparison.a.margin)
+    assert comparison.a.margin_status.startswith("There is no optimizer state")
+    assert np.isfinite(comparison.b.margin)
+    tracked = track({0: start(), 5: start(), 10: run[10]}, ADAM)
+    assert np.isnan(tracked.series("margin")).tolist() == [True, True, False]
+    np.testing.assert_allclose(tracked.series("margin")[2], comparison.b.margin, rtol=1e-4)
+    assert tracked.rows[1]["margin_status"].startswith("There is no optimizer state")
+
+
+@pytest.mark.parametrize("call", [compare, lambda a, b, tx: track([a, b], tx)])
+def test_no_side_with_a_state_is_refused_with_what_it_holds(call, tmp_path):
+    trees = {3: {"params": start(), "ema": start()}, 5: {"params": start(), "step": 5}}
+    root = save(tmp_path / "run", trees)
+    with pytest.raises(errors.InvalidInputError) as raised:
+        call(f"{root}@3", f"{root}@5", ADAM)
+    text = str(raised.value)
+    assert "got step 3: ema, params; step 5: params, step." in text
+    assert "descent=ntkdiag.Descent(...)" in text
+
+
+OTHERS = [
+    (optax.sgd(0.1, momentum=0.9), "0/mu/b: unexpected float32[6]"),
+    (optax.adafactor(0.01), "0/v/b: missing, expected float32[6]"),
+    (optax.sgd(0.1), "0/count: unexpected int32[]"),
+]
+
+
+@pytest.mark.parametrize(("other", "difference"), OTHERS)
+def test_the_state_of_another_optimizer_is_refused(other, difference):
+    params, state = trained(ADAM)[3]
+    with pytest.raises(errors.StructureError) as raised:
+        compare((params, state), start(), other)
+    text = str(raised.value)
+    assert "expected the optimizer whose state A holds" in text
+    assert difference in text
+
+
+def test_a_state_of_other_parameters_is_refused():
+    state = ADAM.init({**start(), "b": jnp.zeros(7)})
+    with pytest.raises(errors.StructureError, match=r"0/mu/b: expected float32\[6\], got float32"):
+        compare((start(), state), start(), ADAM)
+
+
+REFUSED = [
+    ({"descent": 0.1}, "expected one of the two; got both"),
+    ({"loss": None}, "its next step needs a gradient; got no loss="),
+    ({"train": (X, None)}, "got train=(x, None)"),
+    ({"train": None, "held_out": TRAIN}, "got no train="),
+    ({"optimizer": 0.1}, "expected an optimizer of Optax, or a pair of them; got a float"),
+    ({"optimizer": (ADAM, 0.1)}, "got a tuple"),
+]
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_does_not_go_together_is_refused_before_anything_is_read(options, message):
+    options = {"model": f, "train": TRAIN, "loss": "cross_entropy", "optimizer": ADAM, **options}
+    for call in (
+        lambda: ntkdiag.compare("nowhere", "else", **options),
+        lambda: ntkdiag.track("nowhere", **options),
+    ):
+        with pytest.raises(errors.InvalidInputError) as raised:
+            call()
+        assert message in str(raised.value)
+
+
+def test_a_folder_goes_on_with_its_optimizer_alone(tmp_path):
+    run = trained(ADAM)
+    first = track({step: run[step] for step in STEPS[:2]}, ADAM, out=tmp_path / "ntk")
+    again = track(run, optax.adamw(0.01, weight_decay=0.1), out=tmp_path / "ntk")
+    np.testing.assert_array_equal(again.series("margin")[:2], first.series("margin"))
+    assert again.record["optimizer"] == "ScaleByAdamState"
+    with pytest.raises(errors.InvalidInputError, match="another update at the same state"):
+        track(run, optax.adamw(0.02, weight_decay=0.1), out=tmp_path / "ntk")
+    with pytest.raises(errors.InvalidInputError, match="optimizer="):
+        track(run, None, descent=0.1, out=tmp_path / "ntk")
+
+
+def test_both_rates_are_shown():
+    optimizer = optax.sgd(SCHEDULE)
+    run = trained(optimizer)
+    comparison = compare(run[0], run[10], optimizer)
+    text = comparison.text(everything=True, explain=True)
+    rates = [float(SCHEDULE(step)) for step in (0, 10)]
+    assert f"At learning rate {rates[0]:.4g} for A and {rates[1]:.4g} for B." in " ".join(
+        text.split()
+    )
+    assert comparison.facts["learning_rate"] is None
