@@ -26,8 +26,8 @@ from ntkdiag.optimizer.descent_reading import (
     unread,
 )
 from ntkdiag.optimizer.fitted_update import usual_buffers
-from ntkdiag.optimizer.rate_of_next_step import learning_rate_at
 from ntkdiag.optimizer.quiet_point import accumulator_paths, floats_of, signs
+from ntkdiag.optimizer.rate_of_next_step import learning_rate_at
 from ntkdiag.optimizer.saved_state import Optimizer
 
 # Micro-steps after which no update is to be expected any more.

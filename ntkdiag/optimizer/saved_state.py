@@ -140,8 +140,8 @@ def _leaves_of(saved: PyTree) -> dict[str, PyTree]:
     # An optimizer of NNX, or all that it holds, with its count of steps.
     if isinstance(saved, Mapping) and "opt_state" in saved:
         saved = saved["opt_state"]
-    elif hasattr(saved, "opt_state"):
-        saved = saved.opt_state
+    else:
+        saved = getattr(saved, "opt_state", saved)
     leaves = leaves_by_path(saved)
     if leaves and all(path.endswith("/value") for path in leaves):
         leaves = {path.removesuffix("/value"): leaf for path, leaf in leaves.items()}

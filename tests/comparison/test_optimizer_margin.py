@@ -108,6 +108,7 @@ def track(run, optimizer, model=f, **options):
 SCHEDULE = optax.exponential_decay(0.4, 2, 0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [{}, {"momentum": 0.8}, {"momentum": 0.8, "nesterov": True}])
 def test_sgd_is_the_descent_that_states_the_same_numbers(momentum):
     run = trained(optax.sgd(SCHEDULE, **momentum))
@@ -203,6 +204,7 @@ def linen_run():
     return model, run, apply
 
 
+@pytest.mark.slow
 def test_train_states_of_linen_saved_by_a_manager(tmp_path):
     model, run, apply = linen_run()
     root = save(tmp_path / "run", run)
@@ -223,6 +225,7 @@ def test_train_states_of_linen_saved_by_a_manager(tmp_path):
     np.testing.assert_allclose(comparison.b.margin, tracked.rows[2]["margin"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_all_variables_in_the_optimizer(tmp_path):
     """`tx.init(variables)`, as in a script without a train state."""
     model = nn.Dense(C)
@@ -236,6 +239,7 @@ def test_all_variables_in_the_optimizer(tmp_path):
         np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_states_of_nnx(tmp_path):
     model = Nnx()
     graph, params = nnx.split(model, nnx.Param)
@@ -264,6 +268,7 @@ def test_states_of_nnx(tmp_path):
             np.testing.assert_allclose(getattr(comparison, name).margin, by_hand, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_pairs_of_equinox(tmp_path):
     model = eqx.nn.MLP(D, C, 6, 1, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
@@ -282,6 +287,7 @@ def test_pairs_of_equinox(tmp_path):
         np.testing.assert_allclose(side.margin, by_hand, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients():
     """As many micro-steps as a step is made of, from wherever the state is in them."""
     every = optax.MultiSteps(optax.sgd(0.3, momentum=0.5), every_k_schedule=4)
@@ -315,6 +321,7 @@ def test_an_optimizer_of_its_own_for_each_side():
     assert comparison.facts["optimizer"] == "no state at A, ScaleByAdamState at B"
 
 
+@pytest.mark.slow
 def test_a_state_saved_under_watch():
     watched = ntkdiag.watch(ADAM, f, train=TRAIN, loss="cross_entropy", every=1000)
     params, state = trained(watched, steps=(4,))[4]
@@ -429,6 +436,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_read(options, m
         assert message in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_folder_goes_on_with_its_optimizer_alone(tmp_path):
     run = trained(ADAM)
     first = track({step: run[step] for step in STEPS[:2]}, ADAM, out=tmp_path / "ntk")

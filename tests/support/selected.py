@@ -107,6 +107,7 @@ SMOKE = {
     "neural_tangents/test_neural_tangents_messages.py": ["test_axes", "test_implementation"],
     "neural_tangents/test_neural_tangents_predict.py": ["test_mse"],
     "neural_tangents/test_silent_failures.py": ["test_row_06_batch_norm_by_examples"],
+    "optimizer/test_descent_reading.py": ["test_decoupled_decay_is_the_share_of_the_largest"],
     "predict/test_predict.py": [
         "test_descent_is_iterated_descent",
         "test_momentum_is_iterated_momentum",
