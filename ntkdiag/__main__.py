@@ -1,6 +1,6 @@
 """`python -m ntkdiag`: the command line."""
 
-from ntkdiag.cli import main
+from ntkdiag.commands.command_line import main
 
 if __name__ == "__main__":
     main()

@@ -80,11 +80,13 @@ LAYERS = {
     },
     "checking": {"models", "engine"},
     "demo": {"models", "kernel", "comparison", "monitor", "report"},
-    "__main__": {"cli"},
-    "cli": {
+    "__main__": {"commands"},
+    "commands": {
         "models",
+        "kernel",
+        "engine",
         "comparison",
-        "checkpoints",
+        "runs",
         "monitor",
         "probe_batch",
         "report",

@@ -39,6 +39,8 @@ SMOKE = {
         "test_equinox_module",
         "test_key_that_climbs_out_is_refused",
     ],
+    "commands/test_compare_command.py": ["test_compare"],
+    "commands/test_command_line.py": ["test_version"],
     "comparison/test_compare.py": [
         "test_drift",
         "test_alignment_and_label_power",
@@ -131,6 +133,5 @@ SMOKE = {
         "test_json",
     ],
     "runs/test_run_directories.py": ["test_round_trip", "test_other_settings_are_refused"],
-    "test_cli.py": ["test_version", "test_compare"],
     "test_descent.py": ["test_the_critical_rate_has_margin_one"],
 }

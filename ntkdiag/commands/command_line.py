@@ -1,0 +1,105 @@
+"""The program: its commands, and how it ends.
+
+Exit status 0 is done; 1 an error, or something that `selfcheck` found; 2 words that cannot be used;
+3 a condition of `--fail-on` that holds. What is wrong is one message on standard error. Errors
+inside the user's own code keep their traceback.
+"""
+
+import io
+import logging
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.commands import (
+    compare_command,
+    demo_command,
+    export_command,
+    plan_command,
+    report_command,
+    selfcheck_command,
+    spectrum_command,
+    track_command,
+    version_command,
+    watch_command,
+)
+from ntkdiag.commands.usage import UsageError
+
+# What typer raises for words that fit no command: the bases of the one that it hands on.
+_USAGE_ERRORS: tuple[type[typer.BadParameter], ...] = typer.BadParameter.__bases__  # pyright: ignore[reportAssignmentType]
+
+app = typer.Typer(name="ntkdiag", pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> bool:
+    """Print the version and end, where `--version` stands before any command."""
+    if wanted:
+        typer.echo(f"ntkdiag {ntkdiag.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback(invoke_without_command=True)
+def every_command(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit; the command version prints those of JAX and others.",
+        ),
+    ] = False,
+) -> None:
+    """Training diagnostics for Flax and Equinox models, on the empirical neural tangent kernel."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _add(command: Callable[..., None], examples: str = "") -> None:
+    """Make a function the command of its name, with examples at the end of its help."""
+    app.command(epilog=examples)(command)
+
+
+# In the order of the help.
+_add(demo_command.demo, demo_command.EXAMPLES)
+_add(selfcheck_command.selfcheck, selfcheck_command.EXAMPLES)
+_add(plan_command.plan, plan_command.EXAMPLES)
+_add(spectrum_command.spectrum, spectrum_command.EXAMPLES)
+_add(compare_command.compare, compare_command.EXAMPLES)
+_add(track_command.track, track_command.EXAMPLES)
+_add(watch_command.watch, watch_command.EXAMPLES)
+_add(report_command.report, report_command.EXAMPLES)
+_add(export_command.export, export_command.EXAMPLES)
+_add(version_command.version, version_command.EXAMPLES)
+
+
+def main() -> None:
+    """Run the command line, and end with its exit status."""
+    # On damaged data Orbax abandons asyncio tasks, which asyncio reports long after our message.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    # Characters that the terminal's encoding lacks are replaced.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        status = app(prog_name="ntkdiag", standalone_mode=False)
+    except errors.NtkdiagError as error:
+        sys.stderr.write(f"ntkdiag: {error}\n")
+        status = 2 if isinstance(error, UsageError) else 1
+    except _USAGE_ERRORS as error:
+        sys.stderr.write(f"ntkdiag: {_in_one_line(error)}\n")
+        status = 2
+    sys.exit(status or 0)
+
+
+def _in_one_line(error: typer.BadParameter) -> str:
+    """A usage error of typer in the form that all messages have."""
+    command = "ntkdiag" if error.ctx is None else error.ctx.command_path
+    said = " ".join(error.format_message().split()).rstrip(".")
+    return f"{command}: {said}. See: {command} --help"

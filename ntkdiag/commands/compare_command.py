@@ -1,0 +1,163 @@
+"""`ntkdiag compare A B`: two checkpoints, one answer."""
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from ntkdiag.commands.case import Case
+from ntkdiag.commands.gates import judge, numbers_in, read_gates
+from ntkdiag.commands.printing import print_json, results_alone, say
+from ntkdiag.commands.shared_options import (
+    CaseOption,
+    FailOnOption,
+    HeldOutOption,
+    JsonOption,
+    LearningRateOption,
+    LossOption,
+    MemoryOption,
+    MomentumOption,
+    ReductionOption,
+    TrainOption,
+    examples,
+)
+from ntkdiag.commands.usage import usage_error
+from ntkdiag.display import PlainValue
+
+EXAMPLES = examples(
+    "ntkdiag compare run/0 run/100 --model net.py:net --train train.npz",
+    "ntkdiag compare run@0 run@100 --case net.py:case --out report.html",
+    "ntkdiag compare old new --case net.py:case --fail-on 'drift > 0.5'",
+)
+
+# Names of `--fail-on` that are those of `track`: of B, and of what lies between A and B.
+_OF_B = (
+    "trace",
+    "participation_ratio",
+    "entropy_rank",
+    "loss",
+    "accuracy",
+    "alignment",
+    "alignment_above",
+    "critical_learning_rate",
+)
+SHORT_NAMES = {
+    **{name: f"b.{name}" for name in _OF_B},
+    "margin": "b.stability_margin",
+    "drift": "drift.relative",
+    "drift_scale": "drift.scale",
+    "drift_rotation": "drift.rotation",
+    "drift_distance_centred": "drift.distance_centred",
+    "e1": "linearization.e1",
+    "agreement": "linearization.agreement",
+}
+# All others begin with one of these.
+GROUPS = ("a.", "b.", "drift.", "linearization.", "fixed_arrays.", "movement.", "facts.")
+
+
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="Orbax checkpoint, step, manager root, or root@step."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    case: CaseOption,
+    train: TrainOption = None,
+    held_out: HeldOutOption = None,
+    reduction: ReductionOption = "auto",
+    loss: LossOption = None,
+    learning_rate: LearningRateOption = None,
+    momentum: MomentumOption = None,
+    memory: MemoryOption = None,
+    history: Annotated[
+        pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print all tables and notes, not the first screen.")
+    ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Say what the numbers mean; above 100 columns it stands beside them."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+    fail_on: FailOnOption = None,
+) -> None:
+    """Compare two Orbax checkpoints of one model through their kernels on some examples.
+
+    --train, --held-out or the case say on which: stability and drift are
+    of the first, alignment with the labels of the second.
+
+    --model imports the module it names from the working directory or the
+    environment, which runs its code. Nothing is ever imported from a checkpoint.
+    """
+    from ntkdiag.comparison.compare import compare as compare_checkpoints
+    from ntkdiag.comparison.comparison import check_report
+    from ntkdiag.report.comparison_table import Screen, terminal
+
+    # What cannot be judged or written is refused before anything is computed.
+    known = (*SHORT_NAMES, *GROUPS)
+    gates = read_gates(fail_on, "compare", known)
+    if out is not None:
+        check_report(out, history=history)
+    elif history is not None:
+        raise usage_error(
+            "ntkdiag compare --history", "--out with the report to draw it in", "no --out"
+        )
+    with results_alone(as_json):
+        read = Case.named(case, "ntkdiag compare --model")
+        read = read.with_examples(train, held_out, "compare")
+        read = read.with_training(loss, learning_rate, momentum)
+        read.require_examples()
+        model, variables = read.of_checkpoints()
+        comparison = compare_checkpoints(
+            a,
+            b,
+            model=model,
+            variables=variables,
+            train=read.train,
+            held_out=read.held_out,
+            reduction=reduction,
+            loss=read.loss,
+            descent=read.descent,
+            memory=memory,
+        )
+        # The report first: printing may fail.
+        report = None
+        if out is not None:
+            report = comparison.save(out, history=history)
+    content = comparison.to_dict()
+    if as_json:
+        print_json(content)
+        if report is not None:
+            say(f"report: {report}")
+    else:
+        console = terminal()
+        more = _how_to_see_more(explain=explain, has_report=report is not None)
+        console.print(Screen(comparison, everything=everything, explain=explain, more=more))
+        if report is not None:
+            console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    judge(gates, [_numbers(content)], "compare", SHORT_NAMES)
+
+
+def _numbers(content: PlainValue) -> dict[str, float]:
+    """The numbers of a comparison by dotted name; what `track` has, too, also by its name there."""
+    numbers = numbers_in(content)
+    for name, dotted in SHORT_NAMES.items():
+        if dotted in numbers:
+            numbers[name] = numbers[dotted]
+    return numbers
+
+
+def _how_to_see_more(*, explain: bool, has_report: bool) -> str:
+    """The options that show more, without those that were given."""
+    options = ["--all"]
+    if not explain:
+        options.append("--explain for what the numbers mean")
+    if not has_report:
+        options.append("--out report.html for a page with figures")
+    return f"See {', '.join(options)}."

@@ -1,0 +1,44 @@
+"""Examples from an .npz file, without pickle: the arrays x and, if it is there, y."""
+
+import pathlib
+import zipfile
+import zlib
+
+import numpy as np
+
+from ntkdiag.commands.usage import usage_error
+from ntkdiag.probe_batch import Pair
+
+# What NumPy raises on a file that is no .npz archive of plain arrays.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read_pair(path: pathlib.Path | None, call: str) -> Pair | None:
+    """The examples of a file, None without a file; `call` is for messages."""
+    if path is None:
+        return None
+    call = f"{call} {path}"
+    arrays = {}
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            names = list(file)
+            for name in ("x", "y"):
+                if name in names:
+                    arrays[name] = file[name]
+    except _UNREADABLE as error:
+        expected = "an .npz file written by numpy.savez(path, x=..., y=...)"
+        got = f"{error}"
+        if isinstance(error, TypeError):  # an array of its own is no context manager
+            got = "an array without a name (.npy)"
+        raise usage_error(call, expected, got) from error
+    if "x" not in arrays:
+        raise usage_error(call, "an array named x in the file", ", ".join(names) or "nothing")
+    return arrays["x"], arrays.get("y")

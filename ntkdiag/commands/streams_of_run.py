@@ -1,0 +1,54 @@
+"""The streams that a command reads: of a run directory, or one file of JSON lines."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ntkdiag.commands.usage import usage_error
+from ntkdiag.runs import Run, open_run
+
+PREFERRED = "track"  # of several streams
+
+
+def opened(path: pathlib.Path, stream: str | None, command: str) -> tuple[Run, list[str]]:
+    """The run at a path and its streams: all of them, or the one that is asked for."""
+    if path.suffix == ".jsonl" and path.is_file():
+        run, names = Run(path.absolute().parent), [path.stem]
+    else:
+        run = open_run(path)
+        names = run.names
+    if stream is None:
+        return run, names
+    if stream not in names:
+        raise usage_error(
+            f"ntkdiag {command} {path} --stream {stream}",
+            f"a stream of the run: {', '.join(names)}",
+            stream,
+        )
+    return run, [stream]
+
+
+def opened_one(path: pathlib.Path, stream: str | None, command: str) -> tuple[Run, str]:
+    """The run at a path and one stream of it: the one asked for, the only one, or "track"."""
+    run, names = opened(path, stream, command)
+    if len(names) == 1:
+        return run, names[0]
+    if PREFERRED in names:
+        return run, PREFERRED
+    raise usage_error(
+        f"ntkdiag {command} {path}", f"--stream with one of {', '.join(names)}", "several streams"
+    )
+
+
+def rows_with_motion(run: Run, name: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of a stream; those of `track` with the drift from the first checkpoint."""
+    from ntkdiag.comparison.tracked import Track
+
+    record, rows = run.record(name), run.rows(name)
+    if record.get("source") != "track":
+        return rows
+    # The numbers of pairs stand in the rows: no array has to be read.
+    no_array = np.zeros((len(rows), 0))
+    return Track.of(record, rows, no_array, no_array).rows

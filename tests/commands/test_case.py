@@ -1,0 +1,168 @@
+"""How a case is named, and what the user's own code may return for one."""
+
+import pathlib
+import sys
+
+import equinox as eqx
+import numpy as np
+import pytest
+
+from ntkdiag.commands import command_line
+from ntkdiag.commands.case import Case
+from ntkdiag.commands.usage import UsageError
+from ntkdiag.descent import Descent
+
+pytest_plugins = ["shell"]
+
+X = np.ones((4, 3), np.float32)
+Y = np.arange(4) % 2
+PARAMS = {"w": np.ones((3, 2), np.float32)}
+
+
+def net(params, x):
+    return x @ params["w"]
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The case of a module whose function `case` returns something."""
+
+    def of(content):
+        module = type(sys)("returned_for_case")
+        module.case = lambda: content
+        monkeypatch.setitem(sys.modules, "returned_for_case", module)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        return Case.named("returned_for_case:case", "ntkdiag plan")
+
+    return of
+
+
+def test_all_that_a_function_may_return(read):
+    assert read(net).model is net
+    pair = read((net, X))
+    assert (pair.model, pair.variables) == (net, None)
+    assert pair.train == (X, None)
+    triple = read((net, PARAMS, X))
+    assert (triple.variables, triple.batch) == (PARAMS, X)
+    full = read(
+        {
+            "model": net,
+            "variables": PARAMS,
+            "x": X,
+            "y": Y,
+            "held_out": (X[:2], Y[:2]),
+            "loss": "mse",
+            "descent": 0.1,
+            "trainable": "w",
+            "examples": "joint",
+        }
+    )
+    assert full.train == (X, Y)
+    assert full.held_out[0].shape == (2, 3)
+    assert (full.loss, full.descent, full.examples) == ("mse", 0.1, "joint")
+    assert full.options == {"trainable": "w"}
+    assert full.of_checkpoints()[0].params.keys() == {"w"}
+    assert read({"model": net, "held_out": (X, Y)}).batch is X
+
+
+def test_a_stateful_model_of_equinox_is_a_pair_itself(read):
+    class Net(eqx.Module):
+        norm: eqx.nn.BatchNorm
+
+        def __init__(self):
+            self.norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="ema")
+
+        def __call__(self, x, state):
+            return self.norm(x, state)
+
+    module, state = eqx.nn.make_with_state(Net)()
+    case = read((module, state))
+    assert case.model is module
+    assert case.options == {"state": state}
+    assert case.train is None
+
+
+def test_words_of_the_command_line_win_one_by_one(read, tmp_path):
+    case = read({"model": net, "variables": PARAMS, "x": X, "loss": "mse", "mode": "train"})
+    assert case.with_training(None, None).descent is None
+    assert case.with_training("cross_entropy", 0.1).loss == "cross_entropy"
+    described = case.with_training(None, None, 0.9).with_training(None, 0.1)
+    assert (described.loss, described.descent) == ("mse", Descent(0.1, momentum=0.9))
+    with_options = case.with_options("eval", ["w"], True)
+    assert with_options.options == {"mode": "eval", "trainable": ["w"]}
+    assert with_options.examples == "joint"
+    assert case.with_options(None, None, False).options == {"mode": "train"}
+    np.savez(tmp_path / "other.npz", x=2 * X)
+    other = case.with_examples(tmp_path / "other.npz", None, "plan")
+    np.testing.assert_array_equal(other.batch, 2 * X)
+    assert case.with_examples(None, None, "plan").train is case.train
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        ((net,), "a tuple of 1"),
+        ((net, 1, 2, 3), "a tuple of 4"),
+        ({"x": X}, "a dictionary with x"),
+        ({}, "a dictionary with nothing"),
+        ({"model": net, "y": Y}, "y without x"),
+        ({"model": net, "x": X, "train": (X, Y)}, "both x and train"),
+        (3, "int as the model"),
+        (None, "NoneType as the model"),
+    ],
+)
+def test_what_is_no_case(read, content, got):
+    with pytest.raises(UsageError) as caught:
+        read(content)
+    assert str(caught.value) == (
+        "ntkdiag plan returned_for_case:case: expected a model, (model, x), (model, variables, x), or a "
+        "dictionary with model and, as far as there are any, variables, x and y or train and held_out, loss, "
+        f"descent, and options of functionalize; got {got}. See: ntkdiag plan --help"
+    )
+
+
+def test_a_case_without_examples(read):
+    with pytest.raises(UsageError) as caught:
+        read(net).batch  # noqa: B018
+    assert str(caught.value) == (
+        "ntkdiag plan returned_for_case:case: expected --train FILE.npz, --held-out FILE.npz, or x, train or "
+        "held_out in the case; got neither. See: ntkdiag plan --help"
+    )
+
+
+@pytest.mark.parametrize("name", ["broken_for_shell:net", "broken_for_shell.py:net"])
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [("import numpy; numpy.no_such_thing", AttributeError), ("import no_such_module", ImportError)],
+)
+def test_errors_inside_the_module_keep_their_traceback(workspace, monkeypatch, name, line, error):
+    (workspace / "broken_for_shell.py").write_text(f"# a module\n{line}\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["ntkdiag", "selfcheck", name])
+    monkeypatch.setattr(command_line.app, "pretty_exceptions_enable", False)
+    monkeypatch.delitem(sys.modules, "broken_for_shell", raising=False)
+    with pytest.raises(error) as caught:
+        command_line.main()
+    places = [(pathlib.Path(entry.path).name, entry.lineno) for entry in caught.traceback]
+    assert ("broken_for_shell.py", 1) in places  # lines count from 0
+    sys.modules.pop("broken_for_shell", None)
+
+
+def test_a_file_imports_what_lies_next_to_it_when_it_is_called(shell, workspace):
+    folder = workspace / "elsewhere"
+    folder.mkdir()
+    (folder / "beside_for_shell.py").write_text((workspace / "net_for_shell.py").read_text())
+    lines = [
+        "def make():",
+        "    import numpy as np, beside_for_shell",
+        "    x = np.ones((2, 3), np.float32)",
+    ]
+    lines.append(
+        "    return {'model': beside_for_shell.net, 'variables': {'w': np.ones((3, 2), np.float32)}, 'x': x}"
+    )
+    (folder / "case_for_shell.py").write_text("\n".join(lines))
+    status, out, err = shell("selfcheck", "elsewhere/case_for_shell.py:make")
+    assert (status, err) == (0, "")
+    assert "nothing is wrong" in out
+    for name in ("beside_for_shell", "case_for_shell"):
+        del sys.modules[name]

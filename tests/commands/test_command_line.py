@@ -1,0 +1,193 @@
+"""The program as a whole: help, completion, versions, exit statuses, one message for every error."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import jax
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import ntkdiag
+from ntkdiag.commands import command_line
+
+pytest_plugins = ["shell"]
+
+ROOT = pathlib.Path(__file__).parents[2]
+COMMANDS = typer.main.get_command(command_line.app)
+# What help and usage errors leave alone; JAX is imported with ntkdiag.
+SLOW_TO_IMPORT = (
+    "flax",
+    "equinox",
+    "optax",
+    "orbax",
+    "matplotlib",
+    "pandas",
+    "xarray",
+    "sklearn",
+    "scipy",
+)
+
+
+def test_version(shell):
+    status, out, err = shell("version")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:2] == [f"ntkdiag {ntkdiag.__version__}", f"jax {jax.__version__}"]
+
+
+def test_the_version_alone(shell):
+    assert shell("--version") == (0, f"ntkdiag {ntkdiag.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("ntkdiag comp", "compare"), ("ntkdiag compare a b --exp", "--explain")],
+)
+def test_a_shell_completes_commands_and_options(shell, monkeypatch, words, completed):
+    """As the script does that `ntkdiag --install-completion` installs for bash."""
+    monkeypatch.setenv("_NTKDIAG_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    status, out, _ = shell()
+    assert (status, out.split()) == (0, [completed])
+
+
+def test_versions_as_json(shell):
+    status, out, err = shell("version", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["jax"] == jax.__version__
+
+
+def test_completion_can_be_shown(monkeypatch):
+    """`--show-completion` asks which shell runs it; the variable says it where that is not known."""
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    result = CliRunner().invoke(
+        command_line.app, ["--show-completion", "bash"], prog_name="ntkdiag"
+    )
+    assert result.exit_code == 0
+    assert "complete -o default -F _ntkdiag_completion ntkdiag" in result.output
+    assert "_NTKDIAG_COMPLETE=complete_bash" in result.output
+
+
+def test_without_a_command_there_is_help(shell):
+    status, out, err = shell()
+    assert (status, err) == (0, "")
+    for name in COMMANDS.commands:
+        assert f" {name} " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "a"), "ntkdiag compare: Missing argument 'B'. See: ntkdiag compare --help"),
+        (("nothing",), "ntkdiag: No such command 'nothing'. See: ntkdiag --help"),
+    ],
+)
+def test_wrong_usage_is_one_message_and_status_2(shell, words, said):
+    assert shell(*words) == (2, "", f"ntkdiag: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "run", "--onc"), "No such option: --onc"),
+        (("plan", "net.py:net", "--mode", "test"), "Invalid value for '--mode': "),
+    ],
+)
+def test_what_typer_says_is_one_message_too(shell, words, said):
+    status, out, err = shell(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"ntkdiag: ntkdiag plan: {said}")
+    assert err.endswith(". See: ntkdiag plan --help\n")
+    assert err.count("\n") == 1
+
+
+def command_lines(text):
+    """Every line that begins with the name of the program, with its continuations."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    lines = [line.strip() for line in joined.splitlines()]
+    return [
+        line for line in lines if line.startswith("ntkdiag ") and not line.startswith("ntkdiag --")
+    ]
+
+
+def parse(line):
+    """Whether the words of a line are those of a command; raises where they are not."""
+    _, command, *words = shlex.split(line, comments=True)
+    if ">" in words:  # into a file
+        words = words[: words.index(">")]
+    COMMANDS.commands[command].make_context(command, words)
+
+
+@pytest.mark.parametrize("name", COMMANDS.commands)
+def test_the_examples_of_a_command_are_commands(name):
+    examples = command_lines(COMMANDS.commands[name].epilog)
+    assert 1 <= len(examples) <= 3
+    for line in examples:
+        assert line.startswith(f"ntkdiag {name}")
+        parse(line)
+
+
+def test_the_documentation_shows_commands_that_there_are():
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    lines = []
+    for page in pages:
+        for block in re.findall(
+            r"^```bash\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL
+        ):
+            lines += command_lines(block)
+    assert len(lines) > 10
+    for line in lines:
+        parse(line)
+
+
+def python(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+def test_help_imports_no_framework():
+    code = (
+        "import sys\nfrom ntkdiag.commands import command_line\nsys.argv = ['ntkdiag', 'track', '--help']\n"
+        "try:\n    command_line.main()\nexcept SystemExit:\n"
+        f"    print([name for name in {SLOW_TO_IMPORT} if name in sys.modules], file=sys.stderr)"
+    )
+    run = python("-c", code)
+    assert "Examples:" in run.stdout
+    assert run.stderr == "[]\n"
+
+
+def test_a_process_of_its_own(tmp_path):
+    run = python("-m", "ntkdiag", "version", "--json")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert json.loads(run.stdout)["ntkdiag"] == ntkdiag.__version__
+    run = python("-m", "ntkdiag", "watch", "nowhere", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith(
+        "ntkdiag: open_run(path): expected a run directory at 'nowhere'; got no such path."
+    )
+    run = python("-m", "ntkdiag", "plan")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert (
+        run.stderr == "ntkdiag: ntkdiag plan: Missing argument 'CASE'. See: ntkdiag plan --help\n"
+    )
+
+
+def test_characters_that_the_terminal_lacks_are_replaced(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 1.0}\n{"step": 1, "loss": 2.0}\n')
+    run = python(
+        "-m",
+        "ntkdiag",
+        "watch",
+        "log.jsonl",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "loss" in run.stdout

@@ -1,0 +1,233 @@
+"""`ntkdiag compare`: what it prints and writes, how it fails, and a gate for continuous integration."""
+
+import json
+
+import numpy as np
+import pytest
+import rich.console
+
+from ntkdiag.commands import compare_command
+from ntkdiag.commands.gates import numbers_in
+from ntkdiag.report import comparison_table
+
+pytest_plugins = ["shell"]
+WORDS = ("compare", "a", "b", "--model", "net_for_shell:net", "--train", "probe.npz")
+
+
+@pytest.mark.parametrize("attribute", ["net", "make", "Holder.inner"])
+def test_compare(shell, workspace, attribute):
+    options = (
+        "--model",
+        f"net_for_shell:{attribute}",
+        "--train",
+        "probe.npz",
+        "--out",
+        "r.json",
+        "--loss",
+        "mse",
+        "--learning-rate",
+        0.1,
+    )
+    status, out, err = shell("compare", "a", "b", *options)
+    assert (status, err) == (0, "")
+    assert "stability margin" in out
+    assert "report: r.json" in out
+    assert json.loads((workspace / "r.json").read_text())["facts"]["n_examples"] == 6
+
+
+@pytest.mark.slow
+def test_compare_with_held_out_examples(shell, workspace):
+    rng = np.random.default_rng(1)
+    np.savez(
+        workspace / "test.npz", x=rng.normal(size=(4, 3)).astype(np.float32), y=np.arange(4) % 2
+    )
+    model = ("--model", "net_for_shell:net", "--loss", "mse", "--learning-rate", 0.1)
+    both = ("--train", "probe.npz", "--held-out", "test.npz", "--out", "both.json")
+    status, _, err = shell("compare", "a", "b", *model, *both)
+    assert (status, err) == (0, "")
+    content = json.loads((workspace / "both.json").read_text())
+    assert content["facts"]["held_out_examples"] == 4
+    assert content["b"]["held_out"]["loss"] > 0
+
+    shell("compare", "a", "b", *model, "--held-out", "test.npz", "--out", "alone.json")
+    content = json.loads((workspace / "alone.json").read_text())
+    assert content["b"]["stability_margin"] is None
+    assert content["notes"][0].startswith("Only held-out examples were given")
+
+    status, _, err = shell("compare", "a", "b", *model)
+    assert status == 2
+    assert err == (
+        "ntkdiag: ntkdiag compare --model net_for_shell:net: expected --train FILE.npz, --held-out FILE.npz, or x, "
+        "train or held_out in the case; got neither. See: ntkdiag compare --help\n"
+    )
+
+
+def test_compare_says_that_the_model_is_imported(shell, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = shell("compare", "--help")
+    assert status == 0
+    assert "IMPORTS CODE" in out
+    assert "which runs its code" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"--model": "net"}, ("ntkdiag compare --model net: expected module:attribute", "got net")),
+        (
+            {"--model": "nowhere_at_all:net"},
+            ("a module that can be imported", "No module named 'nowhere_at_all'"),
+        ),
+        (
+            {"--model": "net_for_shell:other"},
+            ("a module with that attribute", "has no attribute 'other'"),
+        ),
+        ({"--model": "nowhere.py:net"}, ("a file that can be imported", "no file at 'nowhere.py'")),
+        ({"--train": "nowhere.npz"}, ("an .npz file written by numpy.savez", "No such file")),
+        ({"--train": "net_for_shell.py"}, ("an .npz file written by numpy.savez",)),
+        ({"--train": "nothing.npz"}, ("expected an array named x in the file; got z",)),
+        (
+            {"--train": "objects.npz"},
+            ("an .npz file written by numpy.savez", "Object arrays cannot be loaded"),
+        ),
+        (
+            {"--out": "r.pdf", "--train": "nowhere.npz"},
+            ("expected a file name that ends in .html or .json",),
+        ),
+        (
+            {"--out": "r.html", "--history": "none.jsonl", "--train": "nowhere.npz"},
+            ("got no file at 'none.jsonl'",),
+        ),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(shell, workspace, options, parts):
+    np.savez(workspace / "nothing.npz", z=np.zeros(3))
+    np.savez(workspace / "objects.npz", x=np.array([{}], dtype=object))
+    given = {"--model": "net_for_shell:net", "--train": "probe.npz", **options}
+    status, _, err = shell("compare", "a", "b", *(word for pair in given.items() for word in pair))
+    # Reports are refused by the function that writes them, all else is about words.
+    assert status == (1 if "--out" in options else 2)
+    assert err.startswith("ntkdiag: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+
+
+def test_a_step_of_what_is_no_manager_root(shell, workspace):
+    status, _, err = shell(
+        "compare", "a@3", "b", "--model", "net_for_shell:net", "--train", "probe.npz"
+    )
+    assert status == 1
+    assert ": expected an Orbax checkpoint" in err
+    assert "and step=3" in err
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "said"),
+    [
+        (
+            "probe.npz",
+            ["--history", "log.jsonl"],
+            "expected --out with the report to draw it in; got no --out",
+        ),
+        (
+            "probe.npz",
+            ["--out", "r.json", "--history", "log.jsonl"],
+            "file beside a history, which is drawn",
+        ),
+        ("bare.npy", [], "got an array without a name (.npy)"),
+        ("cut.npz", [], "expected an .npz file written by numpy.savez"),
+    ],
+)
+def test_data_and_history_that_cannot_be_used(shell, workspace, data, options, said):
+    np.save(workspace / "bare.npy", np.ones(3))
+    (workspace / "cut.npz").write_bytes((workspace / "probe.npz").read_bytes()[:-40])
+    status, out, err = shell(
+        "compare", "a", "b", "--model", "net_for_shell:net", "--train", data, *options
+    )
+    assert (status, out) == (1 if "--out" in options else 2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_tables_in_a_pipe_are_as_wide_as_they_want_to_be(shell, workspace):
+    _, out, _ = shell("compare", "a", "b", "--model", "net_for_shell:net", "--train", "probe.npz")
+    assert max(map(len, out.splitlines())) > 100
+    assert "…" not in out
+
+
+def test_a_narrow_terminal_shows_the_answer_and_names_the_options_for_the_rest(
+    shell, workspace, monkeypatch
+):
+    monkeypatch.setattr(comparison_table, "terminal", lambda: rich.console.Console(width=80))
+    command = ("compare", "a", "b", "--model", "net_for_shell:net", "--train", "probe.npz")
+    _, first_screen, _ = shell(*command)
+    assert max(map(len, first_screen.splitlines())) <= 80
+    assert len(first_screen.splitlines()) < 40
+    assert "Sum of the eigenvalues" not in first_screen
+    assert "See --all, --explain for what the numbers mean" in " ".join(first_screen.split())
+    _, explained, _ = shell(*command, "--explain", "--out", "r.json")
+    assert "Sum of the eigenvalues: the overall speed of learning." in " ".join(explained.split())
+    assert "See --all." in " ".join(explained.split())  # not what was given
+    _, everything, _ = shell(*command, "--all")
+    for title in ("Kernel", "Task", "From A to B", "Parameters"):
+        assert any(line.startswith(title) for line in everything.splitlines())
+    assert "…" not in everything
+
+
+CASE = ("compare", "a", "b", "--case", "net_for_shell.py:case")
+
+
+def test_json_is_all_that_stands_on_standard_output(shell, workspace):
+    status, out, err = shell(*CASE, "--json", "--out", "r.json")
+    assert (status, err) == (0, "the user's own words\nreport: r.json\n")
+    assert json.loads(out, parse_constant=pytest.fail) == json.loads(
+        (workspace / "r.json").read_text()
+    )
+
+
+def test_a_case_brings_examples_loss_and_learning_rate(shell, workspace):
+    _, out, _ = shell(*CASE, "--json")
+    margin = json.loads(out)["b"]["stability_margin"]
+    assert margin > 0
+    _, out, _ = shell(*CASE, "--json", "--learning-rate", 0.3)
+    assert json.loads(out)["b"]["stability_margin"] == pytest.approx(3 * margin)
+
+
+def test_gates_know_the_numbers_by_their_own_names_and_by_those_of_track(shell, workspace):
+    _, out, _ = shell(*CASE, "--json")
+    content = json.loads(out)
+    drift = content["drift"]["relative"]
+    for name in ("drift", "drift.relative"):
+        status, _, err = shell(*CASE, "--fail-on", f"{name}>{drift / 2}")
+        assert status == 3
+        assert err == (
+            f"ntkdiag: ntkdiag compare --fail-on '{name}>{drift / 2}': {name} is {drift:.6g}\n"
+        )
+        assert shell(*CASE, "--fail-on", f"{name}>{2 * drift}")[0] == 0
+    status, _, err = shell(*WORDS, "--fail-on", "margin<9", "--fail-on", "a.loss>0")
+    assert status == 3
+    assert err == (
+        "ntkdiag: ntkdiag compare --fail-on 'margin<9': margin is unresolved\n"
+        "ntkdiag: ntkdiag compare --fail-on 'a.loss>0': a.loss is unresolved\n"
+    )
+
+
+def test_every_short_name_is_that_of_a_number(shell, workspace):
+    _, out, _ = shell(*CASE, "--json")
+    numbers = numbers_in(json.loads(out))
+    assert set(compare_command.SHORT_NAMES.values()) <= numbers.keys()
+    groups = {name.partition(".")[0] for name in numbers} - {"fixed_arrays"}
+    assert groups <= {name.removesuffix(".") for name in compare_command.GROUPS}
+
+
+def test_names_that_are_none(shell, workspace):
+    status, out, err = shell(*CASE, "--fail-on", "drfit>1")
+    assert (status, out) == (2, "")
+    assert "expected the name of a number: trace, participation_ratio," in err
+    # What is in a group is known when it is there.
+    status, out, err = shell(*CASE, "--fail-on", "a.los>1")
+    assert status == 2
+    assert "centred kernel distance" in out
+    assert "a.loss, " in err
+    assert "; got a.los. See: ntkdiag compare --help" in err

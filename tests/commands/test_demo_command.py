@@ -1,0 +1,111 @@
+"""`ntkdiag demo`: the run it makes, the data it takes, and the settings it refuses."""
+
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from ntkdiag import demo
+from ntkdiag.checkpoints.params import load_params
+from ntkdiag.demo.digits import load_digits
+from ntkdiag.errors import InvalidInputError, MissingDependencyError
+from ntkdiag.monitor.writers import read_json_lines
+
+pytest_plugins = ["shell"]
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """A demo of a second: one probe example per class, two narrow layers, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ntkdiag.demo.training.PROBE_PER_CLASS", 1)
+    monkeypatch.setattr("ntkdiag.demo.run_through.PROBE_PER_CLASS", 1)
+    monkeypatch.setattr("ntkdiag.demo.networks.WIDTHS", (2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["linen", "equinox", "nnx"])
+def test_demo(shell, tiny, tmp_path, library):
+    status, out, err = shell("demo", "--model", library, "--steps", 3, "--every", 2)
+    root = tmp_path / "runs" / f"digits-{library}"
+    assert (status, err) == (0, "")
+    assert re.search(r"step +2  lambda [\d.]+", out)
+    assert f"report: runs/digits-{library}/report.html" in out
+    assert "2 measurements from step 0 to step 2" in (root / "report.html").read_text(
+        encoding="utf-8"
+    )
+    assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
+    records, rows = read_json_lines(root / "ntk.jsonl")
+    assert [row["step"] for row in rows] == [0, 2]
+    assert records[0]["loss"] == "cross_entropy"
+    # What watch measured at step 0 is what compare measures of the checkpoint of step 0.
+    trace = float(re.search(r"trace  tr Θ +([\d.,e+-]+)", out).group(1).replace(",", ""))
+    np.testing.assert_allclose(rows[0]["ntk_trace"], trace, rtol=2e-3)
+    assert len(jax.tree.leaves(load_params(root / "checkpoints", 3))) == 6
+
+
+def test_demo_never_writes_into_an_existing_folder(shell, tiny, tmp_path):
+    (tmp_path / "mine").mkdir()
+    status, _, err = shell("demo", "--out", "mine")
+    assert status == 1
+    assert (
+        "ntkdiag demo --out mine: expected a folder that does not exist yet; got FileExistsError"
+        in err
+    )
+    assert "a run is never overwritten" in err
+    (tmp_path / "runs" / "digits-linen").mkdir(parents=True)
+    assert demo.run_directory.make_run_directory(None, "digits-linen").root.name == "digits-linen-2"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--model", "torch"), ("--steps", 0), ("--every", 0)]
+)
+def test_words_that_no_demo_takes(shell, tiny, option, value):
+    status, out, err = shell("demo", option, value)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"ntkdiag: ntkdiag demo: Invalid value for '{option}': ")
+    assert err.endswith(". See: ntkdiag demo --help\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "option", "expected"),
+    [
+        ({"library": "torch"}, "--model torch", "one of linen, equinox, nnx; got torch"),
+        ({"steps": 0}, "--steps 0", "a positive number; got 0"),
+        ({"every": 0}, "--every 0", "a positive number; got 0"),
+    ],
+)
+def test_settings_are_checked_outside_the_command_line_too(settings, option, expected):
+    with pytest.raises(InvalidInputError) as caught:
+        demo.run_demo(demo.DemoSettings(**settings))
+    assert str(caught.value) == (
+        f"ntkdiag demo {option}: expected {expected}. See: ntkdiag demo --help"
+    )
+
+
+@pytest.mark.slow
+def test_json_is_all_that_stands_on_standard_output(shell, tiny, tmp_path):
+    status, out, err = shell("demo", "--steps", 3, "--every", 2, "--out", "mine", "--json")
+    assert status == 0
+    assert json.loads(out) == {"root": "mine", "report": "mine/report.html"}
+    assert "comparing the first and the last checkpoint" in err
+
+
+def test_demo_names_the_extra_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingDependencyError, match=r'Run: pip install "ntkdiag\[demo\]"'):
+        load_digits(0)
+
+
+def test_the_probes_are_stratified_and_what_their_names_say():
+    digits = load_digits(0)
+    trained = {image.tobytes() for image in digits.x_train}
+    for probe, is_trained in ((digits.train_probe(6), True), (digits.held_out_probe(6), False)):
+        x, y = probe
+        assert x.shape == (60, 8, 8, 1)
+        assert list(np.bincount(y)) == [6] * 10
+        assert {image.tobytes() in trained for image in x} == {is_trained}
