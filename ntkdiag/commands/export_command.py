@@ -6,15 +6,21 @@ import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ntkdiag.commands.printing import say
 from ntkdiag.commands.shared_options import RunArgument, StreamOption, examples
-from ntkdiag.commands.streams_of_run import opened_one, rows_with_motion
+from ntkdiag.commands.streams_of_run import opened_one, rows_of, tracked
 from ntkdiag.commands.usage import usage_error
+from ntkdiag.comparison.tracked import Track
+from ntkdiag.display import PlainValue
 from ntkdiag.runs.json_lines import finite_or_null
+from ntkdiag.runs.run_reader import RunReader
+
+if TYPE_CHECKING:
+    import xarray
 
 EXAMPLES = examples(
     "ntkdiag export run --format csv > run.csv",
@@ -44,15 +50,28 @@ def export(
             raise usage_error(
                 f"ntkdiag export {run} --format netcdf", "--out FILE.nc for binary data", "no --out"
             )
-        opened.to_xarray(name).to_netcdf(out)
+        _dataset(opened, name).to_netcdf(out)
     elif form == "json":
-        rows = [dict(row) for row in rows_with_motion(opened, name)]
-        content = finite_or_null({"record": opened.record(name), "rows": rows})
-        _write(json.dumps(content, allow_nan=False) + "\n", out)
+        _write(json.dumps(_content(opened, name), allow_nan=False) + "\n", out)
     else:
-        _write(_as_csv(rows_with_motion(opened, name)), out)
+        _write(_as_csv(rows_of(opened, name)), out)
     if out is not None:
         say(f"written: {out}")
+
+
+def _dataset(run: RunReader, name: str) -> "xarray.Dataset":
+    """The numbers of a stream with their axes; those of `track` with all pairs of checkpoints."""
+    if tracked(run, name) is None:
+        return run.to_xarray(name)
+    return Track.of_run(run).to_xarray()
+
+
+def _content(run: RunReader, name: str) -> PlainValue:
+    """The numbers of a stream; those of `track` as ``ntkdiag track --json`` prints them."""
+    track = tracked(run, name)
+    if track is not None:
+        return track.to_dict()
+    return finite_or_null({"record": run.record(name), "rows": run.rows(name)})
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

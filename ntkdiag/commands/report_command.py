@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+import ntkdiag
 from ntkdiag.commands.printing import print_json
 from ntkdiag.commands.shared_options import JsonOption, examples
-from ntkdiag.runs import open_run
 
 EXAMPLES = examples(
     "ntkdiag report runs/first",
@@ -27,7 +27,7 @@ def report(
 
     With --json the path that was written is printed as JSON.
     """
-    written = open_run(run).save(out or run / "report.html")
+    written = ntkdiag.open_run(run).save(out or run / "report.html")
     if as_json:
         print_json({"report": f"{written}"})
     else:

@@ -19,11 +19,11 @@ from rich.text import Text
 
 from ntkdiag import display
 from ntkdiag.commands.sparkline import sparkline
-from ntkdiag.commands.streams_of_run import rows_with_motion
+from ntkdiag.commands.streams_of_run import rows_of
 from ntkdiag.monitor.alerting.alert import Alert
 from ntkdiag.monitor.writers import read_alerts
 from ntkdiag.report.number_text import number
-from ntkdiag.runs import Run
+from ntkdiag.runs.run_reader import RunReader
 
 # Numbers that stand above the others, without the name of their monitor.
 _FIRST = (
@@ -137,7 +137,7 @@ class _Order:
         return _FIRST.index(bare) if bare in _FIRST else len(_FIRST)
 
 
-class RunReader:
+class LiveRun:
     """Reads the streams of a run, those that have changed again.
 
     Args:
@@ -145,7 +145,7 @@ class RunReader:
         names: Its streams; None for all that there are when it is asked.
     """
 
-    def __init__(self, run: Run, names: Sequence[str] | None) -> None:
+    def __init__(self, run: RunReader, names: Sequence[str] | None) -> None:
         self.run = run
         self.names = names
         self._views: dict[str, tuple[tuple[int, int], StreamView]] = {}
@@ -162,7 +162,7 @@ class RunReader:
             view = StreamView(
                 name=name,
                 record=self.run.record(name),
-                rows=rows_with_motion(self.run, name),
+                rows=rows_of(self.run, name),
                 alerts=read_alerts(path),
                 written=status.st_mtime,
             )

@@ -6,18 +6,20 @@ from typing import Any
 
 import numpy as np
 
+import ntkdiag
 from ntkdiag.commands.usage import usage_error
-from ntkdiag.runs import Run, open_run
+from ntkdiag.comparison.tracked import Track
+from ntkdiag.runs.run_reader import RunReader
 
 PREFERRED = "track"  # of several streams
 
 
-def opened(path: pathlib.Path, stream: str | None, command: str) -> tuple[Run, list[str]]:
+def opened(path: pathlib.Path, stream: str | None, command: str) -> tuple[RunReader, list[str]]:
     """The run at a path and its streams: all of them, or the one that is asked for."""
     if path.suffix == ".jsonl" and path.is_file():
-        run, names = Run(path.absolute().parent), [path.stem]
+        run, names = ntkdiag.open_run(path.parent), [path.stem]
     else:
-        run = open_run(path)
+        run = ntkdiag.open_run(path)
         names = run.names
     if stream is None:
         return run, names
@@ -30,7 +32,7 @@ def opened(path: pathlib.Path, stream: str | None, command: str) -> tuple[Run, l
     return run, [stream]
 
 
-def opened_one(path: pathlib.Path, stream: str | None, command: str) -> tuple[Run, str]:
+def opened_one(path: pathlib.Path, stream: str | None, command: str) -> tuple[RunReader, str]:
     """The run at a path and one stream of it: the one asked for, the only one, or "track"."""
     run, names = opened(path, stream, command)
     if len(names) == 1:
@@ -42,13 +44,18 @@ def opened_one(path: pathlib.Path, stream: str | None, command: str) -> tuple[Ru
     )
 
 
-def rows_with_motion(run: Run, name: str) -> Sequence[Mapping[str, Any]]:
-    """The rows of a stream; those of `track` with the drift from the first checkpoint."""
-    from ntkdiag.comparison.tracked import Track
-
-    record, rows = run.record(name), run.rows(name)
+def tracked(run: RunReader, name: str) -> Track | None:
+    """The checkpoints of a stream of `track`, without their arrays; None for other streams."""
+    record = run.record(name)
     if record.get("source") != "track":
-        return rows
-    # The numbers of pairs stand in the rows: no array has to be read.
+        return None
+    # Drift and matrices follow from the numbers of pairs, which stand in the rows.
+    rows = run.rows(name)
     no_array = np.zeros((len(rows), 0))
-    return Track.of(record, rows, no_array, no_array).rows
+    return Track.of(record, rows, no_array, no_array)
+
+
+def rows_of(run: RunReader, name: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of a stream; those of `track` with the drift from the first checkpoint."""
+    track = tracked(run, name)
+    return run.rows(name) if track is None else track.rows

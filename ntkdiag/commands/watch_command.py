@@ -34,12 +34,12 @@ def watch(
     from rich.console import Console, Group
     from rich.live import Live
 
-    from ntkdiag.commands.run_view import RunReader
+    from ntkdiag.commands.run_view import LiveRun
 
     found, names = opened(run, stream, "watch")
     # A stream that begins later is shown, too, unless one is asked for.
     is_one = stream is not None or run.is_file()
-    reader = RunReader(found, names if is_one else None)
+    reader = LiveRun(found, names if is_one else None)
     if as_json:
         streams = {view.name: view.to_dict() for view in reader.views()}
         print_json({"root": f"{found.root}", "streams": streams})
