@@ -17,6 +17,7 @@ from ntkdiag.analysis import stability_margin as stability_margin
 from ntkdiag.checking import selfcheck as selfcheck
 from ntkdiag.checkpoints import load_params as load_params
 from ntkdiag.comparison.compare import compare as compare
+from ntkdiag.comparison.several_runs import open_runs as open_runs
 from ntkdiag.comparison.track import track as track
 from ntkdiag.descent import Descent as Descent
 from ntkdiag.engine.calls.caches import clear_caches as clear_caches

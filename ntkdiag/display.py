@@ -7,7 +7,7 @@ here are what these methods have in common. Nothing here knows any result.
 import dataclasses
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -19,9 +19,11 @@ from ntkdiag._jax import Tracer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 
+_HOW_TO_PLOT = "What needs labels, a loss or held-out examples is there where they were given."
 MOST_ENTRIES = 8  # of a vector that is written entry by entry
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
@@ -114,3 +116,53 @@ def axes_to_draw_on(ax: "Axes | None") -> "Axes":
             do='Run: pip install "ntkdiag[report]"',
         ) from None
     return plt.subplots(layout="constrained")[1]
+
+
+class Plots:
+    """The figures of a result: `result.plot.drift()`, and also `result.plot("drift")`.
+
+    Each figure is a method, so that a notebook completes its name. A drawing takes `ax`, the axes
+    to draw on, and returns the axes, or the figure where it has several panels.
+    """
+
+    def __init__(
+        self, of: str, drawings: "Mapping[str, Callable[..., Axes | Figure]]", default: str = ""
+    ):
+        """Figures of a class `of` by name; `default` is drawn where no name is given."""
+        self._of = of
+        self._drawings = drawings
+        self._default = default
+
+    def __call__(
+        self, name: "str | Axes | None" = None, ax: "Axes | None" = None, **options: Any
+    ) -> "Axes | Figure":
+        """Draw the figure of a name; of a result with a usual one, the name may be left out."""
+        if name is not None and not isinstance(name, str):
+            name, ax = None, name  # the axes alone
+        name = name or self._default
+        if name not in self._drawings:
+            raise errors.InvalidInputError(
+                call=f"{self._of}.plot({name!r})",
+                expected=f"a figure: {', '.join(self._drawings)}",
+                got=repr(name) if name else "no name",
+                do=_HOW_TO_PLOT,
+            )
+        return self._named(name)(ax=ax, **options)
+
+    def __getattr__(self, name: str) -> "Callable[..., Axes | Figure]":
+        if name.startswith("_") or name not in self._drawings:
+            raise AttributeError(
+                f"{self._of}.plot.{name}: expected a figure: {', '.join(self._drawings)}; got "
+                f"{name!r}. {_HOW_TO_PLOT}"
+            )
+        return self._named(name)
+
+    def _named(self, name: str) -> "Callable[..., Axes | Figure]":
+        """A drawing, whose errors name the call as it is written."""
+        return errors.called(f"{self._of}.plot.{name}()")(self._drawings[name])
+
+    def __dir__(self) -> list[str]:
+        return [name for name in self._drawings if name.isidentifier()]
+
+    def __repr__(self) -> str:
+        return f"{self._of}.plot: {', '.join(self._drawings)}"

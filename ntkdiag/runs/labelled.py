@@ -27,7 +27,7 @@ LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
 
 def as_frame(rows: Sequence[Row], record: Row) -> "pandas.DataFrame":
     """Rows as a table, its index the steps; the record is in its `attrs`."""
-    pandas = _imported("pandas", "makes the table")
+    pandas = imported("pandas", "makes the table")
     frame = pandas.DataFrame.from_records(rows)
     if rows:
         frame = frame.set_index("step")
@@ -39,7 +39,7 @@ def as_dataset(
     rows: Sequence[Row], arrays: Mapping[str, Sequence[np.ndarray | None]], record: Row
 ) -> "xarray.Dataset":
     """Rows, and arrays that have one entry for each row, as a dataset over step."""
-    xarray = _imported("xarray", "makes the dataset")
+    xarray = imported("xarray", "makes the dataset")
     over_steps: dict[str, np.ndarray | None] = {}
     for name in _names(rows):
         values = [row.get(name, math.nan) for row in rows]
@@ -85,7 +85,7 @@ def _attribute(value: Any) -> str | int | float:
     return json.dumps(finite_or_null(value))
 
 
-def _imported(library: str, what_it_does: str) -> types.ModuleType:
+def imported(library: str, what_it_does: str) -> types.ModuleType:
     """An optional library; refused where it is not installed."""
     try:
         return importlib.import_module(library)

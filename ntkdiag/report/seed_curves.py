@@ -1,0 +1,66 @@
+"""A quantity of several runs over the steps: for each group its mean, a band, and its runs."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ntkdiag import display, errors
+from ntkdiag.report.reported import Runs, SeedMean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BANDS = ("interval", "deviation", None)
+# Told apart with every common kind of colour blindness, in this order (Okabe and Ito).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000")
+DASHES = ("-", "--", ":", "-.")  # of the groups beyond the colours
+
+
+def draw_seed_curves(
+    runs: Runs, name: str, *, ax: "Axes | None" = None, band: str | None = "interval"
+) -> "Axes":
+    """Draw a quantity, a colour for each group, and return the axes."""
+    if band not in BANDS:
+        raise errors.InvalidInputError(
+            argument="band=...",
+            expected='"interval", "deviation" or None',
+            got=repr(band),
+            do="The interval is that of the mean, the deviation that of single runs.",
+        )
+    series = runs.series(name)
+    means = runs.mean(name)
+    ax = display.axes_to_draw_on(ax)
+    for place, (label, group) in enumerate(runs.groups.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        dash = DASHES[place // len(COLOURS) % len(DASHES)]
+        # Single runs are thin, at all of their steps.
+        if len(group) > 1:
+            for member in group:
+                (line,) = ax.plot(member.steps, series[member.name], dash, color=colour)
+                line.set(linewidth=0.6, alpha=0.45)
+        mean = means[label]
+        # An interval of the mean is that of n runs.
+        text = f"{label} (n = {mean.n_runs})" if mean.n_runs > 1 else label
+        ax.plot(mean.steps, mean.mean, dash, marker=".", color=colour, label=text)
+        lower, upper = _band(mean, band)
+        if np.isfinite(lower).any():
+            ax.fill_between(mean.steps, lower, upper, color=colour, alpha=0.2, linewidth=0)
+    # On logarithmic axes step 0 has no place of its own.
+    ax.set_xscale("symlog", linthresh=1)
+    steps = sorted({step for of_run in runs.steps.values() for step in of_run})
+    if len(steps) > 1:
+        ax.set_xlim(steps[0], steps[-1])
+    ax.set_xlabel("step")
+    ax.set_ylabel(name.replace("_", " "))
+    ax.legend()
+    return ax
+
+
+def _band(mean: SeedMean, band: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Its lower and upper end at every step; NaN where there is none."""
+    if band == "interval":
+        return mean.lower, mean.upper
+    if band == "deviation":
+        return mean.mean - mean.standard_deviation, mean.mean + mean.standard_deviation
+    nowhere = np.full_like(mean.mean, np.nan)
+    return nowhere, nowhere
