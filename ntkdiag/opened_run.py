@@ -84,3 +84,23 @@ class Run(RunReader):
         Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
         """
         return save_run(path, "Run", self.tracked, self, self.to_dict)
+
+    @property
+    def plot(self) -> display.Plots:
+        """The figures: `run.plot.margin()`, or `run.plot("margin")`.
+
+        Each figure of the report is a method; a notebook completes their names. They take `ax`,
+        axes of matplotlib, and return the axes.
+        """
+        from ntkdiag.report.run_plots import run_plots
+
+        return run_plots("Run", self.tracked, self)
+
+    def _repr_html_(self) -> str:
+        """The streams with their steps, for notebooks."""
+        rows = []
+        for name in self.names:
+            steps = self.steps(name)
+            span = f", {min(steps)} to {max(steps)}" if steps else ""
+            rows.append((name, f"{len(steps)} steps{span}", ""))
+        return display.html_table(os.fspath(self.root), rows)

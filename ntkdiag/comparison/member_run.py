@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.comparison.tracked import Track
-from ntkdiag.runs.run_reader import Run, open_run
+from ntkdiag.runs.run_reader import RunReader, require_run
 
 if TYPE_CHECKING:
     import xarray
 
-RunLike: TypeAlias = str | os.PathLike[str] | Run | Track
+RunLike: TypeAlias = str | os.PathLike[str] | RunReader | Track
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class MemberRun:
     group: str
     record: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
-    source: Run | Track
+    source: RunReader | Track
     stream: str
 
     @property
@@ -71,21 +71,14 @@ class MemberRun:
 
 
 def read_member(run: RunLike, name: str, group: str, stream: str) -> MemberRun:
-    """Read one run; a stream that `track` wrote becomes a `Track`."""
+    """Read one run; the stream "track" becomes a `Track`."""
     if isinstance(run, str | os.PathLike):
-        run = open_run(run)
-    if isinstance(run, Run) and run.record(stream).get("source") == "track":
-        run = _track_of(run, stream)
+        run = RunReader(require_run(run))
+    if isinstance(run, RunReader) and stream == "track":
+        run = Track.of_run(run)
     if isinstance(run, Track):
         return MemberRun(name, group, run.record, run.rows, run, stream)
     # A run that was resumed writes some steps again: the later row takes the place of the earlier.
     by_step = {row["step"]: row for row in run.rows(stream)}
     rows = [by_step[step] for step in sorted(by_step)]
     return MemberRun(name, group, run.record(stream), rows, run, stream)
-
-
-def _track_of(run: Run, stream: str) -> Track:
-    """A `Track` as it is stored."""
-    eigenvalues = run.arrays("eigenvalues", name=stream)
-    outputs = run.arrays("outputs", name=stream)
-    return Track.of(run.record(stream), run.rows(stream), eigenvalues, outputs)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ntkdiag import errors
 from ntkdiag.comparison.member_run import MemberRun, RunLike, read_member
 from ntkdiag.comparison.tracked import Track
-from ntkdiag.runs.run_reader import Run
+from ntkdiag.runs.run_reader import RunReader
 
 RunsLike: TypeAlias = (
     str | os.PathLike[str] | Sequence[RunLike] | Mapping[str, RunLike | Sequence[RunLike]]
@@ -39,7 +39,7 @@ MEANING = (
 # Entries in which runs of one group may differ: they say nothing of how a network was trained.
 _OF_NO_SETTING = ("versions", "seed", "schedule", "notes", "format")
 _MOST_DIFFERENCES = 3  # named in a message
-_ONE_RUN = (str, os.PathLike, Run, Track)
+_ONE_RUN = (str, os.PathLike, RunReader, Track)
 
 
 def read_groups(runs: RunsLike, by: str | None, stream: str) -> list[MemberRun]:
@@ -118,7 +118,7 @@ def _whole_path(run: RunLike) -> str:
     """The path of a run; empty for one in memory."""
     if isinstance(run, Track):
         return ""
-    return os.fspath(run.root if isinstance(run, Run) else run)
+    return os.fspath(run.root if isinstance(run, RunReader) else run)
 
 
 def _folder_name(run: RunLike) -> str:

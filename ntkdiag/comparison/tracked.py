@@ -18,7 +18,6 @@ from ntkdiag.runs.run_reader import RunReader
 if TYPE_CHECKING:
     import pandas
     import xarray
-    from matplotlib.axes import Axes
     from rich.table import Table
 
 # Numbers of a pair of checkpoints that are the same both ways, with that of a checkpoint beside
@@ -221,47 +220,16 @@ class Track:
         by_step = {name: list(array) for name, array in arrays.items()}
         return as_dataset([dict(row) for row in self.rows], by_step, record)
 
-    @errors.public
-    def plot(self, name: str, ax: "Axes | None" = None) -> "Axes":
-        """Draw a matrix as a heat map, or a number over the steps.
+    @property
+    def plot(self) -> display.Plots:
+        """The figures: `track.plot.e1()`, or `track.plot("e1")`.
 
-        Args:
-            name: Of a matrix, such as "e1", of a number, such as "drift", or "eigenvalues".
-            ax: Axes of matplotlib to draw on; a new figure without.
-
-        Returns:
-            The axes.
-
-        Raises:
-            InvalidInputError: There is nothing of that name.
-            MissingDependencyError: matplotlib is not installed.
+        Each figure of the report is a method, and so is each number and each matrix; a notebook
+        completes their names. They take `ax`, axes of matplotlib, and return the axes.
         """
-        values = self._values(name)
-        ax = display.axes_to_draw_on(ax)
-        if name in MATRICES:
-            return _heat_map(ax, values, self.steps, name)
-        if name == "eigenvalues":
-            # The largest are dark; there are hundreds.
-            colours = _colours(values.shape[1])
-            for series, colour in zip(values.T, colours, strict=True):
-                ax.plot(self.steps, series, color=colour, linewidth=0.8)
-            ax.set_yscale("log")
-        else:
-            ax.plot(self.steps, values, "o-", markersize=3)
-        # On logarithmic axes step 0 has no place of its own.
-        ax.set_xscale("symlog", linthresh=1)
-        if len(self.steps) > 1:
-            ax.set_xlim(self.steps[0], self.steps[-1])
-        ax.set_xlabel("step")
-        ax.set_ylabel(name.replace("_", " "))
-        return ax
+        from ntkdiag.report.run_plots import run_plots
 
-    def _values(self, name: str) -> np.ndarray:
-        if name == "eigenvalues":
-            resolved = np.asarray(self.series("noise_floor"))[:, None]
-            # What is below the noise floor of its kernel is no number to be drawn.
-            return np.where(self.eigenvalues > resolved, self.eigenvalues, math.nan)
-        return self.matrix(name) if name in MATRICES else self.series(name)
+        return run_plots("Track", self, self.run)
 
     def __repr__(self) -> str:
         steps = self.steps
@@ -326,33 +294,3 @@ def _motion(
         steps = rows[place]["step"] - rows[place - 1]["step"]
         motion["velocity"] = float(matrices["distance"][place - 1, place]) / steps
     return motion
-
-
-def _colours(count: int) -> np.ndarray:
-    """Dark to light."""
-    import matplotlib
-
-    return matplotlib.colormaps["viridis"](np.linspace(0.0, 0.95, count) ** 0.5)
-
-
-def _heat_map(
-    ax: "Axes", matrix: Float[np.ndarray, "T T"], steps: Sequence[int], name: str
-) -> "Axes":
-    """A matrix over pairs of steps."""
-    # An error beyond 1 is worse than no prediction.
-    largest = 1.0 if name in _DIRECTED else None
-    image = ax.imshow(matrix, vmin=0.0, vmax=largest, origin="lower", cmap="viridis")
-    # Of many steps, about a dozen are named.
-    places = range(0, len(steps), 1 + len(steps) // 12)
-    labels = [str(steps[place]) for place in places]
-    ax.set_xticks(places, labels, rotation=90)
-    ax.set_yticks(places, labels)
-    if name in _DIRECTED:
-        ax.set_ylabel("linearized at step")
-        ax.set_xlabel("predicting step")
-    else:
-        ax.set_ylabel("step")
-        ax.set_xlabel("step")
-    ax.grid(False)
-    ax.figure.colorbar(image, ax=ax, label=name.replace("_", " "), shrink=0.8)
-    return ax

@@ -211,6 +211,10 @@ MEANINGS = {
     "share": "the smallest share of the whole that is in order",
     "factor": "how many times another number of the same run",
     "ax": "axes of matplotlib",
+    "runs": "several runs, which are laid beside each other",
+    "by": "an entry of the records whose value makes the groups",
+    "stream": "a stream of a run directory, where several runs are read",
+    "may_differ": "entries of the records that need not be the same",
 }
 
 # Word of a former version -> what it is called now. In signatures, pages, examples and messages.

@@ -30,6 +30,8 @@ WITHOUT_A_CALL = {
     "ntkdiag.baselines.LinearBaseline",
     "ntkdiag.checking.SelfCheck",
     "ntkdiag.comparison.Comparison",
+    "ntkdiag.comparison.Runs",
+    "ntkdiag.comparison.SeedMean",
     "ntkdiag.comparison.Track",
     "ntkdiag.engine.Plan",
     "ntkdiag.Functional",
@@ -404,7 +406,7 @@ def compare(given):
     return comparison.a.margin, comparison.b.margin, comparison.drift.distance
 
 
-@call_of("ntkdiag.track")
+@call_of("ntkdiag.track", "ntkdiag.open_runs")
 def track(given):
     run = ntkdiag.track(
         [PARAMS, MOVED],
@@ -414,7 +416,8 @@ def track(given):
         loss="cross_entropy",
         descent=0.1,
     )
-    return run.matrix("distance"), run.matrix("e1"), run.series("margin")
+    mean = ntkdiag.open_runs({"all": [run, run]}).mean("trace")["all"].mean
+    return run.matrix("distance"), run.matrix("e1"), run.series("margin"), mean
 
 
 @call_of("ntkdiag.baselines.linear_baseline")

@@ -19,6 +19,7 @@ RECORD = {
     "probes": [{"name": "train", "examples": N, "x": "ab12", "y": "cd34"}],
     "dims": {
         "eigenvalues": ["mode"],
+        "kernel": ["example", "row_output", "example_2", "row_output_2"],
         "leaf_shares": ["leaf"],
         "outputs": ["example", "output"],
     },
@@ -63,6 +64,7 @@ def rows_and_arrays(seed, steps=STEPS):
         before.append((step, kernel))
         outputs = np.random.default_rng(step).normal(size=(N, C))
         arrays = {"eigenvalues": eigenvalues, "outputs": outputs}
+        arrays["kernel"] = kernel.reshape(N, C, N, C)
         stored.append((step, {**row, "pairs": pairs}, arrays))
     return stored
 

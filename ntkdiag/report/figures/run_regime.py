@@ -43,7 +43,7 @@ def _predictions(subject: RunSubject) -> list[Curve]:
 
 REGIME: tuple[RunFigure, ...] = (
     LineFigure(
-        name="drift",
+        name="drift_distance_centred",
         page=PAGE,
         title="How far the kernel turned",
         caption="Centred distance from the first kernel: 0 is the same direction, 1 an unrelated "
@@ -54,7 +54,7 @@ REGIME: tuple[RunFigure, ...] = (
         from_zero=True,
     ),
     LineFigure(
-        name="relative_drift",
+        name="drift",
         page=PAGE,
         title="How far the kernel moved, size included",
         caption="‖Θ_t − Θ_0‖ / ‖Θ_0‖. A kernel that only grows moves here, and does not turn.",
@@ -114,7 +114,7 @@ REGIME: tuple[RunFigure, ...] = (
         largest=1.0,
     ),
     PairFigure(
-        name="distance",
+        name="distance_centred",
         page=PAGE,
         title="Distance of all pairs of kernels",
         caption="1 − cosine between two kernels, centred over examples. Dark blocks are phases in "

@@ -1,0 +1,117 @@
+"""`track.plot` and `run.plot`: every figure of the report by name, on axes of the user, in dark on light."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from stored_runs import STEPS, C, N, kernels, store
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import JsonLines
+from ntkdiag.report.figures.run_figures import RUN_FIGURES
+from ntkdiag.report.figures.style import FAINT, INK
+from ntkdiag.runs.run_writer import RunWriter
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Checkpoints of track with their probe, and measurements of a monitor."""
+    root = store(tmp_path_factory.mktemp("plots") / "run")
+    with RunWriter.open(root, {"source": "probe"}, name="probe") as writer:
+        writer.write(0, {"examples": N}, {"labels": np.arange(N) % C})
+    lines = JsonLines(root / "ntk.jsonl")
+    lines.start({"name": "ntk", "source": "watch"})
+    for step in range(5):
+        row = {"ntk_status": 0, "ntk_margin": 0.1 * step, "ntk_curvatures": [1.0, 0.5]}
+        lines.write(step, row)
+    return ntkdiag.open_run(root)
+
+
+@pytest.fixture(scope="module")
+def track(run):
+    return ntkdiag.comparison.Track.of_run(run)
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize(
+    "name", ["margin", "loss", "drift", "e1", "spectrum", "label_power", "leaf_shares"]
+)
+def test_a_figure_of_the_report(run, name):
+    assert name in RUN_FIGURES
+    figure, axes = plt.subplots()
+    assert getattr(run.plot, name)(ax=axes) is axes
+    drawn = axes.lines or axes.images or axes.collections
+    assert len(drawn) > 0
+    colours = {to_hex(text.get_color()) for text in axes.findobj(plt.Text)}
+    colours |= {to_hex(line.get_color()) for line in axes.findobj(plt.Line2D)}
+    assert not colours & {INK, FAINT}
+    figure.canvas.draw()
+
+
+def test_all_numbers_and_matrices_are_figures(track):
+    for name in (*track.names, *track.matrices, *RUN_FIGURES):
+        assert name in dir(track.plot)
+    np.testing.assert_array_equal(track.plot.norm().lines[0].get_ydata(), track.series("norm"))
+    np.testing.assert_array_equal(track.plot("drift").lines[0].get_ydata(), track.series("drift"))
+    np.testing.assert_array_equal(
+        track.plot.distance().images[0].get_array(), track.matrix("distance")
+    )
+
+
+def test_many_curves_have_a_short_legend(run):
+    axes = run.plot.eigenvalues()
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert 1 < len(labels) <= 8
+    assert labels[0] == "λ1"
+    assert run.plot.drift().get_legend() is None
+
+
+def test_it_is_called_with_a_name_and_axes(track):
+    _, axes = plt.subplots()
+    assert track.plot("e1", axes) is axes
+    assert axes.get_xlabel() == "predicting step"
+    expected = next(iter(kernels(0)))
+    eigenvalues = np.linalg.eigvalsh(expected)[::-1]
+    curve = track.plot("spectrum").lines[0]
+    np.testing.assert_allclose(curve.get_ydata(), eigenvalues, rtol=1e-10)
+    assert len(track.steps) == len(STEPS)
+
+
+def test_what_there_is_no_figure_of(run, track, tmp_path):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        track.plot("dritf")
+    assert str(caught.value).startswith("Track.plot('dritf'): expected a figure: trace, norm, ")
+    with pytest.raises(errors.InvalidInputError, match=r"Track\.plot\(''\): .*; got no name\."):
+        track.plot()
+    with pytest.raises(AttributeError, match=r"Run\.plot\.dritf: expected a figure: trace"):
+        _ = run.plot.dritf
+    bare = ntkdiag.open_run(store(tmp_path / "bare", 1))
+    with pytest.raises(errors.InvalidInputError) as caught:
+        bare.plot.label_power()
+    assert str(caught.value) == (
+        "Run.plot.label_power(): expected a figure that this run has the numbers of: loss, "
+        "step_error, drift_distance_centred, drift, velocity, prediction, e1, agreement, distance_centred, spectrum, "
+        "eigenvalues, ranks, size, overlap, leaf_shares, self_influence; got 'label_power'. "
+        f"{RUN_FIGURES['label_power'].needs}"
+    )
+
+
+def test_a_run_of_a_monitor_alone(tmp_path):
+    lines = JsonLines(tmp_path / "run" / "ntk.jsonl")
+    lines.start({"name": "ntk"})
+    for step in range(3):
+        lines.write(step, {"ntk_status": 0, "ntk_margin": 0.5 + step})
+    run = ntkdiag.open_run(tmp_path / "run")
+    assert run.plot.margin().lines[0].get_ydata().tolist() == [0.5, 1.5, 2.5]
+    assert '<th scope="row">ntk</th><td>3 steps, 0 to 2</td>' in run._repr_html_()
+
+
+def test_the_accessor_shows_itself(track):
+    assert repr(track.plot).startswith("Track.plot: trace, norm, ")
+    assert not hasattr(track.plot, "__array__")
