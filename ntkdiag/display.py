@@ -105,8 +105,11 @@ def plain(value: PyTree) -> PlainValue:
 
 def axes_to_draw_on(ax: "Axes | None") -> "Axes":
     """The axes a plot is drawn on: those handed in, or those of a new figure."""
-    if ax is not None:
-        return ax
+    return panels_to_draw_on(None)[1] if ax is None else ax
+
+
+def panels_to_draw_on(size: tuple[float, float] | None, **layout: Any) -> "tuple[Figure, Any]":
+    """A new figure of a size in inches, and its axes: an array where there are several."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -115,7 +118,7 @@ def axes_to_draw_on(ax: "Axes | None") -> "Axes":
             got="no matplotlib",
             do='Run: pip install "ntkdiag[report]"',
         ) from None
-    return plt.subplots(layout="constrained")[1]
+    return plt.subplots(figsize=size, layout="constrained", **layout)
 
 
 class Plots:

@@ -15,6 +15,12 @@ from jaxtyping import Int
 
 from ntkdiag import display, errors
 from ntkdiag.analysis.drift import Drift
+from ntkdiag.comparison.comparison_dataset import (
+    DRIFT,
+    PREDICTION,
+    comparison_dataset,
+    comparison_frame,
+)
 from ntkdiag.comparison.facts import Facts
 from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.linearized_change import LinearizedChange
@@ -24,14 +30,11 @@ from ntkdiag.comparison.verdict import Verdict
 from ntkdiag.report.report_file import replace_file, require_report_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    import pandas
+    import xarray
 
     from ntkdiag.report.comparison_table import Screen
     from ntkdiag.report.monitor_records import History
-
-# The fields of `drift` and of `prediction` that are single numbers: `to_dict` gives these.
-_DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
-_PREDICTION = ("rms", "max", "e1", "e2", "agreement")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,37 +110,45 @@ class Comparison:
             table.append((name, " → ".join(at_both_sides), row.meaning))
         return display.html_table(f"A: {self.a.label} → B: {self.b.label}", table)
 
-    @errors.public
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """The resolved eigenvalues of both kernels over their index, with their noise floors.
+    @property
+    def plot(self) -> display.Plots:
+        """The figures: `comparison.plot.movement()`, or `comparison.plot("movement")`.
 
-        Args:
-            ax: Axes of matplotlib to draw on; a new figure without.
+        Each figure of the report is a method; a notebook completes their names. Those of one panel
+        take `ax`, axes of matplotlib, and return the axes, others return a new figure. Without a
+        name, `comparison.plot(ax)` draws both spectra with their noise floors.
+        """
+        from ntkdiag.report.comparison_plots import comparison_plots
+
+        return comparison_plots(self)
+
+    @errors.public
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The numbers of each side as a table, in the rows a and b.
 
         Returns:
-            The axes.
+            The table; its `attrs` hold the facts, the notes, the verdict, and under "between" the
+            numbers of the change from A to B.
 
         Raises:
-            MissingDependencyError: matplotlib is not installed.
-
-        Cost: drawing.
+            MissingDependencyError: pandas is not installed.
         """
-        ax = display.axes_to_draw_on(ax)
-        for side in (self.a, self.b):
-            spectrum = side.spectrum
-            resolved = np.asarray(spectrum.eigenvalues)[: spectrum.rank]
-            (line,) = ax.plot(np.arange(1, len(resolved) + 1), resolved, ".-", label=side.label)
-            # Dashed, in the colour of its side: what lies below is rounding.
-            ax.axhline(float(spectrum.noise_floor), color=line.get_color(), linestyle="--")
-        # Without a resolved eigenvalue nothing positive is drawn, and a logarithm has no place.
-        if self.a.spectrum.rank or self.b.spectrum.rank:
-            ax.set_xscale("log")
-            ax.set_yscale("log")
-        ax.set_xlabel("index")
-        ax.set_ylabel("eigenvalue")
-        ax.set_title("Eigenvalues, with noise floors")
-        ax.legend()
-        return ax
+        return comparison_frame(self)
+
+    @errors.public
+    def to_xarray(self) -> "xarray.Dataset":
+        """Everything but the kernels as a dataset; conventions, notes and verdict are attributes.
+
+        Its axes are side (a, b), mode, leaf, example and output; label power is over label_mode,
+        the modes of the kernel that the labels are laid beside.
+
+        Returns:
+            The dataset, which writes itself as netCDF or zarr.
+
+        Raises:
+            MissingDependencyError: xarray is not installed.
+        """
+        return comparison_dataset(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain JSON values; what is not finite or not known is None.
@@ -152,8 +163,8 @@ class Comparison:
             "notes": list(self.notes),
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
-            "drift": {name: getattr(self.drift, name) for name in _DRIFT},
-            "linearization": {name: getattr(self.prediction, name) for name in _PREDICTION},
+            "drift": {name: getattr(self.drift, name) for name in DRIFT},
+            "linearization": {name: getattr(self.prediction, name) for name in PREDICTION},
             "fixed_arrays": self.fixed_arrays and self.fixed_arrays.to_dict(),
             "movement": [leaf.to_dict() for leaf in self.movement],
         }

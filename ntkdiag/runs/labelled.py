@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
+# The netCDF files of SciPy have an attribute of this name for themselves.
+_OTHER_NAMES = {"mode": "model_mode"}
 LARGEST_INTEGER = 2**31 - 1  # of an attribute in every version of netCDF
 
 
@@ -56,7 +58,7 @@ def as_dataset(
             continue
         axes = axes_of(record, name, values.ndim - 1)
         variables[name] = (["step", *axes], values)
-    attributes = {name: _attribute(value) for name, value in record.items()}
+    attributes = attributes_of(record)
     attributes["left_out"] = ", ".join(left_out)
 
     coordinates: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
@@ -74,6 +76,11 @@ def _names(rows: Sequence[Row]) -> list[str]:
         names.update(dict.fromkeys(row))
     names.pop("step", None)
     return list(names)
+
+
+def attributes_of(record: Mapping[str, Any]) -> dict[str, str | int | float]:
+    """The entries of a record as attributes of a dataset."""
+    return {_OTHER_NAMES.get(name, name): _attribute(value) for name, value in record.items()}
 
 
 def _attribute(value: Any) -> str | int | float:

@@ -1,13 +1,17 @@
 """Comparisons as tables of a notebook and as figures."""
 
+import json
 import os
 import time
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 import ntkdiag
+from ntkdiag import errors
+from ntkdiag.report.figures.style import FAINT, INK
 
 
 def f(params, x):
@@ -51,6 +55,98 @@ def test_plot(comparison):
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     plt.close(figure)
     plt.close(comparison.plot().figure)
+
+
+def test_every_figure_of_the_report(comparison):
+    names = ["eigenvalues", "spectra", "heatmaps", "movement", "prediction", "label_power"]
+    assert dir(comparison.plot) == sorted(names)
+    figures = {name: getattr(comparison.plot, name)() for name in names}
+    before = comparison.prediction.start
+    points = np.concatenate([line.get_ydata() for line in figures["prediction"].lines[1:]])
+    change = comparison.b.outputs - before
+    np.testing.assert_allclose(np.sort(points), np.sort(change.ravel()))
+    left, right = figures["movement"].axes
+    (bar,) = left.patches
+    np.testing.assert_allclose(bar.get_width(), comparison.movement[0].relative)
+    assert [patch.get_width() for patch in right.patches] == [100.0, 100.0]
+    curve_of_b = figures["label_power"].lines[1]
+    rank = int(comparison.b.spectrum.rank)
+    np.testing.assert_array_equal(
+        curve_of_b.get_ydata(), np.asarray(comparison.b.label_power)[:rank]
+    )
+    ratio = figures["spectra"].axes[1].lines[1].get_ydata()
+    a, b = (np.asarray(side.spectrum.eigenvalues) for side in (comparison.a, comparison.b))
+    np.testing.assert_allclose(ratio, (b / a)[: len(ratio)])
+    plt.close("all")
+
+
+def test_figures_on_axes_of_the_user(comparison):
+    _, axes = plt.subplots()
+    assert comparison.plot.prediction(ax=axes) is axes
+    colours = {to_hex(artist.get_color()) for artist in (*axes.lines, *axes.findobj(plt.Text))}
+    assert not colours & {INK, FAINT}
+    with pytest.raises(errors.InvalidInputError) as caught:
+        comparison.plot.spectra(ax=axes)
+    assert str(caught.value) == (
+        "Comparison.plot.spectra(ax=...): expected a figure of its own; got axes for 2 panels. "
+        "Leave ax out; comparison.plot.eigenvalues(ax=ax) is one panel."
+    )
+    plt.close("all")
+
+
+def test_without_labels_there_is_no_label_power(comparison):
+    x = np.eye(3, dtype=np.float32)
+    a = {"w": np.ones((3, 2), np.float32)}
+    bare = ntkdiag.compare(a, {"w": 2 * a["w"]}, model=f, train=(x, None))
+    with pytest.raises(
+        AttributeError,
+        match=r"Comparison\.plot\.label_power: expected a figure: eigenvalues, spectra",
+    ):
+        _ = bare.plot.label_power
+
+
+def test_pandas(comparison):
+    pytest.importorskip("pandas")
+    frame = comparison.to_pandas()
+    assert list(frame.index) == ["a", "b"]
+    assert frame["label"].tolist() == ["<start>", "end"]
+    assert frame.loc["b", "trace"] == comparison.b.trace
+    assert frame.loc["a", "stability_margin"] == comparison.a.margin
+    assert frame.loc["a", "loss"] == comparison.a.loss
+    assert np.isnan(frame.loc["a", "alignment_gap"])
+    assert all(kind.kind == "f" for name, kind in frame.dtypes.items() if name != "label")
+    assert frame.attrs["between"]["linearization_e1"] == comparison.prediction.e1
+    assert frame.attrs["between"]["drift_distance"] == float(comparison.drift.distance)
+    assert frame.attrs["verdict"] == comparison.verdict.to_dict()
+    assert frame.attrs["reduction"] == "full"
+
+
+def test_xarray(comparison, tmp_path):
+    xarray = pytest.importorskip("xarray")
+    dataset = comparison.to_xarray()
+    assert dict(dataset.sizes) == {
+        "side": 2,
+        "mode": 12,
+        "example": 6,
+        "output": 2,
+        "label_mode": 12,
+        "leaf": 1,
+    }
+    np.testing.assert_array_equal(dataset["outputs"].sel(side="b"), comparison.b.outputs)
+    np.testing.assert_array_equal(dataset["outputs_linearized"], comparison.prediction.outputs)
+    np.testing.assert_array_equal(
+        dataset["eigenvalues"].sel(side="a"), comparison.a.spectrum.eigenvalues
+    )
+    np.testing.assert_array_equal(dataset["label_power"].sel(side="a"), comparison.a.label_power)
+    assert dataset["leaf_shares"].dims == ("side", "leaf")
+    assert dataset["leaf_moved"].sel(leaf="w") == comparison.movement[0].moved
+    assert dataset["drift_relative"] == float(comparison.drift.relative)
+    assert dataset["label"].values.tolist() == [0, 1] * 3
+    assert dataset.attrs["model_mode"] == comparison.facts["mode"]
+    assert json.loads(dataset.attrs["verdict"])["name"] == comparison.verdict.name
+    dataset.to_netcdf(tmp_path / "comparison.nc", engine="scipy")
+    with xarray.open_dataset(tmp_path / "comparison.nc", engine="scipy") as read:
+        xarray.testing.assert_equal(read.load(), dataset)
 
 
 def test_what_a_killed_save_left_behind(comparison, tmp_path):

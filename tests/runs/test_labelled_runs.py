@@ -97,6 +97,15 @@ def test_netcdf_takes_it(run, tmp_path):
         assert read.attrs["probe"] == dataset.attrs["probe"]
 
 
+def test_netcdf_takes_the_record_of_a_monitor(run, tmp_path):
+    """SciPy keeps the mode of its file under the name of ours."""
+    xarray = pytest.importorskip("xarray")
+    JsonLines(run.root / "watch.jsonl").start({"name": "ntk", "mode": "eval"})
+    run.to_xarray("watch").to_netcdf(tmp_path / "watch.nc", engine="scipy")
+    with xarray.open_dataset(tmp_path / "watch.nc", engine="scipy") as read:
+        assert read.attrs["model_mode"] == "eval"
+
+
 def test_xarray_opens_the_arrays_of_a_step_by_itself(run):
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("zarr")

@@ -1,6 +1,8 @@
 """Both kernels as images, examples sorted by label where labels are classes."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,12 +11,23 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.report.figures.style import INK, figure, svg
 from ntkdiag.report.reported import Comparison
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIZE = (9.6, 4.3)  # inches
 LIMIT = 97.0  # percentile of the off-diagonal entries at which the colours saturate
 MOST_NAMES = 20  # of more classes none is named at the axes
 
 
 def heatmaps(comparison: Comparison) -> str:
-    """Draw the centred kernels A and B on one colour scale.
+    """The figure as SVG."""
+    with figure(*SIZE, columns=2) as (canvas, axes):
+        draw_heatmaps(comparison, axes)
+        return svg(canvas, "heatmaps")
+
+
+def draw_heatmaps(comparison: Comparison, axes: Sequence["Axes"]) -> None:
+    """Draw the centred kernels A and B on two axes, with one colour scale.
 
     They are averaged over outputs and divided by their mean diagonal.
     """
@@ -29,24 +42,26 @@ def heatmaps(comparison: Comparison) -> str:
     entries = np.concatenate([image[off_diagonal] for image in images])
     limit = float(np.percentile(np.abs(entries), LIMIT)) or 1.0
 
-    with figure(9.6, 4.3, columns=2) as (canvas, axes):
-        for panel, image, name in zip(axes, images, "AB", strict=True):
-            drawn = panel.imshow(
-                image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
-            )
-            panel.set(title=f"Kernel {name}, centred", xlabel=sorting.axis)
-            panel.grid(False)
-            for bound in sorting.bounds:
-                panel.axhline(bound, color="#888888", linewidth=0.4)
-                panel.axvline(bound, color="#888888", linewidth=0.4)
-            panel.set_xticks(sorting.places, sorting.names)
-            panel.set_yticks(sorting.places, sorting.names)
-            panel.tick_params(length=0)
-        bar = canvas.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02, aspect=28, extend="both")
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelcolor=INK, length=0)
-        bar.set_label("relative to the mean diagonal")
-        return svg(canvas, "heatmaps")
+    drawn = []
+    for panel, image, name in zip(axes, images, "AB", strict=True):
+        picture = panel.imshow(
+            image, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
+        )
+        drawn.append(picture)
+        panel.set(title=f"Kernel {name}, centred", xlabel=sorting.axis)
+        panel.grid(False)
+        for bound in sorting.bounds:
+            panel.axhline(bound, color="#888888", linewidth=0.4)
+            panel.axvline(bound, color="#888888", linewidth=0.4)
+        panel.set_xticks(sorting.places, sorting.names)
+        panel.set_yticks(sorting.places, sorting.names)
+        panel.tick_params(length=0)
+    bar = axes[0].figure.colorbar(
+        drawn[0], ax=list(axes), shrink=0.8, pad=0.02, aspect=28, extend="both"
+    )
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(labelcolor=INK, length=0)
+    bar.set_label("relative to the mean diagonal")
 
 
 def _per_example(kernel: Kernel) -> Float[np.ndarray, "n n"]:

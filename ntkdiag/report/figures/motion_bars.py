@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, figure, svg
 from ntkdiag.report.reported import Comparison, LeafMovement
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # More leaves are summed by the layer they belong to; of over twice as many layers those are drawn
 # that count most.
@@ -26,6 +30,19 @@ class _Bar:
 
 
 def movement(comparison: Comparison) -> str:
+    """The figure as SVG."""
+    with figure(*size_of(comparison), columns=2, sharey=True) as (canvas, axes):
+        draw_movement(comparison, axes)
+        return svg(canvas, "movement")
+
+
+def size_of(comparison: Comparison) -> tuple[float, float]:
+    """Width and height in inches: as high as there are bars."""
+    *leaves, _ = comparison.movement
+    return 9.6, 0.9 + 0.3 * len(_most_important(_bars(leaves)))
+
+
+def draw_movement(comparison: Comparison, axes: Sequence["Axes"]) -> None:
     """Draw relative movement and share of the trace, by leaf, or by layer for large models."""
     *leaves, _ = comparison.movement
     layers = _bars(leaves)
@@ -35,27 +52,26 @@ def movement(comparison: Comparison) -> str:
         title = f"Movement: {len(bars)} of {len(layers)} layers"
     places = np.arange(len(bars))[::-1]  # the first on top
 
-    with figure(9.6, 0.9 + 0.3 * len(bars), columns=2, sharey=True) as (canvas, (left, right)):
-        relative = [bar.moved / bar.norm if bar.norm > 0 else np.nan for bar in bars]
-        left.barh(places, relative, color=INK, alpha=0.75, height=0.62)
-        for place, bar in zip(places, bars, strict=True):
-            # Without a norm at A there is no relative movement.
-            if not bar.norm > 0:
-                text = f" from zero to norm {bar.moved:.2g}" if bar.moved else " stayed at zero"
-                left.text(0, place, text, va="center", fontsize=8)
-        left.set_yticks(places, [_short(bar.name) for bar in bars])
-        left.set(title=title, xlabel="‖Δθ‖ / ‖θ_A‖")
+    left, right = axes
+    relative = [bar.moved / bar.norm if bar.norm > 0 else np.nan for bar in bars]
+    left.barh(places, relative, color=INK, alpha=0.75, height=0.62)
+    for place, bar in zip(places, bars, strict=True):
+        # Without a norm at A there is no relative movement.
+        if not bar.norm > 0:
+            text = f" from zero to norm {bar.moved:.2g}" if bar.moved else " stayed at zero"
+            left.text(0, place, text, va="center", fontsize=8)
+    left.set_yticks(places, [_short(bar.name) for bar in bars])
+    left.set(title=title, xlabel="‖Δθ‖ / ‖θ_A‖")
 
-        shares_a = [100 * bar.share_a for bar in bars]
-        shares_b = [100 * bar.share_b for bar in bars]
-        right.barh(places + 0.18, shares_a, color=A_COLOUR, height=0.34, label="A")
-        right.barh(places - 0.18, shares_b, color=B_COLOUR, height=0.34, label="B")
-        right.set(title="Share of the kernel", xlabel="% of tr Θ")
-        right.legend(loc="best")
-        for panel in (left, right):
-            panel.grid(axis="y", visible=False)
-            panel.tick_params(axis="y", length=0)
-        return svg(canvas, "movement")
+    shares_a = [100 * bar.share_a for bar in bars]
+    shares_b = [100 * bar.share_b for bar in bars]
+    right.barh(places + 0.18, shares_a, color=A_COLOUR, height=0.34, label="A")
+    right.barh(places - 0.18, shares_b, color=B_COLOUR, height=0.34, label="B")
+    right.set(title="Share of the kernel", xlabel="% of tr Θ")
+    right.legend(loc="best")
+    for panel in (left, right):
+        panel.grid(axis="y", visible=False)
+        panel.tick_params(axis="y", length=0)
 
 
 def _bars(leaves: Sequence[LeafMovement]) -> list[_Bar]:

@@ -1,5 +1,6 @@
 """Eigenvalues of both kernels with their noise floors, and how they changed."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,26 +12,33 @@ from ntkdiag.report.reported import Comparison
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
+SIZE = (9.6, 3.5)  # inches
+WIDTHS = (1.35, 1.0)  # of the two panels beside each other
 DASHED = (0, (4, 3))
 
 
 def spectra(comparison: Comparison) -> str:
+    """The figure as SVG."""
+    with figure(*SIZE, columns=2, width_ratios=WIDTHS) as (canvas, axes):
+        draw_spectra(comparison, axes)
+        return svg(canvas, "spectra")
+
+
+def draw_spectra(comparison: Comparison, axes: Sequence["Axes"]) -> None:
     """Draw the resolved eigenvalues of A and B over their index, and the ratio B / A."""
     a = comparison.a.spectrum
     b = comparison.b.spectrum
     floor_a = float(a.noise_floor)
     floor_b = float(b.noise_floor)
-    with figure(9.6, 3.5, columns=2, width_ratios=(1.35, 1)) as (canvas, (left, right)):
-        # The names of two floors that lie close do not cover each other.
-        _draw_side(left, "A", a, A_COLOUR, name_above=floor_a >= floor_b)
-        _draw_side(left, "B", b, B_COLOUR, name_above=floor_b >= floor_a)
-        left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
-        logarithmic(left, int(a.rank) > 0 or int(b.rank) > 0)
-        left.margins(y=0.12)  # room for the name below the lower floor
-        left.legend(loc="upper right")
-        _draw_ratio(right, a, b)
-        return svg(canvas, "spectra")
+    left, right = axes
+    # The names of two floors that lie close do not cover each other.
+    _draw_side(left, "A", a, A_COLOUR, name_above=floor_a >= floor_b)
+    _draw_side(left, "B", b, B_COLOUR, name_above=floor_b >= floor_a)
+    left.set(title="Eigenvalues", xlabel="index", ylabel="eigenvalue")
+    logarithmic(left, int(a.rank) > 0 or int(b.rank) > 0)
+    left.margins(y=0.12)  # room for the name below the lower floor
+    left.legend(loc="upper right")
+    _draw_ratio(right, a, b)
 
 
 def _draw_side(

@@ -1,0 +1,134 @@
+"""A comparison as what other libraries work with: a table of pandas, a dataset of xarray.
+
+What is not known is NaN. What numbers mean, the notes and the verdict are attributes, in JSON text
+where they are more than a text or a number, so that netCDF and zarr take them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ntkdiag import display
+from ntkdiag.comparison.measured import Measured
+from ntkdiag.runs.labelled import attributes_of, imported
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+Comparison: TypeAlias = Any  # a ntkdiag.comparison.Comparison, which imports this file
+
+# The fields of `drift` and of `prediction` that are single numbers.
+DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
+PREDICTION = ("rms", "max", "e1", "e2", "agreement")
+# Entries of a side that are no numbers, even where they are not known.
+_OF_OTHER_KINDS = ("label", "path", "label_power", "held_out")
+# Of a leaf that moved, the numbers that belong to neither side.
+_OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
+
+
+def comparison_frame(comparison: Comparison) -> "pandas.DataFrame":
+    """The numbers of each side, in the rows a and b."""
+    pandas = imported("pandas", "makes the table")
+    sides = [numbers_of_side(comparison.a), numbers_of_side(comparison.b)]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    frame = pandas.DataFrame(sides, index=["a", "b"], columns=list(names))
+    frame.index.name = "side"
+    frame.insert(0, "label", [comparison.a.label, comparison.b.label])
+    frame.attrs.update(_conventions(comparison))
+    frame.attrs["between"] = numbers_between(comparison)
+    return frame
+
+
+def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
+    """Everything but the kernels, with its axes."""
+    xarray = imported("xarray", "makes the dataset")
+    a = comparison.a
+    b = comparison.b
+    variables: dict[str, tuple[list[str], Any]] = {}
+    sides = [numbers_of_side(a), numbers_of_side(b)]
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        variables[name] = (["side"], [side.get(name, math.nan) for side in sides])
+    for name, value in numbers_between(comparison).items():
+        variables[name] = ([], value)
+
+    # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
+    eigenvalues = [np.asarray(side.spectrum.eigenvalues, np.float64) for side in (a, b)]
+    variables["eigenvalues"] = (["side", "mode"], np.stack(eigenvalues))
+    variables["outputs"] = (["side", "example", "output"], np.stack([a.outputs, b.outputs]))
+    if a.label_power is not None and b.label_power is not None:
+        powers = np.stack([np.asarray(a.label_power), np.asarray(b.label_power)])
+        variables["label_power"] = (["side", "label_mode"], powers)
+    predicted = comparison.prediction
+    variables["outputs_linearized"] = (["example", "output"], predicted.outputs)
+    variables["outputs_start"] = (["example", "output"], predicted.start)
+    if comparison.classes is not None:
+        variables["label"] = (["example"], np.asarray(comparison.classes))
+
+    # Of each leaf: how far it moved, and its share of the kernel on both sides.
+    *leaves, _ = comparison.movement
+    for name in _OF_LEAF:
+        of_leaves = [_number(getattr(leaf, name)) for leaf in leaves]
+        variables[f"leaf_{name}"] = (["leaf"], of_leaves)
+    shares = [[leaf.share_a for leaf in leaves], [leaf.share_b for leaf in leaves]]
+    variables["leaf_shares"] = (["side", "leaf"], shares)
+
+    coordinates = {"side": ["a", "b"], "leaf": [leaf.path for leaf in leaves]}
+    attributes = attributes_of({**_conventions(comparison), "labels": [a.label, b.label]})
+    return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+
+
+def numbers_of_side(side: Measured) -> dict[str, float]:
+    """The single numbers of one side by name, those of the condition and of held-out examples too.
+
+    Names are those of `to_dict`; numbers of held-out examples begin with "held_out_".
+    """
+    numbers: dict[str, float] = {"rank": float(side.spectrum.rank)}
+    for name, value in side.to_dict().items():
+        if isinstance(value, Mapping):
+            prefix = "" if name == "condition" else f"{name}_"
+            for inner, inner_value in value.items():
+                _add(numbers, f"{prefix}{inner}", inner_value)
+        elif name not in _OF_OTHER_KINDS:
+            _add(numbers, name, value)
+    return numbers
+
+
+def numbers_between(comparison: Comparison) -> dict[str, float]:
+    """The single numbers of the change from A to B."""
+    numbers: dict[str, float] = {}
+    for name in DRIFT:
+        numbers[f"drift_{name}"] = _number(getattr(comparison.drift, name))
+    for name in PREDICTION:
+        numbers[f"linearization_{name}"] = _number(getattr(comparison.prediction, name))
+    everything = comparison.movement[-1]
+    numbers["moved"] = float(everything.moved)
+    numbers["moved_relative"] = _number(everything.relative)
+    change = comparison.fixed_arrays
+    if change is not None:
+        numbers["share_of_fixed_arrays"] = _number(change.share_of_fixed_arrays)
+        numbers["share_of_parameters"] = _number(change.share_of_parameters)
+    return numbers
+
+
+def _conventions(comparison: Comparison) -> dict[str, Any]:
+    """What the numbers mean, and what a reader has to know, as plain values."""
+    return {
+        **display.plain(dict(comparison.facts)),
+        "notes": list(comparison.notes),
+        "verdict": display.plain(comparison.verdict.to_dict()),
+    }
+
+
+def _add(numbers: dict[str, float], name: str, value: Any) -> None:
+    """Note a value that is one number, or not known; texts and arrays are none."""
+    is_text = isinstance(value, str)
+    if value is None or (not is_text and np.ndim(value) == 0):
+        numbers[name] = _number(value)
+
+
+def _number(value: Any) -> float:
+    """NaN for what is not known."""
+    return math.nan if value is None else float(value)
