@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -39,6 +40,9 @@ MEANING = (
 # Entries in which runs of one group may differ: they say nothing of how a network was trained.
 _OF_NO_SETTING = ("versions", "seed", "schedule", "notes", "format")
 _MOST_DIFFERENCES = 3  # named in a message
+# A value that is written as it is made, and one of its arguments.
+_CALL = re.compile(r"\w+\(.*\)")
+_ARGUMENT = re.compile(r"(\w+)=([^,()]+)")
 _ONE_RUN = (str, os.PathLike, RunReader, Track)
 
 
@@ -183,7 +187,8 @@ def _labels(texts: Sequence[Mapping[str, str]]) -> list[str]:
     n_groups = len({tuple(sorted(of_one.items())) for of_one in texts})
     paths = _varying(texts) or list(texts[0])[:1]
     for path in paths:
-        labels = [f"{path}={of_one.get(path, 'nothing')}" for of_one in texts]
+        name = path.rpartition(".")[2]
+        labels = [f"{name}={of_one.get(path, 'nothing')}" for of_one in texts]
         if len(set(labels)) == n_groups:
             return labels
     return [", ".join(f"{path}={of_one.get(path)}" for path in paths) for of_one in texts]
@@ -218,6 +223,8 @@ def _is_inside(path: str, by: str) -> bool:
 
 def _entries(record: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted path and text of everything in a record, inside its dictionaries and lists, too."""
+    if isinstance(record, str) and _CALL.fullmatch(record):
+        record = dict(_ARGUMENT.findall(record)) or record  # such as "Descent(learning_rate=0.1)"
     if isinstance(record, list | tuple):
         record = {str(place): item for place, item in enumerate(record)}
     if isinstance(record, Mapping) and record:

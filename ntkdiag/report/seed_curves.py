@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ntkdiag import display, errors
+from ntkdiag.report.figures.style import step_axis
 from ntkdiag.report.reported import Runs, SeedMean
 
 if TYPE_CHECKING:
@@ -45,11 +46,8 @@ def draw_seed_curves(
         lower, upper = _band(mean, band)
         if np.isfinite(lower).any():
             ax.fill_between(mean.steps, lower, upper, color=colour, alpha=0.2, linewidth=0)
-    # On logarithmic axes step 0 has no place of its own.
-    ax.set_xscale("symlog", linthresh=1)
-    steps = sorted({step for of_run in runs.steps.values() for step in of_run})
-    if len(steps) > 1:
-        ax.set_xlim(steps[0], steps[-1])
+    steps = {step for of_run in runs.steps.values() for step in of_run}
+    step_axis(ax, np.array(sorted(steps)))
     ax.set_xlabel("step")
     ax.set_ylabel(name.replace("_", " "))
     ax.legend()

@@ -11,7 +11,7 @@ import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import JsonLines
 
-FAST = {"descent": "Descent(0.3)"}
+FAST = {"descent": "Descent(learning_rate=0.3, kind='heavy-ball')"}
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +118,15 @@ def test_groups_by_an_entry_of_the_records(root, tmp_path):
         groups = ntkdiag.open_runs(runs, by="descent").groups
         names = {label: [member.name for member in group] for label, group in groups.items()}
         assert names == {
-            "descent=Descent(0.1)": ["a0", "a1", "a2"],
-            "descent=Descent(0.3)": ["b0", "b1"],
+            "learning_rate=0.1": ["a0", "a1", "a2"],
+            "learning_rate=0.3": ["b0", "b1"],
         }
     wide = {**RECORD["parameters"], "Dense_0/kernel": "float32[3, 8]"}
     store(tmp_path / "wide", parameters=wide)
     groups = ntkdiag.open_runs([root / "a0", tmp_path / "wide"], by="parameters").groups
     assert list(groups) == [
-        "parameters.Dense_0/kernel=float32[3, 2]",
-        "parameters.Dense_0/kernel=float32[3, 8]",
+        "Dense_0/kernel=float32[3, 2]",
+        "Dense_0/kernel=float32[3, 8]",
     ]
 
 
@@ -152,7 +152,10 @@ def test_pandas(runs):
     one = frame[(frame["group"] == "fast") & (frame["seed"] == 1)]
     assert set(one["run"]) == {"fast: b1"}
     np.testing.assert_array_equal(one["drift"], runs.series("drift")["fast: b1"])
-    assert frame.attrs["records"]["fast: b1"]["descent"] == "Descent(0.3)"
+    assert (
+        frame.attrs["records"]["fast: b1"]["descent"]
+        == "Descent(learning_rate=0.3, kind='heavy-ball')"
+    )
 
 
 def test_xarray(runs, tmp_path):
@@ -171,7 +174,10 @@ def test_xarray(runs, tmp_path):
         dataset["loss"].sel(group="slow").mean("seed"), runs.mean("loss")["slow"].mean
     )
     assert json.loads(dataset.attrs["common_steps"])["slow"] == list(STEPS)
-    assert json.loads(dataset.attrs["records"])["slow: a0"]["descent"] == "Descent(0.1)"
+    assert (
+        json.loads(dataset.attrs["records"])["slow: a0"]["descent"]
+        == "Descent(learning_rate=0.1, kind='heavy-ball')"
+    )
     assert "spectrum_status" not in dataset
     dataset.to_netcdf(tmp_path / "runs.nc", engine="scipy")
     with xarray.open_dataset(tmp_path / "runs.nc", engine="scipy") as read:
@@ -245,7 +251,7 @@ def test_runs_of_other_examples_are_refused(root, tmp_path):
 def test_a_group_differs_in_the_seed_alone(root):
     assert refused(ntkdiag.open_runs, {"all": paths(root, "a0 b0")}) == (
         "open_runs(runs): expected runs that differ in their seed alone as the group 'all'; got "
-        "descent=Descent(0.1) of all: a0 and Descent(0.3) of all: b0. "
+        "descent.learning_rate=0.1 of all: a0 and 0.3 of all: b0. "
         "Make them groups of their own, or name what may differ: may_differ=['descent']."
     )
     runs = ntkdiag.open_runs({"all": paths(root, "a0 b0")}, may_differ=["descent"])
@@ -312,6 +318,6 @@ def test_what_is_no_run_is_refused(root, tmp_path):
         "a dictionary of groups, and by='descent'. Leave one of them out."
     )
     assert refused(ntkdiag.open_runs, root, by="width") == (
-        "open_runs(runs, by=...): expected an entry of the records; they differ in descent; got 'width', "
+        "open_runs(runs, by=...): expected an entry of the records; they differ in descent.learning_rate; got 'width', "
         'which a0 does not have. Pass a dictionary of groups: {"lr 0.1": ["a0", "a1"], ...}.'
     )

@@ -15,7 +15,7 @@ RECORD = {
     "outputs": [C],
     "reduction": "full",
     "loss": "mean over 6 examples of half the squared error",
-    "descent": "Descent(0.1)",
+    "descent": "Descent(learning_rate=0.1, kind='heavy-ball')",
     "probes": [{"name": "train", "examples": N, "x": "ab12", "y": "cd34"}],
     "dims": {
         "eigenvalues": ["mode"],
