@@ -25,9 +25,9 @@ def demo(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a small network on digits, watch its kernel, and compare first and last checkpoint.
+    """Train a small network on digits, and watch its kernel; follow it through the checkpoints.
 
-    The comparison is written into a report.
+    Measurements, checkpoints and a report are in one folder.
     """
     from rich.console import Console
 

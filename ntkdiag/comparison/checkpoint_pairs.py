@@ -60,7 +60,7 @@ class Place:
         return np.asarray(unit), np.asarray(unit_centred)
 
 
-class Way(NamedTuple):
+class DirectedPair(NamedTuple):
     """From the checkpoint where the network is linearized to the one that it predicts."""
 
     start: Place
@@ -90,15 +90,15 @@ class Pairs:
             numbers["distance"].append(_distance(before_unit, unit))
             numbers["distance_centred"].append(_distance(before_centred, unit_centred))
             numbers["overlap"].append(_overlap(earlier.numbers, now.numbers))
-        ways_to = [Way(earlier, now) for earlier in before]
-        ways_from = [Way(now, earlier) for earlier in before]
+        ways_to = [DirectedPair(earlier, now) for earlier in before]
+        ways_from = [DirectedPair(now, earlier) for earlier in before]
         linearized = self._linearized(ways_to + ways_from)
         for name, values in linearized.items():
             numbers[f"{name}_to"] = values[: len(before)]
             numbers[f"{name}_from"] = values[len(before) :]
         return numbers
 
-    def _linearized(self, ways: Sequence[Way]) -> dict[str, list[float]]:
+    def _linearized(self, ways: Sequence[DirectedPair]) -> dict[str, list[float]]:
         """e1 of each way, and the decisions that agree; NaN where unresolved."""
         errors_of_ways = []
         agreements = []
@@ -112,7 +112,7 @@ class Pairs:
         return {"e1": errors_of_ways, "agreement": agreements}
 
     def _predictions(
-        self, ways: Sequence[Way]
+        self, ways: Sequence[DirectedPair]
     ) -> list[tuple[Float[np.ndarray, "n *o"], Float[np.ndarray, "n *o"]]]:
         """f_start and f_lin of each way, in float64."""
         if not ways:
@@ -150,7 +150,8 @@ class Pairs:
                 return outputs, outputs + change
 
             def with_one_more(number: Int[Array, ""], found: tuple[Array, Array]) -> tuple:
-                return jax.tree.map(lambda all, own: all.at[number].set(own), found, one(number))
+                own = one(number)
+                return jax.tree.map(lambda all_ways, way: all_ways.at[number].set(way), found, own)
 
             n_ways = len(jax.tree.leaves(starts)[0])
             dtype = jax.eval_shape(one, count)[0].dtype
@@ -160,7 +161,7 @@ class Pairs:
         return jax.jit(predict, compiler_options=compiler_options(reduces=True))
 
 
-def _ways_together(way: Way) -> int:
+def _ways_together(way: DirectedPair) -> int:
     """How many ways one call goes, within the memory for their parameters."""
     leaves = jax.tree.leaves((way.start.params, way.end.params, way.end.kwargs))
     bytes_of_one = sum(leaf.nbytes for leaf in leaves)

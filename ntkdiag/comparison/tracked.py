@@ -18,7 +18,7 @@ from ntkdiag.runs.run_reader import RunReader
 if TYPE_CHECKING:
     import pandas
     import xarray
-    from rich.table import Table
+    from rich.console import Group
 
 # Numbers of a pair of checkpoints that are the same both ways, with that of a checkpoint beside
 # itself.
@@ -240,7 +240,7 @@ class Track:
                 numbers.append(f"{name} {values[0]:.4g} to {values[-1]:.4g}")
         return ", ".join(numbers) + ")"
 
-    def __rich__(self) -> "Table":
+    def __rich__(self) -> "Group":
         from ntkdiag.report.track_table import track_table
 
         return track_table(self)

@@ -21,11 +21,6 @@ class RunDirectory:
     root: pathlib.Path
 
     @property
-    def log(self) -> pathlib.Path:
-        """Measurements of the kernel, one JSON object per line."""
-        return self.root / "ntk.jsonl"
-
-    @property
     def checkpoints(self) -> pathlib.Path:
         """Root of the Orbax CheckpointManager."""
         return self.root / "checkpoints"

@@ -1,4 +1,4 @@
-"""The demo from beginning to end: train, watch, save, compare, report."""
+"""The demo from beginning to end: train, watch, save, track, report."""
 
 import functools
 import pathlib
@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 from rich.console import Console
 
 from ntkdiag import errors
-from ntkdiag.comparison.compare import compare
+from ntkdiag.comparison.track import track
 from ntkdiag.demo.demo_settings import LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS, DemoSettings
 from ntkdiag.demo.digits import load_digits
 from ntkdiag.demo.live import LiveView
@@ -16,8 +16,8 @@ from ntkdiag.demo.run_directory import RunDirectory, make_run_directory
 from ntkdiag.demo.saving import checkpointer
 from ntkdiag.demo.training import train
 from ntkdiag.descent import Descent
-from ntkdiag.monitor.writers import JsonLines
-from ntkdiag.report.comparison_table import Screen, terminal
+from ntkdiag.opened_run import open_run
+from ntkdiag.report.comparison_table import terminal
 from ntkdiag.report.dependencies import require_report
 
 
@@ -26,8 +26,8 @@ def run_demo(
 ) -> RunDirectory:
     """Train a small network on the digits, and show everything ntkdiag has to say about it.
 
-    The kernel is watched during training, the first and the last checkpoint are compared, and a
-    report is written.
+    The kernel is watched during training, then followed through the checkpoints; both go to one run
+    directory, and a report of it is written.
 
     Args:
         settings: Library, steps, schedule, seed.
@@ -35,7 +35,7 @@ def run_demo(
         console: Where to print; None is standard output.
 
     Returns:
-        The folder with log, checkpoints and report.
+        The run directory, with the checkpoints and the report in it.
 
     Raises:
         InvalidInputError: A setting is out of range, or `out` exists.
@@ -55,7 +55,6 @@ def run_demo(
         f"{LEARNING_RATE}",
     )
     view = LiveView(settings.steps, console)
-    log = JsonLines(run.log)
     with checkpointer(run.checkpoints, settings.steps) as save, view:
 
         def on_step(step: int, params: PyTree, loss: float | None) -> None:
@@ -63,20 +62,22 @@ def run_demo(
             save(step, functools.partial(built.saved, params))
             view.advance(step, loss)
 
-        train(built.functional, digits, settings, [log, view], on_step)
+        train(built.functional, digits, settings, run.root, view, on_step)
 
-    _say(console, "comparing the first and the last checkpoint")
-    comparison = compare(
-        f"{run.checkpoints}@0",
-        f"{run.checkpoints}@{settings.steps}",
+    _say(console, "following the kernel through the checkpoints")
+    tracked = track(
+        run.checkpoints,
         model=built.model,
         train=digits.train_probe(PROBE_PER_CLASS),
         held_out=digits.held_out_probe(PROBE_PER_CLASS),
         loss=LOSS,
         descent=Descent(LEARNING_RATE, momentum=MOMENTUM),
+        out=run.root,
+        # The bar of training is the one that is shown.
+        progress=None if console.is_terminal else False,
     )
-    console.print(Screen(comparison, more="All of it is in the report."))
-    comparison.save(run.report, history=run.log)
+    console.print(tracked)
+    open_run(run.root).save(run.report)
     _say(console, f"report: {run.report}")
     return run
 

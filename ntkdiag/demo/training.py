@@ -1,6 +1,7 @@
 """A plain Optax training loop whose optimizer is wrapped by `watch`."""
 
-from collections.abc import Callable, Iterator, Sequence
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import jax
@@ -30,7 +31,8 @@ def train(
     functional: Functional,
     digits: Digits,
     settings: DemoSettings,
-    writers: Sequence[Writer],
+    out: pathlib.Path,
+    view: Writer,
     on_step: OnStep,
 ) -> PyTree:
     """Train with SGD and momentum on the softmax cross-entropy.
@@ -39,7 +41,8 @@ def train(
         functional: The model.
         digits: The data.
         settings: Steps, schedule, seed.
-        writers: Receive every measurement.
+        out: Run directory that every measurement is stored in.
+        view: Shows every measurement.
         on_step: Called as `on_step(step, params, loss)` before each update and once at the end; the
             loss is that of the update before, None at step 0.
 
@@ -56,7 +59,8 @@ def train(
         instruments=("economy", "spectral", "kernel"),
         top_k=TOP_K,
         loss=LOSS,
-        writers=writers,
+        out=out,
+        writers=view,
     )
     state = optimizer.init(params)
 

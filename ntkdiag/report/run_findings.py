@@ -14,6 +14,8 @@ from ntkdiag.report.causes import EDGE, LUCK, OVER, SLACK
 from ntkdiag.report.number_text import number, percent, ratio
 from ntkdiag.report.run_subject import RunSubject
 
+# The questions whose answers come first.
+ANSWERS = ("training", "regime", "generalization")
 # As the verdict of a comparison has them.
 STILL, TURNED = 0.01, 0.1  # centred distances
 LINEAR = 0.1  # e1 up to which a linearized network is usable

@@ -24,7 +24,7 @@ from ntkdiag.report.run_conditions import (
     hashes_of_run,
     parameters_of_run,
 )
-from ntkdiag.report.run_findings import findings
+from ntkdiag.report.run_findings import ANSWERS, findings
 from ntkdiag.report.run_gallery import galleries
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = "run.html"
 SCRIPT = "run.js"
-ANSWERS = ("training", "regime", "generalization")  # that the page begins with
 
 
 def run_html(subject: RunSubject) -> str:

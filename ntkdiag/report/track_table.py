@@ -1,12 +1,15 @@
-"""A run as a table for the terminal, a line for each checkpoint."""
+"""A run in the terminal: a line for each checkpoint, and what the numbers say."""
 
 from typing import TYPE_CHECKING
 
 from ntkdiag import display
 from ntkdiag.report.number_text import number
 from ntkdiag.report.reported import Track
+from ntkdiag.report.run_findings import ANSWERS, findings
+from ntkdiag.report.run_subject import RunSubject
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 # Columns, where the run has them: title and name of the number. As many as fit 80 characters.
@@ -21,7 +24,17 @@ COLUMNS = {
 DIGITS = 3
 
 
-def track_table(track: Track) -> "Table":
+def track_table(track: Track) -> "Group":
+    """The table of the checkpoints, and the sentences that the report begins with."""
+    from rich.console import Group
+    from rich.text import Text
+
+    said = findings(RunSubject.of(track, None))
+    sentences = [Text(f"\n{said[name].sentence}") for name in ANSWERS]
+    return Group(_checkpoints(track), *sentences)
+
+
+def _checkpoints(track: Track) -> "Table":
     """Step, numbers, and e1 of the network linearized at the first checkpoint."""
     steps = track.steps
     title = f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"

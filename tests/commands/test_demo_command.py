@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+import ntkdiag
 from ntkdiag import demo
 from ntkdiag.checkpoints.params import load_params
 from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError, MissingDependencyError
-from ntkdiag.monitor.writers import read_json_lines
 
 pytest_plugins = ["shell"]
 
@@ -34,16 +34,16 @@ def test_demo(shell, tiny, tmp_path, library):
     assert (status, err) == (0, "")
     assert re.search(r"step +2  lambda [\d.]+", out)
     assert f"report: runs/digits-{library}/report.html" in out
-    assert "2 measurements from step 0 to step 2" in (root / "report.html").read_text(
-        encoding="utf-8"
-    )
+    assert "report of a run" in (root / "report.html").read_text(encoding="utf-8")
     assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
-    records, rows = read_json_lines(root / "ntk.jsonl")
-    assert [row["step"] for row in rows] == [0, 2]
-    assert records[0]["loss"] == "cross_entropy"
-    # What watch measured at step 0 is what compare measures of the checkpoint of step 0.
-    trace = float(re.search(r"trace  tr Θ +([\d.,e+-]+)", out).group(1).replace(",", ""))
-    np.testing.assert_allclose(rows[0]["ntk_trace"], trace, rtol=2e-3)
+    run = ntkdiag.open_run(root)
+    assert run.names == ["probe", "track", "watch"]
+    watched, tracked = run.rows("watch"), run.rows("track")
+    assert [row["step"] for row in watched] == [0, 2]
+    assert [row["step"] for row in tracked] == [0, 1, 2, 3]
+    assert run.record("watch")["loss"] == "cross_entropy"
+    # What watch measured at a step is what track measures of its checkpoint.
+    np.testing.assert_allclose(watched[1]["ntk_trace"], tracked[2]["trace"], rtol=2e-3)
     assert len(jax.tree.leaves(load_params(root / "checkpoints", 3))) == 6
 
 
@@ -92,7 +92,7 @@ def test_json_is_all_that_stands_on_standard_output(shell, tiny, tmp_path):
     status, out, err = shell("demo", "--steps", 3, "--every", 2, "--out", "mine", "--json")
     assert status == 0
     assert json.loads(out) == {"root": "mine", "report": "mine/report.html"}
-    assert "comparing the first and the last checkpoint" in err
+    assert "following the kernel through the checkpoints" in err
 
 
 def test_demo_names_the_extra_that_is_missing(monkeypatch):

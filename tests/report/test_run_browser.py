@@ -132,7 +132,9 @@ def test_the_slider_moves(page):
 
 
 def test_the_legend_hides_a_series(page):
-    visible = "document.querySelector('[id=run-margin-curve-1] path').getBoundingClientRect().width > 0"
+    visible = (
+        "document.querySelector('[id=run-margin-curve-1] path').getBoundingClientRect().width > 0"
+    )
     button = "document.querySelector('#figure-margin [data-curve=\"1\"]')"
     assert page.run(visible)
     page.run(f"{button}.click()")
