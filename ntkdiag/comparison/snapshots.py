@@ -16,7 +16,7 @@ from ntkdiag import errors
 from ntkdiag.checkpoints.location import checkpoint_error, finished_steps, locate
 from ntkdiag.comparison.sides import Source, split_step
 
-# A root, a list of sources, or step -> source.
+# A root, a list or a generator of sources, or step -> source.
 RunSource: TypeAlias = Any
 # Which steps: a schedule, `step -> bool`, or the steps themselves.
 StepsLike: TypeAlias = Callable[..., Any] | Iterable[int]
@@ -33,6 +33,45 @@ class Snapshot:
 
     step: int
     source: Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which steps are asked for.
+
+    Attributes:
+        rule: `step -> bool`; None for all.
+        steps: The steps themselves, where these are named.
+    """
+
+    rule: Callable[..., Any] | None = None
+    steps: frozenset[int] | None = None
+
+    @staticmethod
+    def of(steps: StepsLike | None) -> "Selection":
+        """Read `steps=`."""
+        if steps is None:
+            return Selection()
+        if callable(steps):
+            return Selection(rule=steps)
+        if not isinstance(steps, Iterable):
+            raise errors.InvalidInputError(
+                argument=f"steps={steps!r}",
+                expected="a schedule, or the steps",
+                got=f"a {type(steps).__name__}",
+                do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
+            )
+        return Selection(steps=frozenset(int(step) for step in steps))
+
+    def has(self, step: int) -> bool:
+        """Whether a step is asked for."""
+        if self.rule is not None:
+            return bool(self.rule(step))
+        return self.steps is None or step in self.steps
+
+    def is_complete(self, seen: set[int]) -> bool:
+        """Whether all steps that are named were seen."""
+        return self.steps is not None and self.steps <= seen
 
 
 def snapshots_of(
@@ -52,8 +91,9 @@ def snapshots_of(
             got=f"steps {_listed(numbers)}" if found else "an empty list",
             do="Name the steps: {step: checkpoint, ...}.",
         )
-    wanted = _wanted(numbers, steps)
-    chosen = [snapshot for snapshot in found if snapshot.step in wanted]
+    selection = Selection.of(steps)
+    _require_present(selection, numbers)
+    chosen = [snapshot for snapshot in found if selection.has(snapshot.step)]
     if last is not None:
         _require_count(last)
         chosen = chosen[-last:]
@@ -75,12 +115,12 @@ def _all_of(run: RunSource) -> Iterable[Snapshot]:
         return [Snapshot(int(step), source) for step, source in run.items()]
     if not isinstance(run, Iterable):
         raise errors.InvalidInputError(
-            expected="the root of a CheckpointManager, a list of checkpoints, or a dictionary from "
-            "steps to them",
+            expected="the root of a CheckpointManager, a list or generator of checkpoints, or a "
+            "dictionary from steps to them",
             got=f"a {type(run).__name__}",
             do="One checkpoint alone has no run: see compare(a, b).",
         )
-    return [Snapshot(_step_of(source, place), source) for place, source in enumerate(run)]
+    return [Snapshot(step_of(source, place), source) for place, source in enumerate(run)]
 
 
 def _of_root(root: str | os.PathLike[str]) -> list[Snapshot]:
@@ -89,19 +129,30 @@ def _of_root(root: str | os.PathLike[str]) -> list[Snapshot]:
     location = locate(split_step(root)[0])
     steps = finished_steps(location.root)
     if not steps:
-        raise checkpoint_error(
-            root,
-            "one checkpoint, with no finished numbered step in it",
-            "Pass the root of a CheckpointManager, or a list of checkpoints.",
-        )
+        raise one_checkpoint_error(root)
     return [Snapshot(step, os.fspath(directory)) for step, directory in steps.items()]
+
+
+def one_checkpoint_error(root: str | os.PathLike[str]) -> errors.CheckpointError:
+    """The error for a checkpoint in the place of a root."""
+    return checkpoint_error(
+        root,
+        "one checkpoint, with no finished numbered step in it",
+        "Pass the root of a CheckpointManager, or a list of checkpoints.",
+    )
+
+
+def is_step(value: object) -> bool:
+    """Whether a value is a number of a step."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return int(value) >= 0
 
 
 def _require_steps(run: Mapping[Any, Source]) -> None:
     """Refuse a dictionary whose keys are no steps, such as parameters."""
     for step in run:
-        is_number = isinstance(step, int | np.integer) and not isinstance(step, bool)
-        if not is_number or step < 0:
+        if not is_step(step):
             raise errors.InvalidInputError(
                 expected="a dictionary from steps, integers of at least 0, to checkpoints",
                 got=f"the key {step!r}",
@@ -109,28 +160,15 @@ def _require_steps(run: Mapping[Any, Source]) -> None:
             )
 
 
-def _wanted(numbers: Sequence[int], steps: StepsLike | None) -> set[int]:
-    """The steps that are asked for; one that is not there is refused."""
-    if steps is None:
-        return set(numbers)
-    if callable(steps):
-        return {number for number in numbers if steps(number)}
-    if not isinstance(steps, Iterable):
-        raise errors.InvalidInputError(
-            argument=f"steps={steps!r}",
-            expected="a schedule, or the steps",
-            got=f"a {type(steps).__name__}",
-            do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
-        )
-    wanted = {int(step) for step in steps}
-    missing = sorted(wanted - set(numbers))
+def _require_present(selection: Selection, numbers: Sequence[int]) -> None:
+    """Refuse steps that are named and not there."""
+    missing = sorted((selection.steps or frozenset()) - set(numbers))
     if missing:
         raise errors.InvalidInputError(
             expected="steps= of checkpoints that are there",
             got=f"no step {_listed(missing)} among {_listed(numbers)}",
             do="Leave out what was not saved.",
         )
-    return wanted
 
 
 def _require_count(last: int) -> None:
@@ -144,7 +182,7 @@ def _require_count(last: int) -> None:
         )
 
 
-def _step_of(source: Source, place: int) -> int:
+def step_of(source: Source, place: int) -> int:
     """The step that a path names; for others the place in the list."""
     if not isinstance(source, str | os.PathLike):
         return place

@@ -1,17 +1,19 @@
 """All checkpoints of a run, one probe: how the kernel and what it predicts went through training.
 
-1. Read the settings, find the checkpoints, and read the first one: its function, with running
-   statistics as arguments, is that of the whole run, and compiled once.
-2. One after the other: what is stored already is read; what is not is measured by itself, and then
-   beside every checkpoint before it. Pairs that an earlier call left out are made up for.
+1. Read the settings, and the first checkpoint: its function, with running statistics as arguments,
+   is that of the whole run, and compiled once.
+2. One after the other, as they come: what is stored already is read; what is not is measured by
+   itself, and then beside every checkpoint before it. Pairs that an earlier call left out are made
+   up for.
 3. Each is stored as soon as it is measured: its arrays first, then its line.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +21,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
+from ntkdiag.comparison.arrivals import Arrivals, FollowLike, arrivals_of
 from ntkdiag.comparison.checkpoint_numbers import (
     CheckpointNumbers,
     TrackedModel,
@@ -33,8 +36,8 @@ from ntkdiag.comparison.measured import fingerprint
 from ntkdiag.comparison.optimizer_margin import require_some_state, state_of
 from ntkdiag.comparison.placing import Model, Template, structure_error, unbound
 from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
-from ntkdiag.comparison.sides import Side, model_among, read_side
-from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike, snapshots_of
+from ntkdiag.comparison.sides import Side, read_side
+from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
 from ntkdiag.comparison.stored_probe import store_probe
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.comparison.versions import installed_versions
@@ -79,6 +82,8 @@ def track(
     optimizer: OptimizerLike | None = None,
     steps: StepsLike | None = None,
     last: int | None = None,
+    follow: FollowLike = False,
+    patience: float | int | None = None,
     out: str | os.PathLike[str] | None = None,
     memory: Memory | None = None,
     progress: bool | None = None,
@@ -94,10 +99,14 @@ def track(
     With `out`, each checkpoint is stored as soon as it is measured, and found there the next time:
     a call that was interrupted goes on where it was, and one after more training measures what is
     new. A folder of another model, probe or setting is refused, and so is a checkpoint that is not
-    the one that was measured.
+    the one that was measured. A second process is refused while one measures.
+
+    With `follow` it waits for new checkpoints of a training that is going on, and measures each as
+    soon as it is finished. Ctrl-C ends it, and returns what there is.
 
     Outputs, structures and probes are as in `compare`. All parameters and kernels are held in the
-    memory of the host at once.
+    memory of the host at once: every checkpoint is linearized for every other. Of a generator
+    nothing else is held.
 
     Cost: a kernel for each checkpoint, with its eigendecomposition (N C)^3; T (T - 1) forward
     derivatives of the probe for T checkpoints.
@@ -107,7 +116,8 @@ def track(
 
     Args:
         run: The root of a CheckpointManager; a list of what `compare` takes as one side: paths,
-            parameters, train states, models; or a dictionary from steps to these.
+            parameters, train states, models; a dictionary from steps to these; or a generator of
+            these, or of pairs (step, checkpoint), which is asked for one after the other.
         model: What gives parameters their meaning, as in `compare`.
         variables: Variables of a linen module, as in `compare`.
         train: Examples of the training set with their labels, (x, y), as in `compare`.
@@ -118,8 +128,14 @@ def track(
         optimizer: The Optax optimizer it is trained with, in the place of `descent`: the margin of
             each checkpoint is that of the next step from the state that lies beside its parameters,
             as in `compare`.
-        steps: Which checkpoints: a schedule such as `LogSpaced()`, or the steps; None for all.
-        last: The last so many of these.
+        steps: Which checkpoints: a schedule such as `LogSpaced()`, or the steps; None for all. A
+            generator, or a training that is followed, ends when all that are named have come.
+        last: The last so many of these; not of a generator, and not with `follow`.
+        follow: Whether to wait for new checkpoints in the root of a CheckpointManager, which may be
+            empty at first; or a function without arguments, which is asked every second whether to
+            go on.
+        patience: With `follow`, seconds without a new checkpoint after which it ends; None for no
+            limit.
         out: A folder that the results are stored in, made if need be; None stores nothing.
         memory: Memory budget of a kernel, as in `ntk`.
         progress: Whether to show how far it has come, as in `compare`.
@@ -128,7 +144,7 @@ def track(
         The checkpoints with all their numbers.
 
     Raises:
-        CheckpointError: A path cannot be read; see `load_params`.
+        CheckpointError: A path cannot be read; see `load_params`. Or none came.
         StructureError: A checkpoint differs from the first one, or a state is not that of the
             optimizer; all differences are listed.
         InvalidInputError: An argument is out of range; parameters are NaN; model and probe do not
@@ -138,21 +154,17 @@ def track(
     """
     # What does not depend on the model is checked before a checkpoint is read.
     settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
-    snapshots = snapshots_of(run, steps, last)
-    sources = [snapshot.source for snapshot in snapshots]
+    arrivals = arrivals_of(run, steps, last, follow, patience)
     template = Template(
-        model=model_among(sources) if model is None else unbound(model),
+        model=arrivals.model if model is None else unbound(model),
         variables=variables,
         options=model if isinstance(model, Functional) else None,
         x=settings.x,
         with_optimizer=optimizer is not None,
     )
-    first = _read(snapshots[0], template)
-    _require_optimizer_state(first, snapshots[-1], template, settings)
-    if first.shares_model:
-        # A module is asked only once which collections it reads.
-        functional = first.functional
-        template = dataclasses.replace(template, model=functional, options=functional)
+    sides = _read_all(arrivals, template)
+    first_snapshot, first = _require_first(next(sides, None), run)
+    _require_optimizer_state(first, arrivals.end, template, settings)
     first, _ = with_one_output(first, first, settings)
     shape = require_outputs(first, settings)
     tracker = _Tracker.of(first, settings, shape[1:])
@@ -161,21 +173,28 @@ def track(
         store_probe(out, tracker.model.settings.probes.of_kernel, record["probes"])
     with (
         _store(out, record) as store,
-        under_way("tracking", steps=len(snapshots), show=progress) as work,
+        # Without a number of checkpoints no share of the work can be told.
+        under_way("tracking", steps=arrivals.count or math.inf, show=progress) as work,
     ):
         places: list[Place] = []
-        for snapshot in snapshots:
-            # The first one is there already.
-            side = first if snapshot is snapshots[0] else _read(snapshot, template)
-            place = tracker.place(snapshot, side, store)
-            row = tracker.row(place, places)
-            stored = store.finished.get(snapshot.step)
-            if stored is None:
-                store.write(snapshot.step, row, place.numbers.arrays)
-            elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
-                store.amend(snapshot.step, row)
-            places.append(place)
-            work.advance()
+        try:
+            for snapshot, side in itertools.chain([(first_snapshot, first)], sides):
+                place = tracker.place(snapshot, side, store)
+                row = tracker.row(place, places)
+                stored = store.finished.get(snapshot.step)
+                if stored is None:
+                    store.write(snapshot.step, row, place.numbers.arrays)
+                elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
+                    store.amend(snapshot.step, row)
+                places.append(place)
+                if arrivals.count is None:
+                    work.text = f"tracking, step {place.step}"
+                work.advance()
+        except KeyboardInterrupt:
+            # The way to end what is followed; what was under way is not stored.
+            if arrivals.root is None or not places:
+                raise
+        places.sort(key=lambda place: place.step)
         rows = [{**store.finished[place.step], "step": place.step} for place in places]
     eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
     outputs = np.stack([place.numbers.outputs for place in places])
@@ -346,6 +365,35 @@ class _Tracker:
         return self.following.followed(side.functional.fixed)
 
 
+def _read_all(arrivals: Arrivals, template: Template) -> Iterator[tuple[Snapshot, Side]]:
+    """Each checkpoint as it comes; one that was removed before it could be read is left out."""
+    is_first = True
+    for snapshot in arrivals.snapshots:
+        try:
+            side = _read(snapshot, template)
+        except errors.CheckpointError:
+            if arrivals.is_gone(snapshot):
+                continue
+            raise
+        if is_first and side.shares_model:
+            # A module is asked only once which collections it reads.
+            functional = side.functional
+            template = dataclasses.replace(template, model=functional, options=functional)
+        is_first = False
+        yield snapshot, side
+
+
+def _require_first(first: tuple[Snapshot, Side] | None, run: RunSource) -> tuple[Snapshot, Side]:
+    """The first checkpoint; refused where none has come."""
+    if first is None:
+        raise errors.CheckpointError(
+            expected=f"a finished checkpoint in {os.fspath(run)!r}",
+            got="none until the end of patience=, or of follow=",
+            do="Wait longer, or check that training saves there.",
+        )
+    return first
+
+
 def _read(snapshot: Snapshot, template: Template) -> Side:
     label = f"step {snapshot.step}"
     try:
@@ -355,14 +403,17 @@ def _read(snapshot: Snapshot, template: Template) -> Side:
 
 
 def _require_optimizer_state(
-    first: Side, last: Snapshot, template: Template, settings: Settings
+    first: Side, last: Snapshot | None, template: Template, settings: Settings
 ) -> None:
-    """Refuse a run in which neither end has the state of an optimizer, where one is given."""
+    """Refuse a run in which neither end has the state of an optimizer, where one is given.
+
+    Of checkpoints that are still to come, the first one decides.
+    """
     if settings.optimizers is None:
         return
     [optimizer, _] = settings.optimizers
     if state_of(first, optimizer) is None:
-        end = _read(last, template)
+        end = first if last is None else _read(last, template)
         require_some_state((first, end), (None, state_of(end, optimizer)))
 
 
