@@ -26,6 +26,11 @@ from ntkdiag.comparison.fixed_arrays_change import FixedArraysChange
 from ntkdiag.comparison.linearized_change import LinearizedChange
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
+from ntkdiag.comparison.stored_comparison import (
+    append_comparison,
+    is_run_directory,
+    require_writable,
+)
 from ntkdiag.comparison.verdict import Verdict
 from ntkdiag.report.report_file import replace_file, require_report_file
 
@@ -177,14 +182,18 @@ class Comparison:
         *,
         history: "History | None" = None,
     ) -> pathlib.Path:
-        """Write the comparison as one self-contained HTML page, or as JSON.
+        """Write the comparison as one self-contained HTML page, as JSON, or into a run directory.
+
+        In a run directory it is one more row of the stream "compare", beside what `watch` and
+        `track` wrote there; see `ntkdiag.open_run`. Its rows are of one probe, one loss and one
+        reduction: others are refused.
 
         It is written beside its place and then renamed. A save that is killed leaves a file
         ``.report.html.<process>.tmp``, which is no report; a save an hour later removes it.
 
         Args:
             path: File ending in ``.html`` or ``.json``; replaced if it exists. Its folder is made
-                if need be.
+                if need be. A folder, or a new name without an ending, is a run directory.
             history: Records of `watch` to draw beside it: a file written by `JsonLines`, or its
                 rows. HTML only.
 
@@ -198,6 +207,13 @@ class Comparison:
         """
         path = pathlib.Path(path).expanduser()
         check_report(path, history=history)
+        if is_run_directory(path):
+            spectra = {
+                "a": np.asarray(self.a.spectrum.eigenvalues),
+                "b": np.asarray(self.b.spectrum.eigenvalues),
+            }
+            append_comparison(path, self.to_dict(), spectra)
+            return path
         if path.suffix == ".json":
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
         else:
@@ -217,6 +233,9 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
     path = path.expanduser()
+    if is_run_directory(path) and history is None:
+        require_writable(path)
+        return
     require_report_file(path, "Comparison")
     if path.suffix == ".html":
         from ntkdiag.report.dependencies import require_report
