@@ -4,7 +4,7 @@ import numpy as np
 
 from ntkdiag.report.causes import EDGE, OVER, SLACK
 from ntkdiag.report.number_text import number, percent
-from ntkdiag.report.run_findings import LINEAR, linear_from, margins
+from ntkdiag.report.run_answers import LINEAR, linear_from, margins
 from ntkdiag.report.run_subject import RunSubject
 
 LARGE_JUMP = 0.4  # of the way of the kernel, between two checkpoints

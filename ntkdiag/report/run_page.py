@@ -24,7 +24,7 @@ from ntkdiag.report.run_conditions import (
     hashes_of_run,
     parameters_of_run,
 )
-from ntkdiag.report.run_findings import ANSWERS, findings
+from ntkdiag.report.run_answers import ANSWERS, answers_of
 from ntkdiag.report.run_gallery import galleries
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
@@ -54,7 +54,7 @@ def run_html(subject: RunSubject) -> str:
     from markupsafe import Markup
 
     script = _script()
-    answers = findings(subject)
+    answers = answers_of(subject)
     figures = [what for what in RUN_FIGURES.values() if what.is_there(subject)]
     drawings = [drawn(what, subject) for what in figures]
     return (
@@ -67,7 +67,7 @@ def run_html(subject: RunSubject) -> str:
             answered=ANSWERS,
             advice=run_advice(subject),
             pages=PAGES,
-            findings=answers,
+            answers_by_page=answers,
             drawings=_by_page(drawings),
             images={item.figure.name: Markup(item.image) for item in drawings},
             missing=_missing(figures),

@@ -18,7 +18,7 @@ from ntkdiag import errors
 from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
 from ntkdiag.report.figures.style import figure
 from ntkdiag.report.run_advice import run_advice
-from ntkdiag.report.run_findings import findings
+from ntkdiag.report.run_answers import answers_of
 from ntkdiag.report.run_gallery import data_address, left_over
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.runs.run_writer import RunWriter
@@ -332,7 +332,7 @@ def with_margins(tmp_path, margins, e1=0.5, watched=()):
     ],
 )
 def test_margins_in_words(tmp_path, margins, sentence):
-    assert sentence in findings(with_margins(tmp_path, margins))["training"].sentence
+    assert sentence in answers_of(with_margins(tmp_path, margins))["training"].sentence
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SAME = 0.02  # of an alignment above chance, and of an accuracy
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Answer:
     """The answer to one question.
 
     Attributes:
@@ -35,7 +35,7 @@ class Finding:
     trust: str
 
 
-def findings(subject: RunSubject) -> Mapping[str, Finding]:
+def answers_of(subject: RunSubject) -> Mapping[str, Answer]:
     """The answer of every page of the report, by its name.
 
     Args:
@@ -76,10 +76,10 @@ def linear_from(subject: RunSubject) -> int | None:
     return int(usable[0]) if len(usable) else None
 
 
-def _training(subject: RunSubject) -> Finding:
+def _training(subject: RunSubject) -> Answer:
     known = margins(subject)
     if known is None:
-        return Finding(
+        return Answer(
             f"Whether training is stable is not known: no margin was measured.{_loss(subject)}",
             "A margin needs track(..., train=, loss=, descent=), or a monitor with a loss.",
         )
@@ -102,9 +102,7 @@ def _training(subject: RunSubject) -> Finding:
         sentence = (
             f"The learning rate could be larger: the margin was at most {most}, and is {last}."
         )
-    return Finding(
-        sentence + _loss(subject), _trust_in_margins(subject, len(steps), of_checkpoints)
-    )
+    return Answer(sentence + _loss(subject), _trust_in_margins(subject, len(steps), of_checkpoints))
 
 
 def _loss(subject: RunSubject) -> str:
@@ -138,7 +136,7 @@ def _trust_in_margins(subject: RunSubject, count: int, of_checkpoints: bool) -> 
     return f"{text}."
 
 
-def _regime(subject: RunSubject) -> Finding:
+def _regime(subject: RunSubject) -> Answer:
     distances = subject.series("drift_distance_centred")
     if distances is None or len(subject.steps) < 2:
         return _regime_of_monitor(subject)
@@ -163,20 +161,20 @@ def _regime(subject: RunSubject) -> Finding:
         f"Of {len(subject.steps)} checkpoints and {subject.n_examples} examples, exact for these; "
         "what other examples would give is not measured."
     )
-    return Finding(sentence, trust)
+    return Answer(sentence, trust)
 
 
-def _regime_of_monitor(subject: RunSubject) -> Finding:
+def _regime_of_monitor(subject: RunSubject) -> Answer:
     """The regime by what a monitor has of the kernel."""
     measured = subject.measured("distance_centred")
     if measured is None:
-        return Finding(
+        return Answer(
             "How far the kernel moved is not known: there are not two checkpoints of it.",
             "The regime needs ntkdiag.track on two checkpoints or more, or a monitor with the "
             "kernel tier.",
         )
     steps, values = measured
-    return Finding(
+    return Answer(
         f"The kernel {_turned(float(values[-1]))} up to step {steps[-1]:.0f} (centred distance "
         f"{number(values[-1], 3)}).",
         f"Of {len(steps)} measurements while training. What a linearized network predicts needs "
@@ -207,7 +205,7 @@ def _off(e1: float) -> str:
     return f"is off by {percent(e1)} of the change of the outputs"
 
 
-def _generalization(subject: RunSubject) -> Finding:
+def _generalization(subject: RunSubject) -> Answer:
     is_held_out = subject.series("held_out_alignment_above") is not None
     prefix = "held_out_" if is_held_out else ""
     of_examples = "held-out examples" if is_held_out else "the probe"
@@ -225,20 +223,20 @@ def _generalization(subject: RunSubject) -> Finding:
     else:
         went = "rose" if after > before else "fell"
         sentence = f"Alignment with the labels of {of_examples} {went} {values}."
-    return Finding(sentence + _accuracy(subject), _trust_in_labels(subject, prefix))
+    return Answer(sentence + _accuracy(subject), _trust_in_labels(subject, prefix))
 
 
-def _labels_of_monitor(subject: RunSubject) -> Finding:
+def _labels_of_monitor(subject: RunSubject) -> Answer:
     """The fit of the labels by what a monitor has of it."""
     measured = subject.measured("alignment_above")
     if measured is None:
-        return Finding(
+        return Answer(
             "How the kernel fits the labels is not known: no alignment was measured.",
             "It needs labels: track(..., held_out=(x, y)), or a monitor with the kernel tier.",
         )
     steps, values = measured
     of_examples = str(subject.watch_record.get("alignment_of", "the probe")).replace("_", " ")
-    return Finding(
+    return Answer(
         f"Alignment with the labels went from {number(values[0], 2)} to {number(values[-1], 2)} "
         f"above chance at step {steps[-1]:.0f}.",
         f"Of {len(steps)} measurements while training, of examples: {of_examples}.",
@@ -291,9 +289,9 @@ def _trust_in_labels(subject: RunSubject, prefix: str) -> str:
     return f"{text}."
 
 
-def _kernel(subject: RunSubject) -> Finding:
+def _kernel(subject: RunSubject) -> Answer:
     if subject.track is None:
-        return Finding(
+        return Answer(
             "Spectra over training are not known: no checkpoint was tracked.",
             "They need ntkdiag.track.",
         )
@@ -304,7 +302,7 @@ def _kernel(subject: RunSubject) -> Finding:
     assert ranks is not None
     assert resolved is not None
     size = subject.track.eigenvalues.shape[1]
-    return Finding(
+    return Answer(
         f"The trace changed by a factor of {ratio(float(trace[-1]), float(trace[0])).rstrip('×')}, "
         f"the entropy rank from {number(float(ranks[0]), 3)} to {number(float(ranks[-1]), 3)}.",
         f"{resolved[-1]:.0f} of {size} eigenvalues are above the noise floor at the end; what lies "
@@ -312,32 +310,32 @@ def _kernel(subject: RunSubject) -> Finding:
     )
 
 
-def _layers(subject: RunSubject) -> Finding:
+def _layers(subject: RunSubject) -> Answer:
     shares = subject.series("leaf_shares")
     names = subject.record.get("coordinates", {}).get("leaf", [])
     if shares is None or not names or not np.isfinite(shares[-1]).all():
-        return Finding(
+        return Answer(
             "Which parameters carry the kernel is not known.", "Shares need ntkdiag.track."
         )
     place = int(np.argmax(shares[-1]))
     name = names[place] or "the only leaf"
-    return Finding(
+    return Answer(
         f"{name} carries {percent(float(shares[-1, place]))} of the kernel at the end, "
         f"{percent(float(shares[0, place]))} at the beginning.",
         f"Shares of {len(names)} leaves in the trace, on {subject.n_examples} examples.",
     )
 
 
-def _examples(subject: RunSubject) -> Finding:
+def _examples(subject: RunSubject) -> Answer:
     if not subject.kernels:
-        return Finding(
+        return Answer(
             "Examples are not told apart: no kernels are stored.",
             "They are stored by track(..., out=).",
         )
     influence = np.diagonal(subject.kernels[-1]).astype(np.float64)
     place = int(np.argmax(influence))
     label = f" (label {subject.labels[place]})" if subject.labels else ""
-    return Finding(
+    return Answer(
         f"The largest self-influence at the end is that of example {place}{label}, "
         f"{number(float(influence[place] / np.median(influence)), 3)} times the median.",
         f"Of the {len(influence)} examples of the probe, by the kernel averaged over outputs.",
