@@ -18,13 +18,13 @@ from ntkdiag.report.figures.run_drawing import DrawnFigure, drawn
 from ntkdiag.report.figures.run_figure import RunFigure
 from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
 from ntkdiag.report.run_advice import run_advice
+from ntkdiag.report.run_answers import ANSWERS, answers_of
 from ntkdiag.report.run_conditions import (
     conditions,
     facts_of_run,
     hashes_of_run,
     parameters_of_run,
 )
-from ntkdiag.report.run_answers import ANSWERS, answers_of
 from ntkdiag.report.run_gallery import galleries
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
