@@ -7,7 +7,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from ntkdiag.checkpoints.location import Location, checkpoint_error
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import Location
 
 
 def require_contained(location: Location) -> None:

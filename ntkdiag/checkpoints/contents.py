@@ -4,18 +4,27 @@ Scripts save bare parameters, variables dictionaries, train states with optimize
 them, several networks. The rule: the parameters are the tree under the shallowest key `params`; a
 tree without such a key is taken to be the parameters; what stands beside `params` and is no state
 of an optimizer is a collection of fixed arrays. `at` says where they are when the rule does not
-fit. Only what is asked for is read from disk.
+fit. Of an Orbax checkpoint only what is asked for is read from disk. A file of Equinox has no keys:
+its arrays are those of a module, and beside it of a state.
 """
 
 import dataclasses
+import functools
 import os
+from collections.abc import Sequence
 
+import jax
 from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.contained import require_contained
-from ntkdiag.checkpoints.location import ITEM_FILE, Location, checkpoint_error, locate
+from ntkdiag.checkpoints.equinox_leaves import read_equinox_leaves
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import ITEM_FILE, Location, locate
 from ntkdiag.checkpoints.manifest import Keys
+from ntkdiag.checkpoints.msgpack_file import read_msgpack
+from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.checkpoints.orbax import describe, keyed_leaves, load
+from ntkdiag.checkpoints.safetensors_file import read_safetensors
 
 # Names of the state of an optimizer.
 OPTIMIZER_STATES = ("opt_state", "optimizer", "optimizer_state", "optim")
@@ -59,37 +68,36 @@ def read_contents(
     step: int | None = None,
     at: str | None = None,
     *,
+    parameter_names: ParameterNames | None = None,
+    skeleton: PyTree = None,
     with_optimizer: bool = False,
 ) -> Contents:
-    """Read parameters, and the collections beside them, from an Orbax checkpoint.
+    """Read parameters, and the collections beside them, from a checkpoint of any format.
 
-    `path`, `step` and `at` are those of `load_params`. Optimizer state is read from disk only
-    `with_optimizer`, and NNX's `value` level is taken out of the keys.
+    `path`, `step`, `at` and `parameter_names` are those of `load_params`; `skeleton` is an Equinox
+    module, or one with its state. Optimizer state is read only `with_optimizer`, and NNX's `value`
+    level is taken out of the keys.
     """
     location = locate(path, step)
-    require_contained(location)
-    described = describe(location)
-
-    # Where the parameters are, and the collections beside them.
-    params_keys = _find_params(location, described, at)
-    collection_keys: dict[str, Keys] = {}
-    if params_keys and params_keys[-1] == "params":
-        parent_keys = params_keys[:-1]
-        for name in _collection_names(_subtree(described, parent_keys)):
-            collection_keys[name] = (*parent_keys, name)
-
+    if location.format == "equinox":
+        return _in_skeleton(location, at, skeleton)
+    if location.format == "safetensors":
+        described = tree = read_safetensors(location, parameter_names)
+    elif location.format == "msgpack":
+        described = tree = read_msgpack(location)
+    else:
+        require_contained(location)
+        described = describe(location)
+        tree = None
+    params_keys, collection_keys = _find_parts(location, described, at)
     optimizer_keys = _find_optimizer_state(described, params_keys) if with_optimizer else None
+    if tree is None:
+        # Read these parts of the tree, and nothing else.
+        parts_to_read = [params_keys, *collection_keys.values()]
+        if optimizer_keys is not None:
+            parts_to_read.append(optimizer_keys)
+        tree = load(location, described, functools.partial(_begins_with_any, parts_to_read))
 
-    # Read these parts of the tree, and nothing else.
-    parts_to_read = [params_keys, *collection_keys.values()]
-    if optimizer_keys is not None:
-        parts_to_read.append(optimizer_keys)
-
-    def is_read(keys: Keys) -> bool:
-        """Whether a leaf lies in one of these parts."""
-        return any(_begins(keys, part) for part in parts_to_read)
-
-    tree = load(location, described, is_read)
     params = strip_value_level(_subtree(tree, params_keys))
     collections = {}
     for name, keys in collection_keys.items():
@@ -100,6 +108,34 @@ def read_contents(
     elif with_optimizer:
         optimizer_state = _optimizer_item(location)
     return Contents(params, collections, location, _top_level(described), optimizer_state)
+
+
+def _find_parts(
+    location: Location, described: PyTree, at: str | None
+) -> tuple[Keys, dict[str, Keys]]:
+    """Where the parameters are, and the collections beside them by name."""
+    params_keys = _find_params(location, described, at)
+    collection_keys: dict[str, Keys] = {}
+    if params_keys and params_keys[-1] == "params":
+        parent_keys = params_keys[:-1]
+        for name in _collection_names(_subtree(described, parent_keys)):
+            collection_keys[name] = (*parent_keys, name)
+    return params_keys, collection_keys
+
+
+def _in_skeleton(location: Location, at: str | None, skeleton: PyTree) -> Contents:
+    """Parameters in a module of Equinox, and the leaves of the state beside it."""
+    if at is not None:
+        raise checkpoint_error(
+            location.root,
+            f"leaves of Equinox, which have no names, and at={at!r}",
+            "Leave at out.",
+        )
+    tree = read_equinox_leaves(location, skeleton)
+    if isinstance(tree, tuple | list):
+        module, state = tree
+        return Contents(module, {"state": jax.tree.leaves(state)}, location)
+    return Contents(tree, {}, location)
 
 
 def _find_optimizer_state(described: PyTree, params_keys: Keys) -> Keys | None:
@@ -167,6 +203,11 @@ def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
             f'Choose one: load_params(path, at="{names[0]}").',
         )
     return _innermost_params(described, shallowest[0])
+
+
+def _begins_with_any(prefixes: Sequence[Keys], keys: Keys) -> bool:
+    """Whether keys lead to something below one of several prefixes."""
+    return any(_begins(keys, prefix) for prefix in prefixes)
 
 
 def _begins(keys: Keys, prefix: Keys) -> bool:

@@ -1,9 +1,11 @@
 """Where under a checkpoint path the arrays are, found from the names of files and directories.
 
 Orbax writes arrays into an *item*, a directory with a `_METADATA` file. A checkpoint is an item,
-or a directory of items, some of them with names such as `params` or `state`. The root of a
-CheckpointManager is a directory of checkpoints whose names end with their step. A path may lead to
-any of the three; a directory that Orbax has not finished has a mark in its name and does not count.
+or a directory of items, some of them with names such as `params` or `state`. Others write one file,
+or a directory with one file of weights in it, which may be the index of several shards.
+
+A root is a directory of checkpoints whose names end with their step. A path may lead to any of
+these; a directory that Orbax has not finished has a mark in its name and does not count.
 """
 
 import dataclasses
@@ -12,75 +14,83 @@ import pathlib
 import re
 
 from ntkdiag import errors
+from ntkdiag.checkpoints.formats import (
+    INDEX,
+    READABLE,
+    SUFFIXES,
+    Format,
+    checkpoint_error,
+    format_of_file,
+)
 
 ITEM_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory until a save completes
 # Of several items the first of these is meant: names that scripts, or Orbax, give to parameters.
 PREFERRED_ITEMS = ("params", "state", "default")
-# A number alone, or at the end of a name: "100", "checkpoint_100".
-_STEP = re.compile(r"^(?:.*_)?(\d+)$")
+# The files of weights in a directory of Hugging Face; the first that is there is meant.
+PREFERRED_FILES = (f"model{INDEX}", "model.safetensors", "flax_model.msgpack")
+# A number alone, or at the end of a name: "100", "run_100", and of Hugging Face "checkpoint-100".
+_STEP = re.compile(r"^(?:.*_|checkpoint-)?(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """One Orbax item on disk.
+    """One checkpoint on disk: an Orbax item, or a file.
 
     Attributes:
         root: The path that was asked for, or the checkpoint around it where that is an item;
-            nothing outside it is opened.
-        directory: The directory Orbax is asked to open.
-        item: Name of the item inside `directory`; None when the arrays lie in `directory` itself.
-        step: Step number when the item was found through a manager root or lies in a numbered
-            directory.
+            of an Orbax checkpoint nothing outside it is opened.
+        path: The directory Orbax is asked to open, or the file.
+        item: Name of the Orbax item inside `path`; None when the arrays lie in `path` itself.
+        step: Step number when it was found through a root or has one in its name.
+        format: What wrote it.
     """
 
     root: pathlib.Path
-    directory: pathlib.Path
+    path: pathlib.Path
     item: str | None
     step: int | None
+    format: Format = "orbax"
 
     @property
     def folder(self) -> pathlib.Path:
-        """The directory in which the arrays of the item lie."""
-        return self.directory / self.item if self.item else self.directory
+        """The directory in which the arrays of an Orbax item lie."""
+        return self.path / self.item if self.item else self.path
 
     @property
     def label(self) -> str:
-        """Short name for tables: the step, or the last two parts of the directory."""
+        """Short name for tables: the step, or the last two parts of the path."""
         if self.step is not None:
             return f"step {self.step}"
-        return "/".join(self.directory.parts[-2:])
-
-
-def checkpoint_error(path: str | os.PathLike[str], got: str, do: str) -> errors.CheckpointError:
-    """What every checkpoint error expects: an Orbax checkpoint at that path."""
-    return errors.CheckpointError(
-        expected=f"an Orbax checkpoint at {os.fspath(path)!r}", got=got, do=do
-    )
+        return "/".join(self.path.parts[-2:])
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None) -> Location:
-    """Find the one Orbax item that `path` (and `step`) means, without opening a file.
+    """Find the one checkpoint that `path` (and `step`) means; of files the first bytes are read.
 
-    `path` is a checkpoint of any layout, a step or an item of one, or a manager root, of which
-    `step` selects a step; without it the latest finished one is taken.
+    `path` is a checkpoint of any layout, a step or an item of one, or a root, of which `step`
+    selects a step; without it the latest finished one is taken.
     """
     # Links are not resolved: the user's name for the directory is the one for messages.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
-    _require_finished_directory(root)
+    _require_finished(root)
     # 1. The path is a checkpoint, or an item of one: there is nothing to choose.
-    if _is_item(root) or _items(root):
+    if root.is_file() or _is_item(root) or _items(root):
         if step is not None:
             raise checkpoint_error(
                 root,
                 f"a single checkpoint, and step={step}",
-                "Leave step out, or pass the manager root.",
+                "Leave step out, or pass the root of all steps.",
             )
         return _location_within(root, root, _step_number(root))
 
-    # 2. It is the root of a manager, and holds one checkpoint for every step.
+    # 2. It holds one checkpoint for every step, or weights of its own, or both.
     steps = finished_steps(root)
+    weights = _weights_in(root)
+    has_weights = weights is not None and (not steps or weights.name in PREFERRED_FILES)
+    if has_weights and step is None:
+        return _location_within(root, root, _step_number(root))
     if not steps:
         raise _nothing_found_error(root)
     if step is None:
@@ -93,29 +103,50 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Location:
 
 
 def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
-    """Finished steps of a manager root, by number; unfinished directories are left out."""
-    steps = {}
+    """Finished steps of a root, by number; unfinished directories are left out."""
+    steps: dict[int, pathlib.Path] = {}
+    if not root.is_dir():
+        return steps
     for child in sorted(root.iterdir()):
         number = _step_number(child)
-        if number is None or not child.is_dir():
+        if number is None or not _is_checkpoint(child):
             continue
-        if _is_item(child) or _items(child):
-            steps[number] = child
+        if number in steps:
+            raise checkpoint_error(
+                root,
+                f"two checkpoints of step {number}: {steps[number].name} and {child.name}",
+                "Pass the one that is meant.",
+            )
+        steps[number] = child
     return steps
 
 
-def _require_finished_directory(root: pathlib.Path) -> None:
-    """Refuse what is no directory, or one in which no save was completed."""
+def _is_checkpoint(path: pathlib.Path) -> bool:
+    """Whether a file or directory is a checkpoint by itself, as far as names tell."""
+    if path.is_file():
+        return path.suffix in SUFFIXES
+    return path.is_dir() and (_is_item(path) or bool(_items(path)) or _weights_in(path) is not None)
+
+
+def _weights_in(directory: pathlib.Path) -> pathlib.Path | None:
+    """The file of weights in a directory; None where there is none, or several of one rank."""
+    for name in PREFERRED_FILES:
+        if (directory / name).is_file():
+            return directory / name
+    files = [child for child in directory.iterdir() if child.name.endswith(INDEX)]
+    if not files:
+        files = [child for child in directory.iterdir() if child.suffix in SUFFIXES]
+    return files[0] if len(files) == 1 else None
+
+
+def _require_finished(root: pathlib.Path) -> None:
+    """Refuse what is not there, or a directory in which no save was completed."""
     if not root.exists():
         raise checkpoint_error(
             root, "no such path", "Check the spelling and the working directory."
         )
-    if not root.is_dir():
-        raise checkpoint_error(
-            root,
-            "a plain file",
-            "Pass the checkpoint directory; Orbax checkpoints are directories.",
-        )
+    if root.is_file():
+        return
     if UNFINISHED in root.name:
         raise checkpoint_error(
             root,
@@ -134,16 +165,23 @@ def _nothing_found_error(root: pathlib.Path) -> errors.CheckpointError:
         return checkpoint_error(
             root, "only saves that never finished", "Save again, or use another run."
         )
+    files = sorted(child.name for child in root.iterdir() if child.suffix in SUFFIXES)
+    if files:
+        return checkpoint_error(
+            root, f"several files: {', '.join(files[:12])}", "Pass the one that is meant."
+        )
     return checkpoint_error(
         root,
-        f"no {ITEM_FILE} file in it, in its items or in numbered steps",
-        "Pass the directory given to Orbax when saving, a step directory, or a CheckpointManager "
-        "root.",
+        f"no {ITEM_FILE} file in it, in its items or in numbered steps, and no file of weights",
+        "Pass the directory given to Orbax when saving, a step directory, or the root of all "
+        f"steps. {READABLE}",
     )
 
 
 def _location_within(root: pathlib.Path, directory: pathlib.Path, step: int | None) -> Location:
-    """The location of the item that is meant by a checkpoint directory, or by an item itself."""
+    """The location of the item or file that is meant by a checkpoint, or by an item itself."""
+    if directory.is_file():
+        return Location(root, directory, None, step, format_of_file(directory))
     if _is_item(directory):
         checkpoint = directory.parent
         is_part_of_checkpoint = (checkpoint / CHECKPOINT_FILE).exists()
@@ -152,6 +190,9 @@ def _location_within(root: pathlib.Path, directory: pathlib.Path, step: int | No
             return Location(checkpoint, checkpoint, directory.name, _step_number(checkpoint))
         return Location(root, directory, None, step)
     items = _items(directory)
+    weights = _weights_in(directory)
+    if not items and weights is not None:
+        return Location(root, weights, None, step, format_of_file(weights))
     for name in PREFERRED_ITEMS:
         if name in items:
             return Location(root, directory, name, step)
@@ -181,9 +222,10 @@ def _items(directory: pathlib.Path) -> list[str]:
     return sorted(names)
 
 
-def _step_number(directory: pathlib.Path) -> int | None:
-    """The step that the name of a directory ends with, as in ``100`` and ``checkpoint_100``."""
-    match = _STEP.match(directory.name)
+def _step_number(path: pathlib.Path) -> int | None:
+    """The step that a name ends with, as in ``100``, ``checkpoint_100`` and ``run_100.eqx``."""
+    name = path.stem if path.suffix in SUFFIXES else path.name
+    match = _STEP.match(name)
     return int(match.group(1)) if match else None
 
 

@@ -8,7 +8,8 @@ that a reader has to compare that with this list.
 import json
 from typing import TypeAlias
 
-from ntkdiag.checkpoints.location import ITEM_FILE, Location, checkpoint_error
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import ITEM_FILE, Location
 
 Keys: TypeAlias = tuple[str, ...]
 

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.contained import require_affordable
-from ntkdiag.checkpoints.location import Location, checkpoint_error
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.manifest import Keys, leaf_names
 
 # What Orbax takes in a template for: do not read this leaf.
@@ -28,7 +29,7 @@ def describe(location: Location) -> PyTree:
     """Read shapes and dtypes of every leaf, as nested dicts and lists; no array is read."""
     stored = leaf_names(location)
     with _orbax_errors(location, "unreadable metadata"):
-        stored_as = _v1().metadata(location.directory, checkpointable_name=location.item)
+        stored_as = _v1().metadata(location.path, checkpointable_name=location.item)
         described = stored_as.metadata
     # Orbax passes over leaves whose files are gone; the manifest still names them.
     missing = stored - {keys for keys, _ in keyed_leaves(described)}
@@ -63,7 +64,7 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
     with _orbax_errors(location, "unreadable or missing data"):
-        loaded = _v1().load(location.directory, template, checkpointable_name=location.item)
+        loaded = _v1().load(location.path, template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
 

@@ -1,8 +1,9 @@
-"""Parameters from an Orbax checkpoint.
+"""Parameters from a checkpoint of any format.
 
-A path is read in four steps: `location` finds the directory with the arrays, `contained` refuses
-links that lead out of it, `orbax` describes what is stored there and loads a part of it, and
-`contents` finds the parameters in the tree that a training script happened to save.
+A path is read in four steps: `location` finds the directory or file with the arrays, and its
+format; for Orbax, `contained` refuses links that lead out of it and `orbax` describes what is
+stored there and loads a part of it, and each other format has a reader of its own; `contents` finds
+the parameters in the tree that a training script happened to save.
 """
 
 import os
@@ -11,35 +12,52 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.contents import read_contents
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.named_arrays import ParameterNames
 
 
 @errors.public
 def load_params(
-    path: str | os.PathLike[str], step: int | None = None, *, at: str | None = None
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    at: str | None = None,
+    parameter_names: ParameterNames | None = None,
+    model: PyTree = None,
 ) -> PyTree:
-    """Read the parameters of an Orbax checkpoint into numpy.
+    """Read the parameters of a checkpoint into numpy.
 
     Reads what both Orbax APIs write (Standard, PyTree, CheckpointManager, v1), saved on any number
-    of devices. Structure comes back as Orbax stores it: nested dicts and lists, without NNX's
-    `value` level and without optimizer state. Orbax stores no checksum: a flipped bit in the data
-    is not detected.
+    of devices; safetensors, as a file or a Hugging Face directory with shards; msgpack files of
+    `flax.serialization`; and leaves of Equinox. The format is told by what is in a file. Pickles
+    are refused, and no format here runs code.
 
-    Cost: one read of the parameters; other parts of a train state stay on disk.
+    Structure comes back as it was stored: nested dicts and lists, without NNX's `value` level and
+    without optimizer state. No format stores a checksum: a flipped bit in the data is not detected.
+
+    Cost: one read of the parameters; other parts of a train state in Orbax stay on disk.
 
     Args:
-        path: Checkpoint, step or item directory, or a CheckpointManager root. Links leading out of
-            it are refused.
-        step: Step of a manager root; None takes the latest finished one.
+        path: Checkpoint, step or item directory, a file, or a root of numbered checkpoints such as
+            that of a CheckpointManager. Links leading out of an Orbax checkpoint are refused.
+        step: Step of a root; None takes the latest finished one.
         at: Where the parameters stand in the tree, such as ``"ema/params"``, when it is not the
             key `params`.
+        parameter_names: What paths the names of a safetensors file have. A dictionary
+            ``{"fc.weight": "Dense_0/kernel"}`` leaves out names that are not in it. A function of
+            name and array returns ``(path, array)``, and None to leave it out; it is where arrays
+            of another layout are transposed. None splits names at slashes or, without, at dots.
+        model: For a file of Equinox: a module of the structure that was saved, or (module, state).
 
     Returns:
-        Nested dicts and lists with numpy leaves, of the shapes and dtypes that were saved.
+        Nested dicts and lists with numpy leaves, of the shapes and dtypes that were saved; of a
+        file of Equinox, the module with these arrays and None for all else.
 
     Raises:
-        CheckpointError: The path is missing, empty, a file, unfinished, damaged or not an Orbax
-            checkpoint; the step does not exist; or the parameters cannot be told apart from the
-            rest.
+        CheckpointError: The path is missing, empty, unfinished, damaged, a pickle or of no known
+            format; the step does not exist; or the parameters cannot be told apart from the rest.
+        StructureError: The arrays of a file of Equinox are not those of `model`.
+        MissingDependencyError: safetensors is not installed.
 
     Example:
         >>> import numpy, tempfile
@@ -49,4 +67,11 @@ def load_params(
         >>> load_params(path)
         {'w': array([1., 1., 1.])}
     """
-    return read_contents(path, step, at).params
+    contents = read_contents(path, step, at, parameter_names=parameter_names, skeleton=model)
+    if parameter_names is not None and contents.location.format != "safetensors":
+        raise checkpoint_error(
+            path,
+            f"a checkpoint of {contents.location.format}, and parameter_names=",
+            "Leave it out: only safetensors files have no paths of their own.",
+        )
+    return contents.params

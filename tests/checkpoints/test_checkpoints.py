@@ -161,7 +161,7 @@ def assert_refused(path, *parts, step=None, at=None):
         load_params(path, step, at=at)
     text = str(caught.value)
     call = "load_params(path)" if step is None else "load_params(path, step)"
-    assert text.startswith(f"{call}: expected an Orbax checkpoint at '{path}'; got ")
+    assert text.startswith(f"{call}: expected a checkpoint at '{path}'; got ")
     for part in parts:
         assert part in text, text
     return text
@@ -173,7 +173,9 @@ def test_missing_path(tmp_path):
 
 def test_plain_file(tmp_path):
     (tmp_path / "file").write_text("x")
-    assert_refused(tmp_path / "file", "got a plain file", "Pass the checkpoint directory")
+    assert_refused(
+        tmp_path / "file", "got a file of no format that is known", "Readable are Orbax directories"
+    )
 
 
 def test_empty_directory(tmp_path):
@@ -185,7 +187,10 @@ def test_empty_directory(tmp_path):
 def test_directory_without_a_checkpoint(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     assert_refused(
-        tmp_path, "no _METADATA file in it", "a step directory, or a CheckpointManager root"
+        tmp_path,
+        "no _METADATA file in it",
+        "and no file of weights",
+        "a step directory, or the root of all steps",
     )
 
 
@@ -336,25 +341,83 @@ def test_declared_size_beyond_memory_is_refused(saved, monkeypatch):
     assert_same(load_params(saved), PARAMS)
 
 
-def test_a_checkpoint_sharded_over_four_devices_is_read_on_one(tmp_path):
-    script = f"""
+SAVE_SHARDED = """
+import pathlib, sys
 import jax, numpy
+import orbax.checkpoint as v0
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1
-mesh = Mesh(numpy.array(jax.devices()), ("d",))
+
+root = pathlib.Path(sys.argv[1])
+assert len(jax.devices()) == 8
+mesh = Mesh(numpy.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+def placed(array, *axes):
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))
+
 w = numpy.arange(32.0, dtype="float32").reshape(8, 4)
-w = jax.device_put(w, NamedSharding(mesh, PartitionSpec("d")))
-v1.save({str(tmp_path / "a")!r}, {{"params": {{"w": w, "key": jax.random.key(3)}}}})
+params = {
+    "w": placed(w, "data", "model"),
+    "half": placed(w.astype("bfloat16"), ("data", "model")),
+    "b": placed(w[0]),  # a copy on every device
+    "key": jax.random.key(3),
+}
+without_key = {name: leaf for name, leaf in params.items() if name != "key"}
+state = {"params": without_key, "opt_state": {"mu": params["w"]}, "step": 7}
+
+v1.save(root / "v1", {"params": params})
+v1.save(root / "v1_bare", params)
+with v0.StandardCheckpointer() as checkpointer:
+    checkpointer.save(root / "standard", state)
+v0.PyTreeCheckpointer(use_ocdbt=False).save(root / "zarr_files", state)
+v0.Checkpointer(v0.PyTreeCheckpointHandler(use_zarr3=True)).save(root / "zarr3", state)
+with v0.CheckpointManager(root / "manager") as manager:
+    manager.save(5, args=v0.args.StandardSave(state))
+with v0.CheckpointManager(root / "named") as manager:
+    items = v0.args.Composite(params=v0.args.StandardSave(without_key), step=v0.args.JsonSave({"step": 5}))
+    manager.save(5, args=items)
+with v0.CheckpointManager(root / "state") as manager:
+    manager.save(5, args=v0.args.Composite(state=v0.args.PyTreeSave(state)))
+with v1.training.Checkpointer(root / "v1_root") as checkpointer:
+    checkpointer.save_pytree(5, state)
 """
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+SHARDED = (
+    "v1",
+    "v1_bare",
+    "standard",
+    "zarr_files",
+    "zarr3",
+    "manager",
+    "named",
+    "state",
+    "v1_root",
+)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Checkpoints that another process wrote from eight devices."""
+    root = tmp_path_factory.mktemp("sharded")
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **flags}, check=True, capture_output=True
+        [sys.executable, "-c", SAVE_SHARDED, root],
+        env={**os.environ, **flags},
+        check=True,
+        capture_output=True,
     )
-    params = load_params(tmp_path / "a")
-    np.testing.assert_array_equal(params["w"], np.arange(32.0).reshape(8, 4))
-    np.testing.assert_array_equal(
-        params["key"], jax.random.key_data(jax.random.key(3))
-    )  # keys come as raw integers
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", SHARDED)
+def test_a_checkpoint_sharded_over_eight_devices_is_read_on_one(sharded, layout):
+    assert len(jax.devices()) == 1
+    params = load_params(sharded / layout)
+    w = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+    expected = {"w": w, "half": w.astype(jax.numpy.bfloat16), "b": w[0]}
+    if layout.startswith("v1") and layout != "v1_root":
+        expected["key"] = np.asarray(jax.random.key_data(jax.random.key(3)))  # as raw integers
+    assert_same(params, expected)
 
 
 def test_readers_side_by_side_leave_the_logger_as_it_was(tmp_path):

@@ -1,0 +1,88 @@
+"""The format of a checkpoint file, told by its first bytes, and only then by its suffix.
+
+A name can promise anything: a pickle that is called `model.safetensors` is refused like any other.
+"""
+
+import os
+import pathlib
+from typing import Literal, TypeAlias
+
+from ntkdiag import errors
+
+Format: TypeAlias = Literal["orbax", "safetensors", "msgpack", "equinox"]
+
+SUFFIXES: dict[str, Format] = {
+    ".safetensors": "safetensors",
+    ".msgpack": "msgpack",
+    ".eqx": "equinox",
+}
+# Ends the name of the file that says which shard holds which array.
+INDEX = ".safetensors.index.json"
+READABLE = (
+    "Readable are Orbax directories, safetensors (a file or a Hugging Face directory), msgpack "
+    "files of Flax and leaves of Equinox (.eqx)."
+)
+_MOST_BYTES = 16  # that tell a format
+_NUMPY = b"\x93NUMPY"
+_ZIP = b"PK\x03\x04"
+# A pickle of protocol 2 to 5; as msgpack the first byte would be an empty dictionary.
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib")
+
+
+def checkpoint_error(path: str | os.PathLike[str], got: str, do: str) -> errors.CheckpointError:
+    """What every checkpoint error expects: a checkpoint at that path."""
+    return errors.CheckpointError(expected=f"a checkpoint at {os.fspath(path)!r}", got=got, do=do)
+
+
+def format_of_file(file: pathlib.Path) -> Format:
+    """The format of a file; refused unless it is one that can be read."""
+    if file.name.endswith(INDEX):
+        return "safetensors"
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(_MOST_BYTES)
+    except OSError as error:
+        raise checkpoint_error(
+            file, f"a file that cannot be opened ({error.strerror})", "Look at its permissions."
+        ) from error
+    by_content = _format_of_bytes(start, file.stat().st_size)
+    if by_content is None and _may_be_pickle(file, start):
+        raise checkpoint_error(
+            file,
+            "a pickle, or an archive that may hold one: reading it may run code that is in it",
+            f"Save the arrays once more in another format. {READABLE}",
+        )
+    # What is too short to be told keeps what its name says: its reader names the damage.
+    format = by_content or SUFFIXES.get(file.suffix)
+    if format is None:
+        raise checkpoint_error(file, "a file of no format that is known", READABLE)
+    return format
+
+
+def _format_of_bytes(start: bytes, n_bytes: int) -> Format | None:
+    """The format that begins so, in a file of so many bytes; None where none does."""
+    if start.startswith(_NUMPY):
+        return "equinox"
+    # Eight bytes are the length of a header in JSON, which follows.
+    length_of_header = int.from_bytes(start[:8], "little")
+    if start[8:9] == b"{" and 0 < length_of_header <= n_bytes:
+        return "safetensors"
+    return "msgpack" if _is_dictionary_of_msgpack(start) else None
+
+
+def _is_dictionary_of_msgpack(start: bytes) -> bool:
+    """Whether bytes begin a dictionary of msgpack, whose first key is a string."""
+    if not start:
+        return False
+    # One byte for 1 to 15 entries; for more, their number takes two bytes after it, or four.
+    if 0x81 <= start[0] <= 0x8F:
+        key = start[1:2]
+    else:
+        key = {0xDE: start[3:4], 0xDF: start[5:6]}.get(start[0], b"")
+    return bool(key) and (0xA0 <= key[0] <= 0xBF or 0xD9 <= key[0] <= 0xDB)
+
+
+def _may_be_pickle(file: pathlib.Path, start: bytes) -> bool:
+    """Whether a file is a pickle, or an archive of arrays or pickles, by content or by name."""
+    return start.startswith((*_PICKLES, _ZIP)) or file.suffix in _PICKLE_SUFFIXES

@@ -1,0 +1,122 @@
+"""Arrays under names, such as `Dense_0.kernel`, put into a tree.
+
+A name is a path: its parts are joined by slashes or, where no name has one, by dots. Names of
+another library, and arrays in another layout, are translated by the user, array by array.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import PyTree
+
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import Location
+
+# Name -> path, which leaves out names that are not in it; or (name, array) -> (path, array), None
+# for an array that is left out.
+ParameterNames: TypeAlias = (
+    Mapping[str, str] | Callable[[str, np.ndarray], tuple[str, np.ndarray] | None]
+)
+
+
+def tree_of_named_arrays(
+    location: Location, arrays: Mapping[str, np.ndarray], parameter_names: ParameterNames | None
+) -> PyTree:
+    """Put arrays by name into nested dictionaries, under the paths that the user has for them."""
+    separator = "/"
+    if parameter_names is None:
+        if not any("/" in name for name in arrays):
+            separator = "."
+    elif isinstance(parameter_names, Mapping):
+        arrays = _by_dictionary(location, arrays, parameter_names)
+    else:
+        arrays = _by_function(location, arrays, parameter_names)
+    tree: dict[str, PyTree] = {}
+    for path, array in arrays.items():
+        _put(location, tree, path.split(separator), array)
+    return tree
+
+
+def _by_dictionary(
+    location: Location, arrays: Mapping[str, np.ndarray], parameter_names: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """The arrays that a dictionary names, by their paths."""
+    missing = [name for name in parameter_names if name not in arrays]
+    if missing:
+        raise checkpoint_error(
+            location.root,
+            f"nothing called {_some(missing)}, which parameter_names= has",
+            f"It holds: {_some(list(arrays))}.",
+        )
+    renamed: dict[str, np.ndarray] = {}
+    for name, path in parameter_names.items():
+        _require_new(location, renamed, path)
+        renamed[path] = arrays[name]
+    return renamed
+
+
+def _by_function(
+    location: Location,
+    arrays: Mapping[str, np.ndarray],
+    translate: Callable[[str, np.ndarray], tuple[str, np.ndarray] | None],
+) -> dict[str, np.ndarray]:
+    """The arrays that a function of name and array returns, by their paths."""
+    renamed: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        translated = translate(name, array)
+        if translated is None:
+            continue
+        is_pair = isinstance(translated, tuple) and len(translated) == 2
+        if not is_pair or not isinstance(translated[0], str):
+            raise checkpoint_error(
+                location.root,
+                f"{translated!r:.60} of parameter_names(name, array) for {name!r}",
+                "Return (path, array), or None to leave it out.",
+            )
+        path, converted = translated
+        _require_new(location, renamed, path)
+        renamed[path] = np.asarray(converted)
+    if not renamed:
+        raise checkpoint_error(
+            location.root,
+            "nothing that parameter_names= does not leave out",
+            f"It holds: {_some(list(arrays))}.",
+        )
+    return renamed
+
+
+def _require_new(location: Location, renamed: Mapping[str, np.ndarray], path: str) -> None:
+    """Refuse a path that another array has already."""
+    if path in renamed:
+        raise checkpoint_error(
+            location.root,
+            f"two arrays for {path!r} by parameter_names=",
+            "Give each a path of its own.",
+        )
+
+
+def _put(location: Location, tree: dict[str, PyTree], keys: list[str], array: np.ndarray) -> None:
+    """Put an array where its keys lead to."""
+    for depth, key in enumerate(keys[:-1]):
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise _no_tree_error(location, keys[: depth + 1])
+    if keys[-1] in tree:
+        raise _no_tree_error(location, keys)
+    tree[keys[-1]] = array
+
+
+def _no_tree_error(location: Location, keys: list[str]) -> Exception:
+    """The error for names of which one is the beginning of another."""
+    return checkpoint_error(
+        location.root,
+        f"names that make no tree: {'/'.join(keys)!r} is an array and the beginning of others",
+        "Say with parameter_names= which path each name has.",
+    )
+
+
+def _some(names: list[str]) -> str:
+    """Names for a message; of many, how many there are."""
+    text = ", ".join(names[:12])
+    return f"{text} and {len(names) - 12} more" if len(names) > 12 else text or "nothing"

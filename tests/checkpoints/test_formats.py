@@ -1,0 +1,370 @@
+"""Checkpoints of other formats than Orbax: each comes back as it was saved, all else is one clear error."""
+
+import builtins
+import json
+import pickle
+
+import equinox as eqx
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+from ntkdiag.checkpoints.contents import read_contents
+from ntkdiag.checkpoints.params import load_params
+from ntkdiag.errors import CheckpointError, MissingDependencyError, StructureError
+
+PARAMS = {
+    "Dense_0": {
+        "kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3),
+        "bias": np.ones(3, np.float32),
+    },
+    "Dense_1": {"kernel": np.full((3, 1), 0.5, jnp.bfloat16), "scale": np.ones((), np.float16)},
+}
+STATS = {"norm": {"mean": np.full(3, 0.25, np.float32)}}
+
+
+def flat(tree, separator):
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {separator.join(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def assert_same(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for left, right in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert isinstance(left, np.ndarray)
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+
+
+def refused(path, *parts, error=CheckpointError, step=None, **options):
+    with pytest.raises(error) as caught:
+        load_params(path, step, **options)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+# Safetensors.
+
+
+@pytest.fixture
+def save_safetensors():
+    return pytest.importorskip("safetensors.numpy").save_file
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("prefix", ["", "params"])
+def test_names_of_safetensors_are_paths(tmp_path, save_safetensors, separator, prefix):
+    tree = {prefix: PARAMS} if prefix else PARAMS
+    save_safetensors(flat(tree, separator), tmp_path / "model.safetensors")
+    assert_same(load_params(tmp_path / "model.safetensors"), PARAMS)
+    assert_same(load_params(tmp_path), PARAMS)  # a directory of Hugging Face
+
+
+def test_collections_stand_beside_params_in_safetensors(tmp_path, save_safetensors):
+    tree = {"params": PARAMS, "batch_stats": STATS}
+    save_safetensors(flat(tree, "/"), tmp_path / "a.safetensors")
+    contents = read_contents(tmp_path / "a.safetensors")
+    assert_same(contents.params, PARAMS)
+    assert_same(contents.collections, {"batch_stats": STATS})
+
+
+def test_shards_are_found_by_their_index(tmp_path, save_safetensors):
+    arrays = flat(PARAMS, ".")
+    shards = {}
+    for number, (name, array) in enumerate(arrays.items(), start=1):
+        shards[name] = f"model-{number:05}-of-{len(arrays):05}.safetensors"
+        save_safetensors({name: array}, tmp_path / shards[name])
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    assert_same(load_params(tmp_path), PARAMS)
+    assert_same(load_params(index), PARAMS)
+
+    (tmp_path / shards["Dense_0.bias"]).unlink()
+    refused(tmp_path, f"no file {shards['Dense_0.bias']}, which its index names", "Copy all shards")
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    refused(tmp_path, "an index that names a file elsewhere: '../model.safetensors'")
+    index.write_text("[]")
+    refused(tmp_path, "an index that cannot be read (TypeError")
+    index.unlink()
+    refused(tmp_path, "several files: model-00002-of-00004.safetensors", "Pass the one")
+
+
+def test_links_of_a_cache_are_followed(tmp_path, save_safetensors):
+    save_safetensors(flat(PARAMS, "."), tmp_path / "blob")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert_same(load_params(tmp_path / "snapshot"), PARAMS)
+
+
+def test_names_by_a_dictionary(tmp_path, save_safetensors):
+    arrays = {"fc.weight": np.ones((2, 3), np.float32), "position_ids": np.arange(4)}
+    save_safetensors(arrays, tmp_path / "a.safetensors")
+    got = load_params(tmp_path / "a.safetensors", parameter_names={"fc.weight": "Dense_0/kernel"})
+    assert_same(got, {"Dense_0": {"kernel": arrays["fc.weight"]}})
+    names = {"fc.weights": "Dense_0/kernel"}
+    parts = ("nothing called fc.weights", "It holds: fc.weight, position_ids.")
+    refused(tmp_path / "a.safetensors", *parts, parameter_names=names)
+    names = {"fc.weight": "kernel", "position_ids": "kernel"}
+    refused(tmp_path / "a.safetensors", "two arrays for 'kernel'", parameter_names=names)
+
+
+def test_names_by_a_function_that_transposes(tmp_path, save_safetensors):
+    kernel = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    save_safetensors(
+        {"fc.weight": np.ascontiguousarray(kernel.T), "position_ids": np.arange(4)},
+        tmp_path / "a.safetensors",
+    )
+
+    def from_torch(name, array):
+        if name == "position_ids":
+            return None
+        return "Dense_0/kernel", array.T
+
+    got = load_params(tmp_path / "a.safetensors", parameter_names=from_torch)
+    assert_same(got, {"Dense_0": {"kernel": kernel}})
+    wrong = {
+        "Return (path, array)": lambda name, array: name,
+        "nothing that parameter_names= does not leave out": lambda name, array: None,
+        "two arrays for 'w'": lambda name, array: ("w", array),
+    }
+    for part, translate in wrong.items():
+        refused(tmp_path / "a.safetensors", part, parameter_names=translate)
+
+
+def test_names_that_make_no_tree(tmp_path, save_safetensors):
+    array = np.ones(2, np.float32)
+    save_safetensors({"a": array, "a.b": array}, tmp_path / "a.safetensors")
+    refused(tmp_path / "a.safetensors", "'a' is an array and the beginning of others")
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\x00" * 40])
+def test_damaged_safetensors(tmp_path, content):
+    pytest.importorskip("safetensors")
+    (tmp_path / "a.safetensors").write_bytes(content)
+    refused(tmp_path / "a.safetensors", "a.safetensors damaged", "Save it once more")
+
+
+def test_without_the_library(tmp_path, save_safetensors, monkeypatch):
+    save_safetensors(flat(PARAMS, "."), tmp_path / "a.safetensors")
+    real = builtins.__import__
+
+    def without_safetensors(name, *args, **kwargs):
+        if name == "safetensors":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_safetensors)
+    refused(
+        tmp_path / "a.safetensors",
+        'pip install "ntkdiag[safetensors]"',
+        error=MissingDependencyError,
+    )
+
+
+# Flax msgpack.
+
+
+def test_msgpack(tmp_path):
+    (tmp_path / "a.msgpack").write_bytes(flax.serialization.to_bytes(PARAMS))
+    assert_same(load_params(tmp_path / "a.msgpack"), PARAMS)
+    (tmp_path / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes({"params": PARAMS}))
+    assert_same(load_params(tmp_path), PARAMS)  # that of Hugging Face
+
+
+def test_names_are_of_safetensors_alone(tmp_path):
+    (tmp_path / "a.msgpack").write_bytes(flax.serialization.to_bytes(PARAMS))
+    parts = ("a checkpoint of msgpack, and parameter_names=", "Leave it out")
+    refused(tmp_path / "a.msgpack", *parts, parameter_names={"a": "b"})
+
+
+def test_msgpack_of_a_train_state(tmp_path):
+    state = TrainState.create(apply_fn=print, params=PARAMS, tx=optax.adam(1e-3))
+    (tmp_path / "state").write_bytes(flax.serialization.to_bytes(state))
+    contents = read_contents(tmp_path / "state")  # told by its content
+    assert_same(contents.params, PARAMS)
+    assert contents.collections == {}
+
+
+def test_msgpack_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 8)
+    (tmp_path / "a.msgpack").write_bytes(flax.serialization.to_bytes(PARAMS))
+    monkeypatch.undo()
+    assert b"__msgpack_chunked_array__" in (tmp_path / "a.msgpack").read_bytes()
+    assert_same(load_params(tmp_path / "a.msgpack"), PARAMS)
+
+
+def test_damaged_msgpack(tmp_path):
+    whole = flax.serialization.to_bytes(PARAMS)
+    for content in (b"", whole[:20], whole[:-3], whole + b"\x00"):
+        (tmp_path / "a.msgpack").write_bytes(content)
+        refused(tmp_path / "a.msgpack", "a msgpack file that cannot be read (", "Save it once more")
+    (tmp_path / "a.msgpack").write_bytes(b"\x93\x01\x02\x03")
+    refused(tmp_path / "a.msgpack", "a msgpack file with a list in it")
+
+
+# Leaves of Equinox.
+
+
+class Net(eqx.Module):
+    mlp: eqx.nn.MLP
+    rate: float
+    table: np.ndarray
+
+    def __init__(self, key, width=4, depth=1):
+        self.mlp = eqx.nn.MLP(3, 2, width, depth, key=key)
+        self.rate = 0.5
+        self.table = np.arange(3)
+
+    def __call__(self, x):
+        return self.mlp(x)
+
+
+def net(seed, **options):
+    return Net(jax.random.key(seed), **options)
+
+
+def test_leaves_of_equinox(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", net(1))
+    got = load_params(tmp_path / "a.eqx", model=net(0))
+    want = eqx.filter(net(1), eqx.is_array)
+    for left, right in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert isinstance(left, np.ndarray)
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+
+
+def test_leaves_of_equinox_behind_a_line_of_settings(tmp_path):
+    with (tmp_path / "a.eqx").open("wb") as file:
+        file.write(b'{"width": 4}\n')
+        eqx.tree_serialise_leaves(file, net(1))
+    got = load_params(tmp_path / "a.eqx", model=net(0))
+    np.testing.assert_array_equal(got.mlp.layers[0].weight, net(1).mlp.layers[0].weight)
+
+
+def test_leaves_of_equinox_in_bfloat16(tmp_path):
+    def half(module):
+        floating = eqx.is_inexact_array
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if floating(x) else x, module)
+
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", half(net(1)))
+    got = load_params(tmp_path / "a.eqx", model=half(net(0)))
+    assert got.mlp.layers[0].weight.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got.mlp.layers[0].weight, half(net(1)).mlp.layers[0].weight)
+
+
+def test_state_of_equinox(tmp_path):
+    model, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+    moved = jax.tree.map(lambda leaf: leaf + 1, state)
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", (model, moved))
+    contents = read_contents(tmp_path / "a.eqx", skeleton=(model, state))
+    want = jax.tree.leaves(moved)
+    assert len(want) > 1
+    for left, right in zip(contents.collections["state"], want, strict=True):
+        np.testing.assert_array_equal(left, right)
+    parts = ("more in the file than the model has leaves", "(model, state) where both were")
+    refused(tmp_path / "a.eqx", *parts, error=StructureError, model=model)
+
+
+def test_leaves_of_another_module(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", net(0))
+    refused(
+        tmp_path / "a.eqx",
+        "3 differences",
+        "mlp/layers/0/weight: expected float32[5, 3], got float32[4, 3]",
+        "mlp/layers/1/weight: expected float32[2, 5], got float32[2, 4]",
+        error=StructureError,
+        model=net(0, width=5),
+    )
+    # The layers that a shallower module has are the first ones here, which Equinox would read.
+    deep = eqx.nn.MLP(4, 4, 4, 2, key=jax.random.key(0))
+    shallow = eqx.nn.MLP(4, 4, 4, 1, key=jax.random.key(0))
+    eqx.tree_serialise_leaves(tmp_path / "deep.eqx", deep)
+    eqx.tree_deserialise_leaves(tmp_path / "deep.eqx", shallow)
+    parts = ("1 difference: 2 more in the file than the model has leaves",)
+    refused(tmp_path / "deep.eqx", *parts, error=StructureError, model=shallow)
+    eqx.tree_serialise_leaves(tmp_path / "shallow.eqx", shallow)
+    parts = ("layers/2/weight: missing; layers/2/bias: missing",)
+    refused(tmp_path / "shallow.eqx", *parts, error=StructureError, model=deep)
+
+
+def test_leaves_of_equinox_need_a_module(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", net(0))
+    refused(tmp_path / "a.eqx", "leaves of Equinox, which have no names", "Pass model=")
+    refused(tmp_path / "a.eqx", "at='params'", "Leave at out", at="params", model=net(0))
+
+
+class Trap:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_objects_among_leaves_are_not_unpickled(tmp_path):
+    with (tmp_path / "a.eqx").open("wb") as file:
+        np.save(file, np.array([Trap(tmp_path / "trace")], dtype=object), allow_pickle=True)
+    refused(tmp_path / "a.eqx", "array 1 of the file damaged", "Python objects", model=net(0))
+    assert not (tmp_path / "trace").exists()
+
+
+def test_damaged_leaves(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "a.eqx", net(0))
+    whole = (tmp_path / "a.eqx").read_bytes()
+    for content, array in ((b"", None), (whole[:40], 1), (whole[:-1], 6), (whole + b"\x93", 7)):
+        (tmp_path / "a.eqx").write_bytes(content)
+        if array is None:
+            refused(tmp_path / "a.eqx", "6 differences", error=StructureError, model=net(0))
+        else:
+            refused(tmp_path / "a.eqx", f"array {array} of the file damaged", model=net(0))
+
+
+# What no reader takes.
+
+
+@pytest.mark.parametrize("name", ["a.pkl", "a.safetensors", "a.msgpack", "a.eqx", "a"])
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_are_refused_whatever_their_name(tmp_path, name, protocol):
+    (tmp_path / name).write_bytes(pickle.dumps(Trap(tmp_path / "trace"), protocol))
+    refused(tmp_path / name, "a pickle, or an archive that may hold one", "Readable are Orbax")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_files_of_other_formats_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", w=np.ones(3))
+    refused(tmp_path / "a.npz", "an archive that may hold one", "safetensors (a file or")
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    refused(tmp_path / "a.h5", "a file of no format that is known", "leaves of Equinox (.eqx)")
+    (tmp_path / "a.pth").write_text("protocol 0")
+    refused(tmp_path / "a.pth", "a pickle, or an archive")
+
+
+# Roots of numbered files.
+
+
+def test_steps_of_a_root_of_files(tmp_path):
+    for step in (0, 100):
+        tree = jax.tree.map(lambda leaf, step=step: leaf + step, STATS)
+        (tmp_path / f"run_{step}.msgpack").write_bytes(flax.serialization.to_bytes(tree))
+    assert load_params(tmp_path)["norm"]["mean"][0] == 100.25
+    assert load_params(tmp_path, 0)["norm"]["mean"][0] == 0.25
+    assert read_contents(tmp_path / "run_0.msgpack").location.step == 0
+    refused(tmp_path, "got no step 7", "Finished steps there: 0, 100", step=7)
+    refused(tmp_path / "run_0.msgpack", "a single checkpoint, and step=1", step=1)
+    (tmp_path / "optimizer_0.msgpack").write_bytes(b"")
+    refused(tmp_path, "two checkpoints of step 0: optimizer_0.msgpack and run_0.msgpack")
+
+
+def test_steps_of_a_trainer_beside_its_last_weights(tmp_path, save_safetensors):
+    for folder, value in (("checkpoint-500", 1.0), ("checkpoint-1000", 2.0), (".", 3.0)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        save_safetensors({"w": np.full(2, value)}, tmp_path / folder / "model.safetensors")
+    assert load_params(tmp_path)["w"][0] == 3.0
+    assert load_params(tmp_path, 500)["w"][0] == 1.0
+    assert read_contents(tmp_path / "checkpoint-1000").location.step == 1000
