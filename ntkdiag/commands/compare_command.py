@@ -53,12 +53,13 @@ SHORT_NAMES = {
 }
 # All others begin with one of these.
 GROUPS = ("a.", "b.", "drift.", "linearization.", "fixed_arrays.", "movement.", "facts.")
+GROUPS += ("kernels_alone.",)
 
 
 def compare(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="Orbax checkpoint, step, manager root, or root@step."),
+        typer.Argument(metavar="A", help="Checkpoint of any format, step, root, or root@step."),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
     case: CaseOption,
@@ -87,7 +88,7 @@ def compare(
     as_json: JsonOption = False,
     fail_on: FailOnOption = None,
 ) -> None:
-    """Compare two Orbax checkpoints of one model through their kernels on some examples.
+    """Compare two checkpoints of one model through their kernels on some examples.
 
     --train, --held-out or the case say on which: stability and drift are
     of the first, alignment with the labels of the second.

@@ -52,7 +52,7 @@ _NUMBERS = (
 def spectrum(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CKPT", help="Orbax checkpoint, step, manager root, or root@step."),
+        typer.Argument(metavar="CKPT", help="Checkpoint of any format, step, root, or root@step."),
     ],
     case: CaseOption,
     train: TrainOption = None,

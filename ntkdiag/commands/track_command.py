@@ -71,7 +71,7 @@ KNOWN = (
 
 
 def track(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Root of an Orbax CheckpointManager.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Root of numbered checkpoints.")],
     case: CaseOption,
     train: TrainOption = None,
     held_out: HeldOutOption = None,

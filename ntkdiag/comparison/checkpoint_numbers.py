@@ -25,6 +25,7 @@ from ntkdiag.comparison.label_fit import (
     fit_outputs,
 )
 from ntkdiag.comparison.leaf_traces import LeafTraces, shares_of_leaves
+from ntkdiag.comparison.modes_overlap import N_MODES
 from ntkdiag.comparison.optimizer_margin import OptimizerMargins, Stability
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.descent import Descent
@@ -34,9 +35,6 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.optimizer.saved_state import OptimizerState
-
-# Eigenvectors that are kept of each kernel, for the overlap of subspaces.
-N_MODES = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,9 +28,10 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.drift import unit_kernels
-from ntkdiag.comparison.checkpoint_numbers import N_MODES, CheckpointNumbers, TrackedModel
+from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers, TrackedModel
 from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
 from ntkdiag.comparison.linearized_change import resolved_error
+from ntkdiag.comparison.modes_overlap import modes_to_compare, overlap_of_modes
 
 # Ways of one call of the program, and bytes of parameters that these may take.
 MOST_WAYS = 32
@@ -185,8 +186,5 @@ def _known(value: float | None) -> float:
 
 def _overlap(a: CheckpointNumbers, b: CheckpointNumbers) -> float:
     """How much of the leading subspace of one kernel is that of the other; NaN without modes."""
-    # Modes below the noise floor have no direction.
-    m = min(N_MODES, a.row["rank"], b.row["rank"])
-    if m == 0:
-        return math.nan
-    return float(np.sum((a.modes[:, :m].T @ b.modes[:, :m]) ** 2)) / m
+    m = modes_to_compare(a.row["rank"], b.row["rank"])
+    return overlap_of_modes(a.modes, b.modes, m)

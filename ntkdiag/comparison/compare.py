@@ -7,11 +7,15 @@
 4. Measure what lies between them: drift of the kernel, motion of every parameter, and how much of B
    the model linearized at A predicts; what other running statistics did by themselves is apart.
 5. Judge: dead, collapsed, or regime and task.
+
+Sides that have no parameters in common are compared in `comparing_kernels`.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -19,7 +23,13 @@ from jaxtyping import Float, PyTree
 from ntkdiag import errors
 from ntkdiag.analysis import drift
 from ntkdiag.analysis.collapse import spread_over_examples
+from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
+from ntkdiag.comparison.comparing_kernels import (
+    bring_two_structures,
+    compare_kernels,
+    why_kernels_alone,
+)
 from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.decisions import agreement, class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
@@ -40,16 +50,17 @@ from ntkdiag.comparison.optimizer_margin import (
     state_of,
 )
 from ntkdiag.comparison.parameter_movement import parameter_movement
-from ntkdiag.comparison.placing import Model, Template, unbound
+from ntkdiag.comparison.placing import Model, Template, is_with_state
 from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
 from ntkdiag.comparison.sides import Side, Source, model_among, read_side, require_comparable
+from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
+from ntkdiag.comparison.two_sides import require_two
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.reduction import automatic
 from ntkdiag.losses.loss_argument import LossLike
-from ntkdiag.models.functional import Functional
 from ntkdiag.optimizer.saved_state import OptimizerState
 from ntkdiag.probe_batch import Pair
 from ntkdiag.progress import under_way
@@ -70,13 +81,18 @@ def compare(
     optimizer: OptimizerLike | None = None,
     memory: Memory | None = None,
     names: tuple[str, str] | list[str] | None = None,
+    parameter_names: ParameterNames | None = None,
     progress: bool | None = None,
 ) -> Comparison:
-    """Compare two checkpoints of one model through their neural tangent kernels on a probe.
+    """Compare two checkpoints through their neural tangent kernels on a probe.
 
     Spectrum, rank, alignment with the labels and stability of each side; drift of the kernel,
     motion of every parameter, and how much of B the model linearized at A predicts. Structure,
     shapes and dtypes have to agree exactly: nothing is restored in part.
+
+    Two models of different structure, and steps of a run directory of `track`, have no parameters
+    in common: then `prediction` is None and `movement` empty, and `kernels_alone` says why, how far
+    the leading modes overlap, and how many decisions are the same.
 
     Stability, drift and linearization error are of `train`; alignment, label power and
     leave-one-out are of `held_out`. With `train` alone these are of examples that were trained on,
@@ -91,21 +107,25 @@ def compare(
     between the sides, once more the kernels of A, with those of B.
 
     Args:
-        a: Orbax checkpoint (path of a checkpoint or of a step, a manager root, or ``"root@100"``
-            for its step 100), parameters, a variables dict, a train state, an NNX or Equinox model,
-            `(model, state)` of a stateful Equinox model, or a Functional. Each side is evaluated
-            with its own running statistics.
+        a: Checkpoint (path of a checkpoint or of a step, a root of numbered ones, or ``"root@100"``
+            for its step 100) of Orbax, safetensors, msgpack or Equinox; parameters, a variables
+            dict, a train state, an NNX or Equinox model, `(model, state)` of a stateful Equinox
+            model, or a Functional. Or a step of a run directory, ``"run/ntk@100"``. Each side is
+            evaluated with its own running statistics.
         b: The same for the other side.
         model: What gives parameters their meaning: a linen module, an NNX or Equinox model, a
             Functional, or a callable `f(params, x)`. Not needed beside Functionals and models. The
             options of a Functional hold for both sides; its fixed arrays only for a side without.
+            A pair (of A, of B) compares two models, which may have different structures; so do two
+            sides that are models themselves, without `model`.
         variables: Variables of a linen module, as `init` returns them: states the structure to
             expect, and the collections (batch statistics) that were not saved. Saved collections
-            are used side by side.
+            are used side by side. Of two models a pair, too.
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N T]`
             class numbers of tokens, targets of the shape of the outputs, or None, which leaves out
-            alignment, loss and accuracy.
+            alignment, loss and accuracy. Beside a step of a run directory the examples that were
+            tracked; of two such steps neither probe is needed.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
             given. Their kernel is the mean over outputs, unless `reduction` states another one.
         reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C
@@ -122,6 +142,7 @@ def compare(
             `train`; NaN, and why, where a side has no state or the optimizer is not recognised.
         memory: Memory budget of a kernel, as `ntk` takes it.
         names: Names of the two sides in tables.
+        parameter_names: What paths the names of a safetensors file have, as in `load_params`.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
             and in a notebook, after two seconds; True wherever output goes.
 
@@ -135,20 +156,38 @@ def compare(
         InvalidInputError: An argument is out of range, parameters are NaN, model and probe do not
             fit, or neither side has the state of an optimizer where one is given.
     """
-    # What does not depend on the model is checked before a checkpoint is read.
-    settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
     label_a, label_b = _read_names(names)
-    # Parameters mean nothing without a model: the argument, or the side that is one itself. A
-    # Functional brings its options, too, such as the mode and what is trainable.
-    template = Template(
-        model=model_among([a, b]) if model is None else unbound(model),
-        variables=variables,
-        options=model if isinstance(model, Functional) else None,
+    step_a = read_stored_step(a, label_a)
+    step_b = read_stored_step(b, label_b)
+    # What does not depend on the model is checked before a checkpoint is read.
+    # Two steps of a run need no examples; the state of an optimizer needs some.
+    without_examples = train is None and held_out is None and optimizer is None
+    if without_examples and step_a is not None and step_b is not None:
+        settings = settings_of_run(step_a, step_b, reduction, loss, descent, memory)
+    else:
+        settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
+
+    # Parameters mean nothing without a model: the argument, or the side that is one itself.
+    template_a, template_b = _templates(
+        (a, b),
+        model,
+        variables,
         x=settings.x,
+        parameter_names=parameter_names,
         with_optimizer=optimizer is not None,
     )
-    side_a = read_side(a, template, name="A", label=label_a)
-    side_b = read_side(b, template, name="B", label=label_b)
+    side_a, side_b = require_two(
+        step_a or read_side(a, template_a, name="A", label=label_a),
+        step_b or read_side(b, template_b, name="B", label=label_b),
+    )
+    are_two_models = template_a is not template_b
+    if model is None:
+        are_two_models = bring_two_structures(side_a, side_b)
+    reason = why_kernels_alone(side_a, side_b, two_models=are_two_models)
+    if reason is not None:
+        return compare_kernels(side_a, side_b, settings, reason, show=progress)
+    assert isinstance(side_a, Side)
+    assert isinstance(side_b, Side)
     side_a, side_b = require_comparable(side_a, side_b)
     side_a, side_b = with_one_output(side_a, side_b, settings)
     states = _optimizer_states((side_a, side_b), settings)
@@ -164,6 +203,34 @@ def compare(
         settings = dataclasses.replace(settings, reduction=chosen)
     with under_way("comparing", steps=4, show=progress) as work:
         return _measure(side_a, side_b, settings, labels, held_out_probe, states, work.advance)
+
+
+def _templates(
+    sources: tuple[Source, Source], model: Model, variables: PyTree, **reading: Any
+) -> tuple[Template, Template]:
+    """What gives the parameters of each side their meaning: one template, or two for two models.
+
+    `reading` says how checkpoints are read; see `Template`.
+    """
+    make = functools.partial(Template.of, **reading)
+    is_pair = isinstance(model, tuple | list) and len(model) == 2
+    if not is_pair or is_with_state(model):
+        template = make(model, common=model_among(sources), variables=variables)
+        return template, template
+    are_pair = isinstance(variables, tuple | list) and len(variables) == 2
+    if variables is not None and not are_pair:
+        raise errors.InvalidInputError(
+            argument="variables=...",
+            expected="the variables of each of two models, (variables_a, variables_b), or None",
+            got=f"a {type(variables).__name__}",
+            do="None stands for a model without, too: (variables_a, None).",
+        )
+    of_a, of_b = variables or (None, None)
+    templates = []
+    for source, of_side, variables_of_side in zip(sources, model, (of_a, of_b), strict=True):
+        common = model_among([source])
+        templates.append(make(of_side, common=common, variables=variables_of_side))
+    return templates[0], templates[1]
 
 
 def _read_names(names: tuple[str, str] | list[str] | None) -> tuple[str | None, str | None]:

@@ -13,11 +13,9 @@ from jaxtyping import Array, Float
 
 from ntkdiag.analysis import collapse
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.engine.jacobian.roundoff import eps_of
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy
-from ntkdiag.models.functional import Functional
 
 _LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stays finite
 
@@ -49,27 +47,32 @@ class Condition:
 
 
 def condition(
-    functional: Functional,
     settings: Settings,
     outputs: Float[np.ndarray, "n *o"],
     kernel: Kernel,
-    leaf_kernels: dict[str, Float[np.ndarray, "n n"]],
+    traced: Float[np.ndarray, "n n"] | None,
+    roundoff: float,
 ) -> Condition:
-    """Look at the kernel and the outputs of one side; one trace of f, N^2 per leaf."""
-    f, params = functional
-    traced = sum(leaf_kernels.values(), np.zeros(()))  # sum_c Theta_cc, [n n] in float64
+    """Look at the kernel and the outputs of one side.
+
+    `traced` is sum_c Theta_cc in float64, or None where it is not known; `roundoff` that of the
+    coarsest dtype on the way to the outputs.
+    """
     flat_outputs = outputs.reshape(outputs.shape[0], -1)
     constant_loss = None
     if settings.loss is not None and settings.y is not None:
         constant_loss = loss_of_constant_outputs(settings.loss, settings.y, outputs.shape)
-    trace = np.trace(traced)
-    with jax.enable_x64(True):
-        is_dead = bool(collapse.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
+    is_dead, mean_mode_share = False, np.nan
+    if traced is not None:
+        trace = np.trace(traced)
+        mean_mode_share = float(traced.sum() / (len(traced) * trace)) if trace > 0 else np.nan
+        with jax.enable_x64(True):
+            is_dead = bool(collapse.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
     return Condition(
         dead=is_dead,
         zero_rows=float(np.mean(np.diagonal(np.asarray(kernel.matrix)) == 0)),
-        mean_mode_share=float(traced.sum() / (len(traced) * trace)) if trace > 0 else np.nan,
-        equal=collapse.are_equal(flat_outputs, roundoff_of(f, params, settings.x)),
+        mean_mode_share=mean_mode_share,
+        equal=collapse.are_equal(flat_outputs, roundoff),
         spread=collapse.spread_over_examples(flat_outputs),
         constant_loss=constant_loss,
         certainty=certainty(settings.loss, outputs),

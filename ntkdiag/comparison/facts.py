@@ -1,18 +1,16 @@
 """What the numbers of a comparison mean, and what to know before trusting them."""
 
 import dataclasses
-import math
 import sys
 from typing import TypeAlias
 
 import jax
-import numpy as np
 
 from ntkdiag.comparison.label_fit import RELATIVE_RIDGE
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.placing import MOST_PATHS
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
+from ntkdiag.comparison.stored_step import AnySide, StoredStep
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
@@ -30,8 +28,8 @@ Facts: TypeAlias = dict[str, str | Number | None]
 
 
 def facts(
-    a: Side,
-    b: Side,
+    a: AnySide,
+    b: AnySide,
     settings: Settings,
     output_shape: tuple[int, ...],
     measured: Measured,
@@ -49,20 +47,16 @@ def facts(
         learning_rate = descent.require_learning_rate()
     elif measured.learning_rate == measured_b.learning_rate:
         learning_rate = measured.learning_rate  # of an optimizer that was read, the same at B
-    leaves = jax.tree.leaves(a.functional.params)
     return {
-        "model": f"{a.functional.library} {a.functional.name}".strip(),
-        "parameters": sum(int(np.prod(leaf.shape)) for leaf in leaves),
-        "parameter_dtype": ", ".join(sorted({str(leaf.dtype) for leaf in leaves})),
-        "mode": a.functional.mode,
+        **_of_models(a, b),
         "fixed_state_a": a.fixed_state,
         "fixed_state_b": b.fixed_state,
         "n_examples": settings.n_examples,
-        "n_outputs": math.prod(output_shape[1:]),
+        **_n_outputs(measured, measured_b),
         "reduction": label_kernel.convention.reduction,
         "kernel_probe": _WORDS[settings.probes.of_kernel.name],
         "label_probe": _WORDS[settings.probes.of_labels.name],
-        **_probes(settings.probes),
+        **_probes(settings.probes, kernel),
         "kernel": _describe_kernel(kernel),
         "label_kernel": _describe_kernel(label_kernel),
         "kernel_dtype": str(kernel.dtype),
@@ -79,30 +73,60 @@ def facts(
     }
 
 
-def _optimizers(a: Side, b: Side, settings: Settings) -> Facts:
+def _n_outputs(a: Measured, b: Measured) -> Facts:
+    """Outputs of one example, and those at B where they are others."""
+    found: Facts = {"n_outputs": a.outputs.shape[1]}
+    if b.outputs.shape[1] != a.outputs.shape[1]:
+        found["n_outputs_b"] = b.outputs.shape[1]
+    return found
+
+
+def _of_models(a: AnySide, b: AnySide) -> Facts:
+    """The model, under names of its own that of B where it is another one."""
+    found: Facts = _of_model(a)
+    of_b = _of_model(b)
+    if of_b != found:
+        found |= {f"{name}_b": value for name, value in of_b.items()}
+    return found
+
+
+def _of_model(side: AnySide) -> Facts:
+    """The model of one side."""
+    return {
+        "model": side.model,
+        "parameters": side.n_parameters,
+        "parameter_dtype": ", ".join(side.parameter_dtypes),
+        "mode": side.mode,
+    }
+
+
+def _optimizers(a: AnySide, b: AnySide, settings: Settings) -> Facts:
     """The optimizers in words, in the place of an update rule that was stated."""
     if settings.optimizers is None:
         return {"optimizer": None}
     words = []
     for side, optimizer in zip((a, b), settings.optimizers, strict=True):
+        assert not isinstance(side, StoredStep)  # `compare_kernels` refuses optimizers
         words.append(optimizer_in_words(optimizer, side.functional.params))
     optimizers = " at A, ".join(words) + " at B" if words[0] != words[1] else words[0]
     rule = "the optimizer in its state at this point"
     return {"descent": rule, "update_rule": rule, "optimizer": optimizers}
 
 
-def _probes(probes: Probes) -> Facts:
+def _probes(probes: Probes, kernel: Kernel) -> Facts:
     """Number and hash of the examples of each probe; None for one that was not given."""
     found: Facts = {}
     for name, probe in (("train", probes.train), ("held_out", probes.held_out)):
         found[f"{name}_examples"] = None if probe is None else probe.n_examples
-        found[f"{name}_sha256"] = None if probe is None else probe.digest
+        # A stored kernel knows its examples where they were not handed in.
+        of_kernel = kernel.convention.probe if probe is probes.of_kernel else None
+        found[f"{name}_sha256"] = None if probe is None else probe.digest or of_kernel
     return found
 
 
 def notes(
-    a: Side,
-    b: Side,
+    a: AnySide,
+    b: AnySide,
     settings: Settings,
     output_shape: tuple[int, ...],
     measured_a: Measured,
@@ -115,7 +139,7 @@ def notes(
     """
     sentences = []
     saved_dtypes = {*a.saved_dtypes, *b.saved_dtypes}
-    computed_dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(a.functional.params)}
+    computed_dtypes = {*a.parameter_dtypes, *b.parameter_dtypes}
     # JAX narrows float64 without a word unless it is told not to.
     if "float64" in saved_dtypes and "float64" not in computed_dtypes:
         sentences.append(
@@ -134,8 +158,7 @@ def notes(
             sizes = " × ".join(map(str, output_shape[1:]))
             of_an_example = f"outputs, {sizes} of an example with its positions"
         stability = "so no learning rate or margin is given"
-        is_by_products = settings.margin_by_products(measured_a.kernel.convention)
-        if is_by_products or settings.optimizers is not None:
+        if measured_a.critical_learning_rate is not None:
             stability = "so learning rate and margin come from products with that one"
         sentences.append(
             f"Kernels are reduced over {of_an_example} ({chosen}): their largest eigenvalue is "
@@ -175,7 +198,7 @@ def notes(
     return tuple(sentences)
 
 
-def _notes_on_fixed_arrays(a: Side, b: Side) -> list[str]:
+def _notes_on_fixed_arrays(a: AnySide, b: AnySide) -> list[str]:
     """Fixed arrays, such as batch statistics, that a side does not hold, and what stands in."""
     if a.lacking and a.lacking == b.lacking:
         return [

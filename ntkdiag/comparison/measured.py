@@ -29,11 +29,13 @@ from ntkdiag.comparison.optimizer_margin import Stability
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.descent import Descent
+from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
 from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.scalars import Number
 
@@ -177,8 +179,12 @@ def measure_side(
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     kernel_spectrum = spectrum(kernel)
-    stability = of_optimizer or _stability(side, kernel_spectrum, outputs, settings)
+    stability = of_optimizer or stated_stability(
+        side.functional, kernel_spectrum, outputs, settings
+    )
     kernels_of_leaves = leaf_kernels(f, params, settings.x, settings.memory)
+    traced = sum(kernels_of_leaves.values(), np.zeros((n, n)))  # sum_c Theta_cc
+    roundoff = roundoff_of(f, params, settings.x)
     measured = Measured(
         label=side.label,
         path=side.path,
@@ -189,27 +195,46 @@ def measure_side(
         spectrum=kernel_spectrum,
         outputs=flat_outputs,
         leaf_kernels=kernels_of_leaves,
-        condition=condition(side.functional, settings, outputs, kernel, kernels_of_leaves),
+        condition=condition(settings, outputs, kernel, traced, roundoff),
     )
-    if stability is not None:
-        measured = dataclasses.replace(
-            measured,
-            critical_learning_rate=stability.critical_learning_rate,
-            margin=stability.margin,
-            learning_rate=stability.learning_rate,
-            margin_status=stability.status,
-        )
+    measured = with_stability(measured, stability)
     # What labels are needed for.
-    if labels is not None:
-        of_outputs = fit_outputs(outputs, labels, settings.loss)
-        measured = dataclasses.replace(measured, loss=of_outputs.loss, accuracy=of_outputs.accuracy)
     if held_out is not None:
+        if labels is not None:
+            measured = _with_output_fit(measured, outputs, labels, settings)
         return _beside_held_out(measured, side, settings, labels, held_out)
-    if labels is not None:
-        trained_on = settings.probes.train is not None
-        fit = fit_kernel(kernel, labels.flat_targets, trained_on=trained_on)
-        return _with_kernel_fit(measured, fit)
-    return measured
+    return measured if labels is None else beside_labels(measured, outputs, labels, settings)
+
+
+def with_stability(measured: Measured, stability: Stability | None) -> Measured:
+    """The measurements with critical learning rate and margin, where these are known."""
+    if stability is None:
+        return measured
+    return dataclasses.replace(
+        measured,
+        critical_learning_rate=stability.critical_learning_rate,
+        margin=stability.margin,
+        learning_rate=stability.learning_rate,
+        margin_status=stability.status,
+    )
+
+
+def beside_labels(
+    measured: Measured, outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, settings: Settings
+) -> Measured:
+    """The measurements completed by those of outputs and kernel beside the labels of the probe."""
+    measured = _with_output_fit(measured, outputs, labels, settings)
+    trained_on = settings.probes.train is not None
+    fit = fit_kernel(measured.kernel, labels.flat_targets, trained_on=trained_on)
+    return _with_kernel_fit(measured, fit)
+
+
+def _with_output_fit(
+    measured: Measured, outputs: Float[np.ndarray, "n *o"], labels: ProbeLabels, settings: Settings
+) -> Measured:
+    """The measurements with loss and accuracy."""
+    fit = fit_outputs(outputs, labels, settings.loss)
+    return dataclasses.replace(measured, loss=fit.loss, accuracy=fit.accuracy)
 
 
 def _beside_held_out(
@@ -282,10 +307,16 @@ def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
     }
 
 
-def _stability(
-    side: Side, spectrum: Spectrum, outputs: Float[np.ndarray, "n *o"], settings: Settings
+def stated_stability(
+    functional: Functional | None,
+    spectrum: Spectrum,
+    outputs: Float[np.ndarray, "n *o"],
+    settings: Settings,
 ) -> Stability | None:
-    """Critical learning rate and margin, as far as loss, update rule and kernel allow."""
+    """Critical learning rate and margin of the stated rule, as far as loss and kernel allow.
+
+    Without a function a reduced kernel allows none.
+    """
     convention = spectrum.convention
     assert convention is not None  # that of a `Kernel`
     is_reduced = convention.reduction != "full" and convention.n_outputs > 1
@@ -296,9 +327,9 @@ def _stability(
     if is_reduced:
         # The largest eigenvalue of a reduced kernel is too small: the learning rate would be
         # unsafe. That of the full kernel takes some products with it, which never form it.
-        if not settings.margin_by_products(convention):
+        if functional is None or not settings.margin_by_products(convention):
             return None
-        f, params = side.functional
+        f, params = functional
         full = NTKOperator(f, params, settings.x)
     descent = settings.descent or Descent()
     critical_rate, margin = critical_rate_and_margin(

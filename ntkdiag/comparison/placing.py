@@ -23,6 +23,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import needs_inputs
+from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
@@ -47,6 +48,9 @@ class Template:
         options: The Functional handed in as the model, whose options hold for models of a library,
             too; None where there is none.
         x: The probe, on which a linen module shows which collections it reads.
+        skeleton: An Equinox module, or one with its state, of the structure that a file of Equinox
+            was written from; None where there is none.
+        parameter_names: What paths the names of a safetensors file have.
         with_optimizer: Whether states of optimizers are read from checkpoints, too.
     """
 
@@ -54,7 +58,35 @@ class Template:
     variables: PyTree = None
     options: Functional | None = None
     x: PyTree = None
+    skeleton: PyTree = None
+    parameter_names: ParameterNames | None = None
     with_optimizer: bool = False
+
+    @staticmethod
+    def of(
+        model: Model,
+        *,
+        common: Model,
+        variables: PyTree,
+        x: PyTree,
+        parameter_names: ParameterNames | None,
+        with_optimizer: bool,
+    ) -> "Template":
+        """A template of what the caller gave; `common` is the model of a side, if one brings it.
+
+        A Functional that is handed in brings its options, such as the mode and what is trainable;
+        one that is a side does not.
+        """
+        chosen = common if model is None else unbound(model)
+        return Template(
+            model=chosen,
+            variables=variables,
+            options=model if isinstance(model, Functional) else None,
+            x=x,
+            skeleton=_skeleton_of(chosen),
+            parameter_names=parameter_names,
+            with_optimizer=with_optimizer,
+        )
 
     @functools.cached_property
     def functional(self) -> Functional | None:
@@ -121,6 +153,15 @@ def is_plain_callable(model: Model) -> bool:
         return False
     libraries = ("flax.linen", "flax.nnx", "equinox")
     return not any(is_module_of(library, model) for library in libraries)
+
+
+def _skeleton_of(model: Model) -> PyTree:
+    """The Equinox module in a model, with its state where it has one; None in other models."""
+    if is_with_state(model) or is_module_of("equinox", model):
+        return model
+    if isinstance(model, Functional) and model.library == "equinox":
+        return model.restore(model.params)
+    return None
 
 
 def unbound(model: Model) -> Model:

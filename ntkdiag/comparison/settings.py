@@ -87,6 +87,18 @@ def read_settings(
     """Check the arguments of `compare` that do not depend on the model."""
     probes = read_probes(train, held_out)
     probes = Probes(_checked(probes.train), _checked(probes.held_out))
+    return settings_of(probes, reduction, loss, descent, memory, optimizer)
+
+
+def settings_of(
+    probes: Probes,
+    reduction: str,
+    loss: LossLike | None,
+    descent: DescentLike | None,
+    memory: Memory | None,
+    optimizer: OptimizerLike | None = None,
+) -> Settings:
+    """Check the conventions of a comparison beside probes that are checked already."""
     # "auto" is decided where the number of outputs is known.
     if reduction not in REDUCTIONS:
         raise errors.InvalidInputError(

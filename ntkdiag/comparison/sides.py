@@ -80,6 +80,26 @@ class Side:
     optimizer_state: PyTree = None
     top_level: str = ""
 
+    @property
+    def model(self) -> str:
+        """The model in words: its library and its name."""
+        return f"{self.functional.library} {self.functional.name}".strip()
+
+    @property
+    def mode(self) -> str:
+        """The mode of the model."""
+        return self.functional.mode
+
+    @property
+    def parameter_dtypes(self) -> list[str]:
+        """The dtypes that it is computed with, sorted."""
+        return sorted({str(leaf.dtype) for leaf in jax.tree.leaves(self.functional.params)})
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of parameters."""
+        return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(self.functional.params))
+
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
@@ -163,25 +183,10 @@ def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
 
 
 def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
-    """Refuse two sides that are one checkpoint, or whose parameters differ in structure.
+    """Refuse two sides whose parameters differ in structure; all differences are listed.
 
-    Args:
-        a: Side A.
-        b: Side B.
-
-    Returns:
-        The sides, with labels that tell them apart.
-
-    Raises:
-        InvalidInputError: Both are the same step of the same path.
-        StructureError: Paths, shapes or dtypes differ; all differences are listed.
+    Where their fixed arrays are the same they have one function afterwards.
     """
-    if _are_one_checkpoint(a, b):
-        raise errors.InvalidInputError(
-            expected="two different checkpoints",
-            got=f"{a.path} {a.label} twice",
-            do='Two steps of one manager root are "root@0" and "root@100".',
-        )
     lines = differences(a.functional.params, b.functional.params)
     if lines:
         raise structure_error(lines)
@@ -191,22 +196,7 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
     if share_model and same_leaves(a.functional.fixed, b.functional.fixed):
         functional = a.functional.with_params(b.functional.params, check=False)
         b = dataclasses.replace(b, functional=functional)
-    if a.label == b.label:
-        a = dataclasses.replace(a, label=f"A: {a.label}")
-        b = dataclasses.replace(b, label=f"B: {b.label}")
     return a, b
-
-
-def _are_one_checkpoint(a: Side, b: Side) -> bool:
-    """Whether two sides are the same step of the same path."""
-    if a.path is None or b.path is None:
-        return False
-    return _absolute(a.path) == _absolute(b.path) and a.step == b.step
-
-
-def _absolute(path: str) -> str:
-    """A path by which two names of one directory are known as the same, links included."""
-    return os.path.realpath(os.path.expanduser(path))
 
 
 def _read_values(source: Source, template: Template) -> _Values:
@@ -215,7 +205,13 @@ def _read_values(source: Source, template: Template) -> _Values:
     takes_any_tree = is_plain_callable(template.model)
     if isinstance(source, str | os.PathLike):
         path, step = split_step(source)
-        contents = read_contents(path, step, with_optimizer=template.with_optimizer)
+        contents = read_contents(
+            path,
+            step,
+            parameter_names=template.parameter_names,
+            skeleton=template.skeleton,
+            with_optimizer=template.with_optimizer,
+        )
         location = contents.location
         params, optimizer_state = contents.params, contents.optimizer_state
         if template.with_optimizer and _is_saved_pair(params, template):

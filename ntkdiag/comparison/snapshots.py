@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.location import checkpoint_error, finished_steps, locate
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import finished_steps, locate
 from ntkdiag.comparison.sides import Source, split_step
 
 # A root, a list or a generator of sources, or step -> source.

@@ -50,7 +50,9 @@ def append_comparison(
     movement = content["movement"]
     row = dict(_scalars({name: part for name, part in content.items() if name != "facts"}))
     row |= {name: content["facts"][name] for name in _OF_SIDES}
-    for name in movement[0].keys() - {"path"}:
+    # Without parameters in common there is none.
+    names = movement[0].keys() - {"path"} if movement else ()
+    for name in names:
         row[f"movement_{name}"] = [leaf[name] for leaf in movement]
     row["notes"] = content["notes"]
     record = _record(content["facts"], [leaf["path"] for leaf in movement])

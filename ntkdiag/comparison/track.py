@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import display, errors
+from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.arrivals import Arrivals, FollowLike, arrivals_of
 from ntkdiag.comparison.checkpoint_numbers import (
     CheckpointNumbers,
@@ -34,7 +35,7 @@ from ntkdiag.comparison.label_fit import fit_outputs
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.measured import fingerprint
 from ntkdiag.comparison.optimizer_margin import require_some_state, state_of
-from ntkdiag.comparison.placing import Model, Template, structure_error, unbound
+from ntkdiag.comparison.placing import Model, Template, structure_error
 from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
 from ntkdiag.comparison.sides import Side, read_side
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
@@ -86,6 +87,7 @@ def track(
     patience: float | int | None = None,
     out: str | os.PathLike[str] | None = None,
     memory: Memory | None = None,
+    parameter_names: ParameterNames | None = None,
     progress: bool | None = None,
 ) -> Track:
     """Follow the kernel through all checkpoints of a run, on a probe.
@@ -115,9 +117,10 @@ def track(
     linearized on the way; Chizat et al. 2019 (1812.07956) for e1.
 
     Args:
-        run: The root of a CheckpointManager; a list of what `compare` takes as one side: paths,
-            parameters, train states, models; a dictionary from steps to these; or a generator of
-            these, or of pairs (step, checkpoint), which is asked for one after the other.
+        run: A root of numbered checkpoints, such as that of a CheckpointManager; a list of what
+            `compare` takes as one side: paths, parameters, train states, models; a dictionary from
+            steps to these; or a generator of these, or of pairs (step, checkpoint), which is asked
+            for one after the other.
         model: What gives parameters their meaning, as in `compare`.
         variables: Variables of a linen module, as in `compare`.
         train: Examples of the training set with their labels, (x, y), as in `compare`.
@@ -138,6 +141,7 @@ def track(
             limit.
         out: A folder that the results are stored in, made if need be; None stores nothing.
         memory: Memory budget of a kernel, as in `ntk`.
+        parameter_names: What paths the names of safetensors files have, as in `load_params`.
         progress: Whether to show how far it has come, as in `compare`.
 
     Returns:
@@ -155,11 +159,12 @@ def track(
     # What does not depend on the model is checked before a checkpoint is read.
     settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
     arrivals = arrivals_of(run, steps, last, follow, patience)
-    template = Template(
-        model=arrivals.model if model is None else unbound(model),
+    template = Template.of(
+        model,
+        common=arrivals.model,
         variables=variables,
-        options=model if isinstance(model, Functional) else None,
         x=settings.x,
+        parameter_names=parameter_names,
         with_optimizer=optimizer is not None,
     )
     sides = _read_all(arrivals, template)

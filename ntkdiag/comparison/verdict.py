@@ -8,6 +8,8 @@ The regime says how far the model linearized at A explains B. It rests on
 - e1, the error of the linearized model at B over the change of the outputs;
 - S_c, the distance of the centred kernels, 1 - cosine between them: 0 is the same direction.
 
+Where no parameters lead from A to B there is no e1, and no regime.
+
 A network may leave the linear regime by a kernel that turns, or by one that grows: then S_c is
 small, and e1 is not.
 
@@ -41,7 +43,7 @@ GROWTH = 1.5
 LUCK = 2.0
 
 State = Literal["alive", "dead", "collapsed"]
-Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown"]
+Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown", "kernels alone"]
 Task = Literal["grew", "same", "fell", "unknown"]
 
 CRITERION = (
@@ -49,7 +51,8 @@ CRITERION = (
     "examples. Otherwise, regime: "
     f"LAZY if e1 < {LAZY_E1} and S_c < {LAZY_DISTANCE}, the model linearized at A explains B; "
     f"NONLINEAR if e1 >= {NONLINEAR_E1}, or e1 >= {LAZY_E1} and S_c > {NONLINEAR_DISTANCE}; "
-    "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise. Task: the "
+    "UNCHANGED if the parameters changed no output beyond rounding; BETWEEN otherwise; KERNELS "
+    "ALONE where no parameters lead from A to B, and there is no e1. Task: the "
     "alignment grew or fell if its odds above chance, (alignment - chance) / (1 - alignment), "
     f"changed by a factor of {GROWTH:g} or more."
 )
@@ -62,7 +65,8 @@ class Verdict:
     Attributes:
         state: "dead", "collapsed" or "alive": B itself, before all else.
         regime: "lazy", "between" or "nonlinear"; "unchanged" if the parameters changed no
-            output beyond rounding; "unknown" where S_c is undefined and e1 does not decide.
+            output beyond rounding; "unknown" where S_c is undefined and e1 does not decide;
+            "kernels alone" where no parameters lead from A to B.
         task: Whether the alignment with the labels, above chance, "grew", "fell", or stayed the
             "same"; "unknown" without labels, or where it is undefined.
         numbers: The numbers it rests on, in words.
@@ -139,6 +143,22 @@ def judge(
         state=state,
         regime=regime_of(e1, distance_centred),
         task=task_of(alignment_before, b.alignment),
+        numbers=numbers,
+    )
+
+
+def judge_kernels(a: Measured, b: Measured, *, distance_centred: float) -> Verdict:
+    """Decide what two kernels and outputs say by themselves: the state of B, and the task."""
+    # B did not come from A: that its outputs spread less than those of A says nothing.
+    state = state_of(b, spread_before=math.nan)
+    numbers = _describe_state(a, b)
+    if state == "alive":
+        task_numbers = _describe_task(a.alignment, a.alignment, b.alignment)
+        numbers = f"S_c = {_written(distance_centred)}. {task_numbers}"
+    return Verdict(
+        state=state,
+        regime="kernels alone",
+        task=task_of(a.alignment, b.alignment),
         numbers=numbers,
     )
 

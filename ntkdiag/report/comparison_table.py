@@ -53,6 +53,8 @@ KEY_NUMBERS = (
     "accuracy",
     "drift",
     "entropy",
+    "overlap",
+    "same_decision",
     "moved",
 )
 MOST_KEY_NUMBERS = 6
@@ -156,7 +158,8 @@ def _everything(comparison: Comparison, meanings: _Meanings) -> list[Text | Tabl
     if of_the_task:
         parts += _quantities("Task", BOTH_SIDES, of_the_task, meanings)
     parts += _quantities("From A to B", ("value",), between, meanings)
-    parts.append(_parameters(comparison))
+    if comparison.movement:
+        parts.append(_parameters(comparison))
     parts.append(_footer(comparison))
     return parts
 
@@ -191,10 +194,12 @@ def _key_numbers(comparison: Comparison, meanings: _Meanings) -> list[Text | Tab
 
 def _left_out(comparison: Comparison) -> str:
     """What the first screen does not hold, counted."""
-    leaves = len(comparison.movement) - 1
+    leaves = max(len(comparison.movement) - 1, 0)
     n_notes = len(comparison.notes)
     notes = f"{n_notes} {'note' if n_notes == 1 else 'notes'}"
     n_numbers = len(all_rows(comparison)) - MOST_KEY_NUMBERS
+    if leaves == 0:
+        return f"Not shown: {n_numbers} numbers, {notes}."
     return f"Not shown: {n_numbers} numbers, {leaves} parameters leaf by leaf, {notes}."
 
 
@@ -254,8 +259,7 @@ def _footer(comparison: Comparison) -> Text:
     """Conventions and notes."""
     facts = comparison.facts
     lines = [
-        f"{facts['model']}, {facts['parameters']:,} {facts['parameter_dtype']} parameters, "
-        f"mode {facts['mode']}, C = {facts['n_outputs']}",
+        *_model_lines(comparison),
         *_probes(comparison),
         f"Θ: {facts['kernel']}, {facts['kernel_dtype']}",
         f"fixed arrays at A: {facts['fixed_state_a']}; at B: {facts['fixed_state_b']}",
@@ -266,6 +270,19 @@ def _footer(comparison: Comparison) -> Text:
         text.append("\nNote: ", style="not dim bold")
         text.append(note, style="not dim")
     return text
+
+
+def _model_lines(comparison: Comparison) -> list[str]:
+    """The model, or both models, each in a line."""
+    facts = comparison.facts
+    lines = []
+    for of in ("", "_b"):
+        if f"model{of}" in facts:
+            size = f"{facts[f'parameters{of}']:,} {facts[f'parameter_dtype{of}']} parameters"
+            n_outputs = facts.get(f"n_outputs{of}", facts["n_outputs"])
+            mode = facts[f"mode{of}"]
+            lines.append(f"{facts[f'model{of}']}, {size}, mode {mode}, C = {n_outputs}")
+    return lines
 
 
 def _probes(comparison: Comparison) -> list[str]:

@@ -7,8 +7,10 @@ from ntkdiag.report.reported import Comparison
 
 def only_fixed_arrays_moved(comparison: Comparison) -> bool:
     """Whether the parameters are the same on both sides, and the fixed arrays are not."""
+    if comparison.fixed_arrays is None:
+        return False
     everything = comparison.movement[-1]  # the sum over all leaves
-    return comparison.fixed_arrays is not None and everything.moved == 0
+    return everything.moved == 0
 
 
 def fixed_arrays_reading(comparison: Comparison) -> str:

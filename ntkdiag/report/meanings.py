@@ -126,6 +126,11 @@ MEANINGS = {
         "S_c",
         "1 − cosine between the kernels centred over examples: 0 the same direction, 1 unrelated.",
     ),
+    "overlap": Meaning(
+        "overlap of the {k} leading modes",
+        "‖U_AᵀU_B‖²/{k}",
+        "How much of the leading subspace of one kernel is that of the other.",
+    ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
     # What other fixed arrays did by themselves, where they differ.
     "share_fixed": Meaning(
@@ -163,6 +168,11 @@ MEANINGS = {
     ),
     "max": Meaning(
         "largest prediction error", "max", "Over examples and outputs, in units of the outputs."
+    ),
+    "same_decision": Meaning(
+        "same decision of A and B",
+        "",
+        "Share of decisions on the probe, one for each label, in which A and B agree.",
     ),
     "agreement": Meaning(
         "same decision",

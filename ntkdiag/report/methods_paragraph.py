@@ -2,13 +2,14 @@
 
 from ntkdiag.report.reported import Comparison, Measured
 
-# What holds for every comparison.
-_NUMERICS = (
+# What holds for every comparison; then for those of parameters.
+_OF_KERNELS = (
     "Eigenvalues were computed in float64 from the symmetrised kernel; those below the noise floor "
     "are unresolved and not shown: ε √n λ₁, with ε the unit roundoff of the kernel's dtype and n "
     "its size, at least 64, or that of the model times λ₁, if larger. Centring removes the mean "
-    "over examples, output by output. The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
+    "over examples, output by output."
 )
+_OF_THE_PREDICTION = "The linear prediction of B is f(θ_A) + J(θ_A)(θ_B − θ_A)."
 
 
 def methods(comparison: Comparison) -> list[str]:
@@ -25,7 +26,7 @@ def methods(comparison: Comparison) -> list[str]:
     return [
         _kernel(comparison),
         f"Sides: {side_a}; {side_b}.",
-        _NUMERICS,
+        _OF_KERNELS if comparison.prediction is None else f"{_OF_KERNELS} {_OF_THE_PREDICTION}",
         _labels_and_loss(comparison),
         f"Versions: {comparison.facts['versions']}.",
     ]
@@ -34,15 +35,27 @@ def methods(comparison: Comparison) -> list[str]:
 def _kernel(comparison: Comparison) -> str:
     """What the kernels are kernels of."""
     facts = comparison.facts
-    n_outputs = facts["n_outputs"]
-    outputs = "output" if n_outputs == 1 else "outputs"
+    n_outputs = str(facts["n_outputs"])
+    if "n_outputs_b" in facts:
+        n_outputs += f" and {facts['n_outputs_b']}"
+    outputs = "output" if n_outputs == "1" else "outputs"
+    models = [_model(comparison, of) for of in ("", "_b") if f"model{of}" in facts]
     return (
-        f"Empirical neural tangent kernels Θ = J Jᵀ of a {facts['model']} model with "
-        f"{facts['parameters']:,} parameters ({facts['parameter_dtype']}), in {facts['mode']} "
-        f"mode, on N = {facts['n_examples']} examples {facts['kernel_probe']} with C = {n_outputs} "
-        f"{outputs} each; "
-        f"{facts['kernel']}, computed in {facts['kernel_dtype']} on {facts['backend']}. SHA-256 of "
+        f"Empirical neural tangent kernels Θ = J Jᵀ of {' and of '.join(models)}, on "
+        f"N = {facts['n_examples']} examples {facts['kernel_probe']} with C = {n_outputs} "
+        f"{outputs} each; {facts['kernel']}, computed in {facts['kernel_dtype']} on "
+        f"{facts['backend']}. SHA-256 of "
         f"the examples: {facts['train_sha256'] or facts['held_out_sha256']}."
+    )
+
+
+def _model(comparison: Comparison, of: str) -> str:
+    """The model of both sides, or that of B, `of` "_b", where it is another one."""
+    facts = comparison.facts
+    name = str(facts[f"model{of}"]).removesuffix(" model")
+    return (
+        f"a {name} model with {facts[f'parameters{of}']:,} parameters "
+        f"({facts[f'parameter_dtype{of}']}), in {facts[f'mode{of}']} mode"
     )
 
 

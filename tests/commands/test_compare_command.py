@@ -118,7 +118,7 @@ def test_a_step_of_what_is_no_manager_root(shell, workspace):
         "compare", "a@3", "b", "--model", "net_for_shell:net", "--train", "probe.npz"
     )
     assert status == 1
-    assert ": expected an Orbax checkpoint" in err
+    assert ": expected a checkpoint" in err
     assert "and step=3" in err
 
 

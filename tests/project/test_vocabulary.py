@@ -59,6 +59,7 @@ MEANINGS = {
     "f": "a function f(params, x, **kwargs) of a batch",
     "f2": "the function of the columns, where it is another",
     "params": "the parameters of f, a pytree",
+    "parameter_names": "what paths the names of arrays in a file have",
     "fixed": "arrays that f holds fixed, by path",
     "kwargs": "keyword arguments of f",
     "call_kwargs": "keyword arguments of f, where they cannot stand by themselves",

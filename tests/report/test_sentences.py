@@ -200,3 +200,74 @@ def test_alignment_that_fell():
     assert found.verdict.task == "fell"
     assert any("Alignment with the labels fell from" in line for line in readings(found))
     assert any(line.startswith("Compare A with checkpoints between") for line in advice(found))
+
+
+def layered(seed):
+    rng = np.random.default_rng(seed)
+    tree = {
+        "first": {"w": rng.normal(size=(4, 8)) / 2, "b": rng.normal(size=8)},
+        "last": {"w": rng.normal(size=(8, C)) / 3, "b": np.zeros(C)},
+    }
+    return jax.tree.map(lambda leaf: leaf.astype(np.float32), tree)
+
+
+def of_layers(params, x):
+    hidden = jax.nn.relu(x @ params["first"]["w"] + params["first"]["b"])
+    return hidden @ params["last"]["w"] + params["last"]["b"]
+
+
+def trace_of(params, layer):
+    """tr J_l J_l^T of a layer by a dense Jacobian."""
+    jacobian = jax.jacrev(lambda part: of_layers({**params, layer: part}, X))(params[layer])
+    return sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(jacobian))
+
+
+def test_layers_that_learn_differently_are_named():
+    start = layered(0)
+    # Larger weights in the last layer give the first one more of the kernel.
+    end = {"first": start["first"], "last": {**start["last"], "w": 3 * start["last"]["w"]}}
+    end["first"] = {**end["first"], "b": end["first"]["b"] * np.float32(1.01)}
+    found = compare(start, end, model=of_layers, train=(X, Y))
+    said = "\n".join(readings(found))
+    shares = []
+    for params in (start, end):
+        first, last = trace_of(params, "first"), trace_of(params, "last")
+        shares.append(f"{100 * first / (first + last):.1f} %")
+    assert (
+        f"the share of first in the trace of the kernel grew most, from {shares[0]} to {shares[1]}"
+        in said
+    )
+    assert "that of last fell most" in said
+    assert "For its size last moved farthest (‖Δθ‖/‖θ_A‖ 2) and first least (0.00" in said
+    farthest = max(
+        (leaf for leaf in found.movement if leaf.distance_centred is not None),
+        key=lambda leaf: leaf.distance_centred,
+    )
+    assert f"The kernel of {farthest.path} turned farthest" in said
+
+
+def test_layers_that_learn_alike_have_no_shift_of_shares():
+    start = layered(0)
+    found = compare(
+        start,
+        jax.tree.map(lambda leaf: leaf * np.float32(1.001), start),
+        model=of_layers,
+        train=(X, Y),
+    )
+    said = "\n".join(readings(found))
+    assert "grew most" not in said
+    assert "moved farthest" in said
+
+
+def test_two_models_say_where_each_kernel_lies():
+    def stretched(params, x):
+        return of_layers(params, 30 * x)
+
+    a, b = layered(0), layered(1)
+    found = compare(a, b, model=(of_layers, stretched), train=(X, Y))
+    shares = [trace_of(a, layer) for layer in ("first", "last")]
+    largest = ("first", "last")[int(np.argmax(shares))]
+    assert (
+        f"The layer with the most of the kernel is {largest} ({100 * max(shares) / sum(shares):.1f} %)"
+        in "\n".join(readings(found))
+    )

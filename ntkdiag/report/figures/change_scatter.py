@@ -16,7 +16,9 @@ POINTS = 4000  # of more, every other or third is drawn
 
 
 def prediction(comparison: Comparison) -> str:
-    """The figure as SVG."""
+    """The figure as SVG; empty without a prediction."""
+    if comparison.prediction is None:
+        return ""
     with figure(*SIZE) as (canvas, axes):
         draw_prediction(comparison, axes)
         return svg(canvas, "prediction")

@@ -25,6 +25,11 @@ def _always(comparison: Comparison) -> bool:
     return True
 
 
+def _has_common_parameters(comparison: Comparison) -> bool:
+    """Whether parameters lead from A to B."""
+    return comparison.kernels_alone is None
+
+
 @dataclasses.dataclass(frozen=True)
 class ComparisonFigure:
     """One figure of a comparison.
@@ -131,6 +136,7 @@ COMPARISON_FIGURES: Mapping[str, ComparisonFigure] = {
             size=size_of,
             draw=draw_movement,
             table=_movement,
+            is_there=_has_common_parameters,
             panels={"ncols": 2, "sharey": True},
         ),
         ComparisonFigure(
@@ -140,6 +146,7 @@ COMPARISON_FIGURES: Mapping[str, ComparisonFigure] = {
             size=_fixed(SIZE_OF_PREDICTION),
             draw=draw_prediction,
             table=_prediction,
+            is_there=_has_common_parameters,
         ),
         ComparisonFigure(
             name="label_power",

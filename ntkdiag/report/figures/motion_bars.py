@@ -30,7 +30,9 @@ class _Bar:
 
 
 def movement(comparison: Comparison) -> str:
-    """The figure as SVG."""
+    """The figure as SVG; empty where the sides have no parameters in common."""
+    if not comparison.movement:
+        return ""
     with figure(*size_of(comparison), columns=2, sharey=True) as (canvas, axes):
         draw_movement(comparison, axes)
         return svg(canvas, "movement")
