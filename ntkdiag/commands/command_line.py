@@ -9,7 +9,7 @@ import io
 import logging
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,8 +29,8 @@ from ntkdiag.commands import (
 )
 from ntkdiag.commands.usage import UsageError
 
-# What typer raises for words that fit no command: the bases of the one that it hands on.
-_USAGE_ERRORS: tuple[type[typer.BadParameter], ...] = typer.BadParameter.__bases__  # pyright: ignore[reportAssignmentType]
+# What typer raises for words that fit no command. It does not hand the class on, but one below it.
+_USAGE_ERRORS: Any = typer.BadParameter.__bases__
 
 app = typer.Typer(name="ntkdiag", pretty_exceptions_enable=False)
 
@@ -43,9 +43,8 @@ def _print_version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def every_command(
-    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -57,8 +56,6 @@ def every_command(
     ] = False,
 ) -> None:
     """Training diagnostics for Flax and Equinox models, on the empirical neural tangent kernel."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def _add(command: Callable[..., None], examples: str = "") -> None:
@@ -87,8 +84,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    words = sys.argv[1:] or ["--help"]
     try:
-        status = app(prog_name="ntkdiag", standalone_mode=False)
+        status = app(args=words, prog_name="ntkdiag", standalone_mode=False)
     except errors.NtkdiagError as error:
         sys.stderr.write(f"ntkdiag: {error}\n")
         status = 2 if isinstance(error, UsageError) else 1
@@ -98,7 +96,7 @@ def main() -> None:
     sys.exit(status or 0)
 
 
-def _in_one_line(error: typer.BadParameter) -> str:
+def _in_one_line(error: Any) -> str:
     """A usage error of typer in the form that all messages have."""
     command = "ntkdiag" if error.ctx is None else error.ctx.command_path
     said = " ".join(error.format_message().split()).rstrip(".")

@@ -42,7 +42,7 @@ _FIRST = (
     "participation_ratio",
     "trace",
 )
-_WIDTH_OF_SPARKLINE = 24
+_WIDTH_OF_SPARKLINE = 20
 _MOST_ALERTS = 3  # the latest
 
 

@@ -1,3 +1,43 @@
-"""`ntkdiag report`: the page of a run directory, where it goes and what it says."""
+"""`ntkdiag report`: the page of a run directory, where it goes, and what it cannot be made of."""
+
+import json
+
+import pytest
 
 pytest_plugins = ["shell"]
+TRACK = ("track", "run", "--case", "net_for_shell.py:case", "--out", "tracked")
+
+
+@pytest.mark.slow
+def test_a_page(shell, checkpoints):
+    shell(*TRACK)
+    status, out, err = shell("report", "tracked")
+    assert (status, out, err) == (0, "report: tracked/report.html\n", "")
+    page = (checkpoints.parent / "tracked" / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    status, out, _ = shell("report", "tracked", "--out", "pages/other.html", "--json")
+    assert (status, json.loads(out)) == (0, {"report": "pages/other.html"})
+    assert (checkpoints.parent / "pages" / "other.html").exists()
+
+
+def test_its_numbers(shell, checkpoints):
+    _, printed, _ = shell(*TRACK, "--json")
+    status, out, err = shell("report", "tracked", "--out", "r.json")
+    assert (status, out, err) == (0, "report: r.json\n", "")
+    content = json.loads((checkpoints.parent / "r.json").read_text())
+    assert content["matrices"] == json.loads(printed)["matrices"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere",), "expected a run directory at 'nowhere'; got no such path"),
+        (("tracked", "--out", "r.pdf"), "r.pdf"),
+    ],
+)
+def test_what_cannot_be_written(shell, checkpoints, words, said):
+    shell(*TRACK)
+    status, out, err = shell("report", *words)
+    assert (status, out) == (1, "")
+    assert said in err
+    assert err.count("\n") == 1
