@@ -19,6 +19,7 @@ from jaxtyping import PyTree
 from ntkdiag.commands.named_object import named_object
 from ntkdiag.commands.probe_files import read_pair
 from ntkdiag.commands.usage import usage_error
+from ntkdiag.comparison.settings import OptimizerLike
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Examples
 from ntkdiag.losses.loss_argument import LossLike
@@ -27,7 +28,18 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.probe_batch import Pair
 
 # What a dictionary may hold beside options of `functionalize`.
-_KEYS = ("model", "variables", "x", "y", "train", "held_out", "loss", "descent", "examples")
+_KEYS = (
+    "model",
+    "variables",
+    "x",
+    "y",
+    "train",
+    "held_out",
+    "loss",
+    "descent",
+    "optimizer",
+    "examples",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +54,7 @@ class Case:
         held_out: Examples that are not, likewise.
         loss: The loss that is trained; None where it is not said.
         descent: How it is trained; None where it is not said.
+        optimizer: The Optax optimizer that trains, in its place; `compare` and `track` read it.
         examples: "joint" where examples are meant to interact; None where it is not said.
         options: For `functionalize`: `mode`, `trainable`, `output`, ...
     """
@@ -53,6 +66,7 @@ class Case:
     held_out: Pair | None = None
     loss: LossLike | None = None
     descent: DescentLike | None = None
+    optimizer: OptimizerLike | None = None
     examples: Examples | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -79,11 +93,12 @@ class Case:
         """The case with another loss and another update rule, as far as they are given."""
         changes = {"learning_rate": learning_rate, "momentum": momentum}
         given = {name: value for name, value in changes.items() if value is not None}
-        descent = self.descent
-        if given:
-            base = Descent() if descent is None else as_descent(descent)
-            descent = dataclasses.replace(base, **given)
-        return dataclasses.replace(self, loss=loss or self.loss, descent=descent)
+        case = dataclasses.replace(self, loss=loss or self.loss)
+        if not given:
+            return case
+        base = Descent() if self.descent is None else as_descent(self.descent)
+        descent = dataclasses.replace(base, **given)
+        return dataclasses.replace(case, descent=descent, optimizer=None)
 
     def with_options(
         self, mode: str | None, trainable: Sequence[str] | None, joint: bool

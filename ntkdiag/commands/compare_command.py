@@ -125,6 +125,7 @@ def compare(
             reduction=reduction,
             loss=read.loss,
             descent=read.descent,
+            optimizer=read.optimizer,
             memory=memory,
         )
         # The report first: printing may fail.

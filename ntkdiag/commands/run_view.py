@@ -44,6 +44,7 @@ _FIRST = (
 )
 _WIDTH_OF_SPARKLINE = 20
 _MOST_ALERTS = 3  # the latest
+_NOT_MEASURED = ("probe",)  # streams that hold examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,7 @@ class LiveRun:
 
     Args:
         run: The run.
-        names: Its streams; None for all that there are when it is asked.
+        names: Its streams; None for all measurements that there are when it is asked.
     """
 
     def __init__(self, run: RunReader, names: Sequence[str] | None) -> None:
@@ -152,7 +153,10 @@ class LiveRun:
 
     def views(self) -> list[StreamView]:
         """All streams as they are now."""
-        return [self._view(name) for name in self.names or self.run.names]
+        names = self.names
+        if names is None:
+            names = [name for name in self.run.names if name not in _NOT_MEASURED]
+        return [self._view(name) for name in names]
 
     def _view(self, name: str) -> StreamView:
         path = self.run.root / f"{name}.jsonl"

@@ -121,6 +121,7 @@ def track(
             reduction=reduction,
             loss=read.loss,
             descent=read.descent,
+            optimizer=read.optimizer,
             steps=chosen_steps,
             last=last,
             memory=memory,

@@ -91,7 +91,9 @@ def test_a_tracked_run_shows_its_drift(shell, checkpoints):
     _, printed, _ = shell(
         "track", "run", "--case", "net_for_shell.py:case", "--out", "ntk", "--json"
     )
-    _, out, _ = shell("watch", "ntk", "--stream", "track")
+    _, out, _ = shell("watch", "ntk")
+    assert out.startswith("track: 2 rows")
+    assert "probe: " not in out  # which holds the examples
     assert max(map(len, out.splitlines())) <= 80
     drift = json.loads(printed)["checkpoints"][1]["drift"]
     ((_, shown, line),) = lines_with(out, "drift")
