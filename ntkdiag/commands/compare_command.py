@@ -74,7 +74,8 @@ def compare(
         pathlib.Path | None, typer.Option(help="Log of ntkdiag.watch to draw in the report.")
     ] = None,
     out: Annotated[
-        pathlib.Path | None, typer.Option(help="Report to write: .html or .json.")
+        pathlib.Path | None,
+        typer.Option(help="Report to write, .html or .json; or a run directory."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Print all tables and notes, not the first screen.")

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ntkdiag.comparison.tracked import Track
 
 EXAMPLES = examples(
-    "ntkdiag track checkpoints --model net.py:net --train train.npz",
-    "ntkdiag track checkpoints --case net.py:case --out run --steps 0,10,100",
+    "ntkdiag track checkpoints --case net.py:case --out run --follow",
+    "ntkdiag track checkpoints --model net.py:net --train train.npz --steps 0,10,100",
     "ntkdiag track checkpoints --case net.py:case --fail-on 'any:margin > 1'",
 )
 
@@ -88,6 +88,16 @@ def track(
     last: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the last so many of these.")
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Wait for new checkpoints of a running training, to Ctrl-C."),
+    ] = False,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="End --follow after so long without a new checkpoint."
+        ),
+    ] = None,
     memory: MemoryOption = None,
     out: Annotated[
         pathlib.Path | None,
@@ -124,6 +134,8 @@ def track(
             optimizer=read.optimizer,
             steps=chosen_steps,
             last=last,
+            follow=follow,
+            patience=patience,
             memory=memory,
             out=out,
         )

@@ -1,6 +1,8 @@
 """`ntkdiag track`: table, JSON and folder, the steps it takes, and gates on checkpoints."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import optax
@@ -90,6 +92,23 @@ def test_steps_on_a_logarithmic_schedule(shell, checkpoints):
     status, out, _ = shell(*CASE, "--json", "--steps", "log")
     assert status == 0
     assert [row["step"] for row in json.loads(out)["checkpoints"]] == [0]
+
+
+@pytest.mark.slow
+def test_a_training_is_followed(shell, checkpoints):
+    """It waits for checkpoints, and ends when none came for so long; Ctrl-C is tested with `track`."""
+    (checkpoints / "10").rename(checkpoints.parent / "later")
+
+    def save():
+        time.sleep(1.0)
+        (checkpoints.parent / "later").rename(checkpoints / "10")
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    status, out, _ = shell(*CASE, "--follow", "--patience", 4, "--out", "tracked", "--json")
+    saving.join()
+    assert status == 0
+    assert [row["step"] for row in json.loads(out)["checkpoints"]] == [0, 10]
 
 
 @pytest.mark.parametrize("words", ["some", "0,x", "every:x", "often:3"])
