@@ -32,7 +32,7 @@ class RunLog(JsonLines):
     first one lives.
 
     Args:
-        root: The run directory; made as needed.
+        out: The run directory; made as needed.
         name: The stream; another one for a second monitor of the same training.
 
     Raises:
@@ -40,9 +40,9 @@ class RunLog(JsonLines):
     """
 
     @errors.public
-    def __init__(self, root: str | os.PathLike[str], *, name: str = "watch") -> None:
+    def __init__(self, out: str | os.PathLike[str], *, name: str = "watch") -> None:
         require_name(name, "a stream")
-        self.stream = RunStream(pathlib.Path(root).expanduser().absolute(), name)
+        self.stream = RunStream(pathlib.Path(out).expanduser().absolute(), name)
         self._lock: filelock.BaseFileLock | None = None
         super().__init__(self.stream.path)
 
@@ -50,11 +50,11 @@ class RunLog(JsonLines):
         """Everything but the lock: a copy takes it when it writes."""
         return {**vars(self), "_lock": None}
 
-    def begin(self, settings: Mapping[str, Any]) -> None:
-        """Take the lock, and refuse settings that are not those of the stream.
+    def begin(self, record: Mapping[str, Any]) -> None:
+        """Take the lock, and refuse a record whose entries are not those of the stream.
 
         Args:
-            settings: Entries of the convention record, as far as they are known.
+            record: Entries of the convention record, as far as they are known.
 
         Raises:
             InvalidInputError: Another process writes to the stream, it is that of another run, or
@@ -62,12 +62,12 @@ class RunLog(JsonLines):
         """
         self._hold()
         stored = last_record(self.path) or {}
-        in_both = settings.keys() & stored.keys()
+        in_both = record.keys() & stored.keys()
         try:
             require_same(
                 self.path,
                 {key: stored[key] for key in in_both},
-                finite_or_null({key: settings[key] for key in in_both}),
+                finite_or_null({key: record[key] for key in in_both}),
             )
         except errors.InvalidInputError:
             self._release()

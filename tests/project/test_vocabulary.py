@@ -90,8 +90,10 @@ MEANINGS = {
     "f0_test": "outputs at the start of training on test examples",
     "names": "what the two sides are called",
     "run": "all checkpoints of one training",
+    "follow": "whether what is not there yet is waited for, or what says so",
     "last": "how many are taken, from the end",
     "out": "a folder that results are written into",
+    "patience": "seconds that something new is waited for",
     "a": "the first of two of a kind",
     "b": "the second of two of a kind",
     # Kernels
