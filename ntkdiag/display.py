@@ -110,15 +110,22 @@ def axes_to_draw_on(ax: "Axes | None") -> "Axes":
 
 def panels_to_draw_on(size: tuple[float, float] | None, **layout: Any) -> "tuple[Figure, Any]":
     """A new figure of a size in inches, and its axes: an array where there are several."""
+    require_matplotlib()
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained", **layout)
+
+
+def require_matplotlib() -> None:
+    """Refuse to draw where matplotlib is not installed."""
     try:
-        import matplotlib.pyplot as plt
+        import matplotlib.pyplot  # noqa: F401
     except ImportError:
         raise errors.MissingDependencyError(
             expected="matplotlib, which draws the figure",
             got="no matplotlib",
             do='Run: pip install "ntkdiag[report]"',
         ) from None
-    return plt.subplots(figsize=size, layout="constrained", **layout)
 
 
 class Plots:

@@ -217,6 +217,7 @@ MEANINGS = {
     "runs": "several runs, which are laid beside each other",
     "by": "an entry of the records whose value makes the groups",
     "stream": "a stream of a run directory, where several runs are read",
+    "overwrite": "whether what a former call wrote is replaced",
     "may_differ": "entries of the records that need not be the same",
 }
 
