@@ -45,7 +45,7 @@ from ntkdiag.report.seed_curves import draw_seed_curves
 from ntkdiag.runs.run_reader import RunReader
 
 _NO_SEED = "not in the record: state the seeds of the training"
-_LEAST_HEIGHT = 1.6  # inches, of figures as wide as the text
+_LEAST_HEIGHT = 2.0  # inches
 Captions = dict[str, tuple[str, str]]  # of a figure: its caption, and "figure" or "figure*"
 
 
@@ -92,9 +92,8 @@ def save_comparison_paper(
         if not figure.is_there(comparison):
             continue
         width, height = figure.size(comparison)
-        size = (COLUMN, COLUMN * height / width) if figure.n_panels == 1 else (TEXT, 0.0)
-        if figure.n_panels > 1:
-            size = (TEXT, max(_LEAST_HEIGHT, TEXT * height / width))
+        paper_width = COLUMN if figure.n_panels == 1 else TEXT
+        size = (paper_width, max(_LEAST_HEIGHT, paper_width * height / width))
         draw = functools.partial(figure.draw, comparison)
         drawn = paper_figure(draw, size, **figure.panels)
         _add(files, name, drawn, figure.table(comparison))

@@ -1,4 +1,4 @@
-"""Tables of a paper: as LaTeX to read, with a few digits, and as CSV to go on with, with all of them.
+"""Tables of a paper: as LaTeX to read, with a few digits, and as CSV to go on with, with all.
 
 A table has the same name in both; its CSV may have more columns than fit on a page.
 """
