@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit
 
 from ntkdiag import display
 
@@ -62,6 +61,8 @@ def mean_over_seeds(
         unknown = np.full_like(mean, np.nan)
         reason = _joined("one run: its spread over seeds is not known", _unknown(series, mean))
         return SeedMean(common, mean, unknown, unknown, unknown, n, reason)
+    from scipy.special import stdtrit  # only now: it is slow to import
+
     deviation = values.std(axis=0, ddof=1)
     quantile = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2.0))
     half_width = quantile * deviation / np.sqrt(n)
