@@ -6,7 +6,6 @@ import pathlib
 
 from ntkdiag import display, errors
 from ntkdiag.comparison.tracked import Track
-from ntkdiag.report.run_file import save_run
 from ntkdiag.runs.run_reader import RunReader, require_run
 
 
@@ -83,6 +82,8 @@ class Run(RunReader):
 
         Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
         """
+        from ntkdiag.report.run_file import save_run
+
         return save_run(path, "Run", self.tracked, self, self.to_dict)
 
     @property

@@ -33,7 +33,6 @@ from ntkdiag.comparison.stored_comparison import (
     require_writable,
 )
 from ntkdiag.comparison.verdict import Verdict
-from ntkdiag.report.report_file import replace_file, require_report_file
 
 if TYPE_CHECKING:
     import pandas
@@ -257,6 +256,8 @@ class Comparison:
             from ntkdiag.report.html import comparison_html
 
             text = comparison_html(self, history=history)
+        from ntkdiag.report.report_file import replace_file
+
         replace_file(path, text)
         return path
 
@@ -269,6 +270,8 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
             written, or `history` holds no measurement or is not for an ``.html`` file.
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
+    from ntkdiag.report.report_file import require_report_file
+
     path = path.expanduser()
     if is_run_directory(path) and history is None:
         require_writable(path)

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
-from ntkdiag.report.run_file import save_run
 from ntkdiag.runs.labelled import as_dataset, as_frame
 from ntkdiag.runs.run_reader import RunReader
 
@@ -186,6 +185,8 @@ class Track:
 
         Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
         """
+        from ntkdiag.report.run_file import save_run
+
         return save_run(path, "Track", self, self.run, self.to_dict)
 
     @errors.public

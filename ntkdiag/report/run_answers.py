@@ -80,7 +80,7 @@ def _training(subject: RunSubject) -> Answer:
     known = margins(subject)
     if known is None:
         return Answer(
-            f"Whether training is stable is not known: no margin was measured.{_loss(subject)}",
+            f"Whether training is stable is not known, as no margin was measured{_loss(subject)}.",
             "A margin needs track(..., train=, loss=, descent=), or a monitor with a loss.",
         )
     steps, values, of_checkpoints = known
@@ -89,24 +89,26 @@ def _training(subject: RunSubject) -> Answer:
     last = f"{number(values[-1], 3)} at step {steps[-1]:.0f}"
     if values[-1] > OVER:
         sentence = (
-            f"On the probe training ends beyond the edge of stability: the margin is {last}, at "
-            f"most {most}; above 1 gradient descent on the quadratic model of the loss diverges."
+            f"On the probe training ends beyond the edge of stability, 1, with a margin of {last}, "
+            f"at most {most}"
         )
     elif values[-1] >= EDGE:
-        sentence = f"Training ends at the edge of stability: the margin is {last}, at most {most}."
+        sentence = f"Training ends at the edge of stability: the margin is {last}, at most {most}"
     elif values[place] >= EDGE:
-        sentence = f"Training passed the edge of stability: the margin was {most}, and is {last}."
+        sentence = f"Training passed the edge of stability: the margin was {most}, and is {last}"
     elif values[place] >= SLACK:
-        sentence = f"Training was stable: the margin was at most {most}, and is {last}."
+        sentence = f"Training was stable: the margin was at most {most}, and is {last}"
     else:
         sentence = (
-            f"The learning rate could be larger: the margin was at most {most}, and is {last}."
+            f"The learning rate could be larger: the margin was at most {most}, and is {last}"
         )
-    return Answer(sentence + _loss(subject), _trust_in_margins(subject, len(steps), of_checkpoints))
+    return Answer(
+        f"{sentence}{_loss(subject)}.", _trust_in_margins(subject, len(steps), of_checkpoints)
+    )
 
 
 def _loss(subject: RunSubject) -> str:
-    """How the loss went, as a sentence that follows another one."""
+    """How the loss went, as the end of a sentence."""
     values = subject.series("loss")
     if values is None:
         measured = subject.measured("loss")
@@ -114,7 +116,7 @@ def _loss(subject: RunSubject) -> str:
     if values is None or not (math.isfinite(values[0]) and math.isfinite(values[-1])):
         return ""
     went = "fell" if values[-1] < values[0] else "rose"
-    return f" The loss {went} from {number(values[0], 3)} to {number(values[-1], 3)}."
+    return f"; the loss {went} from {number(values[0], 3)} to {number(values[-1], 3)}"
 
 
 def _trust_in_margins(subject: RunSubject, count: int, of_checkpoints: bool) -> str:
@@ -149,19 +151,18 @@ def _regime(subject: RunSubject) -> Answer:
     e1 = subject.matrix("e1")
     if e1 is not None and math.isfinite(e1[0, -1]):
         sentence += f", and the network linearized at step {first} {_off(float(e1[0, -1]))}"
-    sentence += "."
     place = linear_from(subject)
     if place is not None and place > 0:
         assert e1 is not None
         sentence += (
-            f" From step {subject.steps[place]} on it is nearly linear: linearized there, it is "
-            f"off by e1 = {number(float(e1[place, -1]), 2)}."
+            f"; from step {subject.steps[place]} on it is nearly linear "
+            f"(e1 = {number(float(e1[place, -1]), 2)})"
         )
     trust = (
         f"Of {len(subject.steps)} checkpoints and {subject.n_examples} examples, exact for these; "
         "what other examples would give is not measured."
     )
-    return Answer(sentence, trust)
+    return Answer(f"{sentence}.", trust)
 
 
 def _regime_of_monitor(subject: RunSubject) -> Answer:
@@ -215,15 +216,15 @@ def _generalization(subject: RunSubject) -> Answer:
     before, after = float(above[0]), float(above[-1])
     values = f"from {number(before, 2)} to {number(after, 2)} above chance"
     if not (math.isfinite(before) and math.isfinite(after)):
-        sentence = f"Alignment with the labels of {of_examples} is undefined."
+        sentence = f"Alignment with the labels of {of_examples} is undefined"
     elif _deviations(subject, prefix) < LUCK:
-        sentence = f"Alignment with the labels of {of_examples} is at chance."
+        sentence = f"Alignment with the labels of {of_examples} is at chance"
     elif abs(after - before) < SAME:
-        sentence = f"Alignment with the labels of {of_examples} stayed about the same, {values}."
+        sentence = f"Alignment with the labels of {of_examples} stayed about the same, {values}"
     else:
         went = "rose" if after > before else "fell"
-        sentence = f"Alignment with the labels of {of_examples} {went} {values}."
-    return Answer(sentence + _accuracy(subject), _trust_in_labels(subject, prefix))
+        sentence = f"Alignment with the labels of {of_examples} {went} {values}"
+    return Answer(f"{sentence}{_accuracy(subject)}.", _trust_in_labels(subject, prefix))
 
 
 def _labels_of_monitor(subject: RunSubject) -> Answer:
@@ -255,16 +256,16 @@ def _deviations(subject: RunSubject, prefix: str) -> float:
 
 
 def _accuracy(subject: RunSubject) -> str:
-    """The accuracies at the end, as a sentence that follows another one."""
+    """The accuracies at the end of training, as the end of a sentence."""
     on_probe = subject.series("accuracy")
     held_out = subject.series("held_out_accuracy")
     if on_probe is None or not math.isfinite(on_probe[-1]):
         return ""
     if held_out is None:
-        return f" The accuracy ends at {percent(float(on_probe[-1]))}."
+        return f"; the accuracy ends at {percent(float(on_probe[-1]))}"
     return (
-        f" The held-out accuracy ends at {percent(float(held_out[-1]))}, that of examples trained "
-        f"on at {percent(float(on_probe[-1]))}."
+        f"; the held-out accuracy ends at {percent(float(held_out[-1]))}, that of examples trained "
+        f"on at {percent(float(on_probe[-1]))}"
     )
 
 

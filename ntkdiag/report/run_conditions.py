@@ -122,6 +122,8 @@ def _cost(subject: RunSubject) -> list[Fact]:
         files = [path for path in subject.run.root.rglob("*") if path.is_file()]
         megabytes = sum(path.stat().st_size for path in files) / _MEGABYTE
         facts.append(("stored", f"{number(megabytes, 3)} MB in {len(files)} files"))
+        rows = Counter({name: len(subject.run.rows(name)) for name in subject.run.names})
+        facts.append(("rows", _counted(rows)))
     return facts
 
 

@@ -47,7 +47,7 @@ def draw_seed_curves(
         if np.isfinite(lower).any():
             ax.fill_between(mean.steps, lower, upper, color=colour, alpha=0.2, linewidth=0)
     steps = {step for of_run in runs.steps.values() for step in of_run}
-    step_axis(ax, sorted(steps))
+    step_axis(ax, np.array(sorted(steps)))
     ax.set_xlabel("step")
     ax.set_ylabel(name.replace("_", " "))
     ax.legend()

@@ -173,9 +173,8 @@ def test_a_guide_begins_with_what_one_usually_does_and_a_picture(guide):
 
 def test_every_picture_is_shown_and_drawn_by_a_script():
     texts = "".join(path.read_text() for path in TEXTS)
-    drawn = (DOCS / "figures.py").read_text() + "".join(
-        path.read_text() for path in (ROOT / "examples").glob("*.py")
-    )
+    scripts = [*DOCS.glob("*.py"), *(ROOT / "examples").glob("*.py")]
+    drawn = "".join(path.read_text() for path in scripts)
     for path in (DOCS / "images").iterdir():
         assert f"images/{path.name}" in texts
         assert path.name == "report.png" or path.stem.removeprefix("guide_") in drawn

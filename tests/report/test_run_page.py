@@ -9,6 +9,7 @@ import math
 import re
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from synthetic_run import HOSTILE, write_tracked, write_watched
@@ -91,21 +92,19 @@ def test_the_answer_has_the_numbers_of_the_run(page, run):
     words = Page(page).words()
     turned = run.tracked.series("drift_distance_centred")
     assert (
-        "the margin was 0.93 at step 10, and is 0.72 at step 40. The loss fell from 2 to 0.5."
+        "the margin was 0.93 at step 10, and is 0.72 at step 40; the loss fell from 2 to 0.5."
         in words
     )
     assert f"from step 0 to step 40 (centred distance {turned[-1]:.3g}" in words
     assert (
-        "the network linearized at step 0 is off by 87.0 % of the change of the outputs." in words
+        "the network linearized at step 0 is off by 87.0 % of the change of the outputs;" in words
     )
+    assert "; from step 10 on it is nearly linear (e1 = 0.043)." in words
     assert (
-        "From step 10 on it is nearly linear: linearized there, it is off by e1 = 0.043." in words
-    )
-    assert (
-        "Alignment with the labels of held-out examples rose from 0.25 to 0.34 above chance."
+        "Alignment with the labels of held-out examples rose from 0.25 to 0.34 above chance;"
         in words
     )
-    assert "The held-out accuracy ends at 25.0 %, that of examples trained on at 50.0 %." in words
+    assert "; the held-out accuracy ends at 25.0 %, that of examples trained on at 50.0 %." in words
     # How far to trust them.
     assert "Of 4 checkpoints and the 12 examples of the probe, exact for these" in words
     assert "95 % interval for the training set at its last measurement is 0.3 to 1.2." in words
@@ -195,7 +194,7 @@ def test_a_figure_draws_its_table(name, subject):
     assert what.needs.endswith(".")
     assert what.caption.endswith(".")
     assert what.is_there(subject)  # the synthetic run has all that figures need
-    with figure(4, 3) as (_, axes):
+    with figure(4.0, 3.0) as (_, axes):
         what.draw(subject, axes)
         what.legend(subject, axes)
         x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
@@ -272,7 +271,7 @@ def test_a_log_of_watch_alone_is_a_report(tmp_path):
     run = ntkdiag.open_run(tmp_path / "run")
     assert run.tracked is None
     words = Page(run.save(tmp_path / "report.html").read_text()).words()
-    assert "the margin is 1.4 at step 20" in words
+    assert "with a margin of 1.4 at step 20, at most 1.4 at step 20;" in words
     assert "How far the kernel moved is not known: there are not two checkpoints of it." in words
     assert (
         "Spectra over training are not known: no checkpoint was tracked. They need ntkdiag.track."
@@ -294,6 +293,33 @@ def test_a_track_that_is_not_stored_says_what_is_missing(run, tmp_path):
     assert (
         "Track with out=: label power, leave-one-out and examples are of stored kernels." in words
     )
+
+
+def test_one_checkpoint_without_labels_and_loss(tmp_path):
+    def model(params, x):
+        return jnp.tanh(x @ params["w"])
+
+    params = {"w": jnp.ones((3, 2))}
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    tracked = ntkdiag.track([params], model=model, held_out=(x, None), out=tmp_path / "run")
+    words = Page(tracked.save(tmp_path / "report.html").read_text()).words()
+    assert "Whether training is stable is not known, as no margin was measured." in words
+    assert "How the kernel fits the labels is not known: no alignment was measured." in words
+    assert "How far the kernel moved is not known: there are not two checkpoints of it." in words
+    assert "w carries 100.0 % of the kernel at the end" in words
+    assert "Largest self-influence" in words
+    assert "Hardest by mode" not in words
+
+
+def test_a_damaged_kernel_is_named(tmp_path):
+    write_tracked(tmp_path / "run", steps=STEPS, margins=MARGINS, e1=E1)
+    chunk = tmp_path / "run" / "arrays" / "track" / "10" / "kernel" / "c.0.0"
+    content = bytearray(chunk.read_bytes())
+    content[0] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(errors.CheckpointError, match="kernel"):
+        ntkdiag.open_run(tmp_path / "run").save(tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_several_monitors_are_told_apart(tmp_path):
@@ -327,7 +353,7 @@ def with_margins(tmp_path, margins, e1=0.5, watched=()):
         ([0.1, 0.9, 1.0], "Training ends at the edge of stability: the margin is 1 at step 20"),
         (
             [0.1, 0.9, 1.5],
-            "On the probe training ends beyond the edge of stability: the margin is 1.5",
+            "On the probe training ends beyond the edge of stability, 1, with a margin of 1.5",
         ),
     ],
 )

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -105,7 +107,7 @@ def logarithmic(axes: "Axes", has_data: bool, *, x: bool = True, y: bool = True)
         _set_ticks(axes.yaxis)
 
 
-def step_axis(axes: "Axes", steps: Any) -> None:
+def step_axis(axes: "Axes", steps: np.ndarray) -> None:
     """A horizontal axis of steps: logarithmic beyond 1 where most of them are early.
 
     Args:
@@ -119,15 +121,16 @@ def step_axis(axes: "Axes", steps: Any) -> None:
     middle = steps[len(steps) // 2]
     if len(steps) > 3 and middle < steps[-1] / 5:
         axes.set_xscale("symlog", linthresh=1)  # step 0 has a place, too
-        axes.set_xticks(_powers_up_to(steps[-1]))
+        axes.set_xticks(_powers_up_to(float(steps[-1])))
         axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
-def _powers_up_to(last: float) -> list[int]:
+def _powers_up_to(last: float) -> list[float]:
     """0 and the powers of ten up to a step."""
-    return [0, *(10**power for power in range(int(math.log10(max(last, 1))) + 1))]
+    n_powers = int(math.log10(max(last, 1))) + 1
+    return [0.0, *(10.0**power for power in range(n_powers))]
 
 
 def _set_ticks(axis: Any) -> None:

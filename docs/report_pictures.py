@@ -1,0 +1,119 @@
+"""The pictures of the report of a run: `python docs/report_pictures.py` takes them anew.
+
+A small convolutional network is trained on digits, watched and tracked; its report is opened in a
+Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. About a
+minute on two cores.
+"""
+
+import pathlib
+import sys
+import tempfile
+
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+from PIL import Image
+
+import ntkdiag
+from ntkdiag.demo.digits import load_digits
+
+DOCS = pathlib.Path(__file__).parent
+IMAGES = DOCS / "images"
+sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
+STEPS = (0, 2, 4, 8, 16, 32, 64, 100, 150, 200, 250, 300)
+# Name of a picture -> page of the report, what is at the top, colours, width and height.
+PICTURES = {
+    "report_of_a_run": ("regime", "main", "light", 1280, 1180),
+    "report_of_a_run_narrow": ("kernel", ".tabs", "dark", 390, 844),
+}
+
+
+class Network(nn.Module):
+    """Images [n 8 8 1] -> classes [n 10]."""
+
+    @nn.compact
+    def __call__(self, x):
+        for width in (8, 16):
+            x = nn.relu(nn.Conv(width, (3, 3))(x))
+            x = nn.avg_pool(x, (2, 2), (2, 2))
+        return nn.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
+    """Train with a monitor, and track the checkpoints into the same folder."""
+    digits = load_digits(0)
+    model = Network()
+    variables = model.init(jax.random.key(0), digits.x_train[:1])
+    f, params = ntkdiag.functionalize(model, variables)
+    folder.mkdir()
+    optimizer = ntkdiag.watch(
+        optax.sgd(0.1),
+        ntkdiag.functionalize(model, variables),
+        train=digits.train_probe(4),
+        held_out=digits.held_out_probe(4),
+        every=ntkdiag.monitor.Every(16),
+        instruments=("economy", "spectral"),
+        loss="cross_entropy",
+        writers=[ntkdiag.JsonLines(folder / "watch.jsonl")],
+    )
+
+    @jax.jit
+    def gradient(params, x, y):
+        def loss(params):
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                f(params, x), y
+            )
+            return losses.mean()
+
+        return jax.grad(loss)(params)
+
+    rng = np.random.default_rng(0)
+    state = optimizer.init(params)
+    checkpoints = {}
+    for step in range(max(STEPS) + 1):
+        if step in STEPS:
+            checkpoints[step] = params
+        batch = rng.integers(0, len(digits.x_train), 128)
+        x, y = digits.x_train[batch], digits.y_train[batch]
+        updates, state = optimizer.update(gradient(params, x, y), state, params)
+        params = optax.apply_updates(params, updates)
+    jax.effects_barrier()  # every measurement is written
+
+    ntkdiag.track(
+        checkpoints,
+        model=ntkdiag.functionalize(model, variables),
+        train=digits.train_probe(6),
+        held_out=digits.held_out_probe(6),
+        loss="cross_entropy",
+        descent=0.1,
+        out=folder,
+    )
+    return ntkdiag.open_run(folder)
+
+
+def main() -> None:
+    """Make the report, and the pictures of it."""
+    from chromium import Chromium
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        report = tracked_run(root / "digits").save(root / "report.html")
+        browser = Chromium(root / "chromium")
+        for name, (page, top, colours, width, height) in PICTURES.items():
+            browser.size(width, height)
+            browser.colours(colours)
+            browser.open(report)
+            browser.run(f"document.getElementById('tab-{page}').click()")
+            browser.run(f"document.querySelector('{top}').scrollIntoView()")
+            path = IMAGES / f"{name}.png"
+            browser.screenshot(path, full=False)
+            picture = (
+                Image.open(path).convert("RGB").quantize(96)
+            )  # few colours
+            picture.save(path, optimize=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
