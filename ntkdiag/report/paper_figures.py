@@ -1,4 +1,4 @@
-"""Figures in the size of a paper, as PDF and SVG: 8 point text, TrueType fonts, the same bytes again.
+"""Figures in the size of a paper, as PDF and SVG: text of 8 points, TrueType, the same bytes again.
 
 A column is 3.25 inches wide, the text 6.75 inches: the sizes of ICML; other conferences are close.
 """

@@ -79,7 +79,7 @@ LAYERS = {
         "optimizer",
     },
     "checking": {"models", "engine"},
-    "demo": {"models", "kernel", "comparison", "monitor", "report"},
+    "demo": {"models", "kernel", "comparison", "monitor", "report", "opened_run"},
     "__main__": {"commands"},
     "commands": {
         "models",
