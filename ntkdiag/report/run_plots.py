@@ -19,8 +19,6 @@ from ntkdiag.runs.run_reader import RunReader
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_NAMES = 8  # of more curves, some are named
-
 
 def run_plots(of: str, track: Track | None, run: RunReader | None) -> display.Plots:
     """The figures of a run by name, as methods."""
@@ -45,17 +43,9 @@ def draw_run_figure(figure: RunFigure, subject: RunSubject, *, ax: "Axes | None"
         )
     ax = display.axes_to_draw_on(ax)
     figure.draw(subject, ax)
-    name_curves(ax)
+    figure.legend(subject, ax)
     recolour(ax)
     return ax
-
-
-def name_curves(ax: "Axes", fontsize: float | None = None) -> None:
-    """A legend of the curves; of very many, of some of them."""
-    handles, labels = ax.get_legend_handles_labels()
-    stride = -(-len(handles) // MOST_NAMES)
-    if len(handles) > 1:
-        ax.legend(handles[::stride], labels[::stride], fontsize=fontsize)
 
 
 def _figures_of_numbers(track: Track | None) -> dict[str, RunFigure]:

@@ -233,7 +233,7 @@ def test_a_step_that_comes_twice_is_refused():
 
 def test_what_can_become_no_root_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(errors.CheckpointError, match="a plain file"):
+    with pytest.raises(errors.CheckpointError, match="a file of no format that is known"):
         tracked(tmp_path / "file", follow=True)
     save(tmp_path / "run", 0)
     with pytest.raises(errors.CheckpointError, match="no finished numbered step in it"):
