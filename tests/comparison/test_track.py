@@ -12,7 +12,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.comparison import track as track_module
+from ntkdiag.comparison import tracker
 from ntkdiag.monitor import LogSpaced
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
@@ -184,13 +184,13 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     begun = {step: run[step] for step in STEPS[:2]}
     tracked(begun, out=out)
     measured = []
-    measure = track_module.measure_checkpoint
+    measure = tracker.measure_checkpoint
 
     def counted(*arguments):
         measured.append(1)
         return measure(*arguments)
 
-    monkeypatch.setattr(track_module, "measure_checkpoint", counted)
+    monkeypatch.setattr(tracker, "measure_checkpoint", counted)
     continued = tracked(run, out=out)
     assert len(measured) == 2
     again = tracked(run, out=out)
@@ -203,7 +203,7 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
 
 
 def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
-    measure = track_module.measure_checkpoint
+    measure = tracker.measure_checkpoint
     calls = []
 
     def failing(*arguments):
@@ -212,7 +212,7 @@ def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return measure(*arguments)
 
-    monkeypatch.setattr(track_module, "measure_checkpoint", failing)
+    monkeypatch.setattr(tracker, "measure_checkpoint", failing)
     with pytest.raises(KeyboardInterrupt):
         tracked(run, out=tmp_path)
     assert tracked(run, out=tmp_path).steps == list(STEPS)
