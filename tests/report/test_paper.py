@@ -322,7 +322,7 @@ def test_numbers_as_latex():
 
 
 def test_figures_of_the_user_are_left_alone(run, tmp_path):
-    before = dict(plt.rcParams)
+    settings, figures = dict(plt.rcParams), plt.get_fignums()
     run.save_paper(tmp_path / "out")
-    assert dict(plt.rcParams) == before
-    assert not plt.get_fignums()
+    assert dict(plt.rcParams) == settings
+    assert plt.get_fignums() == figures
