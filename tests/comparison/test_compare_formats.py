@@ -123,6 +123,7 @@ def test_leaves_of_an_equinox_model(tmp_path):
         compare(f"{tmp_path}@0", f"{tmp_path}@10", model=equinox_mlp(7, width=6), **options)
 
 
+@pytest.mark.slow
 def test_leaves_and_state_of_an_equinox_model(tmp_path):
     norm = eqx.nn.make_with_state(eqx.nn.BatchNorm)
     model, state = norm(3, "batch", mode="batch")

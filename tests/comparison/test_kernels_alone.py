@@ -193,6 +193,7 @@ def test_page_of_two_models(two_models, tmp_path):
         two_models.plot.movement()
 
 
+@pytest.mark.slow
 def test_another_number_of_outputs_compares_reduced_kernels():
     options = {"model": (NARROW, THREE), "train": (X, Y), "loss": "cross_entropy"}
     found = compare(params_of(NARROW), params_of(THREE), **options)

@@ -311,6 +311,7 @@ def test_a_dictionary_with_a_state_beside_a_plain_function():
     np.testing.assert_allclose(comparison.a.margin, by_hand, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_its_own_for_each_side():
     sgd = optax.sgd(0.2)
     a, b = (start(), sgd.init(start())), trained(ADAM)[10]
@@ -367,6 +368,7 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin(name):
     assert np.isfinite(comparison.a.trace)
 
 
+@pytest.mark.slow
 def test_one_side_without_a_state():
     run = trained(ADAM)
     comparison = compare(start(), run[10], ADAM)

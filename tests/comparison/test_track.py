@@ -219,6 +219,7 @@ def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
     assert len(calls) == 5
 
 
+@pytest.mark.slow
 def test_pairs_that_were_left_out_are_made_up_for(run, tmp_path):
     for steps in ([0, 16], [0, 1], [4, 16]):
         tracked({step: run[step] for step in steps}, out=tmp_path)

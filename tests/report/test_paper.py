@@ -211,10 +211,12 @@ def test_the_article_is_set(of_run, of_comparison, tmp_path):
         assert (copy / "article.pdf").exists()
 
 
+@pytest.mark.slow
 def test_the_same_result_gives_the_same_bytes(run, of_run, tmp_path):
     assert contents(run.tracked.save_paper(tmp_path / "again")) == contents(of_run)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_lost(run, of_run, tmp_path):
     folder = tmp_path / "out"
     shutil.copytree(of_run, folder)
@@ -243,6 +245,7 @@ def test_what_is_there_is_not_lost(run, of_run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "thesis"]
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_leaves_nothing(run, tmp_path, monkeypatch):
     from ntkdiag.report import paper_folder
 
@@ -321,6 +324,7 @@ def test_numbers_as_latex():
     assert latex_number(0.123456, 3) == "0.123"
 
 
+@pytest.mark.slow
 def test_figures_of_the_user_are_left_alone(run, tmp_path):
     settings, figures = dict(plt.rcParams), plt.get_fignums()
     run.save_paper(tmp_path / "out")
