@@ -1,5 +1,6 @@
 """Arguments that are one number: checked when their value is known, let through when traced."""
 
+import math
 from typing import TypeAlias
 
 import jax
@@ -18,6 +19,11 @@ AnyScalar: TypeAlias = Scalar | np.number  # a result: NumPy's where it kept flo
 def is_concrete(value: object) -> bool:
     """Whether a value is known now, that is outside `jax.jit`, `jax.vmap` and `jax.grad`."""
     return not isinstance(value, Tracer)
+
+
+def nan_if_unknown(value: float | None) -> float:
+    """A number as a float: NaN for one that is not known."""
+    return math.nan if value is None else float(value)
 
 
 def require_positive(value: Number, name: str, *, many: bool = False) -> None:

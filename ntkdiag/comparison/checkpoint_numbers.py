@@ -35,6 +35,7 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.spectrum import Spectrum
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.optimizer.saved_state import OptimizerState
+from ntkdiag.scalars import nan_if_unknown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +152,7 @@ def measure_checkpoint(
     }
     if model.labels is not None:
         fit = fit_outputs(outputs, model.labels, settings.loss)
-        row |= {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
+        row |= {"loss": nan_if_unknown(fit.loss), "accuracy": nan_if_unknown(fit.accuracy)}
         trained_on = settings.probes.train is not None
         alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
         row |= _alignment_numbers(alignment)
@@ -223,7 +224,7 @@ def _held_out_numbers(
     alignment = fit_alignment(
         averaged_over_outputs(kernel), probe.labels.flat_targets, trained_on=False
     )
-    numbers = {"loss": _number(fit.loss), "accuracy": _number(fit.accuracy)}
+    numbers = {"loss": nan_if_unknown(fit.loss), "accuracy": nan_if_unknown(fit.accuracy)}
     numbers |= _alignment_numbers(alignment)
     return {f"held_out_{name}": value for name, value in numbers.items()}
 
@@ -253,8 +254,3 @@ def _alignment_numbers(alignment: Alignment) -> dict[str, float]:
 def _known(value: Any) -> Any:
     """NaN for infinity, which JSON does not have either."""
     return math.nan if isinstance(value, float) and math.isinf(value) else value
-
-
-def _number(value: float | None) -> float:
-    """NaN for what is not known."""
-    return math.nan if value is None else value

@@ -16,9 +16,7 @@ those of j throughout, so that what they did by themselves is no error of the pr
 
 import dataclasses
 import functools
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,8 +30,9 @@ from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers, TrackedMode
 from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
 from ntkdiag.comparison.linearized_change import resolved_error
 from ntkdiag.comparison.modes_overlap import modes_to_compare, overlap_of_modes
+from ntkdiag.scalars import nan_if_unknown
 
-# Ways of one call of the program, and bytes of parameters that these may take.
+# Ways of one call of the program, and bytes that their parameters and outputs may take.
 MOST_WAYS = 32
 BYTES_OF_WAYS = 256 * 2**20
 
@@ -108,18 +107,17 @@ class Pairs:
             error = float(np.linalg.norm(predicted - reached))
             change = float(np.linalg.norm(reached - begun))
             rounding = self.model.roundoff * float(np.linalg.norm(reached))
-            errors_of_ways.append(_known(resolved_error(error, change, rounding)))
-            agreements.append(_known(agreement(predicted, reached, self.rule)))
+            errors_of_ways.append(nan_if_unknown(resolved_error(error, change, rounding)))
+            agreements.append(nan_if_unknown(agreement(predicted, reached, self.rule)))
         return {"e1": errors_of_ways, "agreement": agreements}
 
     def _predictions(
         self, ways: Sequence[DirectedPair]
-    ) -> list[tuple[Float[np.ndarray, "n *o"], Float[np.ndarray, "n *o"]]]:
-        """f_start and f_lin of each way, in float64."""
+    ) -> Iterator[tuple[Float[np.ndarray, "n *o"], Float[np.ndarray, "n *o"]]]:
+        """f_start and f_lin of each way, in float64; those of one call are held at a time."""
         if not ways:
-            return []
+            return
         together = _ways_together(ways[0])
-        predictions = []
         for first in range(0, len(ways), together):
             some = list(ways[first : first + together])
             count = len(some)
@@ -132,9 +130,9 @@ class Pairs:
                 self.model.x,
                 count,
             )
-            begun, predicted = np.asarray(begun, np.float64), np.asarray(predicted, np.float64)
-            predictions += list(itertools.islice(zip(begun, predicted, strict=True), count))
-        return predictions
+            begun, predicted = np.asarray(begun), np.asarray(predicted)
+            for number in range(count):
+                yield begun[number].astype(np.float64), predicted[number].astype(np.float64)
 
     @functools.cached_property
     def _predict(self) -> Callable[..., tuple[Array, Array]]:
@@ -163,8 +161,9 @@ class Pairs:
 
 
 def _ways_together(way: DirectedPair) -> int:
-    """How many ways one call goes, within the memory for their parameters."""
-    leaves = jax.tree.leaves((way.start.params, way.end.params, way.end.kwargs))
+    """How many ways one call goes, within the memory for them."""
+    end = way.end
+    leaves = jax.tree.leaves((way.start.params, end.params, end.kwargs, end.numbers.outputs))
     bytes_of_one = sum(leaf.nbytes for leaf in leaves)
     return max(1, min(MOST_WAYS, BYTES_OF_WAYS // max(1, bytes_of_one)))
 
@@ -177,11 +176,6 @@ def _stacked(trees: Sequence[PyTree]) -> PyTree:
 def _distance(a: Float[np.ndarray, "..."], b: Float[np.ndarray, "..."]) -> float:
     """S of two kernels at unit length."""
     return 0.5 * float(np.sum((a - b) ** 2, dtype=np.float64))
-
-
-def _known(value: float | None) -> float:
-    """NaN for what is not resolved."""
-    return math.nan if value is None else value
 
 
 def _overlap(a: CheckpointNumbers, b: CheckpointNumbers) -> float:

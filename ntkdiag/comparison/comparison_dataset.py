@@ -13,6 +13,7 @@ import numpy as np
 from ntkdiag import display
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.runs.labelled import attributes_of, imported
+from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +77,7 @@ def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
     # Of each leaf: how far it moved, and its share of the kernel on both sides.
     leaves = comparison.movement[:-1]  # without their sum; none where no parameters are common
     for name in _OF_LEAF:
-        of_leaves = [_number(getattr(leaf, name)) for leaf in leaves]
+        of_leaves = [nan_if_unknown(getattr(leaf, name)) for leaf in leaves]
         variables[f"leaf_{name}"] = (["leaf"], of_leaves)
     shares = [[leaf.share_a for leaf in leaves], [leaf.share_b for leaf in leaves]]
     variables["leaf_shares"] = (["side", "leaf"], shares)
@@ -106,21 +107,21 @@ def numbers_between(comparison: Comparison) -> dict[str, float]:
     """The single numbers of the change from A to B."""
     numbers: dict[str, float] = {}
     for name in DRIFT:
-        numbers[f"drift_{name}"] = _number(getattr(comparison.drift, name))
+        numbers[f"drift_{name}"] = nan_if_unknown(getattr(comparison.drift, name))
     alone = comparison.kernels_alone
     if alone is not None:
-        numbers["overlap"] = _number(alone.overlap)
-        numbers["agreement"] = _number(alone.agreement)
+        numbers["overlap"] = nan_if_unknown(alone.overlap)
+        numbers["agreement"] = nan_if_unknown(alone.agreement)
         return numbers
     for name in PREDICTION:
-        numbers[f"linearization_{name}"] = _number(getattr(comparison.prediction, name))
+        numbers[f"linearization_{name}"] = nan_if_unknown(getattr(comparison.prediction, name))
     everything = comparison.movement[-1]
     numbers["moved"] = float(everything.moved)
-    numbers["moved_relative"] = _number(everything.relative)
+    numbers["moved_relative"] = nan_if_unknown(everything.relative)
     change = comparison.fixed_arrays
     if change is not None:
-        numbers["share_of_fixed_arrays"] = _number(change.share_of_fixed_arrays)
-        numbers["share_of_parameters"] = _number(change.share_of_parameters)
+        numbers["share_of_fixed_arrays"] = nan_if_unknown(change.share_of_fixed_arrays)
+        numbers["share_of_parameters"] = nan_if_unknown(change.share_of_parameters)
     return numbers
 
 
@@ -137,9 +138,4 @@ def _add(numbers: dict[str, float], name: str, value: Any) -> None:
     """Note a value that is one number, or not known; texts and arrays are none."""
     is_text = isinstance(value, str)
     if value is None or (not is_text and np.ndim(value) == 0):
-        numbers[name] = _number(value)
-
-
-def _number(value: Any) -> float:
-    """NaN for what is not known."""
-    return math.nan if value is None else float(value)
+        numbers[name] = nan_if_unknown(value)

@@ -12,7 +12,8 @@ import pytest
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.comparison import tracker
+from ntkdiag.comparison import checkpoint_pairs, tracker
+from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers
 from ntkdiag.monitor import LogSpaced
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
@@ -389,6 +390,23 @@ def test_tables_and_labelled_arrays(result, tmp_path):
     assert dict(dataset["outputs"].sizes) == {"step": 4, "example": 24, "output": 3}
     assert "mean over" in dataset.attrs["loss"]
     dataset.to_netcdf(tmp_path / "run.nc")
+
+
+def test_pairs_that_go_one_at_a_time_for_memory_are_the_same(result, run, monkeypatch):
+    monkeypatch.setattr(checkpoint_pairs, "BYTES_OF_WAYS", 1)
+    one_at_a_time = tracked({step: run[step] for step in STEPS})
+    for name in ("e1", "agreement"):
+        np.testing.assert_allclose(one_at_a_time.matrix(name), result.matrix(name), rtol=1e-4)
+
+
+def test_outputs_of_the_ways_that_go_together_are_within_memory():
+    kernel = ntkdiag.ntk(lambda w, x: x @ w, jnp.ones((5, 1)), TRAIN[0][:, :5])
+    outputs = np.zeros((4, 1000, 1000))
+    numbers = CheckpointNumbers({}, kernel, np.ones(1), np.ones((1, 1)), outputs)
+    place = checkpoint_pairs.Place(0, {"w": np.zeros(2)}, {}, numbers)
+    together = checkpoint_pairs._ways_together(checkpoint_pairs.DirectedPair(place, place))
+    assert 1 < together < checkpoint_pairs.MOST_WAYS
+    assert together * outputs.nbytes <= checkpoint_pairs.BYTES_OF_WAYS
 
 
 def test_it_shows_itself(result):

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
 from ntkdiag.report.monitor_records import Row
+from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,14 +147,10 @@ def _arrays(rows: Sequence[Row], name: str) -> Float[np.ndarray, "steps k"]:
     values = np.full((len(rows), longest), np.nan)
     for index, row in enumerate(rows):
         for position, value in enumerate(row.get(name, ())):
-            values[index, position] = _nan_if_unknown(value)
+            values[index, position] = nan_if_unknown(value)
     return values
 
 
 def _series(rows: Sequence[Row], name: str) -> Float[np.ndarray, " steps"]:
     """One number over the steps."""
-    return np.array([_nan_if_unknown(row.get(name)) for row in rows], dtype=float)
-
-
-def _nan_if_unknown(value: float | int | None) -> float:
-    return np.nan if value is None else float(value)
+    return np.array([nan_if_unknown(row.get(name)) for row in rows], dtype=float)
