@@ -52,8 +52,16 @@ SHORT_NAMES = {
     "agreement": "linearization.agreement",
 }
 # All others begin with one of these.
-GROUPS = ("a.", "b.", "drift.", "linearization.", "fixed_arrays.", "movement.", "facts.")
-GROUPS += ("kernels_alone.",)
+GROUPS = (
+    "a.",
+    "b.",
+    "drift.",
+    "linearization.",
+    "fixed_arrays.",
+    "movement.",
+    "kernels_alone.",
+    "facts.",
+)
 
 
 def compare(

@@ -61,8 +61,9 @@ def write_folder(folder: pathlib.Path, files: Mapping[str, bytes], versions: dic
         os.replace(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(before, ignore_errors=True)
+        if before.exists() and not folder.exists():  # the new one could not take its place
+            before.rename(folder)
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def _files_in(folder: pathlib.Path) -> set[str]:

@@ -261,6 +261,26 @@ def test_a_save_that_fails_leaves_nothing(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_replacement_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    from ntkdiag.report import paper_folder
+
+    folder = tmp_path / "out"
+    paper_folder.write_folder(folder, {"table.csv": b"old"}, {})
+    before = contents(folder)
+    real = paper_folder.os.replace
+
+    def fail_on_new(source, target):
+        if target == folder:
+            raise OSError("full")
+        real(source, target)
+
+    monkeypatch.setattr(paper_folder.os, "replace", fail_on_new)
+    with pytest.raises(OSError, match="full"):
+        paper_folder.write_folder(folder, {"table.csv": b"new"}, {})
+    assert contents(folder) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_several_runs(tmp_path):
     for seed in range(3):
         store(tmp_path / f"a{seed}", seed)

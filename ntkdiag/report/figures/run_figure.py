@@ -10,6 +10,7 @@ A figure that has nothing to show says what it needs. Where each number of the t
 axes is told by `points`, for pages that show a number beside the pointer.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFigure:
+class RunFigure(abc.ABC):
     """One figure of a run.
 
     Attributes:
@@ -73,21 +74,21 @@ class RunFigure:
     caption: str
     needs: str
 
+    @abc.abstractmethod
     def is_there(self, subject: RunSubject) -> bool:
         """Whether a run has the numbers."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def draw(self, subject: RunSubject, ax: "Axes") -> None:
         """Draw it on axes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def table(self, subject: RunSubject) -> list[TableRow]:
         """Its numbers, a dictionary for each line."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
         """Where the numbers of the table are drawn, in the coordinates of the data."""
-        raise NotImplementedError
 
     def legend(self, subject: RunSubject, ax: "Axes") -> None:
         """Add the names of what is drawn, where there are several and not too many."""
