@@ -10,19 +10,18 @@ arguments of `ntkdiag.functionalize` that it knows. It is imported when such a m
 not before.
 """
 
-import importlib.metadata
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ntkdiag import errors
+from ntkdiag import errors, installed
 from ntkdiag.models.functional import Functional
 
 Adapter: TypeAlias = Callable[..., Functional]
 
 GROUP = "ntkdiag.models"
 _REGISTERED: dict[str, Adapter] = {}
-# Libraries whose models can be called, and must not be taken for plain functions.
-_KNOWN = ("keras", "tensorflow", "torch")
+# Libraries with an integration of ours, whose models must not be taken for plain functions.
+_INTEGRATED = ("keras", "tensorflow", "torch")
 
 
 @errors.public
@@ -63,26 +62,14 @@ def registered(model: object) -> Adapter | None:
     for package in root_packages:
         if package in _REGISTERED:
             return _REGISTERED[package]
-        for entry_point in importlib.metadata.entry_points(group=GROUP, name=package):
-            return _load(entry_point)
+        adapter = installed.offered(GROUP, package)
+        if adapter is not None:
+            return adapter
     for package in root_packages:
-        if package in _KNOWN:
+        if package in _INTEGRATED:
             raise errors.UnsupportedModelError(
                 expected=f"an installed adapter for {package}",
                 got=f"{type(model).__name__} and no such adapter",
-                do="Write one, a function that returns a Functional, and `register` it: see "
-                "Extending. A model that runs in JAX can be wrapped as f(params, x).",
+                do=installed.how_to_install(package),
             )
     return None
-
-
-def _load(entry_point: importlib.metadata.EntryPoint) -> Adapter:
-    """Import the adapter of a distribution."""
-    try:
-        return entry_point.load()
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            expected=f"the adapter {entry_point.value} to import",
-            got=f"{type(error).__name__}: {error}",
-            do="Install what it needs, or reinstall the distribution it is from.",
-        ) from error

@@ -9,6 +9,7 @@ from ntkdiag.monitor.alerting.standard_rules import NaNNear as NaNNear
 from ntkdiag.monitor.alerting.standard_rules import RankCollapse as RankCollapse
 from ntkdiag.monitor.alerting.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.estimate import Estimate as Estimate
+from ntkdiag.monitor.flat_scalars import scalars_of as scalars_of
 from ntkdiag.monitor.hook import Monitor as Monitor
 from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple as CriticalMultiple
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel as ExactKernel
@@ -18,6 +19,7 @@ from ntkdiag.monitor.instruments.sampled_trace import SampledTrace as SampledTra
 from ntkdiag.monitor.instruments.spectral_position import SpectralPosition as SpectralPosition
 from ntkdiag.monitor.instruments.step_error import StepError as StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
+from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
@@ -27,6 +29,7 @@ from ntkdiag.monitor.run_log import RunLog as RunLog
 from ntkdiag.monitor.schedule import At as At
 from ntkdiag.monitor.schedule import Every as Every
 from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
+from ntkdiag.monitor.tracker_writer import TrackerWriter as TrackerWriter
 from ntkdiag.monitor.unwatch import rewatch as rewatch
 from ntkdiag.monitor.unwatch import unwatch as unwatch
 from ntkdiag.monitor.watch import WatchState as WatchState

@@ -7,7 +7,7 @@ never raises into the loop: everything after the clock is read stands in one `tr
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
@@ -34,7 +34,7 @@ from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
 from ntkdiag.monitor.never_raise import FailureNotice, warn, without_debugging_switches
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
-from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of, writers_of
+from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.panel import Memories, Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
@@ -42,7 +42,7 @@ from ntkdiag.monitor.record import convention_record, settings_of
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
-from ntkdiag.monitor.writers import Writer
+from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.progress import under_way
 
@@ -99,8 +99,8 @@ class Monitor:
         instruments: What is measured, as for `ntkdiag.watch`.
         batch_size: Examples of one training step, by which "auto" counts its share.
         out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
-        writers: Objects with `write(step, values)`, or one of them. They also get
-            `<name>_seconds`, the time of the measurement.
+        writers: Who gets the measurements, as for `ntkdiag.watch`. They also get `<name>_seconds`,
+            the time of the measurement.
         alerts: What raises an alarm, and who is told; "auto" tells the writers, where there are
             any.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
@@ -142,7 +142,7 @@ class Monitor:
         instruments: InstrumentsLike = "auto",
         batch_size: int | None = None,
         out: str | os.PathLike[str] | None = None,
-        writers: Writer | Sequence[Writer] = (),
+        writers: WritersLike = (),
         alerts: AlertsLike = "auto",
         name: str = "ntk",
         top_k: int | np.integer = 5,
@@ -181,7 +181,7 @@ class Monitor:
         self._due = as_schedule(every)
         self._budget = Budget(self._due, time_share, batch_size)
         run_log = None if out is None else RunLog(out)
-        listed = writers_of(writers, run_log)
+        listed = read_writers(writers, run_log)
         self._outbox = Outbox(listed, alerts_of(alerts, listed))
         self._name = name
         self._panel: Panel | None = None  # chosen at the first measurement

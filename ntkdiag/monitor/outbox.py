@@ -23,7 +23,6 @@ from ntkdiag.monitor.courier import (
     wait,
     wait_at_the_end,
 )
-from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writers import Values, Writer
 
@@ -31,7 +30,7 @@ from ntkdiag.monitor.writers import Values, Writer
 AlertsLike: TypeAlias = Alerts | Literal["auto"] | None
 
 
-def alerts_of(alerts: AlertsLike, writers: Writer | Sequence[Writer]) -> Alerts | None:
+def alerts_of(alerts: AlertsLike, writers: Sequence[Writer]) -> Alerts | None:
     """What is looked for in the measurements of a monitor with these writers."""
     if isinstance(alerts, Alerts) or alerts is None:
         return alerts
@@ -42,22 +41,19 @@ def alerts_of(alerts: AlertsLike, writers: Writer | Sequence[Writer]) -> Alerts 
             got=repr(alerts),
             do="alerts=Alerts(on_alert=[function]) tells a function.",
         )
-    return Alerts() if writers_of(writers) else None
+    return Alerts() if writers else None
 
 
 class Outbox:
     """Hands measurements to writers.
 
     Args:
-        writers: The writers, or one of them.
+        writers: The writers, as `read_writers` returns them.
         alerts: What is looked for in the measurements; None looks for nothing.
-
-    Raises:
-        InvalidInputError: When something in `writers` has no `write` method.
     """
 
-    def __init__(self, writers: Writer | Sequence[Writer], alerts: Alerts | None = None) -> None:
-        self.writers = writers_of(writers)
+    def __init__(self, writers: Sequence[Writer], alerts: Alerts | None = None) -> None:
+        self.writers = tuple(writers)
         call = errors.current_call()
         self._couriers = [Courier(writer, call) for writer in self.writers]
         self._alert_writer: AlertWriter | None = None
@@ -112,22 +108,3 @@ class Outbox:
         """Wait for couriers, and note which of them are late."""
         for courier in wait(posted, PATIENCE):
             courier.is_late = True
-
-
-def writers_of(
-    writers: Writer | Sequence[Writer], run_log: RunLog | None = None
-) -> tuple[Writer, ...]:
-    """The writers as a tuple, that of `out=` among them; refused when one of them cannot write."""
-    listed = tuple(writers) if isinstance(writers, Sequence) else (writers,)
-    for writer in listed:
-        # A class has the method, too, and is no writer: it has to be called first.
-        is_class = isinstance(writer, type)
-        if callable(getattr(writer, "write", None)) and not is_class:
-            continue
-        raise errors.InvalidInputError(
-            argument="writers=...",
-            expected="objects with a method write(step, values)",
-            got=f"the class {writer.__name__}" if is_class else f"a {type(writer).__name__}",
-            do="ntkdiag.monitor has JsonLines(path), Terminal() and InMemory().",
-        )
-    return listed if run_log is None else (*listed, run_log)

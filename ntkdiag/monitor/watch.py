@@ -16,7 +16,7 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -44,7 +44,7 @@ from ntkdiag.monitor.never_raise import (
     without_debugging_switches,
 )
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
-from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of, writers_of
+from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
@@ -52,7 +52,7 @@ from ntkdiag.monitor.record import convention_record, settings_of
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue, Schedule, ScheduleLike, as_schedule
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer, moves_parameters
-from ntkdiag.monitor.writers import Writer
+from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def watch(
     time_share: float | int | None = 0.01,
     batch_size: int | None = None,
     out: str | os.PathLike[str] | None = None,
-    writers: Writer | Sequence[Writer] = (),
+    writers: WritersLike = (),
     alerts: AlertsLike = "auto",
     name: str = "ntk",
     top_k: int | np.integer = 5,
@@ -157,7 +157,9 @@ def watch(
         out: A run directory that the measurements are written to, made if need be: its stream
             "watch", which `ntkdiag.open_run` reads and a resumed training goes on with. See
             `ntkdiag.monitor.RunLog`.
-        writers: Objects with `write(step, values)`, or one of them.
+        writers: Who gets the measurements: objects with `write(step, values)`; metric loggers with
+            `write_scalars(step, scalars)` or `log(scalars, step=...)`; names of trackers whose
+            integration is installed, such as "wandb"; one of them, or a list.
         alerts: What raises an alarm, and who is told, an `ntkdiag.monitor.Alerts`; "auto" tells the
             writers, where there are any.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
@@ -195,7 +197,7 @@ def watch(
     if instruments != "auto":
         named(instruments)  # refuses what it does not know
     run_log = None if out is None else RunLog(out)
-    listed = writers_of(writers, run_log)
+    listed = read_writers(writers, run_log)
     watcher = _Watcher(
         measurer=Measurer.of(probe, inner_optimizer.update),
         budget=Budget(as_schedule(every), time_share, batch_size),

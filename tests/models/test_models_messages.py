@@ -117,10 +117,8 @@ def test_models_of_other_libraries_need_an_adapter(package, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     assert said(errors.UnsupportedModelError, lambda: functionalize(model_of(package))) == (
         f"functionalize(model): expected an installed adapter for {package}; got Model and no such "
-        f"adapter. Write one, "
-        "a function that returns a Functional, and `register` it: see Extending. A model that runs "
-        "in JAX can be "
-        "wrapped as f(params, x)."
+        f"adapter. Install ntkdiag-{package}: in a clone of ntkdiag, run "
+        f'"pip install ./integrations/{package}".'
     )
 
 
@@ -157,7 +155,7 @@ def test_a_registered_adapter_gets_what_was_given(package, monkeypatch):
 def test_a_registered_adapter_that_does_not_import(monkeypatch):
     registered(monkeypatch, "keras", "no_such_module_anywhere:adapt")
     assert said(errors.MissingDependencyError, lambda: functionalize(model_of("keras"))) == (
-        "functionalize(model): expected the adapter no_such_module_anywhere:adapt to import; got "
+        "functionalize(model): expected no_such_module_anywhere:adapt to import; got "
         "ModuleNotFoundError: "
         "No module named 'no_such_module_anywhere'. Install what it needs, or reinstall the "
         "distribution it is from."

@@ -69,7 +69,7 @@ def send_all(outbox, rows, record=RECORD):
 def alerts_of(rows, record=RECORD, **options):
     """The alerts that a monitor with these records raises."""
     memory = InMemory()
-    outbox = Outbox(memory, Alerts(**options))
+    outbox = Outbox([memory], Alerts(**options))
     send_all(outbox, rows, record)
     outbox.close()
     return memory.alerts
@@ -363,7 +363,7 @@ def test_rules_look_back_upon_the_last_records():
 
 def test_an_alert_follows_its_record(tmp_path):
     path = tmp_path / "run.jsonl"
-    outbox = Outbox(JsonLines(path), Alerts(rules=[LossAbove()]))
+    outbox = Outbox([JsonLines(path)], Alerts(rules=[LossAbove()]))
     rows = history(loss=[1.0, 20.0, 2.0])
     send_all(outbox, rows)
     outbox.close()
@@ -392,7 +392,7 @@ def test_alerts_are_read_whatever_else_is_in_the_file(tmp_path):
 
 def test_the_line_on_the_terminal():
     text = io.StringIO()
-    outbox = Outbox(Terminal(console=Console(file=text, width=40)), Alerts(rules=[LossAbove()]))
+    outbox = Outbox([Terminal(console=Console(file=text, width=40))], Alerts(rules=[LossAbove()]))
     send_all(outbox, history(loss=[20.0]))
     outbox.close()
     assert text.getvalue().splitlines() == [
@@ -537,7 +537,7 @@ def test_a_callback_that_exits_does_not_end_training():
 def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
     released = threading.Event()
     memory = InMemory()
-    outbox = Outbox(memory, Alerts(rules=[LossAbove()], on_alert=lambda alert: released.wait(60)))
+    outbox = Outbox([memory], Alerts(rules=[LossAbove()], on_alert=lambda alert: released.wait(60)))
     send_all(outbox, history(loss=[20.0]))
     begun = time.monotonic()
     send_all(outbox, [{"step": step, "loss": 1.0} for step in range(10, 60)])
@@ -559,7 +559,7 @@ def test_training_waits_a_moment_until_an_alert_is_told():
             time.sleep(0.2)
             told.append(alert.step)
 
-    send_all(Outbox(Slow(), Alerts(rules=[LossAbove()])), history(loss=[20.0]))
+    send_all(Outbox([Slow()], Alerts(rules=[LossAbove()])), history(loss=[20.0]))
     assert told == [0]
 
 
@@ -582,7 +582,7 @@ def test_the_last_alert_comes_before_the_writers_are_closed(monkeypatch):
             calls.append("close")
 
     monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.01)
-    outbox = Outbox(Noting(), Alerts(rules=[Slow()]))
+    outbox = Outbox([Noting()], Alerts(rules=[Slow()]))
     send_all(outbox, history(loss=[20.0, 1.0]))
     outbox.close()
     assert calls == ["write", "write", "alert", "close"]
@@ -639,7 +639,7 @@ def test_a_writer_that_fails_in_its_alert_is_tried_again():
             raise OSError("disk full")
 
     writer = Failing()
-    outbox = Outbox(writer, Alerts(rules=[LossAbove()]))
+    outbox = Outbox([writer], Alerts(rules=[LossAbove()]))
     said = r"the writer Failing failed in alert\(\) with OSError: disk full. This alert is lost to it. "
     with pytest.warns(RuntimeWarning, match=said):
         send_all(outbox, history(loss=[20.0, 1.0]))
@@ -680,7 +680,7 @@ def test_who_listens_is_told_without_a_warning(tmp_path):
 
 def test_an_outbox_without_alerts_raises_none():
     memory = InMemory()
-    send_all(Outbox(memory), history(status=[2, 2]))
+    send_all(Outbox([memory]), history(status=[2, 2]))
     assert memory.alerts == []
 
 
@@ -688,13 +688,13 @@ def test_monitors_share_no_history_though_they_share_their_alerts():
     alerts = Alerts(rules=[MarginAbove(times=2)])
     first, second = InMemory(), InMemory()
     for memory in (first, second):
-        send_all(Outbox(memory, alerts), history(margin=[1.5]))
+        send_all(Outbox([memory], alerts), history(margin=[1.5]))
     assert first.alerts == second.alerts == []
 
 
 def test_an_outbox_can_be_copied_with_its_history():
     memory = InMemory()
-    outbox = Outbox(memory, Alerts(rules=[MarginAbove(times=2)]))
+    outbox = Outbox([memory], Alerts(rules=[MarginAbove(times=2)]))
     send_all(outbox, history(margin=[1.5]))
     copied = copy.deepcopy(outbox)
     copied.send(10, {"ntk_margin": 1.5}, RECORD)

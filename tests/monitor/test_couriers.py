@@ -162,7 +162,7 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
     monkeypatch.setattr(couriers, "MOST_WAITING", 3)
     monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.05)
     stuck = Stuck()
-    outbox = Outbox(stuck)
+    outbox = Outbox([stuck])
     with pytest.warns(RuntimeWarning) as caught:
         send(outbox, range(10))
     said = (
@@ -182,7 +182,7 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
 def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
     monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.05)
     stuck = Stuck()
-    outbox = Outbox(stuck)
+    outbox = Outbox([stuck])
     send(outbox, [0])
     stuck.released.set()
     outbox.close()
@@ -196,7 +196,7 @@ def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
 def test_steps_stay_in_order_whoever_sends():
     """Callbacks of a compiled step come on threads of XLA, one after the other but not on the same one."""
     memory = InMemory()
-    outbox = Outbox(memory)
+    outbox = Outbox([memory])
     for step in range(100):
         assert within(20, send, outbox, [step])
     assert memory.steps == list(range(100))
@@ -209,7 +209,7 @@ def test_steps_stay_in_order_whoever_sends():
 
 def test_threads_end_with_the_queue_though_many_send_at_once():
     memory = InMemory()
-    outbox = Outbox(memory)
+    outbox = Outbox([memory])
     senders = [threading.Thread(target=send, args=(outbox, range(k, 200, 4))) for k in range(4)]
     for sender in senders:
         sender.start()
@@ -286,12 +286,12 @@ def test_what_is_closed_is_on_the_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", noted)
     path = tmp_path / "run.jsonl"
-    outbox = Outbox(JsonLines(path))
+    outbox = Outbox([JsonLines(path)])
     send(outbox, range(5))
     outbox.close()
     assert synced == [path.stat().st_ino]
     assert len(read_json_lines(path)[1]) == 5
-    Outbox(JsonLines(tmp_path / "never.jsonl")).close()  # nothing was written: nothing to sync
+    Outbox([JsonLines(tmp_path / "never.jsonl")]).close()  # nothing was written: nothing to sync
     assert len(synced) == 1
 
 

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "ntkdiag"
 BASE = {
     "_jax",
     "errors",
+    "installed",
     "display",
     "scalars",
     "nouns",
@@ -30,6 +31,7 @@ BASE = {
 LAYERS = {
     "_jax": set(),
     "errors": set(),
+    "installed": set(),
     "display": set(),
     "scalars": set(),
     "nouns": set(),

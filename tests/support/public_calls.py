@@ -55,6 +55,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.Rule",
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",
+    "ntkdiag.monitor.TrackerWriter",
     "ntkdiag.monitor.WatchState",
     "ntkdiag.monitor.Writer",
     "ntkdiag.monitor.read_alerts",
@@ -489,7 +490,9 @@ def monitor_plan(given):
     "ntkdiag.JsonLines",
     "ntkdiag.monitor.RunLog",
     "ntkdiag.monitor.InMemory",
+    "ntkdiag.monitor.JaxMonitoring",
     "ntkdiag.monitor.read_json_lines",
+    "ntkdiag.monitor.scalars_of",
     "ntkdiag.open_run",
     "ntkdiag.monitor.Every",
     "ntkdiag.monitor.LogSpaced",
@@ -514,6 +517,7 @@ def monitor(given):
                 loss="mse",
                 writers=[
                     memory,
+                    ntkdiag.monitor.JaxMonitoring(),
                     ntkdiag.JsonLines(file),
                     ntkdiag.monitor.RunLog(folder, name="log"),
                 ],
@@ -523,7 +527,8 @@ def monitor(given):
         _, rows = ntkdiag.monitor.read_json_lines(file)
         for name in ("run", "log"):
             assert ntkdiag.open_run(folder).steps(name) == [row["step"] for row in rows]
-    return [row["ntk_trace"] for row in rows], memory.series("ntk_alignment")
+    traces = [ntkdiag.monitor.scalars_of(row)["ntk_trace"] for row in rows]
+    return traces, memory.series("ntk_alignment")
 
 
 @call_of("ntkdiag.load_params")

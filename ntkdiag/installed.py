@@ -1,0 +1,48 @@
+"""What installed distributions offer ntkdiag: found by entry points, imported when it is asked for.
+
+A distribution declares an object under a name in one of the groups ``ntkdiag.models``,
+``ntkdiag.writers`` and ``ntkdiag.checkpoints`` of its `pyproject.toml`. Which there are is read
+from the metadata of what is installed, so that nothing heavy is imported before it is used.
+"""
+
+import importlib.metadata
+from typing import Any
+
+from ntkdiag import errors
+
+
+def offered(group: str, name: str) -> Any:
+    """The object that a distribution offers under a name; None where none does.
+
+    Raises a MissingDependencyError where the object cannot be imported.
+    """
+    for entry_point in importlib.metadata.entry_points(group=group, name=name):
+        return _loaded(entry_point)
+    return None
+
+
+def names_offered(group: str) -> list[str]:
+    """The names of all that is offered in a group."""
+    return sorted(
+        {entry_point.name for entry_point in importlib.metadata.entry_points(group=group)}
+    )
+
+
+def how_to_install(integration: str) -> str:
+    """What to do where the distribution of an integration of ours is missing."""
+    return (
+        f"Install ntkdiag-{integration}: in a clone of ntkdiag, run "
+        f'"pip install ./integrations/{integration}".'
+    )
+
+
+def _loaded(entry_point: importlib.metadata.EntryPoint) -> Any:
+    """Import the object of an entry point."""
+    try:
+        return entry_point.load()
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            expected=f"{entry_point.value} to import",
+            got=f"{type(error).__name__}: {error}",
+            do="Install what it needs, or reinstall the distribution it is from.",
+        ) from error

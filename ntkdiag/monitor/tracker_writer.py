@@ -1,0 +1,123 @@
+"""What all writers to experiment trackers have in common.
+
+1. Nothing is opened before the first measurement.
+2. Where the monitor has a run directory, the id of the tracker's run is kept in it, so that a
+   training that is resumed goes on in the same run of the tracker.
+3. A measurement becomes scalars; arrays are for the run directory.
+4. Of the processes of one JAX program the first one writes.
+"""
+
+import abc
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+
+from ntkdiag.monitor.flat_scalars import scalars_of
+from ntkdiag.monitor.writers import Values
+
+
+class TrackerWriter(abc.ABC):
+    """A writer to a run of an experiment tracker; a subclass says how that is opened and logged to.
+
+    Errors of the tracker are not caught here: the monitor names them in one warning and goes on.
+
+    Args:
+        prefix: Put before every name.
+
+    Attributes:
+        tracker: Name of the tracker, and of the file that keeps the id of its run.
+        prefix: As given.
+    """
+
+    tracker: ClassVar[str]
+
+    def __init__(self, *, prefix: str = "ntkdiag/") -> None:
+        self.prefix = prefix
+        self._record: dict[str, Any] = {}
+        self._folder: pathlib.Path | None = None
+        self._run_id: str | None = None
+        self._is_open = False
+
+    @abc.abstractmethod
+    def open_run(self, run_id: str | None, record: Mapping[str, Any]) -> str:
+        """Go on with the run of this id, or begin one where there is none.
+
+        Args:
+            run_id: Of the run that this training wrote to before; None if there is none known.
+            record: The convention record: what the numbers mean.
+
+        Returns:
+            The id of the run that is open now.
+        """
+
+    @abc.abstractmethod
+    def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Log finite numbers by their names, prefix included, at a step of training."""
+
+    @abc.abstractmethod
+    def close_run(self) -> None:
+        """Have everything written, and end the run if `open_run` has begun it."""
+
+    def remember_in(self, folder: str | os.PathLike[str]) -> None:
+        """Keep the id of the run in a folder.
+
+        A monitor with a run directory (`out=`) calls this with it.
+
+        Args:
+            folder: Made when the first measurement is written.
+        """
+        self._folder = pathlib.Path(folder)
+
+    def start(self, record: Mapping[str, Any]) -> None:
+        """Open the run of the tracker, with what the numbers mean."""
+        self._record = dict(record)
+        self._open()
+
+    def write(self, step: int, values: Values) -> None:
+        """Log the numbers of one measurement."""
+        if self._open():
+            scalars = scalars_of(values, self._record)
+            self.log_scalars(step, {self.prefix + name: number for name, number in scalars.items()})
+
+    def close(self) -> None:
+        """Close the run; writing again goes on with it."""
+        if self._is_open:
+            self._is_open = False
+            self.close_run()
+
+    def _open(self) -> bool:
+        """Open the run unless it is; whether this process writes at all."""
+        if jax.process_index() != 0:
+            return False
+        if not self._is_open:
+            remembered = self._remembered()
+            run_id = self.open_run(remembered, self._record)
+            self._is_open = True
+            if run_id != remembered:
+                self._remember(run_id)
+        return True
+
+    @property
+    def _file(self) -> pathlib.Path | None:
+        """Where the id of the run is kept."""
+        return None if self._folder is None else self._folder / f"{self.tracker}_run.json"
+
+    def _remembered(self) -> str | None:
+        """The id of the run that was written to last; None where it is not known."""
+        if self._run_id is not None or self._file is None:
+            return self._run_id
+        try:
+            return str(json.loads(self._file.read_text())["run_id"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def _remember(self, run_id: str) -> None:
+        """Keep the id, in memory and in the run directory."""
+        self._run_id = run_id
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps({"run_id": run_id}) + "\n")

@@ -1,0 +1,287 @@
+"""What `writers=` takes: writers, loggers of other libraries, names; and what trackers get."""
+
+import importlib.metadata
+import json
+import logging
+import sys
+import types
+from typing import ClassVar
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import InMemory, JaxMonitoring, RunLog, Terminal, TrackerWriter, scalars_of
+from ntkdiag.monitor.writers_argument import read_writers
+
+NAN = float("nan")
+RECORD = {
+    "name": "ntk",
+    "dims": {"ntk_layer_trace": ["layer"], "ntk_eigenvalues": ["mode"]},
+    "coordinates": {"layer": ["a/kernel", "a/bias"]},
+}
+VALUES = {
+    "ntk_trace": 2.5,
+    "ntk_status": 1,
+    "ntk_margin": NAN,
+    "ntk_eigenvalues": [2.0, NAN, 0.5],
+    "ntk_layer_trace": [2.0, 0.5],
+}
+FLAT = {
+    "ntk_trace": 2.5,
+    "ntk_status": 1,
+    "ntk_eigenvalues/0": 2.0,
+    "ntk_eigenvalues/2": 0.5,
+    "ntk_layer_trace/a/kernel": 2.0,
+    "ntk_layer_trace/a/bias": 0.5,
+}
+IN_TRACKER = {f"ntkdiag/{name}": value for name, value in FLAT.items()}
+
+
+def f(params, x):
+    return jax.numpy.tanh(x @ params["w"])
+
+
+PARAMS = {"w": np.ones((3, 2), np.float32)}
+X = np.eye(3, dtype=np.float32)
+
+
+def test_scalars_of():
+    assert scalars_of(VALUES, RECORD) == FLAT
+    assert scalars_of({"ntk_layer_trace": [2.0, 0.5]}) == {
+        "ntk_layer_trace/0": 2.0,
+        "ntk_layer_trace/1": 0.5,
+    }
+
+
+class ClockWriter:
+    """The interface of clu's metric writers."""
+
+    def __init__(self):
+        self.calls = []
+
+    def write_scalars(self, step, scalars):
+        self.calls.append((step, dict(scalars)))
+
+
+class TrackerRun:
+    """The interface of the runs of many trackers."""
+
+    def __init__(self):
+        self.calls = []
+
+    def log(self, data, step=None, commit=True):
+        self.calls.append((step, dict(data)))
+
+
+@pytest.mark.parametrize("make", [ClockWriter, TrackerRun])
+def test_loggers_are_taken_as_they_are(make):
+    logger = make()
+    [writer] = read_writers(logger)
+    writer.start(RECORD)
+    writer.write(7, VALUES)
+    assert logger.calls == [(7, IN_TRACKER)]
+
+
+def test_a_module_with_log():
+    run = TrackerRun()
+    module = types.ModuleType("tracker")
+    module.log = run.log
+    with ntkdiag.Monitor(f, train=(X, None), instruments="kernel", writers=[module]) as monitor:
+        monitor(0, PARAMS)
+    [(step, scalars)] = run.calls
+    assert step == 0
+    assert scalars["ntkdiag/ntk_trace"] == monitor.last.trace
+
+
+def test_jax_monitoring():
+    heard = {}
+
+    def listener(event, value, **facts):
+        heard[event, facts.get("step")] = value
+
+    jax.monitoring.register_scalar_listener(listener)
+    try:
+        optimizer = ntkdiag.watch(
+            optax.sgd(0.1), f, train=(X, [0, 1, 0]), loss="mse", every=1, writers="jax_monitoring"
+        )
+        state = optimizer.init(PARAMS)
+        optimizer.update(PARAMS, state, PARAMS)
+        jax.effects_barrier()
+    finally:
+        jax.monitoring.unregister_scalar_listener(listener)
+    assert heard["ntkdiag/ntk_trace", 0] > 0
+    assert heard["ntkdiag/ntk_layer_parameter/w", 0] == pytest.approx(6**0.5)
+
+
+def test_names():
+    terminal, jax_monitoring = read_writers(["terminal", "jax_monitoring"])
+    assert (type(terminal), type(jax_monitoring)) == (Terminal, JaxMonitoring)
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A distribution with a writer `dial`, and another one that does not import."""
+    info = tmp_path / "ntkdiag_dial-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ntkdiag-dial\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[ntkdiag.writers]\ndial = ntkdiag_dial:DialWriter\nbroken = ntkdiag_dial_lost:Writer\n"
+    )
+    (tmp_path / "ntkdiag_dial.py").write_text(
+        "class DialWriter:\n    def write(self, step, values):\n        pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("ntkdiag_dial", None)
+
+
+@pytest.mark.usefixtures("installed")
+def test_names_of_installed_distributions():
+    assert "ntkdiag_dial" not in sys.modules
+    [writer] = read_writers("dial")
+    assert type(writer).__name__ == "DialWriter"
+    with pytest.raises(errors.MissingDependencyError) as caught:
+        ntkdiag.Monitor(f, train=(X, None), writers="broken")
+    assert str(caught.value) == (
+        "Monitor(f): expected ntkdiag_dial_lost:Writer to import; got ModuleNotFoundError: No "
+        "module named 'ntkdiag_dial_lost'. Install what it needs, or reinstall the distribution it "
+        "is from."
+    )
+
+
+def test_a_tracker_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    with pytest.raises(errors.MissingDependencyError) as caught:
+        ntkdiag.Monitor(f, train=(X, None), writers=[InMemory(), "wandb"])
+    assert str(caught.value) == (
+        "Monitor(f, writers=...): expected an installed writer to wandb; got no such writer. Install "
+        'ntkdiag-wandb: in a clone of ntkdiag, run "pip install ./integrations/wandb".'
+    )
+
+
+def test_a_name_of_no_writer(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    with pytest.raises(errors.InvalidInputError) as caught:
+        read_writers([InMemory(), "run.jsonl"])
+    assert str(caught.value) == (
+        "writers=...: expected the name of a writer (jax_monitoring, mlflow, tensorboard, terminal, "
+        "trackio, wandb), or a writer; got 'run.jsonl'. A file is JsonLines(path), a run directory "
+        "out=."
+    )
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize(
+    ("writers", "got"),
+    [
+        ([InMemory], "the class InMemory"),
+        ([TrackerRun], "the class TrackerRun"),
+        ([None], "a NoneType"),
+        (logging.getLogger("ntkdiag"), "a Logger"),
+    ],
+)
+def test_not_a_writer(writers, got):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        read_writers(writers)
+    assert str(caught.value) == (
+        "writers=...: expected names of writers, or objects with a method write(step, values), "
+        f"write_scalars(step, scalars) or log(scalars, step=...); got {got}. "
+        "ntkdiag.monitor has JsonLines(path), Terminal() and InMemory()."
+    )
+
+
+class Dial(TrackerWriter):
+    """A tracker that is a dictionary: id of a run -> what was logged to it."""
+
+    tracker = "dial"
+    runs: ClassVar[dict] = {}
+
+    def open_run(self, run_id, record):
+        self.run_id = run_id if run_id in self.runs else f"run{len(self.runs)}"
+        self.runs.setdefault(self.run_id, []).append(record["name"])
+        return self.run_id
+
+    def log_scalars(self, step, scalars):
+        self.runs[self.run_id].append((step, scalars))
+
+    def close_run(self):
+        self.runs[self.run_id].append("closed")
+
+
+@pytest.fixture(autouse=True)
+def no_runs(monkeypatch):
+    monkeypatch.setattr(Dial, "runs", {})
+
+
+def test_a_tracker_gets_scalars():
+    writer = Dial()
+    writer.close()  # nothing was opened
+    assert Dial.runs == {}
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    writer.close()
+    writer.write(1, {"ntk_trace": 1.0})  # goes on with the same run
+    assert Dial.runs == {
+        "run0": ["ntk", (0, IN_TRACKER), "closed", "ntk", (1, {"ntkdiag/ntk_trace": 1.0})]
+    }
+
+
+def train(folder, steps, tracker):
+    options = {"train": (X, None), "instruments": "kernel", "time_share": None}
+    with ntkdiag.Monitor(f, every=1, out=folder, writers=tracker, **options) as monitor:
+        for step in steps:
+            monitor(step, PARAMS)
+
+
+def test_a_training_that_is_resumed_goes_on_in_the_same_run(tmp_path):
+    train(tmp_path / "a", [0, 1], Dial())
+    train(tmp_path / "b", [0], Dial())
+    train(tmp_path / "a", [2], Dial())
+    steps = {name: [row[0] for row in run if len(row) == 2] for name, run in Dial.runs.items()}
+    assert steps == {"run0": [0, 1, 2], "run1": [0]}
+    assert json.loads((tmp_path / "a" / "dial_run.json").read_text()) == {"run_id": "run0"}
+    assert ntkdiag.open_run(tmp_path / "a").steps("watch") == [0, 1, 2]
+
+
+def test_a_run_that_the_tracker_lost_or_whose_file_is_damaged_begins_anew(tmp_path):
+    (tmp_path / "dial_run.json").write_text('{"run_id": "ru')
+    train(tmp_path, [0], Dial())
+    assert list(Dial.runs) == ["run0"]
+    (tmp_path / "dial_run.json").write_text('{"run_id": "lost"}')
+    train(tmp_path, [1], Dial())
+    assert list(Dial.runs) == ["run0", "run1"]
+    assert json.loads((tmp_path / "dial_run.json").read_text()) == {"run_id": "run1"}
+
+
+def test_a_dead_tracker_is_named_once_and_hurts_nothing(tmp_path):
+    class Dead(Dial):
+        def open_run(self, run_id, record):
+            raise ConnectionError("no route to host")
+
+    memory = InMemory()
+    with pytest.warns(
+        RuntimeWarning, match=r"Dead failed in start\(\) with ConnectionError"
+    ) as caught:
+        train(tmp_path, range(3), [Dead(), memory])
+    assert len(caught) == 1
+    assert memory.steps == [0, 1, 2]
+    assert not (tmp_path / "dial_run.json").exists()
+
+
+def test_one_process_writes(monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    writer = Dial()
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    writer.close()
+    assert Dial.runs == {}
+
+
+def test_the_log_of_out_comes_last(tmp_path):
+    run_log = RunLog(tmp_path)
+    assert read_writers("terminal", run_log)[1:] == (run_log,)
+    assert read_writers(()) == ()
