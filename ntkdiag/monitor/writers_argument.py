@@ -36,8 +36,9 @@ def read_writers(writers: WritersLike, run_log: RunLog | None = None) -> tuple[W
     Raises an InvalidInputError for what cannot write, and a MissingDependencyError for the name of
     a tracker whose writer is not installed.
     """
-    is_single = isinstance(writers, str) or not isinstance(writers, Sequence)
-    listed = [_read_writer(writer) for writer in ([writers] if is_single else writers)]
+    if isinstance(writers, str) or not isinstance(writers, Sequence):
+        writers = (writers,)
+    listed = [_read_writer(writer) for writer in writers]
     if run_log is None:
         return tuple(listed)
     for writer in listed:
