@@ -13,6 +13,7 @@ import jax
 import jaxtyping
 import pytest
 from jax._src import xla_bridge
+from long_tests import LONG
 from selected import BLAS, SMOKE
 
 TESTS = pathlib.Path(__file__).parent
@@ -79,19 +80,27 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _mark(items):
-    """Mark what `selected.py` lists: of a test of the smoke set its first case that is not slow."""
-    marked = set()
+    """Mark what `selected.py` and `long_tests.py` list.
+
+    Of a test of the smoke set it is the first case that is not slow; of a long one all cases but the first are slow.
+    """
+    with_smoke_case, with_fast_case = set(), set()
     for item in items:
-        slow = item.get_closest_marker("slow") is not None
-        if slow or not item.path.is_relative_to(TESTS):
+        if not item.path.is_relative_to(TESTS) or item.get_closest_marker("slow") is not None:
             continue
         file = item.path.relative_to(TESTS).as_posix()
         test = (file, item.originalname)
-        if item.originalname in SMOKE.get(file, ()) and test not in marked:
-            item.add_marker(pytest.mark.smoke)
-            marked.add(test)
         if file in BLAS:
             item.add_marker(pytest.mark.blas)
+        if item.originalname in LONG.get(file, ()):
+            is_only_case = not hasattr(item, "callspec")
+            if is_only_case or test in with_fast_case:
+                item.add_marker(pytest.mark.slow)
+                continue
+        with_fast_case.add(test)
+        if item.originalname in SMOKE.get(file, ()) and test not in with_smoke_case:
+            item.add_marker(pytest.mark.smoke)
+            with_smoke_case.add(test)
 
 
 def pytest_runtest_setup(item):
