@@ -290,10 +290,12 @@ def _require_built(model: object) -> None:
         raise errors.UnsupportedModelError(
             expected="a Keras model or layer", got=type(model).__name__, do="Pass the model."
         )
-    if not model.built:
+    # `build` of a subclassed model may mark it as built, and leave the layers inside as they are.
+    is_empty = not model.variables and not all(part.built for part in model._flatten_layers())
+    if not model.built or is_empty:
         raise errors.InvalidInputError(
             expected="a built model, whose variables exist",
-            got=f"{type(model).__name__} that is not built",
+            got=f"{type(model).__name__} without variables yet",
             do="Call it on a batch first, model(x), or model.build(shape).",
         )
 
