@@ -1,0 +1,201 @@
+"""`NTKCallback` in real runs of `Model.fit`."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import keras
+import models
+import numpy as np
+import pytest
+from ntkdiag_keras import NTKCallback
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import InMemory, LogSpaced
+
+X = models.examples((5,), n=64, dtype="float32")
+Y = np.argmax(X[:, :3], axis=1)
+PROBE = (X[:16], Y[:16])
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(model=None, optimizer=None, **options):
+    model = models.mlp() if model is None else model
+    optimizer = keras.optimizers.SGD(0.1) if optimizer is None else optimizer
+    model.compile(optimizer, LOSS, **options)
+    return model
+
+
+def fit(model, watch, x=X, y=Y, **options):
+    settings = {"batch_size": 16, "verbose": 0, **options}
+    return model.fit(x, y, callbacks=[watch], **settings).history
+
+
+def test_measures_before_training_and_after_each_epoch():
+    values = InMemory()
+    watch = NTKCallback(train=PROBE, writers=values)
+    history = fit(compiled(), watch, epochs=3)
+    assert values.steps == [0, 4, 8, 12]
+    for name in ("margin", "trace", "participation_ratio", "drift", "alignment"):
+        assert history[f"ntk_{name}"] == values.series(f"ntk_{name}")[1:]
+    assert values.record["library"] == "keras"
+    assert values.record["loss"] == "cross_entropy"
+    assert watch.reason == ""
+
+
+def test_sees_the_weights_of_the_step():
+    values = InMemory()
+    model = compiled()
+    start = ntkdiag.functionalize(model)
+    watch = NTKCallback(
+        train=PROBE, every=3, time_share=None, instruments=["kernel"], writers=values
+    )
+    fit(model, watch, epochs=2, shuffle=False)
+    assert values.steps == [0, 3, 6]
+    # The same run by hand.
+    again = compiled(start.restore(start.params))
+    traces = []
+    for step in range(8):
+        if step in values.steps:
+            now = ntkdiag.functionalize(again)
+            traces.append(float(np.trace(ntkdiag.ntk(*now, PROBE[0], reduction="full").matrix)))
+        batch = slice(16 * (step % 4), 16 * (step % 4) + 16)
+        again.train_on_batch(X[batch], Y[batch])
+    np.testing.assert_allclose(values.series("ntk_trace"), traces, rtol=1e-4)
+
+
+def test_training_is_the_same_with_it():
+    histories = []
+    for callbacks in ([], [NTKCallback(train=PROBE, every=1, instruments=["margin"])]):
+        keras.utils.set_random_seed(3)
+        model = compiled()
+        history = model.fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+        histories.append(history.history["loss"])
+    assert histories[0] == histories[1]
+
+
+def test_running_statistics_are_those_of_the_step():
+    x = models.examples((6, 6, 2), n=32, dtype="float32")
+    y = np.argmax(x[:, 0, :2, :].reshape(32, -1), axis=1)
+    values = InMemory()
+    watch = NTKCallback(
+        train=(x[:8], y[:8]), instruments=["kernel"], reduction="full", writers=values
+    )
+    model = compiled(models.cnn())
+    fit(model, watch, x, y, epochs=2)
+    trace = np.trace(ntkdiag.ntk(*ntkdiag.functionalize(model), x[:8], reduction="full").matrix)
+    assert values.series("ntk_trace")[-1] == pytest.approx(float(trace), rel=1e-4)
+    moving = "batch_normalization/moving_mean"
+    assert any(moving in note and "at each step" in note for note in values.record["notes"])
+
+
+def test_goes_on_in_another_fit_and_another_optimizer(tmp_path):
+    values = InMemory()
+    watch = NTKCallback(train=PROBE, writers=values, instruments=["margin"], out=tmp_path / "run")
+    model = compiled()
+    fit(model, watch, epochs=1)
+    fit(model, watch, epochs=1)
+    first = watch.monitor
+    assert values.steps == [0, 4, 8]
+    model.compile(keras.optimizers.SGD(0.2), LOSS)
+    fit(model, watch, epochs=1)
+    assert watch.monitor is not first
+    assert values.steps == [0, 4, 8, 0, 4]
+    margins = values.series("ntk_margin")
+    assert margins[3] / margins[2] == pytest.approx(2.0, rel=0.2)
+    lines = (tmp_path / "run").rglob("*.jsonl")
+    assert any("ntk_margin" in path.read_text() for path in lines)
+
+
+def test_a_rate_that_a_callback_changes_is_seen():
+    halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 * 0.5**epoch)
+    values = InMemory()
+    watch = NTKCallback(train=PROBE, writers=values, instruments=["margin"])
+    model = compiled(optimizer=keras.optimizers.SGD(0.1))
+    model.fit(X, Y * 0, epochs=2, verbose=0, callbacks=[halving, watch])
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
+    assert values.series("ntk_margin")[2] < 0.75 * values.series("ntk_margin")[1]
+
+
+def test_several_steps_in_one_call():
+    values = InMemory()
+    watch = NTKCallback(
+        train=PROBE, every=2, time_share=None, writers=values, instruments=["margin"]
+    )
+    fit(compiled(steps_per_execution=2), watch, epochs=2)
+    assert values.steps == [0, 2, 4, 6, 8]
+
+
+def test_epochs_without_a_measurement_are_nan():
+    watch = NTKCallback(train=PROBE, every=LogSpaced(4.0), time_share=None, instruments=["margin"])
+    history = fit(compiled(), watch, epochs=3)
+    assert np.isnan(history["ntk_margin"]).tolist() == [False, True, True]
+
+
+def test_unknown_loss_leaves_the_margin_out_and_says_why():
+    model = models.mlp()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    watch = NTKCallback(train=PROBE, instruments=["kernel"])
+    with pytest.warns(RuntimeWarning, match="there is no margin. The model returns probabilities"):
+        history = fit(model, watch, epochs=1)
+    assert np.isnan(history["ntk_margin"][0])
+    assert history["ntk_trace"][0] > 0
+
+
+def test_a_stated_rule_is_taken():
+    watch = NTKCallback(train=PROBE, descent=0.1, instruments=["margin"])
+    history = fit(compiled(optimizer=keras.optimizers.Lion(1e-3)), watch, epochs=1)
+    assert history["ntk_margin"][0] > 0
+    assert watch.reason == ""
+
+
+def test_what_fails_does_not_end_the_training():
+    class Broken(InMemory):
+        def write(self, step, values):
+            raise OSError("the disk is full")
+
+    model = compiled()
+    wrong = NTKCallback(train=(X[:16, :3], Y[:16]))
+    with pytest.warns(RuntimeWarning, match="This is said once; training goes on."):
+        history = fit(model, wrong, epochs=2)
+    assert len(history["loss"]) == 2
+    with pytest.warns(RuntimeWarning, match="the disk is full"):
+        history = fit(model, NTKCallback(train=PROBE, writers=Broken()), epochs=1)
+    assert history["ntk_trace"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"train": PROBE, "optimizer": "adam"},
+            "NTKCallback(train, optimizer=...): expected no optimizer, because that of model.compile is "
+            "read; got a str. Leave it out, or pass descent= to state the update rule.",
+        ),
+        (
+            {"train": PROBE, "every": 0},
+            "NTKCallback(train): expected a positive integer number of steps; got 0. Every(100) "
+            "measures at steps 0, 100, 200, ...",
+        ),
+        (
+            {"train": PROBE, "loss": "mae"},
+            "NTKCallback(train): expected `loss` as ",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused_before_training(options, message):
+    with pytest.raises(errors.InvalidInputError) as caught:
+        NTKCallback(**options)
+    assert str(caught.value).startswith(message)
+
+
+def test_example():
+    example = pathlib.Path(__file__).parents[1] / "examples" / "fit_with_callback.py"
+    done = subprocess.run(
+        [sys.executable, example], capture_output=True, text=True, check=True, timeout=300
+    )
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert len(printed["ntk_margin"]) == 5
+    assert np.isfinite(printed["ntk_margin"]).all()
