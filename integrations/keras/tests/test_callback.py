@@ -171,8 +171,8 @@ def test_what_fails_does_not_end_the_training():
     [
         (
             {"train": PROBE, "optimizer": "adam"},
-            "NTKCallback(train, optimizer=...): expected no optimizer, because that of model.compile is "
-            "read; got a str. Leave it out, or pass descent= to state the update rule.",
+            "NTKCallback(train, optimizer=...): expected no optimizer, because that of "
+            "model.compile is read; got a str. Leave it out, or pass descent= to state the update rule.",
         ),
         (
             {"train": PROBE, "every": 0},

@@ -18,7 +18,7 @@ import ntkdiag
 from ntkdiag import errors
 
 
-@pytest.fixture(params=["float64", "float32"])
+@pytest.fixture(params=["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def dtype(request, monkeypatch):
     """The dtype of everything: Keras itself goes down to float32 in most of its operations."""
     if request.param == "float64":
@@ -51,6 +51,14 @@ def test_kernel_is_that_of_the_dense_jacobian(name, dtype):
     assert np.array_equal(fn(fn.params, x), model(x, training=False))
     error = relative_error(ntkdiag.ntk(*fn, x, reduction="full"), models.dense_jacobian(model, x))
     assert error < {"float64": 1e-10, "float32": 1e-5}[dtype]
+
+
+def test_kernel_in_float32():
+    model = models.cnn()
+    x = models.examples((6, 6, 2), dtype="float32")
+    kernel = ntkdiag.ntk(*ntkdiag.functionalize(model), x, reduction="full")
+    assert kernel.dtype == np.float32
+    assert relative_error(kernel, models.dense_jacobian(model, x)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float64"], indirect=True)

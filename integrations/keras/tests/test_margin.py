@@ -84,18 +84,18 @@ def trained(optimizer, loss="cross_entropy", softmax=False, epochs=50, **options
 
 
 OPTIMIZERS = {
-    "sgd": lambda: O.SGD(0.01),
     "momentum, a schedule": lambda: O.SGD(O.schedules.ExponentialDecay(0.01, 10, 0.9), 0.9),
-    "adam": lambda: O.Adam(0.002),
     "adamw": lambda: O.AdamW(0.002, weight_decay=0.5),
-    "accumulated": lambda: O.SGD(0.01, 0.5, gradient_accumulation_steps=3),
 }
 MORE_OPTIMIZERS = {
+    "sgd": lambda: O.SGD(0.01),
     "nesterov": lambda: O.SGD(0.01, 0.9, nesterov=True),
     "sgd, weight decay": lambda: O.SGD(0.01, weight_decay=2.0),
+    "sgd, accumulated": lambda: O.SGD(0.01, 0.5, gradient_accumulation_steps=3),
     "scaled loss": lambda: O.SGD(0.01, 0.9, loss_scale_factor=128.0),
     "dynamic scale": lambda: O.LossScaleOptimizer(O.SGD(0.01, 0.9), initial_scale=256.0),
-    "averaged weights": lambda: O.SGD(0.01, use_ema=True),
+    "averaged weights": lambda: O.SGD(0.01, use_ema=True, ema_momentum=0.0),
+    "adam": lambda: O.Adam(0.002),
     "adam, accumulated": lambda: O.Adam(0.002, gradient_accumulation_steps=3),
     "amsgrad": lambda: O.Adam(0.002, amsgrad=True),
     "rmsprop": lambda: O.RMSprop(0.001),
