@@ -68,7 +68,7 @@ def test_sees_the_weights_of_the_step():
 
 def test_training_is_the_same_with_it():
     histories = []
-    for callbacks in ([], [NTKCallback(train=PROBE, every=1, instruments=["margin"])]):
+    for callbacks in ([], [NTKCallback(train=PROBE, every=1, instruments=["kernel"])]):
         keras.utils.set_random_seed(3)
         model = compiled()
         history = model.fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
@@ -109,6 +109,7 @@ def test_goes_on_in_another_fit_and_another_optimizer(tmp_path):
     assert any("ntk_margin" in path.read_text() for path in lines)
 
 
+@pytest.mark.slow
 def test_a_rate_that_a_callback_changes_is_seen():
     halving = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 * 0.5**epoch)
     values = InMemory()
@@ -122,16 +123,16 @@ def test_a_rate_that_a_callback_changes_is_seen():
 def test_several_steps_in_one_call():
     values = InMemory()
     watch = NTKCallback(
-        train=PROBE, every=2, time_share=None, writers=values, instruments=["margin"]
+        train=PROBE, every=2, time_share=None, writers=values, instruments=["kernel"]
     )
     fit(compiled(steps_per_execution=2), watch, epochs=2)
     assert values.steps == [0, 2, 4, 6, 8]
 
 
 def test_epochs_without_a_measurement_are_nan():
-    watch = NTKCallback(train=PROBE, every=LogSpaced(4.0), time_share=None, instruments=["margin"])
+    watch = NTKCallback(train=PROBE, every=LogSpaced(4.0), time_share=None, instruments=["kernel"])
     history = fit(compiled(), watch, epochs=3)
-    assert np.isnan(history["ntk_margin"]).tolist() == [False, True, True]
+    assert np.isnan(history["ntk_trace"]).tolist() == [False, True, True]
 
 
 def test_unknown_loss_leaves_the_margin_out_and_says_why():
@@ -172,7 +173,8 @@ def test_what_fails_does_not_end_the_training():
         (
             {"train": PROBE, "optimizer": "adam"},
             "NTKCallback(train, optimizer=...): expected no optimizer, because that of "
-            "model.compile is read; got a str. Leave it out, or pass descent= to state the update rule.",
+            "model.compile is read; got a str. Leave it out, or pass descent= to state the update "
+            "rule.",
         ),
         (
             {"train": PROBE, "every": 0},

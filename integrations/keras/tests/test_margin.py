@@ -122,6 +122,7 @@ def test_margin_is_that_of_a_dense_computation(make):
     assert float(watch.monitor.last.margin) == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_margin_of_the_mean_squared_error_of_keras():
     optimizer = O.SGD(0.01)
     model, watch = trained(optimizer, "mse")
@@ -136,6 +137,7 @@ def test_margin_behind_a_softmax_is_that_of_the_logits():
     assert float(watch.monitor.last.margin) == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_before_its_first_step_adam_has_no_margin():
     values = InMemory()
     trained(O.Adam(0.002), epochs=1, writers=values)

@@ -167,6 +167,8 @@ class _Source:
             return _one_by_one(call, args, kwargs) if is_random else call(args, kwargs)
 
         plain = ntkdiag.functionalize(f, nested(weights), **options)
+        apply: Any = plain.apply
+        extract_tree: Any = plain.extract
 
         def full(params: PyTree) -> Leaves:
             return flat(plain.restore(params))
@@ -174,7 +176,7 @@ class _Source:
         def extract(source: PyTree) -> PyTree:
             if isinstance(source, keras.Layer):
                 source = nested(self.values(variables_of(source).weights))
-            return plain.extract(source)
+            return extract_tree(source)
 
         def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> ntkdiag.Functional:
             arrays = {path: jnp.asarray(value) for path, value in values.items()}
@@ -187,7 +189,7 @@ class _Source:
 
         return dataclasses.replace(
             plain,
-            apply=dataclasses.replace(plain.apply, library="keras", mode=str(mode)),
+            apply=dataclasses.replace(apply, library="keras", mode=str(mode)),
             restore=lambda params: self._restored(full(params) | state),
             extract=extract,
             library="keras",

@@ -133,7 +133,7 @@ class NTKCallback(keras.callbacks.Callback):
         if self._is_by_epoch:
             self._safely(self._measure_if_due)
         if logs is not None:
-            logs.update(self._numbers_of_epoch())
+            self._safely(lambda: logs.update(self._numbers_of_epoch()))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Have the writers write what is left."""
@@ -142,7 +142,7 @@ class NTKCallback(keras.callbacks.Callback):
 
     def _begin(self) -> None:
         """Make a monitor, unless there is one for this model as it is compiled."""
-        model = self.model
+        model: Any = self.model
         optimizer = inner_optimizer(model.optimizer)
         n_micro_steps = optimizer.gradient_accumulation_steps or 1
         self._step = int(optimizer.iterations) * n_micro_steps
@@ -179,7 +179,8 @@ class NTKCallback(keras.callbacks.Callback):
         if not self._due(self._step):
             return
         self._last_measured = self._step
-        optimizer = inner_optimizer(self.model.optimizer)  # puts current values into the variables
+        model: Any = self.model  # puts the current values into the variables
+        optimizer = inner_optimizer(model.optimizer)
         self.monitor(
             self._step,
             nested({path: variable.value for path, variable in self._trainable.items()}),
@@ -221,6 +222,7 @@ def _nothing(params: PyTree, x: PyTree) -> PyTree:
 
 
 def _is_same(one: object, other: object) -> bool:
+    """Whether these are one object, or tuples that are equal."""
     return one is other or (isinstance(one, tuple) and one == other)
 
 

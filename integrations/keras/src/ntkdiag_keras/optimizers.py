@@ -70,23 +70,22 @@ def as_optax(
         Its state is the list of values of `optimizer.variables`.
     """
 
-    def init(params: PyTree) -> list[jax.Array]:
+    def init(params: PyTree) -> list[Any]:
         return state_of(optimizer)
 
-    def update(
-        gradient: PyTree, state: list[jax.Array], params: PyTree
-    ) -> tuple[PyTree, list[jax.Array]]:
+    def update(updates: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Any]:
         if why_not:
             raise NotImplementedError(why_not)
-        gradients, weights = flat(gradient), flat(params)
+        gradients = flat(updates)
+        weights = flat(params)
         factor, state = _whole_step(optimizer, state)
         new_weights, new_state = optimizer.stateless_apply(
             state, [factor * gradients[path] for path in paths], [weights[path] for path in paths]
         )
-        updates = {}
+        changes = {}
         for path, new in zip(paths, new_weights, strict=True):
-            updates[path] = new - weights[path]
-        return nested(updates), new_state
+            changes[path] = new - weights[path]
+        return nested(changes), new_state
 
     return optax.GradientTransformation(init, update)
 
