@@ -1,0 +1,176 @@
+"""A TensorFlow function in JAX: its variables become arguments. tf2jax converts its graph.
+
+    function, input signature    its graph, which captures the variables that it uses
+    shapes of a call             a graph for these shapes, converted, and kept for the next call
+
+Each shape has a conversion of its own, as under `jax.jit`: where the graph leaves the batch size
+open, tf2jax does not know how long the lists of a recurrent layer are.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import tensorflow as tf
+import tf2jax
+from jax.typing import DTypeLike
+from jaxtyping import Array, PyTree
+
+from ntkdiag import errors
+from ntkdiag_tensorflow.variables import NamedVariable, named_variables
+
+# For every argument a tf.TensorSpec, or a structure of them.
+Signature: TypeAlias = tuple[Any, ...]
+
+
+class _Conversion(NamedTuple):
+    """The function in JAX, and the paths of its variables by the names that tf2jax gives them."""
+
+    function: Callable[..., Any]
+    paths: dict[str, str]
+
+
+class Converted:
+    """A function of tensors, `function(*inputs)`, as a function of values and inputs in JAX.
+
+    Args:
+        model: The object that holds the variables: they are named by their paths in it.
+        function: What is converted.
+        signature: Of its inputs; sizes may be None.
+    """
+
+    def __init__(self, model: Any, function: Callable[..., Any], signature: Signature) -> None:
+        self.function = function
+        self.signature = signature
+        captured = _captured(tf.function(function).get_concrete_function(*signature))
+        named_by_id = {id(named.variable): named for named in named_variables(model, captured)}
+        self.variables: list[NamedVariable] = [named_by_id[id(one)] for one in captured]
+        self._paths = {id(named.variable): named.path for named in self.variables}
+        self._conversions: dict[tuple[tuple[int, ...], ...], _Conversion] = {}
+
+    def __call__(
+        self, values: Mapping[str, Array], inputs: tuple[PyTree, ...], dtype: DTypeLike
+    ) -> PyTree:
+        """Outputs for the values of all variables, by path, where parameters have this dtype."""
+        self._require_structure(inputs)
+        arrays = []
+        specs = tf.nest.flatten(self.signature)
+        for leaf, spec in zip(tf.nest.flatten(inputs), specs, strict=True):
+            arrays.append(_as_declared(leaf, spec, dtype))
+        conversion = self._conversion(tuple(array.shape for array in arrays))
+        variables = {name: values[path] for name, path in conversion.paths.items()}
+        with _refusing_what_is_not_converted():
+            outputs, _ = conversion.function(
+                variables, *tf.nest.pack_sequence_as(self.signature, arrays)
+            )
+        return outputs
+
+    def _require_structure(self, inputs: tuple[PyTree, ...]) -> None:
+        """Refuse inputs that are nested otherwise than the signature says."""
+        try:
+            tf.nest.assert_same_structure(self.signature, inputs, check_types=False)
+        except (TypeError, ValueError):
+            raise errors.InvalidInputError(
+                expected=f"inputs of the structure {_described(self.signature)}",
+                got=f"{tf.nest.map_structure(lambda leaf: type(leaf).__name__, inputs)}",
+                do="x is the argument of the model; with unpack=True it is the tuple of several.",
+            ) from None
+
+    def _conversion(self, shapes: tuple[tuple[int, ...], ...]) -> _Conversion:
+        """The conversion for inputs of these shapes; made when they are met for the first time."""
+        if shapes not in self._conversions:
+            specs = []
+            for spec, shape in zip(tf.nest.flatten(self.signature), shapes, strict=True):
+                specs.append(tf.TensorSpec(shape, spec.dtype))
+            signature = tf.nest.pack_sequence_as(self.signature, specs)
+            # A new one: a tf.function that has a more general graph answers with that.
+            function = tf.function(self.function)
+            graph = function.get_concrete_function(*signature)
+            with _refusing_what_is_not_converted():
+                in_jax, parameters = tf2jax.convert(function, *signature)
+            # tf2jax has the variables in the order in which the graph captured them.
+            captured = [self._paths[id(variable)] for variable in _captured(graph)]
+            paths = dict(zip(parameters, captured, strict=True))
+            self._conversions[shapes] = _Conversion(in_jax, paths)
+        return self._conversions[shapes]
+
+
+def _captured(graph: Any) -> list[tf.Variable]:
+    """The variables that a graph captured, each once, in the order of its inputs."""
+    variables = {variable.handle.ref(): variable for variable in graph.variables}
+    captured = []
+    for tensor in graph.captured_inputs:
+        if tensor.dtype != tf.resource:
+            continue
+        if tensor.ref() not in variables:
+            raise errors.UnsupportedModelError(
+                expected="a model whose only resources are variables",
+                got="one that captures another resource, such as a lookup table",
+                do="Apply tables and other preprocessing to x before it goes into the model.",
+            )
+        captured.append(variables[tensor.ref()])
+    return captured
+
+
+def _as_declared(leaf: Any, spec: tf.TensorSpec, dtype: DTypeLike) -> Array:
+    """An input as an array that fits its spec; a floating one may also have the dtype of params."""
+    array = jnp.asarray(leaf)
+    declared = spec.dtype.as_numpy_dtype
+    is_floating = jnp.issubdtype(array.dtype, jnp.floating)
+    fits_kind = is_floating == jnp.issubdtype(declared, jnp.floating)
+    if not fits_kind or not spec.shape.is_compatible_with(array.shape):
+        raise errors.InvalidInputError(
+            expected=f"inputs that fit the input signature, {_described(spec)}",
+            got=f"{array.dtype}{list(array.shape)}",
+            do="ntkdiag calls the model with one example at a time, too: leave the batch size open "
+            "with input_signature=tf.TensorSpec((None, ...)), which also says another dtype.",
+        )
+    # In 64-bit mode NumPy's float64 comes in, for a model in float32. Where the parameters are in
+    # float64 too, the model is being evaluated in float64.
+    if is_floating and array.dtype != dtype:
+        return array.astype(declared)
+    return array
+
+
+def _described(signature: Any) -> str:
+    """A signature in the way arrays are written: float32[None, 3]."""
+
+    def described(spec: tf.TensorSpec) -> str:
+        shape = list(spec.shape) if spec.shape.rank is not None else "[any shape]"
+        return f"{spec.dtype.name}{shape}"
+
+    if isinstance(signature, tf.TensorSpec):
+        return described(signature)
+    return str(tf.nest.map_structure(described, signature))
+
+
+@contextlib.contextmanager
+def _refusing_what_is_not_converted() -> Iterator[None]:
+    """What tf2jax cannot convert or run, as a refusal that says what to do."""
+    try:
+        yield
+    except LookupError as error:
+        if "Custom gradient" not in str(error):
+            raise
+        raise errors.UnsupportedModelError(
+            expected="a gradient for every tf.custom_gradient (tf.nn.silu has one), once",
+            got=str(error).split(". ")[0],
+            do="A SavedModel has them if it was saved with "
+            "tf.saved_model.SaveOptions(experimental_custom_gradients=True); second derivatives "
+            "are not converted.",
+        ) from error
+    except (NotImplementedError, ValueError) as error:
+        text = str(error).split("\n")[0]
+        if "PRNG key required" in text:
+            raise errors.UnsupportedModelError(
+                expected="a model that draws no random numbers in evaluation",
+                got="one that does",
+                do='Switch dropout off: call_kwargs={"training": False}, or as the model has it.',
+            ) from error
+        raise errors.UnsupportedModelError(
+            expected="operations that tf2jax converts to JAX",
+            got=text,
+            do="Replace the operation, or leave the layers that need it out of the model (apply "
+            "them to x); or write the network in JAX as f(params, x).",
+        ) from error
