@@ -84,7 +84,7 @@ def attention():
 def recurrent():
     tokens = tf.keras.Input((5,), dtype="int32")
     h = layers.Embedding(11, 6, name="embedding")(tokens)
-    outputs = layers.Dense(2, name="out")(layers.LSTM(4, name="lstm")(h))
+    outputs = layers.Dense(2, name="out")(layers.LSTM(4, unroll=True, name="lstm")(h))
     x = np.random.default_rng(0).integers(0, 11, (3, 5), np.int32)
     return of_keras(tf.keras.Model(tokens, outputs), x)
 

@@ -117,8 +117,9 @@ def _by_position(saved: Any) -> tuple[Callable[..., Any], Signature]:
 def _signature(model: Any, called: Callable[..., Any]) -> Signature | None:
     """The inputs of a call as far as the model says what they are."""
     if called is model and getattr(model, "inputs", None):  # Keras, but not a subclass
+        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         spec_of = lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype)
-        return (tf.nest.map_structure(spec_of, model.input),)
+        return (tf.nest.map_structure(spec_of, inputs),)
     if getattr(called, "input_signature", None) is not None:
         return tuple(called.input_signature)
     if getattr(model, "input_shape", None) is not None:

@@ -1,15 +1,12 @@
-"""A TensorFlow function in JAX: its variables become arguments. tf2jax converts its graph.
+"""A TensorFlow function in JAX: tf2jax converts its graph, and its variables become arguments.
 
-    function, input signature    its graph, which captures the variables that it uses
-    shapes of a call             a graph for these shapes, converted, and kept for the next call
-
-Each shape has a conversion of its own, as under `jax.jit`: where the graph leaves the batch size
-open, tf2jax does not know how long the lists of a recurrent layer are.
+The graph is traced once, for the input signature, in which sizes may be open; what it does for
+inputs of other sizes is decided when JAX traces it.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import tensorflow as tf
@@ -24,15 +21,12 @@ from ntkdiag_tensorflow.variables import NamedVariable, named_variables
 Signature: TypeAlias = tuple[Any, ...]
 
 
-class _Conversion(NamedTuple):
-    """The function in JAX, and the paths of its variables by the names that tf2jax gives them."""
-
-    function: Callable[..., Any]
-    paths: dict[str, str]
-
-
 class Converted:
     """A function of tensors, `function(*inputs)`, as a function of values and inputs in JAX.
+
+    Attributes:
+        signature: Of the inputs.
+        variables: What the graph captured, each once.
 
     Args:
         model: The object that holds the variables: they are named by their paths in it.
@@ -41,13 +35,19 @@ class Converted:
     """
 
     def __init__(self, model: Any, function: Callable[..., Any], signature: Signature) -> None:
-        self.function = function
         self.signature = signature
-        captured = _captured(tf.function(function).get_concrete_function(*signature))
-        named_by_id = {id(named.variable): named for named in named_variables(model, captured)}
-        self.variables: list[NamedVariable] = [named_by_id[id(one)] for one in captured]
-        self._paths = {id(named.variable): named.path for named in self.variables}
-        self._conversions: dict[tuple[tuple[int, ...], ...], _Conversion] = {}
+        traced = tf.function(function)
+        graph = traced.get_concrete_function(*signature)
+        _require_no_loops(graph)
+        with _refusing_what_is_not_converted():
+            self._in_jax, parameters = tf2jax.convert(traced, *signature)
+        captured = _captured(graph)
+        named = {id(one.variable): one for one in named_variables(model, captured)}
+        self.variables: list[NamedVariable] = [named[id(variable)] for variable in captured]
+        # tf2jax has its own names for them, in the order in which the graph captured them.
+        self._paths = {}
+        for name, one in zip(parameters, self.variables, strict=True):
+            self._paths[name] = one.path
 
     def __call__(
         self, values: Mapping[str, Array], inputs: tuple[PyTree, ...], dtype: DTypeLike
@@ -58,12 +58,9 @@ class Converted:
         specs = tf.nest.flatten(self.signature)
         for leaf, spec in zip(tf.nest.flatten(inputs), specs, strict=True):
             arrays.append(_as_declared(leaf, spec, dtype))
-        conversion = self._conversion(tuple(array.shape for array in arrays))
-        variables = {name: values[path] for name, path in conversion.paths.items()}
+        variables = {name: values[path] for name, path in self._paths.items()}
         with _refusing_what_is_not_converted():
-            outputs, _ = conversion.function(
-                variables, *tf.nest.pack_sequence_as(self.signature, arrays)
-            )
+            outputs, _ = self._in_jax(variables, *tf.nest.pack_sequence_as(self.signature, arrays))
         return outputs
 
     def _require_structure(self, inputs: tuple[PyTree, ...]) -> None:
@@ -76,24 +73,6 @@ class Converted:
                 got=f"{tf.nest.map_structure(lambda leaf: type(leaf).__name__, inputs)}",
                 do="x is the argument of the model; with unpack=True it is the tuple of several.",
             ) from None
-
-    def _conversion(self, shapes: tuple[tuple[int, ...], ...]) -> _Conversion:
-        """The conversion for inputs of these shapes; made when they are met for the first time."""
-        if shapes not in self._conversions:
-            specs = []
-            for spec, shape in zip(tf.nest.flatten(self.signature), shapes, strict=True):
-                specs.append(tf.TensorSpec(shape, spec.dtype))
-            signature = tf.nest.pack_sequence_as(self.signature, specs)
-            # A new one: a tf.function that has a more general graph answers with that.
-            function = tf.function(self.function)
-            graph = function.get_concrete_function(*signature)
-            with _refusing_what_is_not_converted():
-                in_jax, parameters = tf2jax.convert(function, *signature)
-            # tf2jax has the variables in the order in which the graph captured them.
-            captured = [self._paths[id(variable)] for variable in _captured(graph)]
-            paths = dict(zip(parameters, captured, strict=True))
-            self._conversions[shapes] = _Conversion(in_jax, paths)
-        return self._conversions[shapes]
 
 
 def _captured(graph: Any) -> list[tf.Variable]:
@@ -111,6 +90,23 @@ def _captured(graph: Any) -> list[tf.Variable]:
             )
         captured.append(variables[tensor.ref()])
     return captured
+
+
+def _require_no_loops(graph: Any) -> None:
+    """Refuse loops: JAX has no reverse derivative for a number of steps that is only known then."""
+    definition = graph.graph.as_graph_def()
+    operations = {node.op for node in definition.node}
+    for function in definition.library.function:
+        operations |= {node.op for node in function.node_def}
+    loops = operations & {"While", "StatelessWhile"}
+    if loops:
+        raise errors.UnsupportedModelError(
+            expected="a model without loops (tf.while_loop, tf.map_fn, tf.scan), which cannot be "
+            "differentiated after conversion to JAX",
+            got=f"the operation {', '.join(sorted(loops))}",
+            do="Build recurrent layers with unroll=True, and write loops over a fixed number of "
+            "steps in Python; tf.vectorized_map does what tf.map_fn does.",
+        )
 
 
 def _as_declared(leaf: Any, spec: tf.TensorSpec, dtype: DTypeLike) -> Array:
