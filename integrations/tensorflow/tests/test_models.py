@@ -1,17 +1,408 @@
-import jax, numpy as np, pytest, tensorflow as tf, ntkdiag
+"""Models of TensorFlow as Functionals, their kernels beside tf.GradientTape's Jacobians."""
+
+import functools
+import importlib.metadata
+import pathlib
+import runpy
+
+import jax
+import jax.numpy as jnp
 import networks
-def relative(a,b): return np.abs(np.asarray(a)-b).max()/np.abs(b).max()
+import ntkdiag_tensorflow
+import numpy as np
+import pytest
+import tensorflow as tf
+from networks import layers, normal
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError, StructureError, UnsupportedModelError
+
+# A network is built and differentiated by TensorFlow once; no test changes it.
+case_of = functools.cache(lambda name: networks.CASES[name]())
+FOLDER = pathlib.Path(__file__).parents[1]
+SPEC = tf.TensorSpec((None, 3))
+
+
+def relative_error(array, reference):
+    return np.abs(np.asarray(array) - reference).max() / np.abs(reference).max()
+
+
+def functional(name, **options):
+    case = case_of(name)
+    return ntkdiag.functionalize(case.model, **case.options, **options)
+
+
 @pytest.mark.parametrize("name", networks.CASES)
 def test_kernel(name):
-    case = networks.CASES[name]()
-    fn = ntkdiag.functionalize(case.model, **case.options)
-    print(fn)
-    assert set(fn.params)==set(case.trained)
-    assert set(fn.fixed)==case.fixed
+    case, fn = case_of(name), functional(name)
+    assert set(fn.params) == set(case.trained)
+    assert set(fn.fixed) == case.fixed
+    assert (fn.library, fn.mode) == ("tensorflow", "eval")
     expected = case.call(case.x).numpy()
     np.testing.assert_allclose(fn(fn.params, case.x), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(jax.jit(fn.apply)(fn.params, tf.constant(case.x[:2]).numpy()), expected[:2], rtol=1e-5, atol=1e-6)
+
     kernel = ntkdiag.ntk(*fn, case.x, case.x[:2], reduction="full")
-    r=relative(kernel.array.transpose(0,1,2,3), np.einsum("ncmd->nmcd" if kernel.array.shape[1]==2 and False else "ncmd->ncmd", networks.kernel_by_tape(case.call, list(case.trained.values()), case.x, case.x[:2])))
-    print(name, r)
-    assert r<1e-5
+    variables = list(case.trained.values())
+    reference = networks.kernel_by_tape(case.call, variables, case.x, case.x[:2])
+    assert relative_error(kernel.array, reference) < 1e-5
+    assert kernel.convention.mode == "eval"
+
+
+def test_float64():
+    inputs = tf.keras.Input((3,), dtype="float64")
+    hidden = layers.Dense(5, "tanh", dtype="float64")(inputs)
+    model = tf.keras.Model(inputs, layers.Dense(2, dtype="float64")(hidden))
+    x = normal(4, 3, dtype=np.float64)
+    with pytest.raises(InvalidInputError, match="64-bit mode for variables in float64; got float"):
+        ntkdiag.functionalize(model)
+    with jax.enable_x64(True):
+        fn = ntkdiag.functionalize(model)
+        assert fn(fn.params, x.astype(np.float32)).dtype == np.float64
+        kernel = np.asarray(ntkdiag.ntk(*fn, x, reduction="full"))
+    variables = [variable.value for variable in model.trainable_variables]
+    reference = networks.kernel_by_tape(model, variables, x)
+    assert relative_error(kernel.reshape(reference.shape), reference) < 1e-12
+
+
+def test_float64_examples_of_a_float32_model():
+    case, fn = case_of("cnn_with_batch_norm"), functional("cnn_with_batch_norm")
+    with jax.enable_x64(True):
+        outputs = fn(fn.params, case.x.astype(np.float64))
+    assert outputs.dtype == np.float32
+    np.testing.assert_allclose(outputs, case.call(case.x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cnn_with_batch_norm", "module"])
+def test_selfcheck(name):
+    check = ntkdiag.selfcheck(functional(name), case_of(name).x)
+    assert check.ok, check
+
+
+@pytest.mark.parametrize("name", ["attention", "module"])
+def test_linearized(name):
+    case, fn = case_of(name), functional(name)
+    step = jax.tree.map(lambda leaf: 0.1 * jnp.ones_like(leaf), fn.params)
+    moved = jax.tree.map(jnp.add, fn.params, step)
+    order = list(fn.params)
+    outputs, rows = networks.outputs_and_rows(
+        case.call, [case.trained[path] for path in order], case.x
+    )
+    v = np.concatenate([np.ravel(step[path]) for path in order])
+    linear = ntkdiag.linearize(*fn)(moved, case.x)
+    np.testing.assert_allclose(linear, outputs + rows @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_is_not_changed_and_does_not_change_the_functional():
+    model = networks.Tower()
+    fn = ntkdiag.functionalize(model, method="counted")
+    x = normal(4, 3)
+    before = np.asarray(fn(fn.params, x))
+    assert model.calls.numpy() == 0
+    w = model.layers[0].w
+    w.assign_add(tf.ones_like(w))
+    np.testing.assert_array_equal(fn(fn.params, x), before)
+    # The parameters later in training
+    np.testing.assert_array_equal(fn.extract(model)["layers/0/w"], w.numpy())
+    np.testing.assert_allclose(fn(fn.extract(model), x), model(x), rtol=1e-5)
+    again = networks.Tower()
+    np.testing.assert_array_equal(fn.extract(again)["layers/0/w"], fn.params["layers/0/w"])
+
+
+def test_restore_extract_and_fixed():
+    fn = functional("cnn_with_batch_norm", trainable=["**/kernel", "**/gamma"])
+    assert set(fn.params) == {
+        "cnn/conv/kernel",
+        "cnn/norm/gamma",
+        "cnn/depthwise/kernel",
+        "cnn/out/kernel",
+    }
+    case = case_of("cnn_with_batch_norm")
+    variables = fn.restore(fn.params)
+    assert variables.keys() == {variable.path for variable in case.model.variables[:6]} | {
+        variable.path for variable in case.model.variables[-4:]
+    }
+    for variable in case.model.variables:
+        if variable.path in variables:
+            np.testing.assert_array_equal(variables[variable.path], variable)
+    np.testing.assert_array_equal(
+        fn.extract(variables)["cnn/conv/kernel"], fn.params["cnn/conv/kernel"]
+    )
+
+    moved = fn.with_fixed({"cnn/norm/moving_mean": fn.fixed["cnn/norm/moving_mean"] + 1})
+    mean = case.model.get_layer("norm").moving_mean
+    before = mean.numpy()
+    mean.assign(before + 1)
+    expected = case.call(case.x).numpy()
+    mean.assign(before)
+    np.testing.assert_allclose(moved(moved.params, case.x), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(StructureError, match="cnn/norm/moving_mean: unexpected"):
+        fn(fn.params | {"cnn/norm/moving_mean": before}, case.x)
+
+
+def test_monitor():
+    model = networks.Tower()
+    fn = ntkdiag.functionalize(model)
+    x = normal(6, 3)
+    monitor = ntkdiag.Monitor(
+        fn, train=(x, None), instruments="kernel", every=1, time_share=None, top_k=2
+    )
+    variables = [*model.layers[0].trainable_variables, *model.tied.trainable_variables]
+    variables += model.parts["out"].trainable_variables
+    for step in range(2):
+        row = monitor(step, fn.extract(model))
+        kernel = networks.kernel_by_tape(model, variables, x).reshape(12, 12)
+        assert row.eigenvalues == pytest.approx(np.linalg.eigvalsh(kernel)[:-3:-1], rel=1e-4)
+        model.tied.w.assign_add(0.1 * tf.ones_like(model.tied.w))
+
+
+class Decorated(networks.Tower):
+    @tf.function(input_signature=[SPEC])
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+def test_saved_model(tmp_path):
+    model = Decorated()
+    tf.saved_model.save(model, tmp_path)
+    loaded = tf.saved_model.load(tmp_path)
+    case = case_of("module")
+    fn = ntkdiag.functionalize(loaded)
+    assert fn.name == "SavedModel"
+    assert set(fn.params) == set(networks.TOWER_PATHS)
+    assert set(fn.fixed) == {"scale"}
+    expected = ntkdiag.ntk(*functional("module"), case.x).array
+    np.testing.assert_allclose(ntkdiag.ntk(*fn, case.x).array, expected, rtol=1e-6)
+    by_name = ntkdiag.functionalize(loaded.signatures["serving_default"], output="output_0")
+    np.testing.assert_allclose(ntkdiag.ntk(*by_name, case.x).array, expected, rtol=1e-6)
+
+
+def test_exported_keras_model(tmp_path):
+    model = networks.attention().model
+    model.get_layer("attention").trainable = False
+    x = case_of("attention").x
+    model.export(tmp_path, verbose=False)
+    loaded = tf.saved_model.load(tmp_path)
+    message = r'got _UserObject without __call__, with the tf.functions serve, signatures\["serv.*'
+    with pytest.raises(InvalidInputError, match=message + 'Pass method="serve"'):
+        ntkdiag.functionalize(loaded)
+    fn, expected = ntkdiag.functionalize(loaded, method="serve"), ntkdiag.functionalize(model)
+    assert fn.params.keys() == expected.params.keys()
+    assert fn.fixed.keys() == expected.fixed.keys() != set()
+    np.testing.assert_allclose(
+        ntkdiag.ntk(*fn, x).array, ntkdiag.ntk(*expected, x).array, rtol=1e-5
+    )
+
+
+def test_variables_of_keras_layers_in_a_module():
+    class Head(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = layers.Dense(3, name="body")
+            self.body.build((None, 3))
+            self.body.trainable = False
+            self.w = tf.Variable(normal(3, 2))
+
+        def __call__(self, x):
+            return self.body(x) @ self.w
+
+    fn = ntkdiag.functionalize(Head(), input_signature=SPEC)
+    assert set(fn.params) == {"w"}
+    assert set(fn.fixed) == {"body/kernel", "body/bias"}
+
+
+def test_variables_of_one_name():
+    weights = [tf.Variable(normal(3, 3, seed=seed), name="w") for seed in range(2)]
+    fn = ntkdiag.functionalize(tf.function(lambda x: x @ weights[0] @ weights[1], [SPEC]))
+    assert set(fn.params) == {"w", "w_1"}
+    x = normal(2, 3)
+    np.testing.assert_allclose(fn(fn.params, x), x @ weights[0] @ weights[1], rtol=1e-5)
+
+
+def test_several_inputs():
+    a, b = tf.keras.Input((3,), name="a"), tf.keras.Input((3,), name="b")
+    weight = layers.Dense(2, name="out")
+    arrays = {"a": normal(4, 3), "b": normal(4, 3, seed=1)}
+    by_name = ntkdiag.functionalize(tf.keras.Model({"a": a, "b": b}, {"y": weight(a * b)}))
+    as_list = ntkdiag.functionalize(tf.keras.Model([a, b], weight(a * b)))
+    method = lambda layer, a, b: layer(a * b)
+    spread = ntkdiag.functionalize(weight, method=method, input_signature=[SPEC] * 2, unpack=True)
+    expected = weight(arrays["a"] * arrays["b"])
+    pair = arrays["a"], arrays["b"]
+    np.testing.assert_allclose(by_name(by_name.params, arrays)["y"], expected, rtol=1e-5)
+    for x in (pair, list(pair)):
+        np.testing.assert_allclose(as_list(as_list.params, x), expected, rtol=1e-5)
+    np.testing.assert_allclose(spread(spread.params, pair), expected, rtol=1e-5)
+    assert ntkdiag.ntk(*spread, pair).array.shape == (4, 4)
+    with pytest.raises(InvalidInputError, match=r"got a=, b=. Fix them for all calls: functionali"):
+        spread(spread.params, arrays)
+    with pytest.raises(InvalidInputError, match=r"structure .*'a': 'float32\[None, 3\]'.*; got"):
+        by_name(by_name.params, arrays["a"])
+
+
+def test_parameters_as_an_argument():
+    frozen = tf.Variable(normal(2), name="frozen")
+
+    @tf.function(input_signature=[{"w": tf.TensorSpec((3, 2)), "b": tf.TensorSpec(2)}, SPEC])
+    def f(params, x):
+        return tf.tanh(x @ params["w"] + params["b"]) * frozen
+
+    params = {"w": tf.Variable(normal(3, 2)), "b": tf.Variable(normal(2, seed=1))}
+    fn = ntkdiag.functionalize(f, params, trainable="w")
+    assert set(fn.params) == {"w"}
+    assert set(fn.fixed) == {"b", "frozen"}
+    x = normal(4, 3)
+    kernel = ntkdiag.ntk(*fn, x, reduction="full")
+    reference = networks.kernel_by_tape(lambda x: f(params, x), [params["w"]], x)
+    assert relative_error(kernel.array, reference) < 1e-5
+    with pytest.raises(InvalidInputError, match=r"got none; .*functionalize\(f, params\)"):
+        ntkdiag.functionalize(f)
+
+
+class OfAnotherLibrary:
+    """What torch's tensors and others have in common: no NumPy array, but convertible to one."""
+
+    def __init__(self, array):
+        self.array = array
+        self.shape, self.dtype = array.shape, "of another library"
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+@pytest.mark.parametrize("convert", [tf.constant, tf.Variable, OfAnotherLibrary])
+def test_examples_of_other_libraries(convert):
+    case, fn = case_of("module"), functional("module")
+    expected = ntkdiag.ntk(*fn, case.x).array
+    np.testing.assert_array_equal(ntkdiag.ntk(*fn, convert(case.x)).array, expected)
+
+
+def test_examples_that_are_no_arrays():
+    with pytest.raises(InvalidInputError, match=r"ntk\(f, params, x\): expected `x` .* got"):
+        ntkdiag.ntk(*functional("module"), object())
+
+
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [(normal(4, 2), r"float32\[.*2\]"), (np.ones((4, 3), int), r"int(32|64)\[.*3\]")],
+)
+def test_examples_that_do_not_fit(x, got):
+    fn = functional("module")
+    message = rf"fit the input signature, float32\[None, 3\]; got {got}. Pass what the model takes"
+    with pytest.raises(InvalidInputError, match=message):
+        fn(fn.params, x)
+
+
+def test_fixed_batch_size():
+    fn = ntkdiag.functionalize(networks.Tower(), input_signature=tf.TensorSpec((4, 3)))
+    x = normal(4, 3)
+    np.testing.assert_allclose(fn(fn.params, x), networks.Tower()(x), rtol=1e-5)
+    with pytest.raises(InvalidInputError, match=r"Where it fixes the batch size, open it, because"):
+        ntkdiag.ntk(*fn, x)
+
+
+def without_input_shape():
+    model = networks.Tower()
+    del model.input_shape
+    return model
+
+
+REFUSED = {
+    "not built": (
+        lambda: tf.keras.Sequential([layers.Dense(3)], name="net"),
+        {},
+        r"expected a built Keras model; got net, which has no variables yet. Call model.build\(",
+    ),
+    "no signature": (
+        without_input_shape,
+        {},
+        r"whose inputs are known: .*; got neither. Pass functionalize\(model, input_signature=tf.T",
+    ),
+    "tf.function without signature": (
+        lambda: tf.function(lambda x: x),
+        {},
+        r"got neither. Pass .* decorate with @tf.function\(input_signature=\[tf.TensorSpec\(\(None",
+    ),
+    "signature is no spec": (
+        networks.Tower,
+        {"input_signature": (None, 3)},
+        r"got input_signature=\(None, 3\). Pass .*tf.TensorSpec\(\(None, ...\)\)",
+    ),
+    "mode": (networks.Tower, {"mode": "train"}, r'the only one for .*; got mode=.train.. Leave it'),
+    "option": (networks.Tower, {"rngs": 0}, r"no option of a single library; got rngs="),
+    "method": (networks.Tower, {"method": "fit"}, r"got Tower without fit, with the tf.functions"),
+    "operation": (
+        networks.Tower,
+        {"method": lambda model, x: tf.math.special.dawsn(model(x))},
+        r"that tf2jax converts to JAX; got Unsupported operations in graph: \['Dawsn'\]. Replace",
+    ),
+    "loop": (
+        networks.Tower,
+        {"method": lambda model, x: tf.map_fn(tf.sin, model(x))},
+        r"without loops .*; got the operation StatelessWhile. Build recurrent layers with unroll=Tr",
+    ),
+    "assignment in a tf.function": (
+        networks.Tower,
+        {"method": lambda model, x: tf.function(model.counted)(x)},
+        r"that assigns to no variable inside a tf.function .*; got one that does. Leave counters",
+    ),
+    "table": (
+        lambda: tf.keras.Sequential(
+            [
+                tf.keras.Input((1,), dtype="string"),
+                layers.StringLookup(vocabulary=["a"], output_mode="one_hot"),
+                layers.Dense(1),
+            ]
+        ),
+        {},
+        r"whose only resources are variables; got .* lookup table. Apply tables",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    make, options, message = REFUSED[name]
+    with pytest.raises((InvalidInputError, UnsupportedModelError), match=message) as raised:
+        ntkdiag.functionalize(make(), **options)
+    assert str(raised.value).startswith("functionalize(model): ")
+
+
+def test_everything_frozen():
+    model = networks.mlp().model
+    model.trainable = False
+    with pytest.raises(InvalidInputError, match=r"got none; held fixed: .*Set layer.trainable = Tr"):
+        ntkdiag.functionalize(model)
+
+
+def test_random_numbers():
+    fn = functional("module", method=lambda model, x: tf.nn.dropout(model(x), 0.5))
+    with pytest.raises(UnsupportedModelError, match="draws no random numbers .*Switch that off"):
+        ntkdiag.ntk(*fn, case_of("module").x)
+
+
+def test_second_derivatives_of_a_custom_gradient():
+    fn = functional("attention")
+    with pytest.raises(UnsupportedModelError, match="a gradient for every tf.custom_gradient"):
+        ntkdiag.linearization_gap(fn.apply, fn.params, fn.params, case_of("attention").x)
+
+
+def test_tracing_fails_with_a_note():
+    method = lambda model, x: tf.reshape(model(x), (x.shape[0], -1))
+    with pytest.raises(TypeError) as raised:
+        functional("module", method=method)
+    assert "known as tf.shape(x)[0], not as x.shape[0]" in raised.value.__notes__[-1]
+
+
+def test_keras_with_another_backend(monkeypatch):
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    with pytest.raises(UnsupportedModelError, match="got the backend jax. Set KERAS_BACKEND=tenso"):
+        ntkdiag_tensorflow.functionalize(case_of("mlp").model)
+
+
+def test_entry_point():
+    [declared] = importlib.metadata.entry_points(group="ntkdiag.models", name="tensorflow")
+    assert declared.load() is ntkdiag_tensorflow.functionalize
+
+
+def test_example():
+    runpy.run_path(str(FOLDER / "examples" / "train_a_model.py"), run_name="__main__")

@@ -98,8 +98,8 @@ def _called(model: Any, method: str | Callable[..., Any] | None) -> Callable[...
     methods += [f'signatures["{name}"]' for name in getattr(model, "signatures", ())]
     raise errors.InvalidInputError(
         expected="a model that can be called, or the name of one of its methods in `method=`",
-        got=f"{type(model).__name__} without {method or '__call__'}; it has "
-        f"{', '.join(methods) or 'no tf.function'}",
+        got=f"{type(model).__name__} without {method or '__call__'}, with the tf.functions "
+        f"{', '.join(methods) or '(none)'}",
         do='Pass method="serve", or functionalize(model.signatures["serving_default"]), say.',
     )
 

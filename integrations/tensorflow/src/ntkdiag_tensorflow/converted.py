@@ -37,13 +37,13 @@ class Converted:
     def __init__(self, model: Any, function: Callable[..., Any], signature: Signature) -> None:
         self.signature = signature
         traced = tf.function(function)
-        graph = traced.get_concrete_function(*signature)
-        _require_no_loops(graph)
-        with _refusing_what_is_not_converted():
-            self._in_jax, parameters = tf2jax.convert(traced, *signature)
+        graph = _graph(traced, signature)
         captured = _captured(graph)
+        _require_no_loops(graph)
         named = {id(one.variable): one for one in named_variables(model, captured)}
         self.variables: list[NamedVariable] = [named[id(variable)] for variable in captured]
+        with _refusing_what_is_not_converted():
+            self._in_jax, parameters = tf2jax.convert(traced, *signature)
         # tf2jax has its own names for them, in the order in which the graph captured them.
         self._paths = {}
         for name, one in zip(parameters, self.variables, strict=True):
@@ -73,6 +73,18 @@ class Converted:
                 got=f"{tf.nest.map_structure(lambda leaf: type(leaf).__name__, inputs)}",
                 do="x is the argument of the model; with unpack=True it is the tuple of several.",
             ) from None
+
+
+def _graph(traced: Any, signature: Signature) -> Any:
+    """The graph for a signature; where the model cannot be traced, TensorFlow says why."""
+    try:
+        return traced.get_concrete_function(*signature)
+    except Exception as error:
+        error.add_note(
+            f"ntkdiag: TensorFlow traced the model for inputs of {_described(signature)}. Sizes "
+            "that are None there are known as tf.shape(x)[0], not as x.shape[0]."
+        )
+        raise
 
 
 def _captured(graph: Any) -> list[tf.Variable]:
@@ -105,7 +117,7 @@ def _require_no_loops(graph: Any) -> None:
             "differentiated after conversion to JAX",
             got=f"the operation {', '.join(sorted(loops))}",
             do="Build recurrent layers with unroll=True, and write loops over a fixed number of "
-            "steps in Python; tf.vectorized_map does what tf.map_fn does.",
+            "steps in Python.",
         )
 
 
@@ -119,8 +131,9 @@ def _as_declared(leaf: Any, spec: tf.TensorSpec, dtype: DTypeLike) -> Array:
         raise errors.InvalidInputError(
             expected=f"inputs that fit the input signature, {_described(spec)}",
             got=f"{array.dtype}{list(array.shape)}",
-            do="ntkdiag calls the model with one example at a time, too: leave the batch size open "
-            "with input_signature=tf.TensorSpec((None, ...)), which also says another dtype.",
+            do="Pass what the model takes. Where it fixes the batch size, open it, because ntkdiag "
+            "calls it with one example at a time: functionalize(model, "
+            "input_signature=tf.TensorSpec((None, ...))).",
         )
     # In 64-bit mode NumPy's float64 comes in, for a model in float32. Where the parameters are in
     # float64 too, the model is being evaluated in float64.
@@ -162,7 +175,14 @@ def _refusing_what_is_not_converted() -> Iterator[None]:
             raise errors.UnsupportedModelError(
                 expected="a model that draws no random numbers in evaluation",
                 got="one that does",
-                do='Switch dropout off: call_kwargs={"training": False}, or as the model has it.',
+                do='Switch that off, as in call_kwargs={"training": False} for dropout.',
+            ) from error
+        if "updated parameters are lost" in text:
+            raise errors.UnsupportedModelError(
+                expected="a model that assigns to no variable inside a tf.function that it calls",
+                got="one that does",
+                do="Leave counters and statistics alone in evaluation, or call the undecorated "
+                "function with method=.",
             ) from error
         raise errors.UnsupportedModelError(
             expected="operations that tf2jax converts to JAX",

@@ -77,7 +77,7 @@ def functionalize(
     values = _values(converted.variables)
     if variables is None:
         return _of_variables(model, converted, values, options)
-    params = tf.nest.map_structure(np.array, variables)
+    params = tf.nest.map_structure(lambda leaf: np.asarray(leaf).copy(), variables)
     plain = ntkdiag.functionalize(_of_params(converted, values), params, **options)
     return dataclasses.replace(
         _renamed(plain, model), fixed=plain.fixed | values, rebuild=None
@@ -148,7 +148,8 @@ def _of_variables(
 
 def _renamed(plain: Functional, model: Any) -> Functional:
     """What was made of a plain function, as a model of TensorFlow in evaluation."""
-    name = getattr(model, "name", None) or getattr(model, "__name__", type(model).__name__)
+    kind = type(model).__name__.replace("_UserObject", "SavedModel")
+    name = getattr(model, "name", None) or getattr(model, "__name__", kind)
     apply = dataclasses.replace(plain.apply, library="tensorflow", mode="eval")
     return dataclasses.replace(plain, apply=apply, library="tensorflow", mode="eval", name=name)
 

@@ -1,0 +1,134 @@
+"""The calls of neural-tangents' prototype, beside tf.GradientTape's Jacobians."""
+
+import functools
+
+import networks
+import numpy as np
+import pytest
+import tensorflow as tf
+from networks import layers, normal
+from ntkdiag_tensorflow import empirical_ntk_fn_tf, get_apply_fn_and_params
+
+from ntkdiag.errors import ExamplesInteractError, InvalidInputError, UnsupportedModelError
+from ntkdiag.neural_tangents import NtkImplementation
+
+X1, X2 = tf.constant(normal(3, 3)), tf.constant(normal(2, 3, seed=1))
+
+
+@functools.cache
+def model_and_kernel():
+    """A Keras model, its parameters, and its kernel `[n c m d]`."""
+    case = networks.mlp()
+    _, params = get_apply_fn_and_params(case.model)
+    variables = list(case.trained.values())
+    return case.model, params, networks.kernel_by_tape(case.call, variables, X1, X2)
+
+
+def test_apply_fn_and_params():
+    for name in ("cnn_with_batch_norm", "module"):
+        case = networks.CASES[name]()
+        apply_fn, params = get_apply_fn_and_params(case.model)
+        assert set(params) == set(case.trained)  # and not the others
+        outputs = apply_fn(params, tf.constant(case.x))
+        np.testing.assert_allclose(outputs, case.call(case.x), rtol=1e-5, atol=1e-6)
+
+
+# Axes -> the kernel from [n c m d]; the order of the axes is that of neural-tangents.
+AXES = {
+    "trace": ({}, lambda k: np.einsum("ncmc->nm", k) / 2),
+    "full": ({"trace_axes": ()}, lambda k: k.transpose(0, 2, 1, 3)),
+    "diagonal over outputs": (
+        {"trace_axes": (), "diagonal_axes": (1,)},
+        lambda k: np.einsum("ncmc->nmc", k),
+    ),
+}
+
+
+@pytest.mark.parametrize("vmap_axes", [0, None])
+@pytest.mark.parametrize("axes", AXES)
+def test_keras(axes, vmap_axes):
+    model, params, kernel = model_and_kernel()
+    options, of_kernel = AXES[axes]
+    ntk_fn = empirical_ntk_fn_tf(model, vmap_axes=vmap_axes, **options)
+    result = ntk_fn(X1, X2, params)
+    assert isinstance(result, tf.Tensor)
+    np.testing.assert_allclose(result, of_kernel(kernel), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", [*NtkImplementation, 0, 3])
+def test_implementations(implementation):
+    model, params, kernel = model_and_kernel()
+    ntk_fn = empirical_ntk_fn_tf(model, implementation=implementation)
+    np.testing.assert_allclose(ntk_fn(X1, X2, params), AXES["trace"][1](kernel), rtol=1e-4)
+
+
+def test_diagonal_over_examples():
+    model, params, _ = model_and_kernel()
+    whole = empirical_ntk_fn_tf(model)(X1, None, params)
+    diagonal = empirical_ntk_fn_tf(model, diagonal_axes=(0,))(X1, None, params)
+    assert diagonal.shape == (3,)
+    np.testing.assert_allclose(diagonal, np.diag(whole), rtol=1e-5)
+
+
+def test_module():
+    case = networks.module()
+    _, params = get_apply_fn_and_params(case.model)
+    kernel = networks.kernel_by_tape(case.call, list(case.trained.values()), X1, X2)
+    result = empirical_ntk_fn_tf(case.model, trace_axes=())(X1, X2, params)
+    np.testing.assert_allclose(result, kernel.transpose(0, 2, 1, 3), rtol=1e-4, atol=1e-5)
+
+
+# The functions of the prototype's tests: parameters of any shape, and examples that interact
+FUNCTIONS = {
+    "apart": lambda params, x: x * tf.reduce_mean(params**2) + 1.0,
+    "mixed": lambda params, x: x * tf.reduce_mean(params**2) + tf.reduce_mean(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name):
+    signature = [tf.TensorSpec(None), tf.TensorSpec((None, 2, 3, 1))]
+    f = tf.function(FUNCTIONS[name], input_signature=signature)
+    params = tf.Variable(normal(1, 2, 1, 4))
+    x1, x2 = tf.constant(normal(2, 2, 3, 1)), tf.constant(normal(3, 2, 3, 1, seed=1))
+    result = empirical_ntk_fn_tf(f, trace_axes=())(x1, x2, params)
+    rows = []
+    for x in (x1, x2):
+        with tf.GradientTape() as tape:
+            outputs = f(params, x)
+        rows.append(tape.jacobian(outputs, params).numpy().reshape(*outputs.shape, -1))
+    expected = np.einsum("nabcp,mdefp->nmadbecf", *rows)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_examples_that_interact():
+    signature = [tf.TensorSpec(3), tf.TensorSpec((None, 3))]
+    f = tf.function(lambda params, x: (x - tf.reduce_mean(x, 0)) * params, signature)
+    with pytest.raises(ExamplesInteractError):
+        empirical_ntk_fn_tf(f, vmap_axes=0)(X1, None, tf.ones(3))
+
+
+def test_parameters_that_are_not_trained_are_refused():
+    case = networks.cnn_with_batch_norm()
+    _, params = get_apply_fn_and_params(case.model)
+    every = {variable.path: variable.value for variable in case.model.variables}
+    ntk_fn = empirical_ntk_fn_tf(case.model)
+    with pytest.raises(ValueError, match="cnn/norm/moving_mean: unexpected"):
+        ntk_fn(case.x, None, every)
+    assert ntk_fn(case.x, None, params).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tf.function(lambda params, x: x), r"whose inputs are known: .*; got neither. Pass"),
+        (lambda: tf.keras.Sequential([layers.Dense(2)]), "expected a built Keras model"),
+        (lambda: networks.Linear(3, 2, 0), r"got neither. .* or set model.input_shape = \(None,"),
+        (lambda: tf.Module(), r"got Module without __call__"),
+    ],
+)
+@pytest.mark.parametrize("function", [empirical_ntk_fn_tf, get_apply_fn_and_params])
+def test_refused(function, make, message):
+    with pytest.raises((InvalidInputError, UnsupportedModelError), match=message) as raised:
+        function(make())
+    assert str(raised.value).startswith(f"{function.__name__}(f): ")
