@@ -3,8 +3,7 @@
 Both sides are one computation with the same weights in one process: a call of `empirical_ntk_fn_tf`
 on the Keras model, and one of `ntkdiag.neural_tangents.empirical_ntk_fn` on the function of JAX.
 The first call is timed with empty caches, for TensorFlow with the conversion of the model.
-
-    python benchmarks/native.py
+Run with python benchmarks/native.py.
 """
 
 import os

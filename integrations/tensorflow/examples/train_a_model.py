@@ -1,6 +1,6 @@
 """A Keras model trained in TensorFlow, watched by its kernel, and compared at both ends.
 
-    python examples/train_a_model.py
+Run with python examples/train_a_model.py.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ def main():
     fn = functionalize(model)
     memory = InMemory()
     monitor = ntkdiag.Monitor(
-        fn, train=(x[:32], y[:32]), instruments="kernel", every=20, writers=[memory]
+        fn, train=(x[:32], y[:32]), instruments="kernel", every=50, writers=[memory]
     )
     for step in range(101):
         monitor(step, fn.extract(model))

@@ -25,12 +25,11 @@ def model_and_kernel():
 
 
 def test_apply_fn_and_params():
-    for name in ("cnn_with_batch_norm", "module"):
-        case = networks.CASES[name]()
-        apply_fn, params = get_apply_fn_and_params(case.model)
-        assert set(params) == set(case.trained)  # and not the others
-        outputs = apply_fn(params, tf.constant(case.x))
-        np.testing.assert_allclose(outputs, case.call(case.x), rtol=1e-5, atol=1e-6)
+    case = networks.cnn_with_batch_norm()
+    apply_fn, params = get_apply_fn_and_params(case.model)
+    assert set(params) == set(case.trained)  # and not the statistics
+    outputs = apply_fn(params, tf.constant(case.x))
+    np.testing.assert_allclose(outputs, case.call(case.x), rtol=1e-5, atol=1e-6)
 
 
 # Axes -> the kernel from [n c m d]; the order of the axes is that of neural-tangents.
@@ -112,6 +111,7 @@ def test_parameters_that_are_not_trained_are_refused():
     case = networks.cnn_with_batch_norm()
     _, params = get_apply_fn_and_params(case.model)
     every = {variable.path: variable.value for variable in case.model.variables}
+    every = {path: value for path, value in every.items() if "seed" not in path}
     ntk_fn = empirical_ntk_fn_tf(case.model)
     with pytest.raises(ValueError, match="cnn/norm/moving_mean: unexpected"):
         ntk_fn(case.x, None, every)
@@ -121,7 +121,7 @@ def test_parameters_that_are_not_trained_are_refused():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tf.function(lambda params, x: x), r"whose inputs are known: .*; got neither. Pass"),
+        (lambda: tf.function(lambda params, x: x), r"whose inputs are known: .*; got neither. P"),
         (lambda: tf.keras.Sequential([layers.Dense(2)]), "expected a built Keras model"),
         (lambda: networks.Linear(3, 2, 0), r"got neither. .* or set model.input_shape = \(None,"),
         (lambda: tf.Module(), r"got Module without __call__"),

@@ -79,9 +79,7 @@ def functionalize(
         return _of_variables(model, converted, values, options)
     params = tf.nest.map_structure(lambda leaf: np.asarray(leaf).copy(), variables)
     plain = ntkdiag.functionalize(_of_params(converted, values), params, **options)
-    return dataclasses.replace(
-        _renamed(plain, model), fixed=plain.fixed | values, rebuild=None
-    )
+    return dataclasses.replace(_renamed(plain, model), fixed=plain.fixed | values, rebuild=None)
 
 
 def function_of_params(f: Callable[..., Any]) -> Callable[..., PyTree]:
@@ -182,6 +180,6 @@ def _require_no_keywords(kwargs: Mapping[str, Any]) -> None:
         raise errors.InvalidInputError(
             expected="f(params, x) without keyword arguments",
             got=", ".join(f"{name}=" for name in kwargs),
-            do="Fix them for all calls: functionalize(model, call_kwargs={...}). Inputs that differ "
-            "from example to example go in by position: a tuple x, with unpack=True.",
+            do="Fix them for all calls: functionalize(model, call_kwargs={...}). Inputs that "
+            "differ from example to example go in by position: a tuple x, with unpack=True.",
         )

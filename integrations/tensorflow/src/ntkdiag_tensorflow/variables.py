@@ -1,9 +1,11 @@
 """The variables of a TensorFlow model: their paths, and which of them are trained.
 
-    Keras layer or model           `v.path`, such as `sequential/dense/kernel`; `layer.trainable`
-    exported Keras model           the name in the graph, which is that path; as it was exported
-    tf.Module, SavedModel of one   the attributes that lead there, `layers/0/w`; `v.trainable`
-    any other variable             its name; `v.trainable`
+| variable of                  | its path                                     | trained if        |
+|------------------------------|----------------------------------------------|-------------------|
+| Keras layer or model         | `v.path`, as `sequential/dense/kernel`       | its layer says so |
+| exported Keras model         | its name, which is that path                 | it was, at export |
+| tf.Module, SavedModel of one | the attributes that lead there: `layers/0/w` | `v.trainable`     |
+| anything else                | its name                                     | `v.trainable`     |
 """
 
 from collections.abc import Iterable, Iterator, Mapping
