@@ -128,6 +128,12 @@ def adapt(model: nnx.Module, request: ModelRequest) -> Functional:
     )
 
 
+def trained_and_rest(model: nnx.Module, wrt: nnx.filterlib.Filter) -> tuple[PyTree, PyTree]:
+    """What an optimizer trains of a model, and all its other variables, as trees of arrays."""
+    trained, rest = nnx.state(model, wrt, ...)
+    return nnx.as_pure(trained), nnx.as_pure(rest)
+
+
 def _batch_statistics(model: nnx.Module, fixed: Mapping[str, PyTree]) -> dict[str, PyTree]:
     """What normalisation keeps of batches in a model, by path; of what is held fixed alone."""
     statistics = paths.leaves_by_path(nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))

@@ -26,7 +26,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.courier import CLOSING_SECONDS
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
-from ntkdiag.monitor.loop_state import take_apart
+from ntkdiag.monitor.loop_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
@@ -245,8 +245,8 @@ class Monitor:
                 loop = take_apart(self._probe.f, params, opt_state, model_state)
                 training_step = TrainingStep(
                     loop.params,
-                    gradient=gradient,
-                    update=updates,
+                    gradient=arrays_of_nnx(gradient),
+                    update=arrays_of_nnx(updates),
                     state_after=loop.opt_state,
                     model_state=loop.model_state,
                 )

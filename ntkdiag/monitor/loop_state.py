@@ -6,6 +6,7 @@ of Equinox a module and a `State`, often as a pair.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.libraries import is_equinox_state
+from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, leaves_by_path, shown
 
 
@@ -48,13 +49,31 @@ def take_apart(
         opt_state = holder["opt_state"] if opt_state is None else opt_state
         params = _collections_of_model(f, holder)
     elif hasattr(holder, "opt_state"):
-        opt_state = holder.opt_state if opt_state is None else opt_state
+        is_optimizer = is_module_of("flax.nnx", holder)
+        if opt_state is None:
+            opt_state = holder if is_optimizer else holder.opt_state
         params = _model_in(f, holder)
     # An optimizer of NNX in the place of its state.
+    moving = by_path(f, model_state)
     optimizer: Any = opt_state
     if hasattr(optimizer, "opt_state"):
-        opt_state = optimizer.opt_state
-    return LoopState(params, by_path(f, model_state), opt_state)
+        opt_state = arrays_of_nnx(optimizer.opt_state)
+        # It hands Optax what it trains alone: the rest of the model moves beside it.
+        if isinstance(f, Functional) and is_module_of("flax.nnx", params):
+            from ntkdiag.models.nnx import trained_and_rest
+
+            params, rest = trained_and_rest(params, optimizer.wrt)
+            moving = leaves_by_path(rest) | moving
+    return LoopState(params, moving, opt_state)
+
+
+def arrays_of_nnx(tree: PyTree) -> PyTree:
+    """A tree with arrays in the place of variables of NNX, as `nnx.Optimizer` hands it to Optax."""
+    if "flax.nnx" not in sys.modules:
+        return tree
+    from flax import nnx
+
+    return nnx.as_pure(tree)
 
 
 def _model_in(f: Callable[..., PyTree], holder: Any) -> PyTree:

@@ -154,6 +154,47 @@ def test_an_optimizer_without_its_model_is_refused():
     ) in str(caught[0].message)
 
 
+class Adapted(nnx.Module):
+    def __init__(self, rngs):
+        self.a = nnx.LoRALinear(D, H, lora_rank=2, rngs=rngs)
+        self.b = nnx.Linear(H, C, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(jnp.tanh(self.a(x)))
+
+
+@pytest.mark.parametrize("wrt", [nnx.Param, nnx.LoRAParam])
+def test_an_optimizer_of_nnx_is_read_as_optax_would_be(wrt):
+    x, y = data()
+    model = Adapted(nnx.Rngs(0))
+    tx = optax.adam(0.1)
+    optimizer = nnx.Optimizer(model, tx, wrt=wrt)
+
+    def loss(model):
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+    for _ in range(3):
+        gradient = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(model)
+        optimizer.update(model, gradient)
+    fn = functionalize(model, trainable=wrt)
+
+    def margin(*arguments, **keywords):
+        monitor = Monitor(
+            fn, train=(x, y), loss="cross_entropy", optimizer=tx, instruments="spectral"
+        )
+        return monitor(0, *arguments, **keywords).margin
+
+    params = nnx.as_pure(nnx.state(model, wrt))
+    state = nnx.as_pure(optimizer.opt_state)
+    expected = margin(params, state)
+    assert np.isfinite(expected)
+    np.testing.assert_allclose(margin(model, optimizer), expected, rtol=1e-5)
+    # The gradient, too, comes as NNX has it.
+    gradient = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(model)
+    verified = margin(params, state, gradient=nnx.as_pure(gradient))
+    np.testing.assert_allclose(margin(model, optimizer, gradient=gradient), verified, rtol=1e-5)
+
+
 def test_statistics_that_the_call_does_not_bring_are_those_of_the_probe():
     x, y = data()
     fn, state = linen_state()
