@@ -10,12 +10,13 @@ import pathlib
 
 import haliax as hax
 import jax
-import ntkdiag
 import optax
 from levanter.callbacks import JitCallback
 from levanter.checkpoint import CheckpointerConfig
 from levanter.tracker.json_logger import JsonLoggerConfig
 from levanter.trainer import Trainer, TrainerConfig
+
+import ntkdiag
 
 Batch, In, Out = hax.Axis("batch", 32), hax.Axis("in", 6), hax.Axis("out", 3)
 
@@ -48,12 +49,14 @@ class KernelCallback(JitCallback):
         self.tracker = tracker
 
     def inside_step(self, state, inside_info):
+        """Called while the step is traced."""
         # The state is that before the update, and so are the parameters.
         return self.measured(
             state.trainable_model, gradient=inside_info.grads, updates=inside_info.updates
         )
 
     def on_step(self, step_info, cb_info):
+        """Called after the step, with what `inside_step` returned."""
         numbers = {f"ntkdiag/{name}": float(value) for name, value in cb_info.items()}
         self.tracker.log(numbers, step=step_info.step)
 
@@ -70,6 +73,7 @@ def functional(model):
 
 
 def loss(model, x, y, key=None):
+    """Cross-entropy, averaged over the batch."""
     del key  # for dropout
     targets = hax.nn.one_hot(y, Out)
     return hax.nn.cross_entropy_loss(model(x), Out, targets, reduction=hax.mean)
@@ -93,15 +97,18 @@ def trainer_of(optimizer, folder, steps, tracker):
 
 
 def network():
+    """A network of named arrays."""
     return hax.nn.MLP.init(In, Out, 8, 2, key=jax.random.key(0), activation=hax.nn.gelu)
 
 
 def data():
+    """Inputs and classes, at random."""
     x = jax.random.normal(jax.random.key(1), (Batch.size, In.size))
     return x, jax.random.randint(jax.random.key(2), (Batch.size,), 0, Out.size)
 
 
 def main(out="runs/levanter", steps=12):
+    """Train and measure."""
     x, y = data()
     named_x, named_y = hax.named(x, (Batch, In)), hax.named(y, (Batch,))
     optimizer = optax.adamw(1e-2)

@@ -4,12 +4,13 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 import levanter_hook
-import ntkdiag
 import numpy as np
 import optax
 import pytest
 from levanter.tracker import NoopTracker, TrackerConfig
 from levanter_hook import Batch, In
+
+import ntkdiag
 
 X, Y = levanter_hook.data()
 PROBE = (X[:8], Y[:8])
