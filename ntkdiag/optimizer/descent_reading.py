@@ -63,6 +63,7 @@ class Reading(enum.IntEnum):
     REFUSED = 7
     IN_SERIES = 8
     FIRST_STEP = 9
+    NO_STEP = 10
 
 
 REASONS = {
@@ -95,6 +96,10 @@ REASONS = {
     Reading.FIRST_STEP: (
         "Momentum is empty before the first step, which does not tell how much of it is kept: the "
         "margin is NaN until the next measurement."
+    ),
+    Reading.NO_STEP: (
+        "No step was made yet: second moments are empty, and the margin is NaN until the next "
+        "measurement."
     ),
     Reading.REFUSED: (
         "The optimizer evaluates gradients elsewhere, searches along a line, or cannot be "
@@ -325,7 +330,8 @@ def read_descent_after(
             is_scaled = _distance(by_gradient, quiet.by_gradient) > tolerance
             is_unknown = is_hidden | (~is_verifiable & is_scaled)
             reading = _chosen(is_verifiable, reading, bare)
-            return _chosen(is_unknown, unread(params, Reading.UNEXPLAINED), reading)
+            reading = _chosen(is_unknown, unread(params, Reading.UNEXPLAINED), reading)
+            return _chosen(quiet.is_before_first_step, unread(params, Reading.NO_STEP), reading)
     if note is not None:
         note(objection)
     return unread(params, Reading.REFUSED)

@@ -58,6 +58,7 @@ class QuietPoint:
         accumulated: The gradients of micro-steps before this one, as `MultiSteps` keeps them.
         micro_steps: How many micro-steps make this step, by the whole state; 1 without any.
         memory: The largest 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
+        is_before_first_step: Whether there are second moments, and nothing went into them yet.
     """
 
     step: Step
@@ -76,6 +77,7 @@ class QuietPoint:
     accumulated: Leaves
     micro_steps: Float[Array, ""]
     memory: Float[Array, ""]
+    is_before_first_step: Bool[Array, ""]
 
     def by_gradient_at(self, params: Leaves) -> Answer:
         """U_g and B, elementwise, where the parameters are not zero."""
@@ -235,6 +237,7 @@ def quiet_point(
     new, betas = jax.jvp(new_moments, (found,), (unmoved,))
     buffers = {}
     memory = jnp.zeros(())
+    has_gone_in = jnp.zeros((), bool)
     for path, leaf in found.items():
         beta = jnp.where(is_momentum[path], 0.0, betas[path])
         solved = _solved(leaf, after[path], new[path], beta)
@@ -242,6 +245,7 @@ def quiet_point(
         remembers = (beta > 0.0) & (beta < 1.0)
         memories = jnp.where(remembers, 1.0 / (1.0 - jnp.where(remembers, beta, 0.0)), 0.0)
         memory = jnp.maximum(memory, jnp.max(memories, initial=0.0).astype(memory.dtype))
+        has_gone_in |= jnp.any(remembers & (after[path] != 0.0))
     buffers.update(zeros_like(accumulated))
 
     # 3. The linear map of what is left. A derivative for each argument by itself: what does not
@@ -285,6 +289,7 @@ def quiet_point(
         accumulated=accumulated,
         micro_steps=micro_steps,
         memory=memory * micro_steps,
+        is_before_first_step=(memory > 0.0) & ~has_gone_in,
     )
 
 

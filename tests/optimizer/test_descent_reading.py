@@ -317,6 +317,27 @@ def test_a_reading(name):
 # Around, and beside, the plain ones.
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "status"),
+    [
+        (optax.adam(RATE), Reading.NO_STEP),
+        (optax.chain(optax.clip(1.0), optax.adamw(RATE)), Reading.NO_STEP),
+        (optax.rmsprop(RATE), Reading.NO_STEP),
+        (optax.sgd(RATE, momentum=0.9), Reading.UNVERIFIED),
+    ],
+    ids=["adam", "adamw", "rmsprop", "sgd"],
+)
+def test_second_moments_before_the_first_step_have_no_margin(optimizer, status):
+    params = starting_params()
+    state = optimizer.init(params)
+    reading = read_descent_after(optimizer.update, state, params, step=0)
+    assert status_of(reading) == status
+    assert np.isnan(reading.margin(1.0)) == (status == Reading.NO_STEP)
+    _, state = optimizer.update(gradient_at(params, 0), state, params)
+    reading = read_descent_after(optimizer.update, state, params, step=0)
+    assert np.isfinite(reading.margin(1.0))
+
+
 def test_decoupled_decay_is_the_share_of_the_largest():
     mask = {"w": True, "b": False, "small": False}
     run = Run(optax.adamw(RATE, weight_decay=0.1, mask=mask))
