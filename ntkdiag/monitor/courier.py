@@ -12,6 +12,7 @@ a handler, and `_at_work` is only tried.
 """
 
 import atexit
+import contextvars
 import functools
 import os
 import queue
@@ -143,8 +144,10 @@ class Courier:
         if not self._at_work.acquire(blocking=False):
             return receipt  # a thread is at work, and comes to it
         _working.add(self)
+        # Some trackers keep their run in a context variable: the writer sees what training sees.
+        work = functools.partial(contextvars.copy_context().run, self._work)
         try:
-            threading.Thread(target=self._work, name=f"ntkdiag {self.name}", daemon=True).start()
+            threading.Thread(target=work, name=f"ntkdiag {self.name}", daemon=True).start()
         except RuntimeError:  # the interpreter is exiting and starts no threads any more
             self._work()
         return receipt
@@ -258,7 +261,7 @@ def wait_at_the_end(
     return missing
 
 
-def _wait_at_exit() -> None:
+def wait_at_exit() -> None:
     """Have everything written that was posted: the threads of couriers end with the process."""
     # A record may raise an alert, which goes to couriers that had nothing to do: look twice.
     late: set[Courier] = set()
@@ -276,6 +279,6 @@ def _begin_anew_in_child() -> None:
     _working.clear()
 
 
-atexit.register(_wait_at_exit)
+atexit.register(wait_at_exit)
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_begin_anew_in_child)

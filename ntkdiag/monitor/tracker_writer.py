@@ -5,19 +5,28 @@
    training that is resumed goes on in the same run of the tracker.
 3. A measurement becomes scalars; arrays are for the run directory.
 4. Of the processes of one JAX program the first one writes.
+5. A run that is still open when the script ends is closed then, after all that was measured is
+   written, and before the library of the tracker ends: that does so by `atexit`, which is called
+   when all threads but daemons have ended. So a thread waits for the end of the script.
 """
 
 import abc
 import json
 import os
 import pathlib
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 
+from ntkdiag.monitor.alerting.alert import Alert
+from ntkdiag.monitor.courier import wait_at_exit
 from ntkdiag.monitor.flat_scalars import scalars_of
+from ntkdiag.monitor.never_raise import described, warn
 from ntkdiag.monitor.writers import Values
+
+_open_writers: set["TrackerWriter"] = set()
 
 
 class TrackerWriter(abc.ABC):
@@ -55,12 +64,24 @@ class TrackerWriter(abc.ABC):
         """
 
     @abc.abstractmethod
+    def log_record(self, record: Mapping[str, Any]) -> None:
+        """Log the convention record to the run that is open; again, where that has failed."""
+
+    @abc.abstractmethod
     def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Log finite numbers by their names, prefix included, at a step of training."""
 
     @abc.abstractmethod
+    def log_alert(self, alert: Alert) -> None:
+        """Log an alert as the tracker has them."""
+
+    @abc.abstractmethod
     def close_run(self) -> None:
         """Have everything written, and end the run if `open_run` has begun it."""
+
+    def warn(self, text: str) -> None:
+        """Tell the user something without raising, also where warnings are errors."""
+        warn(f"{type(self).__name__}: {text}")
 
     def remember_in(self, folder: str | os.PathLike[str]) -> None:
         """Keep the id of the run in a folder.
@@ -75,7 +96,8 @@ class TrackerWriter(abc.ABC):
     def start(self, record: Mapping[str, Any]) -> None:
         """Open the run of the tracker, with what the numbers mean."""
         self._record = dict(record)
-        self._open()
+        if self._open():
+            self.log_record(self._record)
 
     def write(self, step: int, values: Values) -> None:
         """Log the numbers of one measurement."""
@@ -83,10 +105,16 @@ class TrackerWriter(abc.ABC):
             scalars = scalars_of(values, self._record)
             self.log_scalars(step, {self.prefix + name: number for name, number in scalars.items()})
 
+    def alert(self, alert: Alert) -> None:
+        """Log an alert."""
+        if self._open():
+            self.log_alert(alert)
+
     def close(self) -> None:
         """Close the run; writing again goes on with it."""
         if self._is_open:
             self._is_open = False
+            _open_writers.discard(self)
             self.close_run()
 
     def _open(self) -> bool:
@@ -94,9 +122,11 @@ class TrackerWriter(abc.ABC):
         if jax.process_index() != 0:
             return False
         if not self._is_open:
+            _close_all_at_the_end_of_the_script()
             remembered = self._remembered()
             run_id = self.open_run(remembered, self._record)
             self._is_open = True
+            _open_writers.add(self)
             if run_id != remembered:
                 self._remember(run_id)
         return True
@@ -121,3 +151,25 @@ class TrackerWriter(abc.ABC):
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(json.dumps({"run_id": run_id}) + "\n")
+
+
+_closer: threading.Thread | None = None
+
+
+def _close_all_at_the_end_of_the_script() -> None:
+    """Have one thread of this process wait for the end of its main thread."""
+    global _closer
+    if _closer is None or not _closer.is_alive():  # it is not alive in the child of a fork
+        _closer = threading.Thread(target=_close_all, name="ntkdiag closing trackers", daemon=False)
+        _closer.start()
+
+
+def _close_all() -> None:
+    """Close the runs that are open when the main thread has ended."""
+    threading.main_thread().join()
+    wait_at_exit()
+    for writer in tuple(_open_writers):
+        try:
+            writer.close()
+        except Exception as error:
+            writer.warn(f"the run was not closed: {described(error)}")

@@ -1,10 +1,13 @@
 """What `writers=` takes: writers, loggers of other libraries, names; and what trackers get."""
 
+import contextvars
 import importlib.metadata
 import json
 import logging
+import subprocess
 import sys
 import types
+import warnings
 from typing import ClassVar
 
 import jax
@@ -14,7 +17,15 @@ import pytest
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.monitor import InMemory, JaxMonitoring, RunLog, Terminal, TrackerWriter, scalars_of
+from ntkdiag.monitor import (
+    Alert,
+    InMemory,
+    JaxMonitoring,
+    RunLog,
+    Terminal,
+    TrackerWriter,
+    scalars_of,
+)
 from ntkdiag.monitor.writers_argument import read_writers
 
 NAN = float("nan")
@@ -208,6 +219,12 @@ class Dial(TrackerWriter):
     def log_scalars(self, step, scalars):
         self.runs[self.run_id].append((step, scalars))
 
+    def log_record(self, record):
+        pass
+
+    def log_alert(self, alert):
+        self.runs[self.run_id].append(alert.rule)
+
     def close_run(self):
         self.runs[self.run_id].append("closed")
 
@@ -228,6 +245,91 @@ def test_a_tracker_gets_scalars():
     assert Dial.runs == {
         "run0": ["ntk", (0, IN_TRACKER), "closed", "ntk", (1, {"ntkdiag/ntk_trace": 1.0})]
     }
+    writer.close()  # not at the end of the process, where there is no `runs` any more
+
+
+def test_a_tracker_gets_the_record_and_alerts():
+    class Noting(Dial):
+        def log_record(self, record):
+            self.runs[self.run_id].append(record["probe"])
+
+    writer = Noting()
+    writer.start({**RECORD, "probe": "sha"})
+    writer.alert(Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the rate."))
+    assert Dial.runs == {"run0": ["ntk", "sha", "LossAbove"]}
+    writer.close()
+
+
+def test_a_tracker_warns_where_warnings_are_errors(caplog):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Dial().warn("the run is lost")
+    assert caplog.messages == ["Dial: the run is lost"]
+
+
+AT_EXIT = """
+import atexit
+import time
+
+import numpy as np
+
+import ntkdiag
+
+class Slow(ntkdiag.monitor.TrackerWriter):
+    tracker = "slow"
+
+    def open_run(self, run_id, record):
+        atexit.register(print, "the library ends")
+        return "run0"
+
+    def log_scalars(self, step, scalars):
+        time.sleep(1.5)  # training does not wait for so long
+        print("step", step)
+
+    def log_record(self, record):
+        pass
+
+    log_alert = log_record
+
+    def close_run(self):
+        print("closed")
+        raise OSError("no space")
+
+def f(params, x):
+    return x @ params["w"]
+
+x = np.eye(2, dtype=np.float32)
+monitor = ntkdiag.Monitor(
+    f, train=(x, None), every=1, time_share=None, instruments="kernel", top_k=1, writers=Slow()
+)
+for step in range(3):
+    monitor(step, {"w": np.ones((2, 1), np.float32)})
+print("the script ends")
+"""
+
+
+@pytest.mark.slow
+def test_at_the_end_of_the_process_all_is_written_then_closed_then_the_library_ends():
+    run = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    # Where no thread can be started any more, the rest is written at the end of the script.
+    lines = run.stdout.splitlines()
+    assert lines[lines.index("the script ends") :][-2:] == ["closed", "the library ends"]
+    assert [line for line in lines if line.startswith("step")] == ["step 0", "step 1", "step 2"]
+    assert "Slow: the run was not closed: OSError: no space" in run.stderr
+
+
+def test_a_writer_sees_the_context_variables_of_training():
+    current = contextvars.ContextVar("current")
+    seen = []
+
+    class Looking(InMemory):
+        def write(self, step, values):
+            seen.append(current.get("nothing"))
+
+    with ntkdiag.Monitor(f, train=(X, None), instruments="kernel", writers=Looking()) as monitor:
+        current.set("the run of the script")
+        monitor(0, PARAMS)
+    assert seen == ["the run of the script"]
 
 
 def train(folder, steps, tracker):

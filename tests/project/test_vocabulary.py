@@ -200,6 +200,7 @@ MEANINGS = {
     "name": "a name: of a monitor, or of a quantity",
     "key": "the name of an array that a run has at every step",
     "prefix": "what stands before every name",
+    "text": "what a user is told",
     "run_id": "what a tracker calls a run by",
     "scalars": "finite numbers of a step by their names",
     "record": "what stays the same in a run",
