@@ -2,9 +2,11 @@
 
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import pathlib
-import tomllib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,13 @@ import optax
 import pytest
 from ntkdiag_tensorboard import TensorBoardWriter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import api_pb2, metadata
 
-from ntkdiag.monitor import watch
-from ntkdiag.monitor.hook import Monitor
-from ntkdiag.monitor.writers import InMemory, Writer
+from ntkdiag import Monitor, errors, open_run, watch
+from ntkdiag.monitor import Alert, InMemory
+from ntkdiag.monitor.writers import Writer
 
+RECORD = {"name": "ntk", "reduction": "full", "notes": ["a note"]}
 VALUES = {
     "ntk_trace": 2.5,
     "ntk_margin": float("nan"),
@@ -28,7 +32,9 @@ VALUES = {
 
 
 def read(logdir):
-    return EventAccumulator(str(logdir), size_guidance={"histograms": 0, "scalars": 0}).Reload()
+    return EventAccumulator(
+        str(logdir), size_guidance={"histograms": 0, "scalars": 0, "images": 0}
+    ).Reload()
 
 
 def series(events, tag):
@@ -42,8 +48,7 @@ def test_follows_the_protocol(tmp_path):
 
 def test_scalars_histograms_and_record(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    record = {"name": "ntk", "reduction": "full", "notes": ["a note"]}
-    writer.start(record)
+    writer.start(RECORD)
     writer.write(0, VALUES)
     writer.write(10, {**VALUES, "ntk_trace": 3.5})
     writer.close()
@@ -64,7 +69,7 @@ def test_scalars_histograms_and_record(tmp_path):
     (tag,) = events.Tags()["tensors"]
     assert tag.startswith("ntkdiag/ntk_record")
     text = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-    assert json.loads(text.removeprefix("```\n").removesuffix("\n```")) == record
+    assert json.loads(text.removeprefix("```\n").removesuffix("\n```")) == RECORD
 
 
 def test_prefix(tmp_path):
@@ -96,6 +101,10 @@ def problem():
 
 def f(params, x):
     return jnp.tanh(x @ params["w"])
+
+
+def x_of_problem():
+    return problem()[1]
 
 
 @pytest.mark.parametrize("kind", ["watch", "Monitor"])
@@ -136,11 +145,114 @@ def test_what_does_not_exist_is_not_written(tmp_path):
     assert "ntkdiag/ntk_alignment" not in read(tmp_path).Tags()["scalars"]  # no labels
 
 
+def test_alerts(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    alert = Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the learning rate.")
+    writer.alert(alert)
+    writer.close()
+    events = read(tmp_path)
+    [tag] = events.Tags()["tensors"]
+    [event] = events.Tensors(tag)
+    assert tag.startswith("ntkdiag/ntk_alerts")
+    assert (event.step, event.tensor_proto.string_val[0].decode()) == (3, str(alert))
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    writer = TensorBoardWriter(tmp_path)
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hyperparameters(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    instruments = ["kernel", "margin"]
+    writer.start({**RECORD, "loss": "mse", "momentum": 0.9, "instruments": instruments})
+    writer.write(0, VALUES)
+    writer.write(10, VALUES)
+    writer.close()
+    assert (
+        len(list(tmp_path.iterdir())) == 1
+    )  # no folder, and so no run, beside that of the numbers
+    contents = read(tmp_path).PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(contents["_hparams_/session_start_info"])
+    facts = {name: value.WhichOneof("kind") for name, value in start.hparams.items()}
+    assert facts == {
+        "loss": "string_value",
+        "momentum": "number_value",
+        "reduction": "string_value",
+        "instruments": "string_value",
+    }
+    assert start.hparams["momentum"].number_value == 0.9
+    assert start.hparams["instruments"].string_value == "kernel, margin"
+    experiment = metadata.parse_experiment_plugin_data(contents["_hparams_/experiment"])
+    tags = {metric.name.tag for metric in experiment.metric_infos}
+    assert tags == {"ntkdiag/ntk_trace", "ntkdiag/ntk_status"}
+    end = metadata.parse_session_end_info_plugin_data(contents["_hparams_/session_end_info"])
+    assert end.status == api_pb2.STATUS_SUCCESS
+
+
+def test_figures(tmp_path):
+    writer = TensorBoardWriter(tmp_path, figures=True)
+    writer.start(RECORD)
+    writer.write(0, VALUES)
+    writer.write(10, {"ntk_curvatures": [3.0, -1.0, float("nan")]})
+    writer.write(20, {"ntk_trace": 1.0})  # no spectrum
+    writer.close()
+    events = read(tmp_path)
+    assert events.Tags()["images"] == ["ntkdiag/ntk_spectrum"]
+    images = events.Images("ntkdiag/ntk_spectrum")
+    assert [image.step for image in images] == [0, 10]
+    assert images[0].encoded_image_string.startswith(b"\x89PNG")
+
+
+def test_figures_without_matplotlib(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(errors.MissingDependencyError) as caught:
+        TensorBoardWriter(figures=True)
+    assert str(caught.value) == (
+        "TensorBoardWriter(figures=True): expected an installed Matplotlib; got no such package. "
+        'Run "pip install matplotlib".'
+    )
+
+
+def test_by_name_into_the_run_directory(tmp_path):
+    for steps in ([0, 1], [2]):  # the second part goes on in the same folder
+        options = {"train": (x_of_problem(), None), "instruments": "kernel", "top_k": 2}
+        options |= {"every": 1, "time_share": None, "out": tmp_path, "writers": "tensorboard"}
+        with Monitor(f, **options) as monitor:
+            for step in steps:
+                monitor(step, problem()[0])
+    assert open_run(tmp_path).steps("watch") == [0, 1, 2]
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    values = {}
+    for path in (tmp_path / "tensorboard").iterdir():
+        values |= series(read(path), "ntkdiag/ntk_trace")
+    assert sorted(values) == [0, 1, 2]
+
+
+def test_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = TensorBoardWriter()
+    for step in range(2):
+        writer.write(step, {"ntk_trace": 1.0})
+        writer.close()
+    [folder] = (tmp_path / "runs").iterdir()
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_the_example(tmp_path):
+    example = pathlib.Path(__file__).parents[1] / "examples" / "train.py"
+    subprocess.run([sys.executable, str(example), str(tmp_path)], check=True, capture_output=True)
+    for rate in ("0.1", "0.3"):
+        events = read(tmp_path / f"rate_{rate}" / "tensorboard")
+        assert list(series(events, "ntkdiag/ntk_trace")) == [0, 10, 20, 30]
+        assert events.Tags()["images"] == ["ntkdiag/ntk_spectrum"]
+
+
 def test_entry_point():
-    project = tomllib.loads((pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text())[
-        "project"
-    ]
-    declared = project["entry-points"]["ntkdiag.writers"]
-    entry = importlib.metadata.EntryPoint("tensorboard", declared["tensorboard"], "ntkdiag.writers")
+    [entry] = importlib.metadata.entry_points(group="ntkdiag.writers", name="tensorboard")
     assert entry.load() is TensorBoardWriter
     assert ntkdiag_tensorboard.TensorBoardWriter is TensorBoardWriter
