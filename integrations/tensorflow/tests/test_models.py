@@ -20,6 +20,7 @@ from ntkdiag.errors import InvalidInputError, StructureError, UnsupportedModelEr
 # A network is built and differentiated by TensorFlow once; no test changes it.
 case_of = functools.cache(lambda name: networks.CASES[name]())
 FOLDER = pathlib.Path(__file__).parents[1]
+CNN = "cnn_with_batch_norm"
 SPEC = tf.TensorSpec((None, 3))
 
 
@@ -72,14 +73,14 @@ def test_float64():
 
 
 def test_float64_examples_of_a_float32_model():
-    case, fn = case_of("cnn_with_batch_norm"), functional("cnn_with_batch_norm")
+    case, fn = case_of(CNN), functional(CNN)
     with jax.enable_x64(True):
         outputs = fn(fn.params, case.x.astype(np.float64))
     assert outputs.dtype == np.float32
     np.testing.assert_allclose(outputs, case.call(case.x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", some_slow(("module", "frozen"), "frozen"))
+@pytest.mark.parametrize("name", some_slow(("module", CNN), CNN))
 def test_selfcheck(name):
     check = ntkdiag.selfcheck(functional(name), case_of(name).x)
     assert check.ok, check
@@ -123,7 +124,7 @@ def test_restore_extract_and_fixed():
         "cnn/depthwise/kernel",
         "cnn/out/kernel",
     }
-    case = case_of("cnn_with_batch_norm")
+    case = case_of(CNN)
     variables = fn.restore(fn.params)
     assert variables.keys() == {variable.path for variable in case.model.variables[:6]} | {
         variable.path for variable in case.model.variables[-4:]

@@ -157,14 +157,14 @@ def _values(variables: Iterable[NamedVariable]) -> dict[str, Array]:
     values = {}
     for named in variables:
         value = named.variable.numpy()
-        if value.dtype == np.float64 and not jax.config.jax_enable_x64:
+        values[named.path] = jnp.array(value)
+        if value.dtype == np.float64 and values[named.path].dtype != np.float64:
             raise errors.InvalidInputError(
                 expected="JAX in 64-bit mode for variables in float64",
                 got=f"float64 at {named.path}",
                 do='Call jax.config.update("jax_enable_x64", True) first, or make the model in '
                 "float32.",
             )
-        values[named.path] = jnp.array(value)
     return values
 
 
