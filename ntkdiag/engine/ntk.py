@@ -312,6 +312,7 @@ def _convention(task: Task) -> Convention:
         model_roundoff=max(side.program.jacobian.roundoff for side in task.sides),
         preconditioner=call.preconditioner.kind,
         probe=probe,
+        backend=str(getattr(call.rows.f, "backend", "jax")),
     )
 
 

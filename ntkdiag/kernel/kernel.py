@@ -186,6 +186,8 @@ class Kernel:
             ("precision", convention.precision, "of the products of Jacobians"),
             ("noise floor", f"{self.noise_floor:.2g}", "of the largest eigenvalue"),
         ]
+        if convention.backend != "jax":
+            rows.append(("backend", convention.backend, "evaluated and differentiated the model"))
         if convention.preconditioner != "none":
             rows.append(("preconditioner", convention.preconditioner, "K = J P^-1 J^T"))
         if convention.probe:

@@ -34,6 +34,8 @@ class Apply:
             callable.
         output: Selects of what the model returns; None keeps it.
         unpack: Whether x is spread over several arguments of the model.
+        backend: What evaluates and differentiates the model, as kernels write it into their
+            convention: a name, or an object that is written as one.
     """
 
     function: Callable[..., PyTree]
@@ -41,6 +43,7 @@ class Apply:
     mode: str
     output: Selector = None
     unpack: bool = False
+    backend: object = "jax"
 
     @errors.called("f(params, x)")
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:

@@ -44,6 +44,23 @@ def test_a_kernel_in_a_notebook():
     assert "the numbers are estimates" in estimate
 
 
+def test_what_computed_a_kernel_where_it_is_not_jax():
+    def f(params, x):
+        return F(params, x)
+
+    f.backend = "torch.func"
+    kernel = ntkdiag.ntk(f, PARAMS, X)
+    assert "mode=unspecified, backend=torch.func, probe" in str(kernel.convention)
+    assert "torch.func" in kernel._repr_html_()
+    assert json.loads(json.dumps(kernel.to_dict()))["convention"]["backend"] == "torch.func"
+    found = ntkdiag.top_spectrum(ntkdiag.NTKOperator(f, PARAMS, X), k=1)
+    assert found.convention.backend == "torch.func"
+    # The numbers mean the same: the two compare.
+    ordinary = ntkdiag.ntk(F, PARAMS, X)
+    assert "backend" not in str(ordinary.convention)
+    assert float(ntkdiag.drift(kernel, ordinary).relative) < 1e-6
+
+
 def test_a_plan_as_plain_values():
     plan = ntkdiag.plan(F, PARAMS, X, reduction="full", memory="1GB")
     stored = json.loads(json.dumps(plan.to_dict()))
