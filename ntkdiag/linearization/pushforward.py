@@ -5,12 +5,14 @@ u -> J^T u is linear in u, so where JAX can transpose it, its transpose is v -> 
 
     forward mode there         jax.jvp                                     v -> J v
     custom_vjp somewhere       jax.vjp, then jax.linear_transpose of it    u -> J^T u, v -> J v
+    custom_vjp in that, too    jax.vjp, then jax.vjp of it                 u -> J^T u, v -> J v
 """
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
@@ -60,9 +62,15 @@ def _by_transposing(f: Function, base: PyTree) -> tuple[PyTree, Function, Functi
         return backward(cotangent)[0]
 
     def push(step: PyTree) -> PyTree:
-        # Whatever the rule is made of may refuse to be transposed, in words of its own.
+        # Whatever the rule is made of may refuse to be transposed, in words of its own. Where its
+        # backward pass has a rule by `custom_vjp`, too, only `jax.vjp` takes that: J^T u is linear
+        # in u, so that its derivative is the same at any u.
         try:
-            return jax.linear_transpose(pull, output)(step)[0]
+            if _has_backward_rule(pull, output):
+                _, transposed = jax.vjp(pull, jax.tree.map(jnp.zeros_like, output))
+            else:
+                transposed = jax.linear_transpose(pull, output)
+            return transposed(step)[0]
         except Exception as error:
             raise errors.UnsupportedModelError(
                 call="J v of f at params",

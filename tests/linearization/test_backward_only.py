@@ -23,8 +23,36 @@ def product(x, w):
 product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, c: (c @ saved[1].T, saved[0].T @ c))
 
 
+@jax.custom_vjp
+def pulled(x, w, c):
+    """The backward pass of a product, with a rule of its own, which works backward only, too."""
+    return c @ w.T, x.T @ c
+
+
+pulled.defvjp(
+    lambda x, w, c: (pulled(x, w, c), (x, w, c)),
+    lambda saved, d: (
+        saved[2] @ d[1].T,
+        d[0].T @ saved[2],
+        d[0] @ saved[1] + saved[0] @ d[1],
+    ),
+)
+
+
+@jax.custom_vjp
+def product_of_rules(x, w):
+    return x @ w
+
+
+product_of_rules.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, c: pulled(*saved, c))
+
+
 def backward_only(params, x):
     return jnp.tanh(product(x, params["a"])) @ params["h"]
+
+
+def by_rules(params, x):
+    return jnp.tanh(product_of_rules(x, params["a"])) @ params["h"]
 
 
 def ordinary(params, x):
@@ -52,9 +80,10 @@ CALLS = {
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("f", [backward_only, by_rules])
 @pytest.mark.parametrize("name", CALLS)
-def test_as_without_the_rule(name):
-    got, want = (jax.tree.leaves(CALLS[name](f)) for f in (backward_only, ordinary))
+def test_as_without_the_rule(name, f):
+    got, want = (jax.tree.leaves(CALLS[name](function)) for function in (f, ordinary))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4 if name == "least squares" else 1e-9)
 
