@@ -98,8 +98,9 @@ class Measurer:
 
     def layer_names(self, params: PyTree) -> tuple[str, ...]:
         """The layers that arrays by layer are of, at parameters that f takes."""
-        one = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), self.probe.x)
-        return layers_of(self._function({}), params, one).names
+        # Two examples: some models refuse to normalise a batch of one by itself.
+        few = jax.tree.map(lambda leaf: jnp.asarray(leaf[:2]), self.probe.x)
+        return layers_of(self._function({}), params, few).names
 
     def match(self, training_step: TrainingStep) -> Matched:
         """The parameters of a step as f takes them, and what moves beside them."""
