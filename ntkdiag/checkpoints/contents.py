@@ -5,7 +5,8 @@ them, several networks. The rule: the parameters are the tree under the shallowe
 tree without such a key is taken to be the parameters; what stands beside `params` and is no state
 of an optimizer is a collection of fixed arrays. `at` says where they are when the rule does not
 fit. Of an Orbax checkpoint only what is asked for is read from disk. A file of Equinox has no keys:
-its arrays are those of a module, and beside it of a state.
+its arrays are those of a module, and beside it of a state. In a file that another distribution
+reads, that one finds the parameters.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 import jax
 from jaxtyping import PyTree
 
+from ntkdiag.checkpoints.by_suffix import read_by_suffix
 from ntkdiag.checkpoints.contained import require_contained
 from ntkdiag.checkpoints.equinox_leaves import read_equinox_leaves
 from ntkdiag.checkpoints.formats import checkpoint_error
@@ -81,6 +83,9 @@ def read_contents(
     location = locate(path, step)
     if location.format == "equinox":
         return _in_skeleton(location, at, skeleton)
+    if location.format == "by suffix":
+        tree = read_by_suffix(location, at, parameter_names)
+        return Contents(tree, {}, location, _top_level(tree))
     if location.format == "safetensors":
         described = tree = read_safetensors(location, parameter_names)
     elif location.format == "msgpack":

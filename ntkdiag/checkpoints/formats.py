@@ -1,15 +1,27 @@
 """The format of a checkpoint file, told by its first bytes, and only then by its suffix.
 
 A name can promise anything: a pickle that is called `model.safetensors` is refused like any other.
+
+What may be a pickle is read where an installed distribution offers that for its suffix. It
+declares, in its `pyproject.toml`,
+
+    [project.entry-points."ntkdiag.checkpoints"]
+    pt = "ntkdiag_torch:read_state_dict"
+
+where the name is the suffix and the object a function `read(path, at)`, which runs no code that is
+in the file and returns a dictionary name -> NumPy array. `at` says where in the file the parameters
+are, and is None where the function is to find them.
 """
 
+import functools
 import os
 import pathlib
+import sys
 from typing import Literal, TypeAlias
 
-from ntkdiag import errors
+from ntkdiag import errors, installed
 
-Format: TypeAlias = Literal["orbax", "safetensors", "msgpack", "equinox"]
+Format: TypeAlias = Literal["orbax", "safetensors", "msgpack", "equinox", "by suffix"]
 
 SUFFIXES: dict[str, Format] = {
     ".safetensors": "safetensors",
@@ -27,7 +39,14 @@ _NUMPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 # A pickle of protocol 2 to 5; as msgpack the first byte would be an empty dictionary.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib")
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", *_TORCH_SUFFIXES)
+GROUP = "ntkdiag.checkpoints"
+
+
+def is_weights(file: pathlib.Path) -> bool:
+    """Whether the suffix of a file is that of a format that can be read."""
+    return file.suffix in SUFFIXES or has_reader(file)
 
 
 def checkpoint_error(path: str | os.PathLike[str], got: str, do: str) -> errors.CheckpointError:
@@ -48,16 +67,33 @@ def format_of_file(file: pathlib.Path) -> Format:
         ) from error
     by_content = _format_of_bytes(start, file.stat().st_size)
     if by_content is None and _may_be_pickle(file, start):
+        if has_reader(file):
+            return "by suffix"
+        do = f"Save the arrays once more in another format. {READABLE}"
+        if file.suffix in _TORCH_SUFFIXES:
+            do = f"{installed.how_to_install('torch')} It reads a state_dict, and no code. Or: {do}"
         raise checkpoint_error(
             file,
             "a pickle, or an archive that may hold one: reading it may run code that is in it",
-            f"Save the arrays once more in another format. {READABLE}",
+            do,
         )
     # What is too short to be told keeps what its name says: its reader names the damage.
     format = by_content or SUFFIXES.get(file.suffix)
     if format is None:
         raise checkpoint_error(file, "a file of no format that is known", READABLE)
     return format
+
+
+def has_reader(file: pathlib.Path) -> bool:
+    """Whether an installed distribution offers to read files of this suffix."""
+    return file.suffix.removeprefix(".") in _declared_suffixes(tuple(sys.path))
+
+
+@functools.cache
+def _declared_suffixes(path: tuple[str, ...]) -> list[str]:
+    """Looked up once for a path of imports, as a root may hold thousands of files."""
+    del path  # what the lookup goes through
+    return installed.names_offered(GROUP)
 
 
 def _format_of_bytes(start: bytes, n_bytes: int) -> Format | None:

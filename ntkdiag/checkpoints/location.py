@@ -17,10 +17,10 @@ from ntkdiag import errors
 from ntkdiag.checkpoints.formats import (
     INDEX,
     READABLE,
-    SUFFIXES,
     Format,
     checkpoint_error,
     format_of_file,
+    is_weights,
 )
 
 ITEM_FILE = "_METADATA"
@@ -124,7 +124,7 @@ def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
 def _is_checkpoint(path: pathlib.Path) -> bool:
     """Whether a file or directory is a checkpoint by itself, as far as names tell."""
     if path.is_file():
-        return path.suffix in SUFFIXES
+        return is_weights(path)
     return path.is_dir() and (_is_item(path) or bool(_items(path)) or _weights_in(path) is not None)
 
 
@@ -135,7 +135,7 @@ def _weights_in(directory: pathlib.Path) -> pathlib.Path | None:
             return directory / name
     files = [child for child in directory.iterdir() if child.name.endswith(INDEX)]
     if not files:
-        files = [child for child in directory.iterdir() if child.suffix in SUFFIXES]
+        files = [child for child in directory.iterdir() if is_weights(child)]
     return files[0] if len(files) == 1 else None
 
 
@@ -165,7 +165,7 @@ def _nothing_found_error(root: pathlib.Path) -> errors.CheckpointError:
         return checkpoint_error(
             root, "only saves that never finished", "Save again, or use another run."
         )
-    files = sorted(child.name for child in root.iterdir() if child.suffix in SUFFIXES)
+    files = sorted(child.name for child in root.iterdir() if is_weights(child))
     if files:
         return checkpoint_error(
             root, f"several files: {', '.join(files[:12])}", "Pass the one that is meant."
@@ -224,7 +224,7 @@ def _items(directory: pathlib.Path) -> list[str]:
 
 def _step_number(path: pathlib.Path) -> int | None:
     """The step that a name ends with, as in ``100``, ``checkpoint_100`` and ``run_100.eqx``."""
-    name = path.stem if path.suffix in SUFFIXES else path.name
+    name = path.stem if is_weights(path) else path.name
     match = _STEP.match(name)
     return int(match.group(1)) if match else None
 

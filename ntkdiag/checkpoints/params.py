@@ -30,7 +30,8 @@ def load_params(
     Reads what both Orbax APIs write (Standard, PyTree, CheckpointManager, v1), saved on any number
     of devices; safetensors, as a file or a Hugging Face directory with shards; msgpack files of
     `flax.serialization`; and leaves of Equinox. The format is told by what is in a file. Pickles
-    are refused, and no format here runs code.
+    are refused unless an installed distribution reads files of their suffix (ntkdiag-torch, a
+    `state_dict`). No format here runs code.
 
     Structure comes back as it was stored: nested dicts and lists, without NNX's `value` level and
     without optimizer state. No format stores a checksum: a flipped bit in the data is not detected.
@@ -68,7 +69,8 @@ def load_params(
         {'w': array([1., 1., 1.])}
     """
     contents = read_contents(path, step, at, parameter_names=parameter_names, skeleton=model)
-    if parameter_names is not None and contents.location.format != "safetensors":
+    has_names = contents.location.format in ("safetensors", "by suffix")
+    if parameter_names is not None and not has_names:
         raise checkpoint_error(
             path,
             f"a checkpoint of {contents.location.format}, and parameter_names=",

@@ -1,6 +1,7 @@
 """Checkpoints of other formats than Orbax: each comes back as it was saved, all else is one clear error."""
 
 import builtins
+import importlib.util
 import json
 import pickle
 
@@ -341,8 +342,78 @@ def test_files_of_other_formats_are_refused(tmp_path):
     refused(tmp_path / "a.npz", "an archive that may hold one", "safetensors (a file or")
     (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
     refused(tmp_path / "a.h5", "a file of no format that is known", "leaves of Equinox (.eqx)")
-    (tmp_path / "a.pth").write_text("protocol 0")
-    refused(tmp_path / "a.pth", "a pickle, or an archive")
+    (tmp_path / "a.joblib").write_text("protocol 0")
+    refused(tmp_path / "a.joblib", "a pickle, or an archive")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ntkdiag_torch") is not None, reason="it reads them")
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt"])
+def test_files_of_torch_name_what_reads_them(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_text("protocol 0")
+    refused(
+        path,
+        "a pickle, or an archive",
+        "Install ntkdiag-torch",
+        "It reads a state_dict, and no code",
+    )
+
+
+READER = """
+import pathlib
+
+import numpy
+
+from ntkdiag.errors import CheckpointError
+
+
+def read(path, at):
+    number, kind = pathlib.Path(path).read_bytes()[2:].decode().split()
+    if kind == "refused":
+        raise CheckpointError("as the reader has it")
+    scale = 1.0 if at is None else 2.0
+    return {"Dense_0.kernel": numpy.full(3, scale * float(number), numpy.float32)}
+"""
+
+
+@pytest.fixture
+def declared_reader(tmp_path, monkeypatch):
+    """A distribution that declares a reader for `.tower`, on the path."""
+    site = tmp_path / "site"
+    info = site / "ntkdiag_declared-0.1.dist-info"
+    info.mkdir(parents=True)
+    (site / "ntkdiag_declared.py").write_text(READER)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ntkdiag-declared\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[ntkdiag.checkpoints]\ntower = ntkdiag_declared:read\nnobody = ntkdiag_of_nobody:read\n"
+    )
+    monkeypatch.syspath_prepend(site)
+
+
+@pytest.mark.usefixtures("declared_reader")
+def test_files_that_another_distribution_reads(tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    for step in (1, 2):
+        (root / f"net_{step}.tower").write_bytes(b"\x80\x02" + f"{step} fine".encode())
+    assert_same(load_params(root), {"Dense_0": {"kernel": np.full(3, 2.0, np.float32)}})
+    first = root / "net_1.tower"
+    assert_same(load_params(root, 1), load_params(first))
+    assert_same(load_params(first, at="ema"), load_params(root, 2))
+    renamed = load_params(first, parameter_names={"Dense_0.kernel": "a/b"})
+    assert_same(renamed, {"a": {"b": np.full(3, 1.0, np.float32)}})
+
+
+@pytest.mark.usefixtures("declared_reader")
+def test_files_that_another_distribution_does_not_read(tmp_path):
+    path = tmp_path / "a.tower"
+    path.write_bytes(b"\x80\x02no numbers")
+    refused(path, "a file that ntkdiag_declared cannot read (ValueError", "Save it once more")
+    path.write_bytes(b"\x80\x021 refused")
+    refused(path, "as the reader has it")
+    path = path.rename(tmp_path / "a.nobody")
+    parts = ("ntkdiag_of_nobody:read to import", "Install what it needs")
+    refused(path, *parts, error=MissingDependencyError)
 
 
 # Roots of numbered files.
