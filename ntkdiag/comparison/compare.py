@@ -108,16 +108,17 @@ def compare(
 
     Args:
         a: Checkpoint (path of a checkpoint or of a step, a root of numbered ones, or ``"root@100"``
-            for its step 100) of Orbax, safetensors, msgpack or Equinox; parameters, a variables
-            dict, a train state, an NNX or Equinox model, `(model, state)` of a stateful Equinox
-            model, or a Functional. Or a step of a run directory, ``"run/ntk@100"``. Each side is
-            evaluated with its own running statistics.
+            for its step 100) of Orbax, safetensors, msgpack or Equinox, or a file that an
+            installed distribution reads (a `state_dict`, by ntkdiag-torch); parameters, a variables
+            dict, a `state_dict`, a train state, an NNX or Equinox model, `(model, state)` of a
+            stateful Equinox model, one of an installed adapter, or a Functional. Or a step of a run
+            directory, ``"run/ntk@100"``. Each side is evaluated with its own running statistics.
         b: The same for the other side.
-        model: What gives parameters their meaning: a linen module, an NNX or Equinox model, a
-            Functional, or a callable `f(params, x)`. Not needed beside Functionals and models. The
-            options of a Functional hold for both sides; its fixed arrays only for a side without.
-            A pair (of A, of B) compares two models, which may have different structures; so do two
-            sides that are models themselves, without `model`.
+        model: What gives parameters their meaning: a linen module, an NNX or Equinox model, one
+            of an installed adapter, a Functional, or a callable `f(params, x)`. Not needed beside
+            Functionals and models. The options of a Functional hold for both sides; its fixed
+            arrays only for a side without. A pair (of A, of B) compares two models, which may have
+            different structures; so do two sides that are models themselves, without `model`.
         variables: Variables of a linen module, as `init` returns them: states the structure to
             expect, and the collections (batch statistics) that were not saved. Saved collections
             are used side by side. Of two models a pair, too.

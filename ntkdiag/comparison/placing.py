@@ -24,7 +24,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag._jax import needs_inputs
 from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.models import functionalize
+from ntkdiag.models import functionalize, registry
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, differences, leaves_by_path, with_leaves
@@ -96,7 +96,7 @@ class Template:
         if is_with_state(self.model):
             module, state = self.model
             return functionalize(module, state=state, check=False)
-        if is_module_of("flax.nnx", self.model) or is_module_of("equinox", self.model):
+        if holds_parameters(self.model):
             return functionalize(self.model, check=False)
         return None
 
@@ -147,12 +147,18 @@ def is_with_state(candidate: object) -> bool:
     return is_module_of("equinox", module) and is_equinox_state(state)
 
 
+def holds_parameters(model: Model) -> bool:
+    """Whether a model carries its parameters: one of NNX, Equinox or a registered adapter."""
+    if is_module_of("flax.nnx", model) or is_module_of("equinox", model):
+        return True
+    return registry.registered(model) is not None
+
+
 def is_plain_callable(model: Model) -> bool:
     """Whether a model is f(params, x) alone, which tells nothing about its parameters."""
     if not callable(model) or isinstance(model, Functional):
         return False
-    libraries = ("flax.linen", "flax.nnx", "equinox")
-    return not any(is_module_of(library, model) for library in libraries)
+    return not is_module_of("flax.linen", model) and not holds_parameters(model)
 
 
 def _skeleton_of(model: Model) -> PyTree:
@@ -241,7 +247,9 @@ def _into_functional(
     fixed = {path.removeprefix("params/"): leaf for path, leaf in model.fixed.items()}
     # Keys and counts of random streams are no part of what was learned: they stay as they are.
     streams = random_streams(fixed)
-    saved = leaves_by_path(params)
+    saved = {}
+    for path, leaf in leaves_by_path(params).items():
+        saved[model.aliases.get(path, path)] = leaf
     unknown = []
     for name, tree in collections.items():
         leaves = _leaves_of_collection(name, tree, fixed)

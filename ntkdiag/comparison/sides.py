@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import (
     NOT_COLLECTIONS,
     OPTIMIZER_STATES,
@@ -29,6 +30,7 @@ from ntkdiag.comparison.placing import (
     Model,
     Placed,
     Template,
+    holds_parameters,
     is_plain_callable,
     is_with_state,
     place,
@@ -151,9 +153,7 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
 
 def is_model(source: Source) -> bool:
     """Whether an argument of `compare` knows its own function."""
-    if isinstance(source, Functional) or is_with_state(source):
-        return True
-    return is_module_of("flax.nnx", source) or is_module_of("equinox", source)
+    return isinstance(source, Functional) or is_with_state(source) or holds_parameters(source)
 
 
 def model_among(sources: Iterable[Source]) -> Model:
@@ -235,7 +235,10 @@ def _read_values(source: Source, template: Template) -> _Values:
     if is_module_of("equinox", source) and not takes_any_tree:
         return _Values(_arrays_of_module(source), {})
     if isinstance(source, Mapping):
-        return _values_of_mapping(source)
+        return _values_of_mapping(_nested(source))
+    if holds_parameters(source):
+        functional = functionalize(source, check=False)
+        return _Values({**functional.fixed, **leaves_by_path(functional.params)}, {})
     if hasattr(source, "params"):
         return _values_of_mapping(_fields_of(source))
     return _Values(_without_value_level(source), {})
@@ -274,6 +277,21 @@ def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
         variables = _values_of_mapping(params)
         return _Values(variables.params, {**collections, **variables.collections}, **about)
     return _Values(_without_value_level(params), collections, **about)
+
+
+def _nested(tree: Mapping[str, PyTree]) -> Mapping[str, PyTree]:
+    """A flat dictionary of arrays with dots in their names (a state_dict) as nested ones."""
+    names_have_dots = any("." in str(name) for name in tree)
+    if not names_have_dots or not all(hasattr(leaf, "shape") for leaf in tree.values()):
+        return tree
+    nested: dict[str, PyTree] = {}
+    for name, leaf in tree.items():
+        *parents, last = name.split(".")
+        branch = nested
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = as_array(leaf, name)
+    return nested
 
 
 def _fields_of(state: Any) -> dict[str, PyTree]:

@@ -102,6 +102,8 @@ class Functional:
         has_batch_statistics: Whether a layer of the model keeps statistics of the batches it saw.
         in_mode: Parameters and a `Mode` -> a Functional of the same options in that mode. None
             where an adapter does not offer it.
+        aliases: Other path -> path in `params` or `fixed`, of shared weights, which a checkpoint
+            may hold under several names.
     """
 
     apply: Callable[..., PyTree]
@@ -115,6 +117,7 @@ class Functional:
     rebuild: Callable[[PyTree, Mapping[str, PyTree]], "Functional"] | None = None
     has_batch_statistics: bool = False
     in_mode: Callable[[PyTree, Mode], "Functional"] | None = None
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
         """Evaluate the model at `params` on the batch `x`."""
