@@ -1,0 +1,79 @@
+"""A state_dict in a file of `torch.save`, read without running what is in it."""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag_torch.tensors import to_numpy
+
+# What scripts call the state_dict of the model beside that of the optimizer.
+_OF_THE_MODEL = ("state_dict", "model_state_dict", "model")
+
+
+def read_state_dict(path: str, at: str | None = None) -> dict[str, np.ndarray]:
+    """Read the tensors of a state_dict by name: parameters and buffers.
+
+    `torch.load(weights_only=True)` makes tensors and containers and nothing else.
+
+    Args:
+        path: A file of `torch.save`.
+        at: Where in it the state_dict is, by keys such as ``"ema/model"``. None: the file is one,
+            or has it under ``"state_dict"``, ``"model_state_dict"`` or ``"model"``.
+
+    Returns:
+        Name -> array on the host, of the dtype that was saved. Saved on CUDA makes no difference.
+
+    Raises:
+        CheckpointError: The file holds objects that are no tensors, or no state_dict there.
+    """
+    try:
+        saved = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except pickle.UnpicklingError as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise checkpoint_error(
+            path,
+            "a pickle of objects that are no tensors, which would run code to be made "
+            f"({first_line[:160]})",
+            "Save module.state_dict() alone, or safetensors; objects you trust can be named with "
+            "torch.serialization.add_safe_globals.",
+        ) from error
+    tree = _find(path, saved, at)
+    return {name: to_numpy(tensor, name) for name, tensor in tree.items()}
+
+
+def _find(path: str, saved: Any, at: str | None) -> dict[str, torch.Tensor]:
+    """The state_dict in what was saved."""
+    if at is None:
+        keys = [name for name in _OF_THE_MODEL if isinstance(saved, Mapping) and name in saved]
+        places = [[key] for key in keys] if not _is_state_dict(saved) else [[]]
+    else:
+        places = [at.split("/")]
+    for place in places:
+        tree = saved
+        for key in place:
+            tree = tree.get(key) if isinstance(tree, Mapping) else None
+        if _is_state_dict(tree):
+            return {name: leaf for name, leaf in tree.items() if isinstance(leaf, torch.Tensor)}
+    got = f"a {type(saved).__name__}"
+    if isinstance(saved, Mapping):
+        got = f"a dictionary of {', '.join(str(key) for key in list(saved)[:12]) or 'nothing'}"
+    raise checkpoint_error(
+        path,
+        f"{got}, and no state_dict {'at the top' if at is None else f'under {at!r}'}",
+        'Save module.state_dict(), or say where it is: load_params(path, at="ema").',
+    )
+
+
+def _is_state_dict(tree: Any) -> bool:
+    """Whether a value is tensors by name; what modules add by `get_extra_state` is none."""
+    if not isinstance(tree, Mapping) or not tree:
+        return False
+    others = [name for name, leaf in tree.items() if not isinstance(leaf, torch.Tensor)]
+    return len(others) < len(tree) and all(str(name).endswith("_extra_state") for name in others)
