@@ -96,6 +96,7 @@ MEANINGS = {
     "out": "a folder that results are written into",
     "patience": "seconds that something new is waited for",
     "a": "the first of two of a kind",
+    "backend": "what evaluates and differentiates the model",
     "b": "the second of two of a kind",
     # Kernels
     "kernel": "a kernel, or what stands for one: its spectrum, a matrix",
