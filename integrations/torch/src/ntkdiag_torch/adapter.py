@@ -133,6 +133,8 @@ class _Module:
         plain = ntkdiag.functionalize(
             self._function(forward, buffers), _nested(all_params), **options
         )
+        take_trained: Any = plain.extract  # as that of every plain function, it is there
+        plain_apply: Any = plain.apply
 
         def restore(params: PyTree) -> torch.nn.Module:
             restored = copy.deepcopy(self.template)
@@ -150,7 +152,7 @@ class _Module:
                 is_tensor = isinstance(leaf, torch.Tensor)
                 name = self.aliases.get(name, name)
                 arrays[name] = jnp.array(to_numpy(leaf, name)) if is_tensor else leaf
-            return plain.extract(_nested(arrays))
+            return take_trained(_nested(arrays))
 
         def rebuild(params: PyTree, values: Mapping[str, PyTree]) -> ntkdiag.Functional:
             by_name = {path.replace("/", "."): leaf for path, leaf in values.items()}
@@ -168,7 +170,7 @@ class _Module:
         return dataclasses.replace(
             plain,
             apply=dataclasses.replace(
-                plain.apply, library="torch", mode=str(mode), backend=self.evaluation
+                plain_apply, library="torch", mode=str(mode), backend=self.evaluation
             ),
             restore=restore,
             library="torch",

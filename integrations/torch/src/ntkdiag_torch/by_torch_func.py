@@ -102,6 +102,7 @@ def _differentiable(function: Function, like: PyTree) -> Callable[..., list[jax.
 
 
 def _instantiated(cotangent: Any) -> jax.Array:
+    """A cotangent as an array, also where JAX knows it to be zero."""
     if isinstance(cotangent, SymbolicZero):
         return jnp.zeros(cotangent.shape, cotangent.dtype)
     return cotangent
@@ -119,7 +120,7 @@ def _pullback(function: Function, n_values: int, places: tuple[int, ...]) -> Fun
                 merged[place] = tensor
             return tuple(function(*merged))
 
-        _, pull = torch.func.vjp(of_chosen, *(values[place] for place in places))
+        pull = torch.func.vjp(of_chosen, *(values[place] for place in places))[1]
         return pull(tensors[n_values:])
 
     return pulled

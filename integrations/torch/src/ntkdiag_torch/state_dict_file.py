@@ -3,7 +3,7 @@
 import pickle
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def _find(path: str, saved: Any, at: str | None) -> dict[str, torch.Tensor]:
     )
 
 
-def _is_state_dict(tree: Any) -> bool:
+def _is_state_dict(tree: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether a value is tensors by name; what modules add by `get_extra_state` is none."""
     if not isinstance(tree, Mapping) or not tree:
         return False
