@@ -96,9 +96,9 @@ MEANINGS = {
     "out": "a folder that results are written into",
     "patience": "seconds that something new is waited for",
     "a": "the first of two of a kind",
-    "backend": "what evaluates and differentiates the model",
     "b": "the second of two of a kind",
     # Kernels
+    "backend": "what evaluates and differentiates the model",
     "kernel": "a kernel, or what stands for one: its spectrum, a matrix",
     "kernel_test": "the kernel of test examples by training examples",
     "array": "the entries of a kernel",
