@@ -62,7 +62,8 @@ def take_apart(
         if isinstance(f, Functional) and is_module_of("flax.nnx", params):
             from ntkdiag.models.nnx import trained_and_rest
 
-            params, rest = trained_and_rest(params, optimizer.wrt)
+            model: Any = params
+            params, rest = trained_and_rest(model, optimizer.wrt)
             moving = leaves_by_path(rest) | moving
     return LoopState(params, moving, opt_state)
 
