@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import pathlib
+import re
 import runpy
 
 import jax
@@ -20,6 +21,7 @@ from ntkdiag.errors import InvalidInputError, StructureError, UnsupportedModelEr
 # A network is built and differentiated by TensorFlow once; no test changes it.
 case_of = functools.cache(lambda name: networks.CASES[name]())
 FOLDER = pathlib.Path(__file__).parents[1]
+README = FOLDER / "README.md"
 CNN = "cnn_with_batch_norm"
 SPEC = tf.TensorSpec((None, 3))
 
@@ -117,7 +119,7 @@ def test_the_model_is_not_changed_and_does_not_change_the_functional():
 
 
 def test_restore_extract_and_fixed():
-    fn = functional("cnn_with_batch_norm", trainable=["**/kernel", "**/gamma"])
+    fn = functional(CNN, trainable=["**/kernel", "**/gamma"])
     assert set(fn.params) == {
         "cnn/conv/kernel",
         "cnn/norm/gamma",
@@ -418,3 +420,12 @@ def test_entry_point():
 
 def test_example():
     runpy.run_path(str(FOLDER / "examples" / "train_a_model.py"), run_name="__main__")
+
+
+def test_readme(capsys):
+    """The blocks that stand by themselves; the others need a training loop."""
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    page = {}
+    for block in (blocks[0], blocks[-1]):
+        exec(compile(block, str(README), "exec"), page)
+    assert "(5, 32, 10, 10)" in capsys.readouterr().out
