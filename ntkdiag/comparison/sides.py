@@ -37,7 +37,7 @@ from ntkdiag.comparison.placing import (
     same_leaves,
     structure_error,
 )
-from ntkdiag.models import functionalize
+from ntkdiag.models import functionalize, registry
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.paths import differences, leaves_by_path
@@ -236,7 +236,7 @@ def _read_values(source: Source, template: Template) -> _Values:
         return _Values(_arrays_of_module(source), {})
     if isinstance(source, Mapping):
         return _values_of_mapping(_nested(source))
-    if holds_parameters(source):
+    if registry.registered(source) is not None:
         functional = functionalize(source, check=False)
         return _Values({**functional.fixed, **leaves_by_path(functional.params)}, {})
     if hasattr(source, "params"):
