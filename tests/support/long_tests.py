@@ -1,4 +1,4 @@
-"""Tests that take more than two seconds of a processor, beside what they share with others.
+"""Tests that take about two seconds of a processor or more, beside what they share with others.
 
 They are slow; of a parametrized one, whose cases are alike, the first case stays among the fast tests. A test that is
 slow by its nature has the mark itself.
@@ -14,8 +14,15 @@ LONG = {
     "commands/test_command_line.py": [
         "test_a_process_of_its_own",
     ],
+    "comparison/test_change_of_fixed_arrays.py": [
+        "test_e1_is_that_of_the_parameters_at_the_statistics_of_b",
+    ],
     "comparison/test_compare_formats.py": [
+        "test_leaves_of_an_equinox_model",
         "test_msgpack_of_a_linen_model",
+    ],
+    "comparison/test_compare_inputs.py": [
+        "test_many_outputs_are_reduced_unless_asked_for",
     ],
     "comparison/test_compared_outputs.py": [
         "test_positions_are_rows_of_the_kernel",
@@ -24,16 +31,20 @@ LONG = {
         "test_a_side_without_statistics_beside_one_with_its_own",
         "test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side",
         "test_statistics_that_only_the_model_has",
+        "test_the_state_of_equinox_on_disk",
     ],
     "comparison/test_held_out.py": [
         "test_what_is_measured_of_held_out_examples",
     ],
     "comparison/test_kernels_alone.py": [
+        "test_a_checkpoint_beside_a_step_of_a_run",
+        "test_a_model_that_is_dead_is_dead_beside_another_one",
         "test_held_out_examples_of_two_models",
         "test_kernels_of_two_models",
         "test_models_of_two_structures_need_no_pair",
         "test_reduced_kernels_of_a_run",
         "test_two_steps_of_a_run",
+        "test_variables_of_two_models",
     ],
     "comparison/test_leaf_traces.py": [
         "test_a_joint_batch_is_taken_whole",
@@ -55,10 +66,14 @@ LONG = {
     "comparison/test_track.py": [
         "test_a_run_is_continued_where_it_was",
         "test_another_model_or_loss_of_the_user_is_refused",
+        "test_checkpoints_that_cannot_be_compared_are_named",
         "test_in_training_mode_what_is_frozen_is_that_of_each_checkpoint",
         "test_it_shows_itself",
+        "test_models_of_several_functions_are_refused",
         "test_overlap_is_of_modes_that_are_resolved",
+        "test_pairs_that_go_one_at_a_time_for_memory_are_the_same",
         "test_the_model_is_traced_once_for_the_run",
+        "test_what_was_finished_before_an_error_stays",
     ],
     "comparison/test_track_follow.py": [
         "test_new_checkpoints_are_measured_until_training_says_that_it_ended",
@@ -71,7 +86,9 @@ LONG = {
         "test_parameters_chosen_by_the_shape_of_x",
     ],
     "engine/test_caches.py": [
+        "test_operators_are_cleared",
         "test_owners_of_methods_are_let_go",
+        "test_programs_go_with_their_function",
     ],
     "engine/test_channels_last.py": [
         "test_a_kernel_is_what_it_was",
@@ -80,6 +97,7 @@ LONG = {
     ],
     "engine/test_constants.py": [
         "test_constants_are_computed_as_outside",
+        "test_examples_that_interact_are_found_while_tracing",
     ],
     "engine/test_float32_on_cpu.py": [
         "test_convolutions_with_group_norm",
@@ -88,11 +106,18 @@ LONG = {
     ],
     "engine/test_jacobian_structure.py": [
         "test_general_leaves_are_the_ones_known",
+        "test_what_does_not_depend_on_the_example_is_kept_once",
+    ],
+    "engine/test_no_room.py": [
+        "test_directions_of_a_million_outputs_are_drawn_in_a_moment",
+        "test_many_passes_are_said_once",
     ],
     "engine/test_ntk.py": [
+        "test_block_kernel_between_two_functions",
         "test_interaction_that_is_multiplied_by_zero_for_now",
         "test_layers_that_begin_as_zero_and_sums_over_the_batch_with_weight_zero_are_let_through",
         "test_leaves_have_the_dtype_of_the_kernel_with_x64_on",
+        "test_random_projections_are_unbiased_and_know_their_error",
         "test_scanned_layers_are_split_by_layer",
     ],
     "engine/test_ntk_errors.py": [
@@ -125,22 +150,31 @@ LONG = {
     "linearization/test_backward_only.py": [
         "test_as_without_the_rule",
     ],
+    "linearization/test_gap.py": [
+        "test_trees_of_outputs_and_keyword_arguments",
+        "test_what_a_gap_shows_of_itself",
+    ],
     "linearization/test_linearize.py": [
         "test_quadratic_model_against_the_hessian",
     ],
     "linearization/test_linearized_checkpoints.py": [
         "test_one_jvp_and_the_cost_of_a_step",
         "test_post_hoc_linearization",
+        "test_weight_decay_pulls_where_the_coordinates_say",
     ],
     "linearization/test_linearized_model.py": [
+        "test_degree_and_trainable",
         "test_nnx",
     ],
     "linearization/test_loops_of_linearized_models.py": [
         "test_equinox",
         "test_linen",
+        "test_linen_draws_from_the_keys_of_the_call_in_train_mode",
+        "test_nnx",
     ],
     "matrix_free/test_matrix_free.py": [
         "test_a_solve_that_stops_early_says_so",
+        "test_differentiable_and_compiled_in_a_program_of_the_user",
         "test_gauss_newton_step",
         "test_ridge_regression",
         "test_squared_error_needs_one_gauss_newton_step",
@@ -153,12 +187,14 @@ LONG = {
     ],
     "models/test_contract.py": [
         "test_fixed_statistics_are_those_of_a_training_step_in_every_layer",
+        "test_plain_functions_and_transformed_ones",
         "test_rows_and_columns_of_a_kernel_with_dropout_have_one_mask",
         "test_the_contract",
     ],
     "models/test_in_training.py": [
         "test_a_model_without_batch_statistics_is_the_same_object",
         "test_dropout_that_is_on_stays_on",
+        "test_masks_by_hand_are_drawn_from_a_fixed_key",
         "test_value_and_gradient_are_those_of_the_training_step",
     ],
     "models/test_linen.py": [
@@ -174,12 +210,17 @@ LONG = {
     "models/test_registry.py": [
         "test_an_adapter_is_found_by_its_entry_point",
     ],
+    "models/test_selection.py": [
+        "test_outputs_that_are_structures",
+    ],
     "models/test_settings_of_jax.py": [
         "test_every_library",
     ],
     "monitor/test_economy_instruments.py": [
         "test_intervals_of_shares_hold_those_of_the_dense_kernel",
         "test_position_is_that_of_the_dense_kernel",
+        "test_the_share_of_what_is_not_used_is_0",
+        "test_trace_of_a_model_in_bfloat16_is_float32",
         "test_trace_of_batches_where_examples_interact",
     ],
     "monitor/test_first_measurement.py": [
@@ -215,6 +256,7 @@ LONG = {
         "test_multi_transform_from_outside",
         "test_nnx_optimizer",
         "test_sam_chooses_between_states_by_arithmetic",
+        "test_statistics_of_a_batch_are_those_of_the_probe_or_the_ones_handed_in",
     ],
     "monitor/test_monitored_losses.py": [
         "test_the_margin_that_is_read_is_that_of_the_stated_descent",
@@ -222,6 +264,7 @@ LONG = {
     "monitor/test_monitored_probes.py": [
         "test_examples_in_both_probes_are_counted",
         "test_held_out_alone_has_no_margin_and_says_why",
+        "test_held_out_examples_whose_kernel_is_not_finite_leave_the_step_unmeasured",
         "test_in_a_scan",
         "test_margin_and_drift_of_train_and_alignment_of_held_out",
     ],
@@ -272,6 +315,7 @@ LONG = {
         "test_not_under_jit_the_numbers_are_the_same",
         "test_own_schedule_for_traced_steps_only",
         "test_record",
+        "test_reduced_kernel_has_no_critical_rate_and_says_so",
         "test_reduced_kernel_of_one_output_is_the_full_kernel",
         "test_seeds_in_different_states_are_measured_when_one_is_due",
         "test_state_has_a_fixed_structure",
@@ -284,9 +328,13 @@ LONG = {
     "monitor/test_watch_made_inside.py": [
         "test_a_whole_equinox_module",
         "test_made_inside_a_compiled_training",
+        "test_made_inside_and_under_vmap_over_seeds",
+        "test_model_made_inside",
     ],
     "monitor/test_watch_never_raises.py": [
         "test_a_pipe_that_nobody_reads_does_not_hold_up_a_compiled_loop",
+        "test_a_writer_that_hangs",
+        "test_parameters_and_gradients_that_are_not_finite",
     ],
     "monitor/test_watched_optimizers.py": [
         "test_over_seeds_the_measurement_stays_in_a_conditional",
@@ -294,11 +342,15 @@ LONG = {
         "test_wrappers_of_optax",
     ],
     "monitor/test_writers_argument.py": [
+        "test_a_module_with_log",
         "test_jax_monitoring",
     ],
     "neural_tangents/test_calls.py": [
         "test_cross_terms",
+        "test_cross_terms_of_outputs_of_one_shape",
         "test_inside_jit_vmap_and_grad",
+        "test_interaction_is_seen_through_tracers_that_f_closes_over",
+        "test_memory_budget",
     ],
     "neural_tangents/test_keys_and_numbers.py": [
         "test_a_key_for_one_side_only",
@@ -313,8 +365,10 @@ LONG = {
         "test_too_many_steps_is_nan",
     ],
     "neural_tangents/test_silent_failures.py": [
+        "test_row_07_one_mask_for_every_example",
         "test_row_09_pair_that_could_be_either",
         "test_row_10_variables_of_flax_as_parameters",
+        "test_row_25_times_out_of_order",
     ],
     "neural_tangents/test_tutorial.py": [
         "test_tutorial",
@@ -328,6 +382,7 @@ LONG = {
         "test_cross_entropy_in_function_space_is_parameter_space",
         "test_jit_and_vmap",
         "test_momentum_in_float32_over_a_million_steps",
+        "test_reduced_kernels_of_separable_models_are_exact",
         "test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating",
     ],
     "predict/test_prediction_derivatives.py": [
@@ -337,8 +392,10 @@ LONG = {
         "test_second_derivatives_where_eigenvalues_are_apart",
     ],
     "predict/test_prediction_paths.py": [
+        "test_a_spectrum_stands_for_its_kernel",
         "test_any_loss",
         "test_mean_and_covariance_over_initialisations",
+        "test_stopping_early_is_said",
     ],
     "project/test_benchmarks.py": [
         "test_scan_and_loop_are_the_same_network",
@@ -349,9 +406,14 @@ LONG = {
     "report/test_paper.py": [
         "test_names_of_parameters_are_escaped",
         "test_numbers_of_the_checkpoints",
+        "test_several_runs",
     ],
     "report/test_report.py": [
+        "test_a_page_without_labels_learning_rate_and_history",
         "test_history_below_home_and_of_numpy_arrays",
+        "test_history_of_a_monitor_with_a_name_and_of_sessions_with_other_numbers_of_eigenvalues",
+        "test_history_without_the_kernel_tier",
+        "test_rich_markup_in_names_stays_text",
         "test_the_curve_of_the_alignment_names_its_reduction_and_shows_chance",
         "test_the_page_loads_nothing",
     ],
@@ -366,6 +428,7 @@ LONG = {
         "test_alignment_that_fell",
         "test_layers_that_learn_differently_are_named",
         "test_predictions_become_certain_only_where_they_do",
+        "test_two_models_say_where_each_kernel_lies",
     ],
     "test_display.py": [
         "test_numbers_print_as_numbers",
