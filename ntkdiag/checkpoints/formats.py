@@ -1,6 +1,7 @@
 """The format of a checkpoint file, told by its first bytes, and only then by its suffix.
 
 A name can promise anything: a pickle that is called `model.safetensors` is refused like any other.
+An archive is told by the names of what is in it: `.npz` has arrays alone.
 
 What may be a pickle is read where an installed distribution offers that for its suffix. It
 declares, in its `pyproject.toml`,
@@ -17,22 +18,26 @@ import functools
 import os
 import pathlib
 import sys
+import zipfile
 from typing import Literal, TypeAlias
 
 from ntkdiag import errors, installed
 
-Format: TypeAlias = Literal["orbax", "safetensors", "msgpack", "equinox", "by suffix"]
+Format: TypeAlias = Literal["orbax", "safetensors", "msgpack", "npz", "equinox", "by suffix"]
 
 SUFFIXES: dict[str, Format] = {
     ".safetensors": "safetensors",
     ".msgpack": "msgpack",
+    ".npz": "npz",
     ".eqx": "equinox",
 }
+# The formats whose arrays have names alone, which `parameter_names=` translates.
+NAMED: tuple[Format, ...] = ("safetensors", "npz", "by suffix")
 # Ends the name of the file that says which shard holds which array.
 INDEX = ".safetensors.index.json"
 READABLE = (
     "Readable are Orbax directories, safetensors (a file or a Hugging Face directory), msgpack "
-    "files of Flax and leaves of Equinox (.eqx)."
+    "files of Flax, arrays of NumPy (.npz) and leaves of Equinox (.eqx)."
 )
 _MOST_BYTES = 16  # that tell a format
 _NUMPY = b"\x93NUMPY"
@@ -45,8 +50,24 @@ GROUP = "ntkdiag.checkpoints"
 
 
 def is_weights(file: pathlib.Path) -> bool:
-    """Whether the suffix of a file is that of a format that can be read."""
-    return file.suffix in SUFFIXES or has_reader(file)
+    """Whether the suffix of a file is that of a format that can be read, or it is of one without.
+
+    Links are followed; what is no file, such as a pipe, is not opened.
+    """
+    if not file.is_file():
+        return False
+    if file.suffix in SUFFIXES or has_reader(file):
+        return True
+    return not file.suffix and is_readable(file)
+
+
+def is_readable(file: pathlib.Path) -> bool:
+    """Whether a file is of a format that can be read, whatever it is called."""
+    try:
+        format_of_file(file)
+    except errors.CheckpointError:
+        return False
+    return True
 
 
 def checkpoint_error(path: str | os.PathLike[str], got: str, do: str) -> errors.CheckpointError:
@@ -66,6 +87,8 @@ def format_of_file(file: pathlib.Path) -> Format:
             file, f"a file that cannot be opened ({error.strerror})", "Look at its permissions."
         ) from error
     by_content = _format_of_bytes(start, file.stat().st_size)
+    if start.startswith(_ZIP) and _holds_arrays_alone(file):
+        return "npz"
     if by_content is None and _may_be_pickle(file, start):
         if has_reader(file):
             return "by suffix"
@@ -105,6 +128,30 @@ def _format_of_bytes(start: bytes, n_bytes: int) -> Format | None:
     if start[8:9] == b"{" and 0 < length_of_header <= n_bytes:
         return "safetensors"
     return "msgpack" if _is_dictionary_of_msgpack(start) else None
+
+
+def is_tree_of_msgpack(file: pathlib.Path) -> bool:
+    """Whether a file begins like a dictionary or a list of msgpack, as the trees of Orbax do."""
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(_MOST_BYTES)
+    except OSError:
+        return False
+    # 0x91 to 0x9f begin lists of 1 to 15 entries.
+    is_list = start[:1] in (b"\xdc", b"\xdd") or 0x91 <= (start or b"\0")[0] <= 0x9F
+    return is_list or _is_dictionary_of_msgpack(start)
+
+
+def _holds_arrays_alone(file: pathlib.Path) -> bool:
+    """Whether an archive has nothing but arrays of NumPy in it, by their names."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    # The directory of a damaged archive raises whatever part of it is met first.
+    except Exception:
+        return file.suffix == ".npz"  # its reader names the damage
+    is_empty = not names and file.suffix != ".npz"
+    return not is_empty and all(name.endswith(".npy") for name in names)
 
 
 def _is_dictionary_of_msgpack(start: bytes) -> bool:

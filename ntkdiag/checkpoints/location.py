@@ -1,8 +1,9 @@
 """Where under a checkpoint path the arrays are, found from the names of files and directories.
 
-Orbax writes arrays into an *item*, a directory with a `_METADATA` file. A checkpoint is an item,
-or a directory of items, some of them with names such as `params` or `state`. Others write one file,
-or a directory with one file of weights in it, which may be the index of several shards.
+Orbax writes arrays into an *item*, a directory with a `_METADATA` file, and of old one with a file
+`checkpoint`. A checkpoint is an item, or a directory of items, some of them with names such as
+`params` or `model`; the state of the optimizer has one of its own. Others write one file, or a
+directory with one file of weights in it, which may be the index of several shards.
 
 A root is a directory of checkpoints whose names end with their step. A path may lead to any of
 these; a directory that Orbax has not finished has a mark in its name and does not count.
@@ -11,27 +12,32 @@ these; a directory that Orbax has not finished has a mark in its name and does n
 import dataclasses
 import os
 import pathlib
-import re
+from collections.abc import Sequence
 
-from ntkdiag import errors
+import numpy as np
+
+from ntkdiag import display, errors
 from ntkdiag.checkpoints.formats import (
     INDEX,
     READABLE,
     Format,
     checkpoint_error,
     format_of_file,
+    is_readable,
+    is_tree_of_msgpack,
     is_weights,
 )
+from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, PARAMETERS
+from ntkdiag.checkpoints.step_names import Step, StepName, read_step_name
 
 ITEM_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
+AGGREGATE_FILE = "checkpoint"  # all small arrays of an item in one file, until 2024
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory until a save completes
 # Of several items the first of these is meant: names that scripts, or Orbax, give to parameters.
-PREFERRED_ITEMS = ("params", "state", "default")
+PREFERRED_ITEMS = (*PARAMETERS, "state", "default")
 # The files of weights in a directory of Hugging Face; the first that is there is meant.
 PREFERRED_FILES = (f"model{INDEX}", "model.safetensors", "flax_model.msgpack")
-# A number alone, or at the end of a name: "100", "run_100", and of Hugging Face "checkpoint-100".
-_STEP = re.compile(r"^(?:.*_|checkpoint-)?(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Location:
     root: pathlib.Path
     path: pathlib.Path
     item: str | None
-    step: int | None
+    step: Step | None
     format: Format = "orbax"
 
     @property
@@ -65,66 +71,139 @@ class Location:
             return f"step {self.step}"
         return "/".join(self.path.parts[-2:])
 
+    @property
+    def items_beside(self) -> list["Location"]:
+        """The other items of the same checkpoint."""
+        if self.item is None:
+            return []
+        names = [name for name in _items(self.path) if name != self.item]
+        return [dataclasses.replace(self, item=name) for name in names]
 
-def locate(path: str | os.PathLike[str], step: int | None = None) -> Location:
+    def beside(self, prefix: str) -> "Location | None":
+        """What is called so and has the same step in its name, or none; None where nothing is."""
+        checkpoint = self.path
+        name = _step_name(checkpoint)
+        if self.item is not None:
+            return None
+        if name is not None and name.prefix:  # model-100
+            suffix = checkpoint.name.removeprefix(name.beside(name.prefix))
+            neighbour = checkpoint.with_name(name.beside(prefix) + suffix)
+        elif checkpoint.is_file() and checkpoint.stem in PARAMETERS:  # 100/model.msgpack
+            neighbour = checkpoint.with_name(prefix + checkpoint.suffix)
+        else:
+            return None
+        if not _is_checkpoint(neighbour):
+            return None
+        return _location_within(neighbour, neighbour, self.step)
+
+
+def locate(
+    path: str | os.PathLike[str], step: Step | None = None, at: str | None = None
+) -> Location:
     """Find the one checkpoint that `path` (and `step`) means; of files the first bytes are read.
 
     `path` is a checkpoint of any layout, a step or an item of one, or a root, of which `step`
-    selects a step; without it the latest finished one is taken.
+    selects a step; without it the latest finished one is taken. `at` may begin with the name of an
+    item.
     """
     # Links are not resolved: the user's name for the directory is the one for messages.
     root = pathlib.Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    _require_number(root, step)
+    try:
+        return _locate(root, step, at)
+    except OSError as error:
+        raise checkpoint_error(
+            root, f"a path that cannot be opened ({error.strerror})", "Look at its permissions."
+        ) from error
+
+
+def _locate(root: pathlib.Path, step: Step | None, at: str | None) -> Location:
+    """The checkpoint in a root, or what else the path leads to."""
     _require_finished(root)
     # 1. The path is a checkpoint, or an item of one: there is nothing to choose.
-    if root.is_file() or _is_item(root) or _items(root):
+    if _is_one_checkpoint(root):
         if step is not None:
             raise checkpoint_error(
                 root,
                 f"a single checkpoint, and step={step}",
                 "Leave step out, or pass the root of all steps.",
             )
-        return _location_within(root, root, _step_number(root))
+        return _location_within(root, root, _step_number(root), at)
 
     # 2. It holds one checkpoint for every step, or weights of its own, or both.
     steps = finished_steps(root)
     weights = _weights_in(root)
     has_weights = weights is not None and (not steps or weights.name in PREFERRED_FILES)
     if has_weights and step is None:
-        return _location_within(root, root, _step_number(root))
+        return _location_within(root, root, _step_number(root), at)
     if not steps:
         raise _nothing_found_error(root)
     if step is None:
         step = max(steps)
     if step not in steps:
-        raise checkpoint_error(
-            root, f"no step {step}", f"Finished steps there: {_listed(sorted(steps))}."
-        )
-    return _location_within(root, steps[step], step)
+        do = f"Finished steps there: {_listed(sorted(steps))}."
+        if step < 0:
+            do += " Without step= the latest is taken."
+        raise checkpoint_error(root, f"no step {step}", do)
+    return _location_within(root, steps[step], step, at)
 
 
-def finished_steps(root: pathlib.Path) -> dict[int, pathlib.Path]:
+def _is_one_checkpoint(path: pathlib.Path) -> bool:
+    """Whether a path is no root; beside the steps of one a directory may look like an item."""
+    if path.is_file() or _is_item(path):
+        return True
+    is_marked = (path / CHECKPOINT_FILE).exists()
+    return bool(_items(path)) and (is_marked or not finished_steps(path))
+
+
+def finished_steps(root: pathlib.Path) -> dict[Step, pathlib.Path]:
     """Finished steps of a root, by number; unfinished directories are left out."""
-    steps: dict[int, pathlib.Path] = {}
+    steps: dict[Step, pathlib.Path] = {}
+    prefixes: set[str] = set()
     if not root.is_dir():
         return steps
     for child in sorted(root.iterdir()):
-        number = _step_number(child)
-        if number is None or not _is_checkpoint(child):
+        name = _step_name(child)
+        if name is None or not name.is_of_model or not _is_checkpoint(child):
             continue
-        if number in steps:
+        if name.step in steps:
             raise checkpoint_error(
                 root,
-                f"two checkpoints of step {number}: {steps[number].name} and {child.name}",
+                f"two checkpoints of step {name.step}: {steps[name.step].name} and {child.name}",
                 "Pass the one that is meant.",
             )
-        steps[number] = child
+        steps[name.step] = child
+        prefixes.add(name.prefix)
+    if len(prefixes) > 1:
+        names = [f"{prefix}..." if prefix else "numbers" for prefix in sorted(prefixes)]
+        raise checkpoint_error(
+            root,
+            f"steps of several checkpoints: {', '.join(names)}",
+            "Pass the paths of those that are meant, of a run as a dictionary from steps to them.",
+        )
     return steps
 
 
+def require_whole_steps(root: pathlib.Path, steps: dict[Step, pathlib.Path]) -> None:
+    """Refuse a run with steps that are no integers from 0 on."""
+    wrong = [path.name for step, path in steps.items() if step < 0 or step != int(step)]
+    if wrong:
+        raise checkpoint_error(
+            root,
+            f"steps that are no integers from 0 on: {', '.join(wrong[:12])}",
+            f"Number them: {{0: {os.fspath(root / wrong[0])!r}, ...}}.",
+        )
+
+
 def _is_checkpoint(path: pathlib.Path) -> bool:
-    """Whether a file or directory is a checkpoint by itself, as far as names tell."""
+    """Whether a file or directory is a checkpoint by itself.
+
+    Of a file with a step in its name, which may have any suffix, the first bytes tell.
+    """
+    if UNFINISHED in path.name:
+        return False
     if path.is_file():
-        return is_weights(path)
+        return is_weights(path) or is_readable(path)
     return path.is_dir() and (_is_item(path) or bool(_items(path)) or _weights_in(path) is not None)
 
 
@@ -133,20 +212,27 @@ def _weights_in(directory: pathlib.Path) -> pathlib.Path | None:
     for name in PREFERRED_FILES:
         if (directory / name).is_file():
             return directory / name
-    files = [child for child in directory.iterdir() if child.name.endswith(INDEX)]
+    files = [child for child in directory.glob(f"*{INDEX}") if child.is_file()]
     if not files:
         files = [child for child in directory.iterdir() if is_weights(child)]
+    # Beside "model.npz" the state of its optimizer may lie, and more.
+    if len(files) > 1:
+        files = [file for file in files if file.stem in PARAMETERS]
     return files[0] if len(files) == 1 else None
 
 
 def _require_finished(root: pathlib.Path) -> None:
-    """Refuse what is not there, or a directory in which no save was completed."""
+    """Refuse what is not there, is no file, or a directory in which no save was completed."""
     if not root.exists():
         raise checkpoint_error(
             root, "no such path", "Check the spelling and the working directory."
         )
     if root.is_file():
         return
+    if not root.is_dir():
+        raise checkpoint_error(
+            root, "neither a file nor a directory", "A pipe or a device is not opened: copy it."
+        )
     if UNFINISHED in root.name:
         raise checkpoint_error(
             root,
@@ -156,6 +242,15 @@ def _require_finished(root: pathlib.Path) -> None:
     if not any(root.iterdir()):
         raise checkpoint_error(
             root, "an empty directory", "Pass the directory the checkpoint was saved to."
+        )
+
+
+def _require_number(root: pathlib.Path, step: object) -> None:
+    """Refuse what is no number of a step."""
+    is_number = isinstance(step, int | float | np.number) and not isinstance(step, bool)
+    if step is not None and not is_number:
+        raise checkpoint_error(
+            root, f"step={step!r}, a {type(step).__name__}", "Pass the step as a number."
         )
 
 
@@ -170,15 +265,19 @@ def _nothing_found_error(root: pathlib.Path) -> errors.CheckpointError:
         return checkpoint_error(
             root, f"several files: {', '.join(files[:12])}", "Pass the one that is meant."
         )
+    names = sorted(child.name for child in root.iterdir())
     return checkpoint_error(
         root,
-        f"no {ITEM_FILE} file in it, in its items or in numbered steps, and no file of weights",
+        f"no {ITEM_FILE} file in it, in its items or in numbered steps, and no file of weights "
+        f"(it holds: {_listed(names)})",
         "Pass the directory given to Orbax when saving, a step directory, or the root of all "
         f"steps. {READABLE}",
     )
 
 
-def _location_within(root: pathlib.Path, directory: pathlib.Path, step: int | None) -> Location:
+def _location_within(
+    root: pathlib.Path, directory: pathlib.Path, step: Step | None, at: str | None = None
+) -> Location:
     """The location of the item or file that is meant by a checkpoint, or by an item itself."""
     if directory.is_file():
         return Location(root, directory, None, step, format_of_file(directory))
@@ -193,20 +292,35 @@ def _location_within(root: pathlib.Path, directory: pathlib.Path, step: int | No
     weights = _weights_in(directory)
     if not items and weights is not None:
         return Location(root, weights, None, step, format_of_file(weights))
+    return Location(root, directory, _chosen_item(directory, items, at), step)
+
+
+def _chosen_item(directory: pathlib.Path, items: list[str], at: str | None) -> str:
+    """The item that holds the parameters, by its name or by what the others are called."""
+    first_key = "" if at is None else at.split("/")[0]
+    if first_key in items:
+        return first_key
     for name in PREFERRED_ITEMS:
         if name in items:
-            return Location(root, directory, name, step)
-    if len(items) > 1:
+            return name
+    candidates = [name for name in items if name not in NOT_COLLECTIONS] or items
+    if len(candidates) > 1:
         raise checkpoint_error(
             directory,
-            f"several items: {', '.join(items)}",
-            "Pass the directory of the item that holds the parameters.",
+            f"several items: {', '.join(candidates)}",
+            "Pass the directory of the item that holds the parameters, or its name: "
+            f'load_params(path, at="{candidates[0]}").',
         )
-    return Location(root, directory, items[0], step)
+    return candidates[0]
 
 
 def _is_item(directory: pathlib.Path) -> bool:
-    return (directory / ITEM_FILE).is_file()
+    """Whether the arrays of an Orbax item lie in a directory."""
+    if (directory / ITEM_FILE).is_file():
+        return True
+    # Files of other libraries are called so, too: TensorFlow has a line of text in it.
+    aggregate = directory / AGGREGATE_FILE
+    return aggregate.is_file() and is_tree_of_msgpack(aggregate)
 
 
 def _items(directory: pathlib.Path) -> list[str]:
@@ -217,21 +331,27 @@ def _items(directory: pathlib.Path) -> list[str]:
         if UNFINISHED in child.name or not _is_item(child):
             continue
         # Numbered directories are items of a checkpoint, but elsewhere they are steps of a root.
-        if is_checkpoint or not _STEP.match(child.name):
+        if is_checkpoint or read_step_name(child.name) is None:
             names.append(child.name)
     return sorted(names)
 
 
-def _step_number(path: pathlib.Path) -> int | None:
+def _step_name(path: pathlib.Path) -> StepName | None:
     """The step that a name ends with, as in ``100``, ``checkpoint_100`` and ``run_100.eqx``."""
-    name = path.stem if is_weights(path) else path.name
-    match = _STEP.match(name)
-    return int(match.group(1)) if match else None
+    # "checkpoint_0.5" has no suffix.
+    has_suffix = path.is_file() and not path.suffix[1:].isdigit()
+    return read_step_name(path.stem if has_suffix else path.name)
 
 
-def _listed(steps: list[int]) -> str:
-    """Steps for a message; of many, how many there are."""
-    text = ", ".join(map(str, steps[:12]))
-    if len(steps) > 12:
-        text += f", ... ({len(steps)} in all)"
+def _step_number(path: pathlib.Path) -> Step | None:
+    """The step that a name ends with; None where it ends with none."""
+    name = _step_name(path)
+    return None if name is None else name.step
+
+
+def _listed(found: Sequence[Step | str]) -> str:
+    """Steps or names for a message; of many, how many there are."""
+    text = ", ".join(display.printable(str(item)) for item in found[:12])
+    if len(found) > 12:
+        text += f", ... ({len(found)} in all)"
     return text

@@ -5,10 +5,11 @@ checkpoint is refused here. And Orbax leaves out of its own description what it 
 that a reader has to compare that with this list.
 """
 
-import json
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from ntkdiag.checkpoints.contained import MOST_LEVELS, require_contained_keys, too_deep_error
 from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.json_file import JSON_ERRORS, read_json
 from ntkdiag.checkpoints.location import ITEM_FILE, Location
 
 Keys: TypeAlias = tuple[str, ...]
@@ -16,10 +17,9 @@ Keys: TypeAlias = tuple[str, ...]
 
 def leaf_names(location: Location) -> set[Keys]:
     """Keys of every stored leaf; empty containers and None, which have no data, are left out."""
-    file = location.folder / ITEM_FILE
     try:
-        names = _names_in(file.read_text())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        names = _names_in(read_json(location.folder / ITEM_FILE))
+    except JSON_ERRORS as error:
         raise checkpoint_error(
             location.root,
             f"unreadable metadata ({type(error).__name__}: {str(error)[:160]})",
@@ -27,25 +27,17 @@ def leaf_names(location: Location) -> set[Keys]:
         ) from error
     # Before anything is opened by such a name.
     for name in names:
-        if any(_climbs_out(key) for key in name):
-            raise checkpoint_error(
-                location.root,
-                f"the key {'/'.join(name)!r}, which names a file outside it",
-                "Do not open it; save it again.",
-            )
+        if len(name) > MOST_LEVELS:
+            raise too_deep_error(location)
+        require_contained_keys(location, name)
     return names
 
 
-def _names_in(metadata: str) -> set[Keys]:
-    """The keys of every leaf with data, from the text of a metadata file."""
+def _names_in(metadata: dict[str, Any]) -> set[Keys]:
+    """The keys of every leaf with data, from the content of a metadata file."""
     # {"tree_metadata": {a name: {"key_metadata": [{"key": ...}, ...], "value_metadata": {...}}}}
     names = set()
-    for entry in json.loads(metadata)["tree_metadata"].values():
+    for entry in metadata["tree_metadata"].values():
         if not entry["value_metadata"].get("skip_deserialize", False):
             names.add(tuple(str(key["key"]) for key in entry["key_metadata"]))
     return names
-
-
-def _climbs_out(key: str) -> bool:
-    """Whether a key, as a part of a file name, leads out of the directory."""
-    return key.startswith("/") or ".." in key.split("/")

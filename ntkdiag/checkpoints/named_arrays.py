@@ -1,15 +1,18 @@
 """Arrays under names, such as `Dense_0.kernel`, put into a tree.
 
-A name is a path: its parts are joined by slashes or, where no name has one, by dots. Names of
-another library, and arrays in another layout, are translated by the user, array by array.
+A name is a path: its parts are joined by slashes or, where no name has one, by dots, or stand as
+`jax.tree_util.keystr` writes them. Names of another library, and arrays in another layout, are
+translated by the user, array by array.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import PyTree
 
+from ntkdiag.checkpoints.contained import MOST_LEVELS, too_deep_error
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
 
@@ -19,23 +22,45 @@ ParameterNames: TypeAlias = (
     Mapping[str, str] | Callable[[str, np.ndarray], tuple[str, np.ndarray] | None]
 )
 
+# One key in "['Dense_0']['kernel']" or ".layers[0].weight".
+_KEY_OF_KEYSTR = r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)"
+_KEYSTR = re.compile(f"(?:{_KEY_OF_KEYSTR})+")
+
 
 def tree_of_named_arrays(
     location: Location, arrays: Mapping[str, np.ndarray], parameter_names: ParameterNames | None
 ) -> PyTree:
     """Put arrays by name into nested dictionaries, under the paths that the user has for them."""
-    separator = "/"
+    keys_of = _keys_between_slashes
     if parameter_names is None:
-        if not any("/" in name for name in arrays):
-            separator = "."
+        keys_of = _reader_of(arrays)
     elif isinstance(parameter_names, Mapping):
         arrays = _by_dictionary(location, arrays, parameter_names)
     else:
         arrays = _by_function(location, arrays, parameter_names)
     tree: dict[str, PyTree] = {}
     for path, array in arrays.items():
-        _put(location, tree, path.split(separator), array)
+        _put(location, tree, keys_of(path), array)
     return tree
+
+
+def _reader_of(names: Collection[str]) -> Callable[[str], list[str]]:
+    """What takes these names apart into keys."""
+    if all(_KEYSTR.fullmatch(name) for name in names):
+        return _keys_of_keystr
+    return _keys_between_slashes if any("/" in name for name in names) else _keys_between_dots
+
+
+def _keys_between_slashes(name: str) -> list[str]:
+    return name.split("/")
+
+
+def _keys_between_dots(name: str) -> list[str]:
+    return name.split(".")
+
+
+def _keys_of_keystr(name: str) -> list[str]:
+    return ["".join(parts) for parts in re.findall(_KEY_OF_KEYSTR, name)]
 
 
 def _by_dictionary(
@@ -46,8 +71,8 @@ def _by_dictionary(
     if missing:
         raise checkpoint_error(
             location.root,
-            f"nothing called {_some(missing)}, which parameter_names= has",
-            f"It holds: {_some(list(arrays))}.",
+            f"nothing called {listed(missing)}, which parameter_names= has",
+            f"It holds: {listed(list(arrays))}.",
         )
     renamed: dict[str, np.ndarray] = {}
     for name, path in parameter_names.items():
@@ -81,7 +106,7 @@ def _by_function(
         raise checkpoint_error(
             location.root,
             "nothing that parameter_names= does not leave out",
-            f"It holds: {_some(list(arrays))}.",
+            f"It holds: {listed(list(arrays))}.",
         )
     return renamed
 
@@ -98,6 +123,8 @@ def _require_new(location: Location, renamed: Mapping[str, np.ndarray], path: st
 
 def _put(location: Location, tree: dict[str, PyTree], keys: list[str], array: np.ndarray) -> None:
     """Put an array where its keys lead to."""
+    if len(keys) > MOST_LEVELS:
+        raise too_deep_error(location)
     for depth, key in enumerate(keys[:-1]):
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
@@ -116,7 +143,7 @@ def _no_tree_error(location: Location, keys: list[str]) -> Exception:
     )
 
 
-def _some(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Names for a message; of many, how many there are."""
     text = ", ".join(names[:12])
     return f"{text} and {len(names) - 12} more" if len(names) > 12 else text or "nothing"

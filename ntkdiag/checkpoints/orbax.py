@@ -7,6 +7,7 @@ of numpy arrays, which frees the result from the devices and shardings of the jo
 import contextlib
 import logging
 import math
+import os
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ntkdiag import memory
+from ntkdiag.checkpoints.array_metadata import require_plain_arrays
 from ntkdiag.checkpoints.contained import require_affordable
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
@@ -23,12 +26,20 @@ from ntkdiag.checkpoints.manifest import Keys, leaf_names
 
 # What Orbax takes in a template for: do not read this leaf.
 _NOT_READ = ...
+# Addresses that the threads reserve of Orbax and Tensorstore, which has some for each core, those
+# that are started later, and for each byte: template, chunks as they are on the disk, and decoded.
+# With less of them the process was ended, by checkpoints of 1 kB and of 400 MB.
+_ADDRESSES_OF_THREADS = 2**29 + 2**28 * (os.cpu_count() or 1)
+_ADDRESSES_OF_LATER_THREADS = 2**28
+_ADDRESSES_OF_A_BYTE = 3
 
 
 def describe(location: Location) -> PyTree:
     """Read shapes and dtypes of every leaf, as nested dicts and lists; no array is read."""
     stored = leaf_names(location)
-    with _orbax_errors(location, "unreadable metadata"):
+    _require_addresses(_ADDRESSES_OF_THREADS)
+    require_plain_arrays(location)
+    with orbax_errors(location, "unreadable metadata"):
         stored_as = _v1().metadata(location.path, checkpointable_name=location.item)
         described = stored_as.metadata
     # Orbax passes over leaves whose files are gone; the manifest still names them.
@@ -59,14 +70,25 @@ def load(location: Location, described: PyTree, is_read: Callable[[Keys], bool])
             to_read.append(_NOT_READ)
     # The sizes are those a metadata file declares: look at them before memory is allocated.
     require_affordable(location, n_bytes)
+    _require_addresses(_ADDRESSES_OF_LATER_THREADS + _ADDRESSES_OF_A_BYTE * n_bytes)
     # A template of NumPy arrays: with JAX arrays, Orbax asks for the devices of the saving job.
     arrays = [_allocated(leaf) for leaf in to_read]
     template = jax.tree.unflatten(jax.tree.structure(described), arrays)
 
-    with _orbax_errors(location, "unreadable or missing data"):
+    with orbax_errors(location, "unreadable or missing data"):
         loaded = _v1().load(location.path, template, checkpointable_name=location.item)
     _require_as_described(location, template, loaded)
     return jax.tree.map(lambda leaf: None if leaf is _NOT_READ else leaf, loaded)
+
+
+def _require_addresses(needed: int) -> None:
+    """Refuse to read below an address limit that is too low: Tensorstore would end the process."""
+    memory.require_free(
+        needed,
+        "what Orbax and its threads reserve",
+        memory.addresses_left,
+        "Raise the limit of this process (ulimit -v, ulimit -d), or read it elsewhere.",
+    )
 
 
 def _allocated(leaf: PyTree) -> np.ndarray | EllipsisType:
@@ -118,7 +140,7 @@ def _is_array(leaf: PyTree) -> bool:
 
 
 @contextlib.contextmanager
-def _orbax_errors(location: Location, problem: str) -> Iterator[None]:
+def orbax_errors(location: Location, problem: str) -> Iterator[None]:
     """Turn whatever Orbax raises on damaged data into one short checkpoint error."""
     try:
         with _quiet:

@@ -2,8 +2,8 @@
 
 A path is read in four steps: `location` finds the directory or file with the arrays, and its
 format; for Orbax, `contained` refuses links that lead out of it and `orbax` describes what is
-stored there and loads a part of it, and each other format has a reader of its own; `contents` finds
-the parameters in the tree that a training script happened to save.
+stored there and loads a part of it, and each other format has a reader of its own; `tree_parts`
+finds the parameters in the tree that a training script happened to save; `contents` reads them.
 """
 
 import os
@@ -12,14 +12,16 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.contents import read_contents
-from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.formats import NAMED, checkpoint_error
 from ntkdiag.checkpoints.named_arrays import ParameterNames
+from ntkdiag.checkpoints.step_names import Step
+from ntkdiag.path_argument import as_path
 
 
 @errors.public
 def load_params(
     path: str | os.PathLike[str],
-    step: int | None = None,
+    step: Step | None = None,
     *,
     at: str | None = None,
     parameter_names: ParameterNames | None = None,
@@ -27,14 +29,18 @@ def load_params(
 ) -> PyTree:
     """Read the parameters of a checkpoint into numpy.
 
-    Reads what both Orbax APIs write (Standard, PyTree, CheckpointManager, v1), saved on any number
-    of devices; safetensors, as a file or a Hugging Face directory with shards; msgpack files of
-    `flax.serialization`; and leaves of Equinox. The format is told by what is in a file. Pickles
-    are refused unless an installed distribution reads files of their suffix (ntkdiag-torch, a
-    `state_dict`). No format here runs code.
+    Reads what both Orbax APIs write and wrote (Standard, PyTree, CheckpointManager, v1; the
+    aggregate file of 2023), saved on any number of devices; safetensors, as a file or a Hugging
+    Face directory with shards; msgpack files of `flax.serialization` and
+    `flax.training.checkpoints`; archives of `numpy.savez`; and leaves of Equinox. The format is
+    told by what is in a file. Pickles are refused unless an installed distribution reads files of
+    their suffix (ntkdiag-torch, a `state_dict`). No format here runs code.
 
     Structure comes back as it was stored: nested dicts and lists, without NNX's `value` level and
-    without optimizer state. No format stores a checksum: a flipped bit in the data is not detected.
+    without optimizer state. The parameters are the tree under the key `params`; without that, what
+    stands beside the state of an optimizer, in a dictionary such as ``{"model": ..., "optimizer":
+    ...}``, in items, in files `model-100` and `optimizer-100`, or first in a pair; else all. No
+    format stores a checksum: a flipped bit in the data is not detected.
 
     Cost: one read of the parameters; other parts of a train state in Orbax stay on disk.
 
@@ -42,13 +48,14 @@ def load_params(
         path: Checkpoint, step or item directory, a file, or a root of numbered checkpoints such as
             that of a CheckpointManager. Links leading out of an Orbax checkpoint are refused.
         step: Step of a root; None takes the latest finished one.
-        at: Where the parameters stand in the tree, such as ``"ema/params"``, when it is not the
-            key `params`.
-        parameter_names: What paths the names of a safetensors file have. A dictionary
+        at: Where the parameters stand, such as ``"ema/params"``, when they are not found or
+            others are meant; its first part may be the name of an item.
+        parameter_names: What paths the names of a safetensors or .npz file have. A dictionary
             ``{"fc.weight": "Dense_0/kernel"}`` leaves out names that are not in it. A function of
             name and array returns ``(path, array)``, and None to leave it out; it is where arrays
             of another layout are transposed. None splits names at slashes or, without, at dots.
-        model: For a file of Equinox: a module of the structure that was saved, or (module, state).
+        model: For a file of Equinox: a module of the structure that was saved, or what was saved
+            with it: (module, state), (module, opt_state).
 
     Returns:
         Nested dicts and lists with numpy leaves, of the shapes and dtypes that were saved; of a
@@ -68,12 +75,19 @@ def load_params(
         >>> load_params(path)
         {'w': array([1., 1., 1.])}
     """
-    contents = read_contents(path, step, at, parameter_names=parameter_names, skeleton=model)
-    has_names = contents.location.format in ("safetensors", "by suffix")
-    if parameter_names is not None and not has_names:
+    as_path(path)  # refuses what is none
+    contents = read_contents(
+        path,
+        step,
+        at,
+        parameter_names=parameter_names,
+        skeleton=model,
+        with_collections=False,
+    )
+    if parameter_names is not None and contents.location.format not in NAMED:
         raise checkpoint_error(
             path,
             f"a checkpoint of {contents.location.format}, and parameter_names=",
-            "Leave it out: only safetensors files have no paths of their own.",
+            "Leave it out: only safetensors and .npz files have no paths of their own.",
         )
     return contents.params

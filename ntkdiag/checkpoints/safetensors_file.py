@@ -1,53 +1,92 @@
 """A safetensors file, or the shards that an index names, as arrays in a tree.
 
-An index is JSON with the shard of every array by name. Shards lie beside their index: a name that
-leads elsewhere is refused. Links are followed, of which the cache of Hugging Face is made.
+An index is JSON with the shard of every array by name: each comes from there, and from nowhere
+else. Shards lie beside their index: a name that leads elsewhere is refused. Links are followed, of
+which the cache of Hugging Face is made.
+
+Of the dtypes that NumPy has not, those below 16 bits, the library tells where the bytes are, and
+they are read from there. Two numbers of 4 bits share a byte, the first one in its lower half.
 """
 
 import json
 import pathlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.contained import require_affordable
 from ntkdiag.checkpoints.formats import INDEX, checkpoint_error
+from ntkdiag.checkpoints.json_file import JSON_ERRORS, read_json
 from ntkdiag.checkpoints.location import Location
-from ntkdiag.checkpoints.named_arrays import ParameterNames, tree_of_named_arrays
+from ntkdiag.checkpoints.named_arrays import ParameterNames, listed, tree_of_named_arrays
+
+if TYPE_CHECKING:
+    import safetensors
+
+_DTYPES_BELOW_16_BITS = {
+    "F4": jnp.float4_e2m1fn,
+    "F8_E4M3": jnp.float8_e4m3fn,
+    "F8_E4M3FNUZ": jnp.float8_e4m3fnuz,
+    "F8_E5M2": jnp.float8_e5m2,
+    "F8_E5M2FNUZ": jnp.float8_e5m2fnuz,
+    "F8_E8M0": jnp.float8_e8m0fnu,
+}
 
 
 def read_safetensors(location: Location, parameter_names: ParameterNames | None) -> PyTree:
     """Read every array of a safetensors checkpoint into nested dictionaries."""
-    shards = [location.path]
     if location.path.name.endswith(INDEX):
-        shards = _shards(location)
-    require_affordable(location, sum(shard.stat().st_size for shard in shards))
-    arrays: dict[str, np.ndarray] = {}
-    for shard in shards:
-        arrays |= _arrays_of(location, shard)
+        arrays = _arrays_of_index(location)
+    else:
+        require_affordable(location, location.path.stat().st_size)
+        arrays = _arrays_of(location, location.path)
     return tree_of_named_arrays(location, arrays, parameter_names)
 
 
-def _shards(location: Location) -> list[pathlib.Path]:
-    """The files that an index names, all of which are there."""
+def _arrays_of_index(location: Location) -> dict[str, np.ndarray]:
+    """The arrays of all shards, each from the one that the index names."""
+    shards = _shards(location)
+    require_affordable(location, sum(shard.stat().st_size for shard in shards))
+    arrays: dict[str, np.ndarray] = {}
+    for shard, names in shards.items():
+        stored = _arrays_of(location, shard)
+        _require_as_listed(location, shard.name, names, stored)
+        arrays |= stored
+    return arrays
+
+
+def _shards(location: Location) -> dict[pathlib.Path, list[str]]:
+    """The files that an index names, all of which are there, with the names of their arrays."""
     try:
-        names = sorted(set(json.loads(location.path.read_text())["weight_map"].values()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        weight_map: Mapping[str, str] = read_json(location.path)["weight_map"]
+        pairs = sorted(weight_map.items())
+        # A number would be no part of a path.
+        names = {shard: pathlib.PurePath(shard).name for _, shard in pairs}
+    except JSON_ERRORS as error:
         raise checkpoint_error(
             location.root,
             f"an index that cannot be read ({type(error).__name__}: {str(error)[:160]})",
             "Save it once more, or pass one of its shards.",
         ) from error
-    shards = []
-    for name in names:
-        if pathlib.PurePath(name).name != name:
+    if not pairs:
+        raise checkpoint_error(
+            location.root,
+            "an index that names no array",
+            "Save it once more, or pass one of its shards.",
+        )
+    shards: dict[pathlib.Path, list[str]] = {}
+    for name, shard in pairs:
+        if names[shard] != shard or shard in ("", ".."):
             raise checkpoint_error(
                 location.root,
-                f"an index that names a file elsewhere: {name!r}",
+                f"an index that names a file elsewhere: {shard!r}",
                 "Do not open it; save it again.",
             )
-        shards.append(location.path.with_name(name))
+        shards.setdefault(location.path.with_name(shard), []).append(name)
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise checkpoint_error(
@@ -56,6 +95,21 @@ def _shards(location: Location) -> list[pathlib.Path]:
             "Copy all shards into one directory.",
         )
     return shards
+
+
+def _require_as_listed(
+    location: Location, shard: str, names: list[str], stored: Mapping[str, np.ndarray]
+) -> None:
+    """Refuse a shard without an array that the index has in it, or with one that it has not."""
+    do = "Its shards are not of one checkpoint: copy them once more, or save it again."
+    missing = sorted(set(names) - stored.keys())
+    if missing:
+        got = f"no array {listed(missing)} in {shard}, where its index has it"
+        raise checkpoint_error(location.root, got, do)
+    unlisted = sorted(stored.keys() - set(names))
+    if unlisted:
+        got = f"the array {listed(unlisted)} in {shard}, where its index has it not"
+        raise checkpoint_error(location.root, got, do)
 
 
 def _arrays_of(location: Location, file: pathlib.Path) -> dict[str, np.ndarray]:
@@ -70,11 +124,43 @@ def _arrays_of(location: Location, file: pathlib.Path) -> dict[str, np.ndarray]:
         ) from error
     try:
         with safetensors.safe_open(file, framework="numpy") as stored:
-            names = stored.keys()
-            return {name: stored.get_tensor(name) for name in names}
-    except (safetensors.SafetensorError, OSError, TypeError, ValueError, KeyError) as error:
+            return _arrays_in(stored, file)
+    except (safetensors.SafetensorError, OSError, TypeError, ValueError, LookupError) as error:
         raise checkpoint_error(
             location.root,
             f"{file.name} damaged, or of a dtype that NumPy has not ({str(error)[:160]})",
             "Save it once more.",
         ) from error
+
+
+def _arrays_in(stored: "safetensors.safe_open", file: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of an open file by name."""
+    arrays = {}
+    below_16_bits = []
+    names = stored.keys()  # the file is no dictionary
+    for name in names:
+        if stored.get_slice(name).get_dtype() in _DTYPES_BELOW_16_BITS:
+            below_16_bits.append(name)
+        else:
+            arrays[name] = stored.get_tensor(name)
+    if below_16_bits:
+        arrays |= _arrays_below_16_bits(file, below_16_bits)
+    return arrays
+
+
+def _arrays_below_16_bits(file: pathlib.Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Arrays of such dtypes, whose places in the file the library has looked at."""
+    arrays = {}
+    with file.open("rb") as stream:
+        length_of_header = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length_of_header))
+        for name in names:
+            entry = header[name]
+            begin, end = entry["data_offsets"]
+            stream.seek(8 + length_of_header + begin)
+            data = np.frombuffer(stream.read(end - begin), np.uint8)
+            if entry["dtype"] == "F4":
+                data = np.stack([data & 15, data >> 4], axis=-1)  # [b] -> [b 2]
+            dtype = np.dtype(_DTYPES_BELOW_16_BITS[entry["dtype"]])
+            arrays[name] = data.view(dtype).reshape(entry["shape"])
+    return arrays

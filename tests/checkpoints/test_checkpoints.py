@@ -189,7 +189,7 @@ def test_directory_without_a_checkpoint(tmp_path):
     assert_refused(
         tmp_path,
         "no _METADATA file in it",
-        "and no file of weights",
+        "and no file of weights (it holds: notes.txt)",
         "a step directory, or the root of all steps",
     )
 
@@ -254,10 +254,14 @@ def test_several_items_none_of_them_usual(tmp_path):
         manager.save(0, args=v0.args.Composite(actor=save, critic=save))
         manager.wait_until_finished()
     with pytest.raises(
-        CheckpointError, match=r"several items: actor, critic\. Pass the directory of the item"
+        CheckpointError, match=r'several items: actor, critic\. .* load_params\(path, at="actor"\)'
     ):
         load_params(tmp_path)
     assert_same(load_params(tmp_path / "0" / "critic"), PARAMS)
+    assert_same(load_params(tmp_path, at="critic"), PARAMS)
+    assert_same(load_params(tmp_path, 0, at="critic/dense"), PARAMS["dense"])
+    with pytest.raises(CheckpointError, match=r"nothing under 'critic/head'\. It holds: dense"):
+        load_params(tmp_path, at="critic/head")
 
 
 def test_several_parameter_trees(tmp_path):
@@ -268,9 +272,9 @@ def test_several_parameter_trees(tmp_path):
 
 
 def test_optimizer_state_without_params(tmp_path):
-    v1.save(tmp_path / "a", {"model": PARAMS, "opt_state": PARAMS})
+    v1.save(tmp_path / "a", {"opt_state": PARAMS, "step": 3})
     assert_refused(
-        tmp_path / "a", "an optimizer state but no key 'params'", 'load_params(path, at="model")'
+        tmp_path / "a", "the state of an optimizer, and no parameters (it holds: opt_state, step)"
     )
 
 
@@ -335,10 +339,8 @@ def test_metadata_of_another_form(saved, text):
 
 
 def test_declared_size_beyond_memory_is_refused(saved, monkeypatch):
-    monkeypatch.setattr("ntkdiag.checkpoints.contained.physical_memory", lambda: 16)
-    assert_refused(saved, "arrays of 48 bytes declared in its metadata, on a machine with 16")
-    monkeypatch.setattr("ntkdiag.checkpoints.contained.physical_memory", lambda: None)
-    assert_same(load_params(saved), PARAMS)
+    monkeypatch.setattr("ntkdiag.memory.host_memory", lambda: 16)
+    assert_refused(saved, "arrays of 36 bytes declared in its metadata, where 16 are free")
 
 
 SAVE_SHARDED = """

@@ -4,6 +4,7 @@ import builtins
 import importlib.util
 import json
 import pickle
+import zipfile
 
 import equinox as eqx
 import flax.serialization
@@ -92,6 +93,122 @@ def test_shards_are_found_by_their_index(tmp_path, save_safetensors):
     refused(tmp_path, "an index that cannot be read (TypeError")
     index.unlink()
     refused(tmp_path, "several files: model-00002-of-00004.safetensors", "Pass the one")
+
+
+def write_shards(folder, shards, weight_map):
+    """Shards by hand: file -> arrays, and an index that says what it is told."""
+    from safetensors.numpy import save_file
+
+    for name, arrays in shards.items():
+        save_file(arrays, folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+ONE, TWO = np.ones(2, np.float32), np.full(2, 2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shards", "weight_map", "parts"),
+    [
+        # In two shards, of which the index means the first.
+        (
+            {"a.safetensors": {"v": ONE}, "b.safetensors": {"v": TWO, "w": TWO}},
+            {"v": "a.safetensors", "w": "b.safetensors"},
+            ("the array v in b.safetensors, where its index has it not", "not of one checkpoint"),
+        ),
+        # Listed, and not there.
+        (
+            {"a.safetensors": {"v": ONE}},
+            {"v": "a.safetensors", "w": "a.safetensors"},
+            ("no array w in a.safetensors, where its index has it",),
+        ),
+        # In another shard than the index says.
+        (
+            {"a.safetensors": {"w": ONE}, "b.safetensors": {"v": TWO}},
+            {"v": "a.safetensors", "w": "b.safetensors"},
+            ("no array v in a.safetensors, where its index has it",),
+        ),
+        # Not listed.
+        (
+            {"a.safetensors": {"v": ONE, "extra": ONE}},
+            {"v": "a.safetensors"},
+            ("the array extra in a.safetensors, where its index has it not",),
+        ),
+        ({}, {}, ("an index that names no array",)),
+        ({}, {"v": 5}, ("an index that cannot be read (TypeError",)),
+        ({}, {"v": ["a.safetensors"]}, ("an index that cannot be read (TypeError",)),
+        ({}, {"v": ""}, ("an index that names a file elsewhere: ''",)),
+        ({}, ["v"], ("an index that cannot be read (AttributeError",)),
+    ],
+)
+@pytest.mark.usefixtures("save_safetensors")
+def test_shards_that_are_not_those_of_their_index(tmp_path, shards, weight_map, parts):
+    write_shards(tmp_path, shards, weight_map)
+    refused(tmp_path, *parts)
+
+
+@pytest.mark.usefixtures("save_safetensors")
+def test_an_array_comes_from_the_shard_that_the_index_names(tmp_path):
+    shards = {"a.safetensors": {"v": ONE}, "b.safetensors": {"w": TWO}, "c.safetensors": {"v": TWO}}
+    write_shards(tmp_path, shards, {"v": "a.safetensors", "w": "b.safetensors"})
+    assert_same(load_params(tmp_path), {"v": ONE, "w": TWO})  # c is no part of it
+
+
+def write_safetensors(file, **entries):
+    """A file by hand: name -> (dtype, shape, bytes)."""
+    header, data = {}, b""
+    for name, (dtype, shape, content) in entries.items():
+        offsets = [len(data), len(data) + len(content)]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        data += content
+    written = json.dumps(header).encode()
+    file.write_bytes(len(written).to_bytes(8, "little") + written + data)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "numbers"),
+    [
+        ("F8_E4M3", jnp.float8_e4m3fn, [1.0, -2.0, 448.0, 0.5, 0.0, -0.0625]),
+        ("F8_E5M2", jnp.float8_e5m2, [1.0, -2.0, 57344.0, 0.5, 0.0, -0.0625]),
+        ("F8_E8M0", jnp.float8_e8m0fnu, [1.0, 2.0, 2.0**100, 0.5, 2.0**-127, 4.0]),
+        ("F8_E4M3FNUZ", jnp.float8_e4m3fnuz, [1.0, -2.0, 240.0, 0.5, 0.0, -0.0625]),
+        ("F8_E5M2FNUZ", jnp.float8_e5m2fnuz, [1.0, -2.0, 57344.0, 0.5, 0.0, -0.0625]),
+    ],
+)
+@pytest.mark.usefixtures("save_safetensors")
+def test_dtypes_of_8_bits(tmp_path, name, dtype, numbers):
+    array = np.array(numbers).reshape(2, 3).astype(dtype)
+    np.testing.assert_array_equal(array.astype(np.float64).reshape(-1), numbers)
+    beside = np.arange(3, dtype=np.float32)
+    entries = {"w": (name, [2, 3], array.tobytes()), "b": ("F32", [3], beside.tobytes())}
+    write_safetensors(tmp_path / "a.safetensors", **entries)
+    assert_same(load_params(tmp_path / "a.safetensors"), {"w": array, "b": beside})
+    # As the library itself writes them, where it does.
+    if name in ("F8_E4M3", "F8_E5M2", "F8_E8M0"):
+        from safetensors.numpy import save_file
+
+        save_file({"w": array}, tmp_path / "b.safetensors")
+        assert_same(load_params(tmp_path / "b.safetensors"), {"w": array})
+
+
+@pytest.mark.usefixtures("save_safetensors")
+def test_dtypes_of_4_bits(tmp_path):
+    """Two numbers in a byte, the first one in its lower half."""
+    numbers = [[0.5, -6.0, 1.5, 0.0], [2.0, 3.0, -1.0, 4.0]]
+    array = np.array(numbers).astype(jnp.float4_e2m1fn)
+    bits = array.view(np.uint8).reshape(-1) & 15
+    packed = (bits[0::2] | bits[1::2] << 4).tobytes()
+    assert packed[0] == 0xF1  # 0.5 is 0001, -6 is 1111
+    write_safetensors(tmp_path / "a.safetensors", w=("F4", [2, 4], packed))
+    assert_same(load_params(tmp_path / "a.safetensors"), {"w": array})
+
+
+@pytest.mark.usefixtures("save_safetensors")
+def test_dtypes_that_nobody_reads_are_refused(tmp_path):
+    write_safetensors(tmp_path / "a.safetensors", w=("F6_E2M3", [4], bytes(3)))
+    refused(tmp_path / "a.safetensors", "a.safetensors damaged, or of a dtype that NumPy has not")
+    write_safetensors(tmp_path / "a.safetensors", w=("F8_E4M3", [2, 3], bytes(5)))
+    refused(tmp_path / "a.safetensors", "a.safetensors damaged, or of a dtype that NumPy has not")
 
 
 def test_links_of_a_cache_are_followed(tmp_path, save_safetensors):
@@ -338,8 +455,10 @@ def test_pickles_are_refused_whatever_their_name(tmp_path, name, protocol):
 
 
 def test_files_of_other_formats_are_refused(tmp_path):
-    np.savez(tmp_path / "a.npz", w=np.ones(3))
-    refused(tmp_path / "a.npz", "an archive that may hold one", "safetensors (a file or")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("weights.npy", b"")
+        archive.writestr("data.pkl", b"")
+    refused(tmp_path / "a.zip", "an archive that may hold one", "safetensors (a file or")
     (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
     refused(tmp_path / "a.h5", "a file of no format that is known", "leaves of Equinox (.eqx)")
     (tmp_path / "a.joblib").write_text("protocol 0")
@@ -428,8 +547,8 @@ def test_steps_of_a_root_of_files(tmp_path):
     assert read_contents(tmp_path / "run_0.msgpack").location.step == 0
     refused(tmp_path, "got no step 7", "Finished steps there: 0, 100", step=7)
     refused(tmp_path / "run_0.msgpack", "a single checkpoint, and step=1", step=1)
-    (tmp_path / "optimizer_0.msgpack").write_bytes(b"")
-    refused(tmp_path, "two checkpoints of step 0: optimizer_0.msgpack and run_0.msgpack")
+    (tmp_path / "best_0.msgpack").write_bytes(b"")
+    refused(tmp_path, "two checkpoints of step 0: best_0.msgpack and run_0.msgpack")
 
 
 def test_steps_of_a_trainer_beside_its_last_weights(tmp_path, save_safetensors):

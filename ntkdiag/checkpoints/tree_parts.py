@@ -1,0 +1,251 @@
+"""Which part of a saved tree is what: the parameters, what is beside them, the optimizer's state.
+
+Scripts save bare parameters, variables dictionaries, train states with optimizer states in them, a
+dictionary of model and optimizer, pairs, several networks. The rule:
+
+1. `at` says where the parameters are.
+2. States of optimizers are set aside: what is called so, and in a pair or triple what looks so.
+3. The parameters are the tree under the shallowest key `params`.
+4. A tree without such a key, beside which the state of an optimizer or a count of steps lies, is
+   the parameters: the one called `model`, or the only one.
+5. A tree without any of this is the parameters as a whole.
+6. Dictionaries beside the parameters may be collections of fixed arrays: the model knows.
+
+Where several trees could be meant all are named.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import jax
+from jaxtyping import PyTree
+
+from ntkdiag.checkpoints.formats import checkpoint_error
+from ntkdiag.checkpoints.location import Location
+from ntkdiag.checkpoints.manifest import Keys
+from ntkdiag.checkpoints.orbax import keyed_leaves
+from ntkdiag.checkpoints.saved_names import (
+    FIELDS_OF_OPTAX,
+    NOT_COLLECTIONS,
+    OPTIMIZER_STATES,
+    PARAMETERS,
+    PROGRESS,
+)
+
+# Key, or position, -> what is there.
+_Children: TypeAlias = dict[str, PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeParts:
+    """Where the parts of a tree are.
+
+    Attributes:
+        params: Keys that lead to the parameters; none where they are the whole tree.
+        collections: Keys that lead to dictionaries beside them, by name.
+        optimizer_state: Keys that lead to the state of the optimizer; None without.
+    """
+
+    params: Keys
+    collections: dict[str, Keys]
+    optimizer_state: Keys | None
+
+
+def find_parts(location: Location, described: PyTree, at: str | None) -> TreeParts:
+    """The parts of a tree, of which shapes or arrays are given."""
+    params = _find_params(location, described, at)
+    return TreeParts(
+        params, _collections_beside(described, params), _find_optimizer_state(described, params)
+    )
+
+
+def subtree(tree: PyTree, keys: Keys) -> PyTree:
+    """Follow keys, which are strings also where they are positions in a list."""
+    for key in keys:
+        tree = tree[int(key)] if isinstance(tree, list | tuple) else tree[key]
+    return tree
+
+
+def begins_with_any(prefixes: Sequence[Keys], keys: Keys) -> bool:
+    """Whether keys lead to something below one of several prefixes."""
+    return any(_begins(keys, prefix) for prefix in prefixes)
+
+
+def top_level(described: PyTree) -> str:
+    """What a checkpoint holds, for a message."""
+    if isinstance(described, dict):
+        return ", ".join(map(str, described))
+    return f"a {type(described).__name__}"
+
+
+def _find_params(location: Location, described: PyTree, at: str | None) -> Keys:
+    """Keys that lead to the parameters; none where the whole tree is taken to be the parameters."""
+    leaf_keys = [keys for keys, _ in keyed_leaves(described)]
+    if at is not None:
+        return _find_asked_for(location, described, at, leaf_keys)
+    states = _optimizer_states(described)
+    # The shallowest `params`, if no other one is as shallow.
+    prefixes = set()
+    for keys in leaf_keys:
+        prefix = _up_to_params(keys)
+        if prefix is not None and prefix[0] not in states:
+            prefixes.add(prefix)
+    if prefixes:
+        depth = min(len(prefix) for prefix in prefixes)
+        shallowest = sorted(prefix for prefix in prefixes if len(prefix) == depth)
+        _require_one(location, described, shallowest)
+        return _innermost_params(described, shallowest[0])
+    return _find_beside(location, described, states)
+
+
+def _find_asked_for(
+    location: Location, described: PyTree, at: str, leaf_keys: Sequence[Keys]
+) -> Keys:
+    """Keys that lead to what the user names, of which the first may have been that of an item."""
+    asked = tuple(at.split("/"))
+    for prefix in [asked, asked[1:]] if asked[0] == location.item else [asked]:
+        if not prefix:
+            return _find_params(location, described, None)
+        if any(_begins(keys, prefix) for keys in leaf_keys):
+            return prefix
+    raise checkpoint_error(
+        location.root, f"nothing under {at!r}", f"It holds: {top_level(described)}."
+    )
+
+
+def _find_beside(location: Location, described: PyTree, states: Sequence[str]) -> Keys:
+    """The tree beside the state of an optimizer, or a count of steps; none where it is all."""
+    children = _children(described)
+    trees = [name for name in children if name not in (*states, *NOT_COLLECTIONS)]
+    # Parameters in a pair may be one array.
+    trees = [name for name in trees if name == "0" or _is_tree(children[name])]
+    if states:
+        named = [(name,) for name in PARAMETERS if name in trees]
+        candidates = named[:1] or [(name,) for name in trees]
+        _require_one(location, described, candidates)
+        return candidates[0]
+    others = children.keys() - {"model", *NOT_COLLECTIONS}
+    if trees == ["model"] and len(children) > 1 and others <= set(PROGRESS):
+        return ("model",)
+    return ()
+
+
+def _require_one(location: Location, described: PyTree, candidates: Sequence[Keys]) -> None:
+    """Refuse several trees that could be the parameters, or none."""
+    names = ["/".join(keys) for keys in candidates]
+    if len(names) > 1:
+        raise checkpoint_error(
+            location.root,
+            f"several parameter trees: {', '.join(names)}",
+            f'Choose one: load_params(path, at="{names[0]}").',
+        )
+    if not names:
+        raise checkpoint_error(
+            location.root,
+            f"the state of an optimizer, and no parameters (it holds: {top_level(described)})",
+            "Pass what was saved with it.",
+        )
+
+
+def _optimizer_states(described: PyTree) -> list[str]:
+    """Keys at the top of a tree that lead to states of optimizers."""
+    children = _children(described)
+    states = [name for name in children if name in OPTIMIZER_STATES]
+    # A pair or triple has no names. Parameters come first in it.
+    if _has_positions(children):
+        params, *others = list(children)
+        states += [name for name in others if _is_of_optax(children[name], children[params])]
+    return states
+
+
+def _is_of_optax(tree: PyTree, params: PyTree) -> bool:
+    """Whether a tree beside parameters looks like the state of an optimizer of theirs.
+
+    It has fields of Optax in it, and below them nothing but numbers and what is called like the
+    parameters. Without arrays it is the state of an optimizer that has none.
+    """
+    if not isinstance(tree, dict | list | tuple):
+        return False
+    leaves = keyed_leaves(tree)
+    names = {key for keys, _ in leaves for key in keys}
+    if leaves and not names.intersection(FIELDS_OF_OPTAX):
+        return False
+    paths_of_params = {keys for keys, _ in keyed_leaves(params)}
+    # Beside the variables of a linen module the optimizer may hold the parameters alone.
+    paths_of_params |= {keys[1:] for keys in paths_of_params if keys[:1] == ("params",)}
+    for keys, leaf in leaves:
+        is_number = getattr(leaf, "shape", ()) == () or keys[-1] in ("rng_key", "weights_memory")
+        endings = {keys[start:] for start in range(len(keys) + 1)}
+        if not is_number and not endings & paths_of_params:
+            return False
+    return True
+
+
+def _find_optimizer_state(described: PyTree, params: Keys) -> Keys | None:
+    """Keys that lead to the state of the optimizer, beside the parameters or further up."""
+    for depth in range(len(params) - 1, -1, -1):
+        parent_keys = params[:depth]
+        states = _optimizer_states(subtree(described, parent_keys))
+        states = [name for name in states if name != params[depth]]
+        if states:
+            return (*parent_keys, states[0])
+    return None
+
+
+def _collections_beside(described: PyTree, params: Keys) -> dict[str, Keys]:
+    """Dictionaries beside the parameters that are no state of an optimizer, by name."""
+    if not params or params[-1] not in PARAMETERS:
+        return {}
+    collections: dict[str, Keys] = {}
+    parent_keys = params[:-1]
+    for name, tree in _children(subtree(described, parent_keys)).items():
+        # The State of Equinox is saved as a list of arrays.
+        is_collection = isinstance(tree, dict) or name == "state"
+        is_no_collection = name in (params[-1], *NOT_COLLECTIONS, *PROGRESS)
+        if is_collection and tree and not is_no_collection:
+            collections[name] = (*parent_keys, name)
+    return collections
+
+
+def _children(tree: PyTree) -> _Children:
+    """What stands at the top of a tree, by key or by position."""
+    if isinstance(tree, dict):
+        return {str(key): child for key, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        return {str(place): child for place, child in enumerate(tree)}
+    return {}
+
+
+def _has_positions(names: Iterable[str]) -> bool:
+    """Whether keys are positions, as of a list or of a tuple that was saved as a dictionary."""
+    return sorted(names) in (["0", "1"], ["0", "1", "2"], ["0", "1", "2", "3"])
+
+
+def _is_tree(child: PyTree) -> bool:
+    """Whether a child has leaves below it."""
+    return isinstance(child, dict | list | tuple) and bool(jax.tree.leaves(child))
+
+
+def _begins(keys: Keys, prefix: Keys) -> bool:
+    """Whether keys lead to something below a prefix."""
+    return keys[: len(prefix)] == prefix
+
+
+def _up_to_params(keys: Keys) -> Keys | None:
+    """The beginning of the keys up to the first `params`, unless that is a part of an optimizer."""
+    if "params" not in keys:
+        return None
+    prefix = keys[: keys.index("params") + 1]
+    if any(key in NOT_COLLECTIONS for key in prefix):
+        return None
+    return prefix
+
+
+def _innermost_params(described: PyTree, prefix: Keys) -> Keys:
+    """Follow `params` inside of `params`: some save a whole variables dictionary under that key."""
+    tree = subtree(described, prefix)
+    while isinstance(tree, dict) and isinstance(tree.get("params"), dict):
+        tree = tree["params"]
+        prefix = (*prefix, "params")
+    return prefix
