@@ -6,6 +6,7 @@ import pathlib
 
 from ntkdiag import display, errors
 from ntkdiag.comparison.tracked import Track
+from ntkdiag.judging.finding import Finding
 from ntkdiag.runs.run_reader import RunReader, require_run
 
 
@@ -44,6 +45,19 @@ class Run(RunReader):
             return None
         return Track.of_run(self)
 
+    @property
+    def findings(self) -> list[Finding]:
+        """What is found in all numbers of the run, the most urgent first; none where all is well.
+
+        Dead or collapsed networks, numbers that are not finite, margins beyond the edge of
+        stability, and the alerts that were raised while it trained. docs/findings.md tells what
+        each means.
+        """
+        from ntkdiag.report.run_findings import findings_of
+        from ntkdiag.report.run_subject import RunSubject
+
+        return findings_of(RunSubject.of(self.tracked, self))
+
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values: of each stream its record and rows, and the matrices.
 
@@ -78,7 +92,7 @@ class Run(RunReader):
             InvalidInputError: The path has another ending, or cannot be written; or, of a page,
                 there are neither checkpoints nor measurements.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-            CheckpointError: An array is damaged; the message names its folder.
+            CheckpointError: An array is damaged; the message names its file.
 
         Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
         """
@@ -127,9 +141,5 @@ class Run(RunReader):
 
     def _repr_html_(self) -> str:
         """The streams with their steps, for notebooks."""
-        rows = []
-        for name in self.names:
-            steps = self.steps(name)
-            span = f", {min(steps)} to {max(steps)}" if steps else ""
-            rows.append((name, f"{len(steps)} steps{span}", ""))
+        rows = [(name, text, "") for name, text in self._extents().items()]
         return display.html_table(os.fspath(self.root), rows)

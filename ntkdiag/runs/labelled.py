@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.display import shortened
 from ntkdiag.runs.json_lines import Row, finite_or_null
 from ntkdiag.runs.run_stream import axes_of
 from ntkdiag.runs.stacking import stacked, stacked_scalars
@@ -57,16 +58,35 @@ def as_dataset(
             left_out.append(name)
             continue
         axes = axes_of(record, name, values.ndim - 1)
+        if axes is None:
+            raise _misfit(f"no {values.ndim - 1} names for the axes of {name!r}")
         variables[name] = (["step", *axes], values)
     attributes = attributes_of(record)
     attributes["left_out"] = ", ".join(left_out)
 
     coordinates: dict[str, list[Any]] = {"step": [row["step"] for row in rows]}
     used = {axis for axes, _ in variables.values() for axis in axes}
-    for axis, values in (record.get("coordinates") or {}).items():
+    stated = record.get("coordinates") or {}
+    if not isinstance(stated, dict):
+        raise _misfit(f"coordinates {shortened(stated)}")
+    for axis, values in stated.items():
         if axis in used:
             coordinates[axis] = values
-    return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+    try:
+        return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+    # Axes of several lengths, coordinates of another length than their axis or of no kind.
+    except (ValueError, TypeError) as error:
+        raise _misfit(str(error).partition("\n")[0]) from error
+
+
+def _misfit(got: str) -> errors.CheckpointError:
+    """The error for a record that does not fit the arrays that are stored with it."""
+    return errors.CheckpointError(
+        expected='"dims" and "coordinates" of the record that fit the arrays of the run',
+        got=got,
+        do="The record was changed, or is of another run. run.array(step, key) reads the arrays "
+        "one by one.",
+    )
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

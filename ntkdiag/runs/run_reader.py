@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.display import shortened
+from ntkdiag.path_argument import as_path
 from ntkdiag.runs.labelled import as_dataset, as_frame
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents
 from ntkdiag.runs.stacking import stacked
-from ntkdiag.runs.zarr_array import read_array
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +25,7 @@ def require_run(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
         CheckpointError: There is no such folder, or no stream in it.
     """
-    root = pathlib.Path(path).expanduser().absolute()
+    root = as_path(path)
     if root.is_dir() and RunReader(root).names:
         return root
     if root.is_dir():
@@ -33,7 +34,8 @@ def require_run(path: str | os.PathLike[str]) -> pathlib.Path:
         got, do = "a file", f"Pass its folder: {os.fspath(root.parent)!r}."
     else:
         got, do = "no such path", "Check the spelling and the working directory."
-    raise errors.CheckpointError(expected=f"a run directory at {os.fspath(path)!r}", got=got, do=do)
+    expected = f"a run directory at {os.fspath(path)!r}"
+    raise errors.CheckpointError(expected=expected, got=got, do=do)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,17 @@ class RunReader:
         return self._read(name).rows
 
     @errors.public
+    def passed_over(self, name: str | None = None) -> int:
+        """How many lines of a stream say nothing: torn, damaged, or of something else.
+
+        A process that was killed leaves one at most, which the next one ends.
+
+        Args:
+            name: The stream.
+        """
+        return self._read(name).passed_over
+
+    @errors.public
     def array(self, step: int, key: str, *, name: str | None = None) -> np.ndarray:
         """One array of one step.
 
@@ -100,19 +113,19 @@ class RunReader:
 
         Raises:
             InvalidInputError: There is no such step, or it has no such array.
-            CheckpointError: The array is damaged; the message names its folder.
+            CheckpointError: The array is damaged; the message names its file.
         """
         name = self._chosen(name)
         committed = self._read(name).committed
-        if step not in committed:
+        if not isinstance(step, int | np.integer) or step not in committed:
             raise errors.InvalidInputError(
                 expected=f"a step of {name!r} with arrays: {_listed(committed)}",
-                got=str(step),
+                got=shortened(step),
                 do="A step that is still being written comes later.",
             )
-        if key not in committed[step].sha256s:
+        if not isinstance(key, str) or key not in committed[step].sha256s:
             raise _no_such_array(key, committed)
-        return self._array(name, step, key, committed[step])
+        return RunStream(self.root, name).array(committed[step], key)
 
     @errors.public
     def arrays(self, key: str, *, name: str | None = None) -> np.ndarray:
@@ -129,11 +142,12 @@ class RunReader:
         Raises:
             InvalidInputError: No step has it, its shape differs between steps, or it is not of
                 floating-point numbers and some step is without it.
-            CheckpointError: One is damaged; the message names its folder.
+            CheckpointError: One is damaged; the message names its file.
         """
         name = self._chosen(name)
         committed = self._read(name).committed
-        if not any(key in item.sha256s for item in committed.values()):
+        is_name = isinstance(key, str)
+        if not is_name or not any(key in item.sha256s for item in committed.values()):
             raise _no_such_array(key, committed)
         together = stacked(self._of_all_steps(name, key, committed))
         if together is None:
@@ -178,7 +192,7 @@ class RunReader:
 
         Raises:
             MissingDependencyError: xarray is not installed.
-            CheckpointError: An array is damaged; the message names its folder.
+            CheckpointError: An array is damaged; the message names its file.
         """
         name = self._chosen(name)
         contents = self._read(name).latest
@@ -192,22 +206,40 @@ class RunReader:
         return as_dataset(contents.rows, arrays, self.record(name))
 
     def __repr__(self) -> str:
-        parts = []
-        for name in self.names:
-            steps = self.steps(name)
-            span = f", {min(steps)} to {max(steps)}" if steps else ""
-            parts.append(f"{name} {len(steps)} steps{span}")
+        parts = [f"{name} {text}" for name, text in self._extents().items()]
         return f"{type(self).__name__}({os.fspath(self.root)!r}: {'; '.join(parts)})"
+
+    def _extents(self) -> dict[str, str]:
+        """How much each stream holds, in words."""
+        return {name: self._extent(name) for name in self.names}
+
+    def _extent(self, name: str) -> str:
+        """How much a stream holds, in words; never an error, as it is for a `repr`."""
+        try:
+            contents = self._read(name)
+        except errors.NtkdiagError as error:
+            return f"not read: {type(error).__name__}"
+        steps = [row["step"] for row in contents.rows]
+        text = f"{len(steps)} steps"
+        if steps:
+            text += f", {min(steps)} to {max(steps)}"
+        if contents.passed_over:
+            text += f", {lines_passed_over(contents.passed_over)}"
+        return text
 
     def _chosen(self, name: str | None) -> str:
         """The stream that is asked for; where none is, "track" or the only one."""
+        if name is not None and not isinstance(name, str):
+            raise errors.InvalidInputError(
+                expected="the name of a stream", got=shortened(name), do='Write rows("watch").'
+            )
         names = self.names
         if name is None and ("track" in names or len(names) == 1):
             return "track" if "track" in names else names[0]
         if name is None or name not in names:
             raise errors.InvalidInputError(
                 expected=f"a stream of {os.fspath(self.root)!r}: {', '.join(names)}",
-                got="no name" if name is None else repr(name),
+                got="no name" if name is None else shortened(name),
                 do="Each is a .jsonl file of the folder.",
             )
         return name
@@ -220,16 +252,14 @@ class RunReader:
         self, name: str, key: str, committed: dict[int, CommittedStep]
     ) -> list[np.ndarray | None]:
         """One array at every step with arrays; None at steps without it."""
-        arrays: list[np.ndarray | None] = []
-        for step, item in committed.items():
-            has_it = key in item.sha256s
-            arrays.append(self._array(name, step, key, item) if has_it else None)
-        return arrays
+        stream = RunStream(self.root, name)
+        steps = committed.values()
+        return [stream.array(step, key) if key in step.sha256s else None for step in steps]
 
-    def _array(self, name: str, step: int, key: str, item: CommittedStep) -> np.ndarray:
-        """An array that the line of a step names."""
-        folder = RunStream(self.root, name).folder_of(step) / key
-        return read_array(folder, item.sha256s[key])
+
+def lines_passed_over(count: int) -> str:
+    """How many lines say nothing, in words."""
+    return "1 line passed over" if count == 1 else f"{count:,} lines passed over"
 
 
 def _no_such_array(key: str, committed: dict[int, CommittedStep]) -> errors.InvalidInputError:
@@ -237,7 +267,7 @@ def _no_such_array(key: str, committed: dict[int, CommittedStep]) -> errors.Inva
     names = sorted({name for item in committed.values() for name in item.sha256s})
     return errors.InvalidInputError(
         expected=f"one of the arrays {', '.join(names)}" if names else "a stream with arrays",
-        got=repr(key),
+        got=shortened(key),
         do="Scalars are in run.rows(name).",
     )
 

@@ -2,17 +2,18 @@
 
 1. Opening takes the lock of the stream, which the system frees when the process ends, and states
    the record: what stays the same over the run. One that differs from the record there is refused.
-2. A step: its arrays first, into a folder that is emptied before, then its line, which names them
-   and ends with a checksum.
+2. A step: its arrays first, each written under another name and then renamed, then its line, which
+   names them and ends with a checksum. Nothing is deleted: what a killed process left is written
+   over, or no line names it.
 3. Opened again, the steps whose line is complete and whose arrays have their sizes are finished.
    What else is there was being written when the process died, or was damaged; it is written once
    more. Bytes are looked at when they are read: a step that turns out to be damaged then is
    finished no more.
+4. The file of the lines is as long as it was left, or somebody moved, deleted or changed it: then
+   nothing more is written, as the lines before would not be there.
 """
 
 import os
-import pathlib
-import shutil
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -21,26 +22,24 @@ import filelock
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.display import shortened
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.files_on_disk import disk_errors, require_no_links, size_of, sync_folder
 from ntkdiag.runs.json_lines import (
     CHECKSUM,
+    LARGEST_STEP,
+    MOST_BYTES_OF_LINE,
+    MOST_LEVELS,
     Row,
     append_line,
     checked_line_of,
-    finite_or_null,
     object_of,
     row_of,
 )
+from ntkdiag.runs.npy_array import DTYPES, has_its_size, sha256_of, write_array
 from ntkdiag.runs.run_stream import CommittedStep, RunStream, StreamContents, axes_of, require_name
 from ntkdiag.runs.same_settings import require_same
 from ntkdiag.runs.stream_lock import locked
-from ntkdiag.runs.zarr_array import (
-    DTYPES,
-    has_its_size,
-    mark_as_group,
-    read_array,
-    sha256_of,
-    write_array,
-)
 
 OWN_ENTRIES = {"arrays", CHECKSUM}  # of a line, beside those of its row
 
@@ -67,7 +66,8 @@ class RunWriter:
         self.finished: dict[int, Row] = {step: item.row for step, item in committed.items()}
         self._lock = lock
         self._record = record
-        self._sha256s = {step: item.sha256s for step, item in committed.items()}
+        self._committed = dict(committed)
+        self._size = size_of(stream.path) or 0
 
     @staticmethod
     def open(
@@ -80,10 +80,17 @@ class RunWriter:
         of arrays: ``{"kernel": ["example", "example_2"]}``.
         """
         require_name(name, "a stream")
-        stream = RunStream(pathlib.Path(root).expanduser().absolute(), name)
+        if not isinstance(record, Mapping):
+            raise errors.InvalidInputError(
+                argument=f"record={shortened(record)}",
+                expected="a record, a dictionary of JSON values",
+                got=f"a {type(record).__name__}",
+                do='Write record={"dims": {"kernel": ["example", "example_2"]}}, or {}.',
+            )
+        stream = RunStream(as_path(root), name)
         lock = locked(stream)
         try:
-            return _opened(stream, lock, finite_or_null(record))
+            return _opened(stream, lock, dict(record))
         except BaseException:
             lock.release()
             raise
@@ -99,16 +106,19 @@ class RunWriter:
         # Everything that can be refused is refused before the first file is touched.
         sha256s = {key: sha256_of(array) for key, array in prepared.items()}
         line = checked_line_of({"step": step, **row, "arrays": sha256s})
+        _require_readable(line)
+        self._require_in_place()
 
-        # A killed process may have left some of them, or damage was found.
         folder = self.stream.folder_of(step)
-        if folder.exists():
-            shutil.rmtree(folder)
-        for key, array in prepared.items():
-            write_array(folder / key, array, axes_of(self._record, key, array.ndim))
-        if prepared:
-            for group in (self.stream.arrays.parent, self.stream.arrays, folder):
-                mark_as_group(group)
+        require_no_links(self.stream.root, folder)
+        with disk_errors(folder):
+            if prepared:
+                folder.mkdir(parents=True, exist_ok=True)
+            for key, array in prepared.items():
+                write_array(self.stream.array_path(step, key), array)
+            if prepared:
+                sync_folder(folder)
+                sync_folder(folder.parent)
 
         # The line makes the step a finished one.
         self._finish(step, line)
@@ -116,14 +126,19 @@ class RunWriter:
     def amend(self, step: int, row: Mapping[str, Any]) -> None:
         """Give a finished step other scalars, by a line that holds from now on; arrays stay."""
         self._require_open()
-        content = {"step": step, **row, "arrays": self._sha256s[step]}
-        self._finish(step, checked_line_of(content))
+        line = checked_line_of({"step": step, **row, "arrays": self._committed[step].sha256s})
+        _require_readable(line)
+        self._require_in_place()
+        self._finish(step, line)
 
     def _finish(self, step: int, line: str) -> None:
         """Append the line of a step."""
-        append_line(self.stream.path, line, sync=True)
+        with disk_errors(self.stream.path):
+            self._size += append_line(self.stream.path, line, sync=True)
+        self._require_in_place()  # or it is alone in a new file
         finished = row_of(object_of(line) or {})  # as it will be read
-        self._sha256s[step] = finished.pop("arrays")
+        sha256s = finished.pop("arrays")
+        self._committed[step] = CommittedStep(finished, sha256s)
         self.finished[step] = finished
 
     def read(self, step: int) -> dict[str, np.ndarray] | None:
@@ -137,11 +152,11 @@ class RunWriter:
                 got=f"step {step}",
                 do="Write it before.",
             )
-        folder = self.stream.folder_of(step)
+        committed = self._committed[step]
         try:
-            return {key: read_array(folder / key, sha) for key, sha in self._sha256s[step].items()}
+            return {key: self.stream.array(committed, key) for key in committed.sha256s}
         except errors.CheckpointError:
-            del self.finished[step], self._sha256s[step]
+            del self.finished[step], self._committed[step]
             return None
 
     def close(self) -> None:
@@ -172,11 +187,29 @@ class RunWriter:
                 do="Open it again: RunWriter.open(root, record).",
             )
 
+    def _require_in_place(self) -> None:
+        """Refuse to go on with a file that is not there any more, or not as it was left."""
+        size = size_of(self.stream.path)
+        if size != self._size:
+            raise errors.CheckpointError(
+                expected=f"{os.fspath(self.stream.path)!r} with the {self._size:,} bytes that "
+                "were written",
+                got="no such file" if size is None else f"{size:,} bytes",
+                do="It was moved, deleted or changed while it was written. Put it back, or choose "
+                "another folder: what was finished is where it was moved to.",
+            )
+
     def _require_new(self, step: int, row: Mapping[str, Any]) -> None:
         """Refuse a step that is there, and names that a line has for itself."""
-        if step < 0 or step in self.finished:
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= LARGEST_STEP:
             raise errors.InvalidInputError(
-                expected="a step, at least 0, that is not finished yet",
+                expected="a step, an integer from 0 to 2^63 - 1",
+                got=shortened(step),
+                do="Number the steps.",
+            )
+        if step in self.finished:
+            raise errors.InvalidInputError(
+                expected="a step that is not finished yet",
                 got=f"step {step}",
                 do="A run directory is never overwritten: choose another folder.",
             )
@@ -189,11 +222,11 @@ class RunWriter:
             )
 
     def _require_array(self, key: str, array: np.ndarray, row: Mapping[str, Any]) -> None:
-        """Refuse an array that zarr, or a reader without ntkdiag, could not make sense of."""
+        """Refuse an array that a reader without ntkdiag could not make sense of."""
         require_name(key, "an array")
         if array.dtype.name not in DTYPES:
             raise errors.InvalidInputError(
-                expected=f"the array {key!r} of numbers that NumPy and zarr both have",
+                expected=f"the array {key!r} of numbers that every language has",
                 got=f"dtype {array.dtype.name}",
                 do="Convert it: float32 holds every bfloat16.",
             )
@@ -203,18 +236,32 @@ class RunWriter:
                 got=f"{key!r} as both",
                 do="Rename one of them.",
             )
-        axes = axes_of(self._record, key, array.ndim)
-        if len(axes) != array.ndim or "step" in axes:
+        if axes_of(self._record, key, array.ndim) is None:
             raise errors.InvalidInputError(
-                expected=f"the axes {axes} of the array {key!r}, none of them step",
+                expected=f'an array {key!r} with the axes that "dims" of the record names, none of '
+                "them step",
                 got=f"shape {list(array.shape)}",
                 do='Correct "dims" in the record, or the array.',
             )
 
 
+def _require_readable(line: str) -> None:
+    """Refuse a line that a reader would pass over."""
+    if len(line) >= MOST_BYTES_OF_LINE or object_of(line) is None:
+        raise errors.InvalidInputError(
+            expected=f"JSON values of at most {MOST_BYTES_OF_LINE:,} bytes, on at most "
+            f"{MOST_LEVELS} levels of lists and dictionaries",
+            got=f"{len(line):,} bytes: {line[:60]}...",
+            do="Write large things as arrays.",
+        )
+
+
 def _opened(stream: RunStream, lock: filelock.BaseFileLock, record: Row) -> RunWriter:
     """The writer of a stream whose lock is held: its record agrees, or is written now."""
-    contents = stream.read() if stream.path.exists() else StreamContents([], {}, [])
+    line = checked_line_of({"record": record})
+    _require_readable(line)
+    record = (object_of(line) or {})["record"]  # as it will be read
+    contents = stream.read() if stream.path.exists() else StreamContents([], {}, [], 0)
     if contents.rows and not contents.records:
         raise errors.CheckpointError(
             expected=f"a convention record as the first line of {os.fspath(stream.path)!r}",
@@ -226,11 +273,13 @@ def _opened(stream: RunStream, lock: filelock.BaseFileLock, record: Row) -> RunW
         require_same(stream.path, stored, record)
     # The first line; or other versions from here on, and the rows that follow say so.
     if stored != record:
-        append_line(stream.path, checked_line_of({"record": record}), sync=True)
+        with disk_errors(stream.path):
+            append_line(stream.path, line, sync=True)
+            sync_folder(stream.root)
 
     complete = {}
     for step, committed in contents.committed.items():
-        folder = stream.folder_of(step)
-        if all(has_its_size(folder / key) for key in committed.sha256s):
+        paths = [stream.array_path(step, key) for key in committed.sha256s]
+        if all(has_its_size(path) for path in paths):
             complete[step] = committed
     return RunWriter(stream, lock, record, complete)

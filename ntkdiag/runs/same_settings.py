@@ -18,7 +18,7 @@ VERSIONS = "versions"
 
 def require_same(path: pathlib.Path, stored: Row, record: Row) -> None:
     """Refuse a record that differs from the one that a stream was begun with."""
-    may_change = {VERSIONS, *(record.get(VERSIONS) or ()), *(stored.get(VERSIONS) or ())}
+    may_change = {VERSIONS, *_named_versions(record), *_named_versions(stored)}
     there = dict(_entries(stored, may_change))
     here = dict(_entries(record, may_change))
     paths = sorted(there.keys() | here.keys())
@@ -29,6 +29,13 @@ def require_same(path: pathlib.Path, stored: Row, record: Row) -> None:
             got=_written(here, different),
             do="Choose another folder, or go on with the settings of this one.",
         )
+
+
+def _named_versions(record: Row) -> list[str]:
+    """The entries that change with the versions."""
+    versions = record.get(VERSIONS)
+    named = versions if isinstance(versions, list | dict) else ()
+    return [name for name in named if isinstance(name, str)]
 
 
 def _entries(record: Row, left_out: set[str], prefix: str = "") -> Iterator[tuple[str, str]]:

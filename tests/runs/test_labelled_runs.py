@@ -106,15 +106,6 @@ def test_netcdf_takes_the_record_of_a_monitor(run, tmp_path):
         assert read.attrs["model_mode"] == "eval"
 
 
-def test_xarray_opens_the_arrays_of_a_step_by_itself(run):
-    xarray = pytest.importorskip("xarray")
-    pytest.importorskip("zarr")
-    folder = run.root / "arrays" / "track" / "0"
-    with xarray.open_zarr(folder, consolidated=False) as dataset:
-        assert dataset["kernel"].dims == ("example", "example_2")
-        np.testing.assert_array_equal(dataset["kernel"], kernel(0))
-
-
 def test_lists_of_a_monitor_become_an_axis(run):
     pytest.importorskip("xarray")
     dataset = run.to_xarray("ntk")

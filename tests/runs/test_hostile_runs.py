@@ -1,0 +1,583 @@
+"""Run directories that come from elsewhere: nothing hangs, nothing is executed, nothing outside is touched."""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.monitor import JsonLines, RunLog
+from ntkdiag.runs.json_lines import MOST_BYTES_OF_LINE, checked_line_of
+from ntkdiag.runs.run_writer import RunWriter
+
+GOOD = '{"step": 1, "ntk_trace": 1.0}'
+pytestmark = pytest.mark.timeout(60)
+
+
+def refused(call, *args, **kwargs):
+    """The message of the error that a call raises."""
+    with pytest.raises(errors.NtkdiagError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def watched(root, *lines):
+    root.mkdir(exist_ok=True)
+    text = "\n".join(['{"record": {"name": "ntk"}}', GOOD, *lines])
+    (root / "watch.jsonl").write_bytes(text.encode(errors="surrogatepass") + b"\n")
+    return ntkdiag.open_run(root)
+
+
+# What a line may be that is none, and how it is told apart from those that are.
+NO_ROWS = {
+    "deep nesting": "[" * 100_000,
+    "deep dictionaries": '{"a":' * 50_000,
+    "closed, 900 levels": '{"step": 2, "a": ' + "[" * 900 + "]" * 900 + "}",
+    "closed, 40 levels": '{"step": 2, "a": ' + "[" * 40 + "]" * 40 + "}",
+    "integer of 5,000 digits": '{"step": 2, "ntk_trace": ' + "9" * 5_000 + "}",
+    "integer of 400 digits": '{"step": 2, "ntk_trace": -' + "9" * 400 + "}",
+    "step of 30 digits": '{"step": ' + "9" * 30 + "}",
+    "step beyond 64 bits": '{"step": 9223372036854775808}',
+    "step is text": '{"step": "2"}',
+    "step is true": '{"step": true}',
+    "step is a fraction": '{"step": 1.5}',
+    "no step": '{"ntk_trace": 2.0}',
+    "a list": "[1, 2]",
+    "a number": "7",
+    "no JSON": "step 2",
+    "two objects": '{"step": 2} {"step": 3}',
+    "NUL bytes": "\0" * 1000,
+    "record is a list": '{"record": [1]}',
+    "alert is text": '{"alert": "x"}',
+    "wrong checksum": '{"step": 2, "crc32": "00000000"}',
+    "half a checksum": '{"step": 2, "crc32": "0000',
+    "arrays that lead out": '{"step": 2, "arrays": {"../../x": "0"}}',
+    "arrays without hashes": '{"step": 2, "arrays": {"x": 1}}',
+    "arrays are a list": '{"step": 2, "arrays": ["x"]}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", NO_ROWS.values(), ids=NO_ROWS)
+def test_a_line_that_is_none_is_passed_over_and_counted(line, tmp_path):
+    run = watched(tmp_path, line, '{"step": 3, "ntk_trace": 3.0}')
+    assert run.steps() == [1, 3]
+    assert run.passed_over() == 1
+    assert repr(run).endswith("watch 2 steps, 1 to 3, 1 line passed over)")
+    assert "2 steps, 1 to 3, 1 line passed over" in run._repr_html_()
+    assert run.to_pandas()["ntk_trace"].tolist() == [1.0, 3.0]
+    records, rows = ntkdiag.monitor.read_json_lines(tmp_path / "watch.jsonl")
+    assert records == [{"name": "ntk"}]
+    assert rows[0] == {"step": 1, "ntk_trace": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("18446744073709551615", 2**64 - 1),
+        ("18446744073709551616", 2.0**64),
+        ("1" + 300 * "0", 1e300),
+        ("1e999", float("inf")),
+        ("null", float("nan")),
+        ("NaN", float("nan")),
+        ('"\\ud800"', "\ud800"),
+    ],
+)
+def test_numbers_that_no_dtype_has_are_read_as_the_nearest(value, read, tmp_path):
+    run = watched(tmp_path, f'{{"step": 2, "ntk_status": 1, "ntk_trace": {value}}}')
+    number = run.rows()[1]["ntk_trace"]
+    assert (number == read and type(number) is type(read)) or number != number != read
+    run.to_dict()
+    run.to_xarray()
+    run.save(tmp_path / "run.html")
+
+
+def test_lines_passed_over_are_on_the_page(tmp_path):
+    run = watched(tmp_path, "torn", "[]", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    page = run.save(tmp_path / "run.html").read_text()
+    assert "2 lines passed over in watch.jsonl" in page
+
+
+def test_a_line_of_gigabytes_is_passed_over_without_being_held(tmp_path):
+    run = watched(tmp_path)
+    path = tmp_path / "watch.jsonl"
+    os.truncate(path, 3 * 10**8)  # zeros, which take no room on the disk
+    with path.open("ab") as file:
+        file.write(b'\n{"step": 5, "ntk_trace": 5.0}\n')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert run.steps() == [1, 5]
+    assert run.passed_over() == 1
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * MOST_BYTES_OF_LINE / 1024
+    )
+
+
+def test_a_file_that_no_memory_holds_is_refused_at_once(tmp_path):
+    run = watched(tmp_path)
+    os.truncate(tmp_path / "watch.jsonl", 10**13)
+    assert refused(run.rows).startswith(
+        f"Run.rows(): expected 80 TB for the lines of {str(tmp_path / 'watch.jsonl')!r}; got "
+    )
+    assert "watch not read: Memory" in repr(run)
+    # Nor is it gone through for the record, by a monitor that would go on with it.
+    with pytest.raises(errors.MemoryBudgetError, match="80 TB for the lines of"):
+        RunLog(tmp_path).begin({"name": "ntk"})
+
+
+def test_a_named_pipe_is_never_waited_for(tmp_path):
+    root = tmp_path / "run"
+    with RunWriter.open(root, {}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+    os.mkfifo(root / "watch.jsonl")
+    (root / "arrays" / "track" / "0" / "a.npy").unlink()
+    os.mkfifo(root / "arrays" / "track" / "0" / "a.npy")
+    run = ntkdiag.open_run(root)
+    assert run.names == ["track"]
+    assert "got OSError: no regular file" in refused(run.array, 0, "a")
+    got = f"expected a file {str(root / 'watch.jsonl')!r}, or none yet; got something else, such as a folder or"
+    assert got in refused(RunWriter.open, root, {}, name="watch")
+    assert got in refused(RunLog(root).begin, {})
+    assert "got OSError: no regular file" in refused(
+        ntkdiag.monitor.read_json_lines, root / "watch.jsonl"
+    )
+    # A step whose array is none is written once more.
+    with RunWriter.open(root, {}) as writer:
+        assert writer.finished == {}
+        writer.write(0, {}, {"a": np.zeros(3)})
+    assert run.array(0, "a").tolist() == [0, 0, 0]
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder that no run directory may touch."""
+    folder = tmp_path / "outside"
+    (folder / "deep").mkdir(parents=True)
+    for path in (folder / "precious", folder / "deep" / "precious.npy"):
+        path.write_text("precious")
+    return folder
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+LINKED = ("arrays", "arrays/track", "arrays/track/1", "track.jsonl", ".track.lock")
+
+
+@pytest.mark.parametrize("place", LINKED)
+@pytest.mark.parametrize("dangling", [False, True], ids=["", "dangling"])
+def test_a_link_below_a_run_directory_is_not_written_through(place, dangling, outside, tmp_path):
+    root = tmp_path / "run"
+    with RunWriter.open(root, {}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+    link = root / place
+    if link.is_dir():
+        os.replace(link, tmp_path / "aside")
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside / ("nothing" if dangling else "precious" if "." in place else "deep"))
+    before = content(outside)
+
+    def go_on():
+        with RunWriter.open(root, {}) as writer:
+            for step in (0, 1):
+                if step not in writer.finished:
+                    writer.write(step, {}, {"precious": np.zeros(3)})
+
+    message = refused(go_on)
+    assert (
+        f"expected files and folders below the run directory {str(root)!r}; got a link, " in message
+    )
+    assert repr(str(link)) in message
+    assert content(outside) == before
+
+
+def test_links_to_files_of_a_step_are_replaced_and_not_followed(outside, tmp_path):
+    root = tmp_path / "run"
+    folder = root / "arrays" / "track" / "0"
+    folder.mkdir(parents=True)
+    for name in ("a.npy", ".a.npy.partial"):
+        (folder / name).symlink_to(outside / "precious")
+    before = content(outside)
+    with RunWriter.open(root, {}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+    assert content(outside) == before
+    assert ntkdiag.open_run(root).array(0, "a").tolist() == [1, 1, 1]
+    assert not (folder / "a.npy").is_symlink()
+
+
+def test_what_a_resumed_run_finds_is_not_deleted(tmp_path):
+    """A folder of a step may hold what somebody else put there."""
+    root = tmp_path / "run"
+    with RunWriter.open(root, {}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+    other = root / "arrays" / "track" / "1" / "notes"
+    other.mkdir(parents=True)
+    (other / "mine.txt").write_text("mine")
+    with RunWriter.open(root, {}) as writer:
+        writer.write(1, {}, {"a": np.ones(3)})
+    assert (other / "mine.txt").read_text() == "mine"
+
+
+def test_the_run_directory_itself_may_be_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with RunWriter.open(tmp_path / "link", {}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+    log = RunLog(tmp_path / "link")
+    log.start({"name": "ntk"})
+    log.close()
+    assert ntkdiag.open_run(tmp_path / "real").steps("track") == [0]
+
+
+@pytest.mark.parametrize("place", ["watch.jsonl", ".watch.lock"])
+def test_a_monitor_does_not_write_through_links(place, outside, tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / place).symlink_to(outside / "precious")
+    before = content(outside)
+    assert "got a link, " in refused(RunLog(root).start, {"name": "ntk"})
+    assert content(outside) == before
+
+
+def test_the_run_of_a_tracker_is_not_remembered_through_a_link(outside, tmp_path):
+    class Tracker(ntkdiag.monitor.TrackerWriter):
+        tracker = "some"
+
+        def open_run(self, run_id, record):
+            return "new"
+
+        log_record = log_scalars = log_alert = close_run = lambda self, *args: None
+
+    (tmp_path / "some_run.json").symlink_to(outside / "precious")
+    before = content(outside)
+    writer = Tracker()
+    writer.remember_in(tmp_path)
+    writer.start({})
+    writer.close()
+    assert content(outside) == before
+    assert json.loads((tmp_path / "some_run.json").read_text()) == {"run_id": "new"}
+
+
+# Folders that are moved, deleted or changed while they are written.
+def moved(root):
+    root.rename(root.with_name("moved"))
+
+
+def deleted(root):
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    root.rmdir()
+
+
+def replaced(root):
+    moved(root)
+    with RunWriter.open(root, {"of": "another"}):
+        pass
+
+
+def lines_deleted(root):
+    (root / "track.jsonl").unlink()
+
+
+def lines_cut(root):
+    os.truncate(root / "track.jsonl", 5)
+
+
+def lines_added(root):
+    with (root / "track.jsonl").open("a") as file:
+        file.write(GOOD + "\n")
+
+
+@pytest.mark.parametrize(
+    "change", [moved, deleted, replaced, lines_deleted, lines_cut, lines_added]
+)
+def test_a_writer_whose_folder_was_changed_writes_nothing_more(change, tmp_path):
+    root = tmp_path / "run"
+    with RunWriter.open(root, {"of": "this"}) as writer:
+        writer.write(0, {}, {"a": np.ones(3)})
+        change(root)
+        before = content(tmp_path)
+        message = refused(writer.write, 1, {}, {"a": np.ones(3)})
+        assert f"expected {str(root / 'track.jsonl')!r} with the " in message
+        assert "bytes that were written; got " in message
+        assert "It was moved, deleted or changed while it was written." in message
+        assert message == refused(writer.amend, 0, {"b": 1})
+        assert content(tmp_path) == before
+    if change is moved:
+        assert ntkdiag.open_run(root.with_name("moved")).steps() == [0]
+
+
+def test_put_back_it_goes_on(tmp_path):
+    root = tmp_path / "run"
+    with RunWriter.open(root, {}) as writer:
+        writer.write(0, {}, {})
+        moved(root)
+        refused(writer.write, 1, {}, {})
+        root.with_name("moved").rename(root)
+        writer.write(1, {}, {})
+    assert ntkdiag.open_run(root).steps() == [0, 1]
+
+
+@pytest.mark.parametrize("change", [moved, deleted])
+def test_a_monitor_whose_folder_was_moved_writes_its_record_once_more(change, tmp_path):
+    root = tmp_path / "run"
+    log = RunLog(root)
+    record = {"name": "ntk", "probe": "a"}
+    log.start(record)
+    log.write(0, {"ntk_trace": 1.0})
+    change(root)
+    log.write(1, {"ntk_trace": 2.0})
+    run = ntkdiag.open_run(root)
+    assert (run.record(), run.steps()) == (record, [1])
+    # It holds the lock of the new folder, and no other process may write there.
+    assert "got one that is being written" in refused(RunWriter.open, root, record, name="watch")
+    log.close()
+    RunWriter.open(root, record, name="watch").close()
+
+
+# Disks that are full, and folders that nobody may write to.
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk that takes so many bytes of a file, and no more."""
+    # Python would write what fits of a module's bytecode and not read it back: modules imported now write none.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(n_bytes):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, unlimited[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    signal.signal(signal.SIGXFSZ, signal_before)
+
+
+@pytest.mark.parametrize("room", [0, 50, 300, 100_000])
+def test_a_disk_that_becomes_full_is_said_and_nothing_finished_is_lost(room, full_disk, tmp_path):
+    kernel = np.random.default_rng(0).normal(size=(200, 200))
+    with RunWriter.open(tmp_path, {}) as writer:
+        writer.write(0, {"trace": 1.0}, {"kernel": kernel})
+        before = content(tmp_path)
+        full_disk(room)
+        message = refused(writer.write, 1, {"trace": 2.0}, {"kernel": kernel})
+        assert (
+            f"expected a disk that takes {str(tmp_path / 'arrays' / 'track' / '1')!r}; got OSError: "
+            in message
+        )
+        assert message.endswith("What was finished before is kept.")
+        message = refused(writer.amend, 0, {"trace": 3.0}) if room < 200 else ""
+        assert str(tmp_path / "track.jsonl") in message or room >= 200
+        full_disk(resource.RLIM_INFINITY)
+        if room < 200:
+            assert content(tmp_path) == before  # no torn line, and no half array
+        writer.write(1, {"trace": 2.0}, {"kernel": kernel})
+    run = ntkdiag.open_run(tmp_path)
+    assert run.steps() == [0, 1]
+    assert run.passed_over() == 0
+    np.testing.assert_array_equal(run.array(1, "kernel"), kernel)
+
+
+def test_a_disk_that_is_full_is_said_before_anything_is_computed(full_disk, tmp_path):
+    calls = []
+
+    def model(params, x):
+        calls.append(1)
+        return x @ params["w"]
+
+    x = np.ones((4, 3), np.float32)
+    params = {0: {"w": np.ones((3, 2), np.float32)}}
+    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    options = {"model": model, "train": (x, None)}
+    comparison = ntkdiag.compare(params[0], {"w": 2 * params[0]["w"]}, **options)
+    calls.clear()
+    full_disk(1000)
+    here = tmp_path / "here"
+    message = refused(ntkdiag.track, params, out=here, **options)
+    assert message.startswith(
+        f"track(run): expected a disk that takes {str(here)!r}; got OSError: "
+    )
+    assert not calls
+    for save, path in (
+        (run.save, here / "run.html"),
+        (run.save, here / "run.json"),
+        (run.save_paper, here / "paper"),
+        (comparison.save, here / "comparison.html"),
+        (comparison.save, here / "stored"),
+        (comparison.save_paper, here / "paper"),
+    ):
+        assert f"expected a disk that takes {str(path)!r}; got OSError: " in refused(save, path)
+    full_disk(resource.RLIM_INFINITY)
+    assert not here.exists()
+
+
+def test_what_a_save_replaces_stays_where_the_disk_is_full(full_disk, tmp_path):
+    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    page = run.save(tmp_path / "run.html")
+    before = page.read_bytes()
+    full_disk(len(before) // 2)
+    assert f"expected a disk that takes {str(page)!r}; got OSError: " in refused(run.save, page)
+    full_disk(resource.RLIM_INFINITY)
+    assert page.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.html"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert "Permission denied" in refused(RunWriter.open, folder / "run", {})
+    finally:
+        folder.chmod(stat.S_IRWXU)
+
+
+def read_only(monkeypatch, root):
+    """As a folder on a disk that is mounted for reading: whoever is asked, root too."""
+    import builtins
+    import io
+
+    def guarded(real):
+        def call(file, mode="r", *args, **kwargs):
+            writes = isinstance(mode, str) and set(mode) & set("wax+")
+            if writes and str(file).startswith(str(root)):
+                raise OSError(30, "Read-only file system", str(file))
+            return real(file, mode, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(io, "open", guarded(io.open))
+    monkeypatch.setattr(builtins, "open", guarded(builtins.open))
+
+
+def test_a_disk_that_is_mounted_for_reading(monkeypatch, tmp_path):
+    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    read_only(monkeypatch, tmp_path)
+    x = np.ones((4, 3), np.float32)
+    for call in (
+        lambda: ntkdiag.track(
+            [{"w": x}], model=lambda p, x: x @ p["w"].T, train=(x, None), out=tmp_path / "t"
+        ),
+        lambda: run.save(tmp_path / "run.html"),
+        lambda: run.save_paper(tmp_path / "paper"),
+        lambda: JsonLines(tmp_path / "lines.jsonl").write(0, {}),
+    ):
+        message = refused(call)
+        assert f"expected a disk that takes '{tmp_path}{os.sep}" in message
+        assert (
+            "got OSError: Read-only file system. Make room there, or choose another folder."
+            in message
+        )
+
+
+PATHS = {
+    "a number": (3, "3, a value of type int"),
+    "nothing": (None, "None, a value of type NoneType"),
+    "bytes": (b"run", "b'run', a value of type bytes"),
+    "empty": ("", "an empty text"),
+    "a NUL": ("a\0b", "'a\\x00b', with a byte that is zero"),
+    "half a character": ("a\ud800", "'a\\ud800', with characters that no file name has"),
+    "5,000 letters": ("x" * 5000, f"'{'x' * 79}... (5,002 letters), which no file system takes"),
+    "3,000 folders": ("x/" * 3000, "(6,002 letters), which no file system takes"),
+    "nobody's home": ("~nobody-has-this-name/x", "'~nobody-has-this-name/x': Could not determine home"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "got"), PATHS.values(), ids=PATHS)
+@pytest.mark.usefixtures("wrong_types")
+def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
+    run = watched(tmp_path / "run", '{"step": 2, "ntk_trace": 2.0, "ntk_status": 1}')
+    x = np.ones((4, 3), np.float32)
+    params = {"w": np.ones((3, 2), np.float32)}
+    options = {"model": lambda p, x: x @ p["w"], "train": (x, None)}
+    comparison = ntkdiag.compare(params, {"w": 2 * params["w"]}, **options)
+    calls = {
+        "open_run(path): ": lambda: ntkdiag.open_run(path),
+        "open_runs(runs): ": lambda: ntkdiag.open_runs([path]),
+        "load_params(path): ": lambda: ntkdiag.load_params(path),
+        "JsonLines(path): ": lambda: JsonLines(path),
+        "RunLog(out): ": lambda: RunLog(path),
+        "read_json_lines(path): ": lambda: ntkdiag.monitor.read_json_lines(path),
+        "read_alerts(path): ": lambda: ntkdiag.monitor.read_alerts(path),
+        "Run.save(path): ": lambda: run.save(path),
+        "Run.save_paper(path): ": lambda: run.save_paper(path),
+        "Comparison.save(path): ": lambda: comparison.save(path),
+        "Comparison.save_paper(path): ": lambda: comparison.save_paper(path),
+    }
+    if path is not None:
+        calls["track(run): "] = lambda: ntkdiag.track([params], out=path, **options)
+        calls["Monitor(f): "] = lambda: ntkdiag.Monitor(options["model"], train=(x, None), out=path)
+    for call, made in calls.items():
+        message = refused(made)
+        assert message.startswith(call), message
+        if call != "open_runs(runs): " or isinstance(path, str):
+            assert got in message
+            assert "as text or as a pathlib.Path" in message
+
+
+def test_a_record_is_written_as_it_will_be_read(tmp_path):
+    """So that a run of it goes on, and what cannot be read is refused where it is written."""
+    for _ in range(2):
+        with RunWriter.open(tmp_path, {"flops": 2**70, "pair": (1, 2), "seed": 2**64 - 1}):
+            pass
+    assert (tmp_path / "track.jsonl").read_text().count("\n") == 1
+    deep = []
+    for _ in range(40):
+        deep = [deep]
+    message = refused(RunWriter.open, tmp_path / "deep", {"deep": deep})
+    assert (
+        "expected JSON values of at most 67,108,864 bytes, on at most 32 levels of lists and"
+        in message
+    )
+    assert message.endswith("Write large things as arrays.")
+    with RunWriter.open(tmp_path, {"flops": 2**70, "pair": (1, 2), "seed": 2**64 - 1}) as writer:
+        assert "on at most 32 levels" in refused(writer.write, 0, {"deep": deep}, {})
+        writer.write(0, {}, {})
+        assert "on at most 32 levels" in refused(writer.amend, 0, {"deep": deep})
+
+
+def with_record(root, record):
+    """A run directory whose record was changed, with the checksum of that."""
+    with RunWriter.open(root, {"dims": {}}) as writer:
+        writer.write(0, {"trace": 1.0, "list": [1.0, 2.0]}, {"kernel": np.ones((3, 4))})
+    path = pathlib.Path(root, "track.jsonl")
+    _, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([checked_line_of({"record": record}), *lines]) + "\n")
+    return ntkdiag.open_run(root)
+
+
+@pytest.mark.parametrize(
+    ("record", "got"),
+    [
+        ({"dims": [1]}, "no 0 names for the axes of 'trace'"),
+        ({"dims": {"kernel": ["a"]}}, "no 2 names for the axes of 'kernel'"),
+        ({"dims": {"kernel": ["a", "a"]}}, "no 2 names for the axes of 'kernel'"),
+        ({"dims": {"kernel": ["a", "step"]}}, "no 2 names for the axes of 'kernel'"),
+        ({"dims": {"kernel": [1, 2]}}, "no 2 names for the axes of 'kernel'"),
+        ({"dims": {"kernel": "ab"}}, "no 2 names for the axes of 'kernel'"),
+        ({"dims": {"trace": ["a"]}}, "no 0 names for the axes of 'trace'"),
+        ({"dims": {"kernel": ["a", "b"], "list": ["a"]}}, "conflicting sizes for dimension 'a'"),
+        ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": [1]}}, "conflicting sizes"),
+        ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": 7}}, ""),
+        ({"dims": {"kernel": ["a", "b"]}, "coordinates": {"a": {"b": 1}}}, ""),
+        ({"dims": {"kernel": ["a", "b"]}, "coordinates": "abc"}, "coordinates 'abc'"),
+    ],
+)
+def test_a_record_that_does_not_fit_its_arrays_is_said(record, got, tmp_path):
+    pytest.importorskip("xarray")
+    run = with_record(tmp_path, record)
+    with pytest.raises(errors.CheckpointError) as caught:
+        run.to_xarray()
+    message = str(caught.value)
+    start = 'Run.to_xarray(): expected "dims" and "coordinates" of the record that fit the arrays of the run; got '
+    assert message.startswith(start)
+    assert got in message
+    # Arrays and rows are read as ever.
+    assert run.array(0, "kernel").shape == (3, 4)
+    assert run.rows()[0]["trace"] == 1.0

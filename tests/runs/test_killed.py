@@ -1,0 +1,236 @@
+"""`watch(out=)`, `Monitor(out=)`, `save`, `save_paper` killed at random moments: what was finished is there, whole.
+
+NTKDIAG_KILLS=100 pytest tests/runs/test_killed.py -m slow
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from synthetic_run import write_watched
+
+import ntkdiag
+
+KILLS = int(os.environ.get("NTKDIAG_KILLS", "50"))
+pytestmark = pytest.mark.slow
+
+# One process imports everything, and forks those that are killed. What a child has finished, it says.
+BEGIN = """
+import os, random, signal, sys, time, warnings
+import numpy as np
+import matplotlib.pyplot
+import ntkdiag
+
+def say(text):
+    os.write(1, f"{text}\\n".encode())
+    os.write(begins, b".")
+
+def killed(work, kills, longest):
+    global begins
+    draw = random.Random(kills)
+    for kill in range(kills + 1):
+        begun, begins = os.pipe()
+        child = os.fork()
+        if child == 0:
+            work(kill)
+            os._exit(0)
+        # A child that ends unasked ends the wait for its first word.
+        os.close(begins)
+        # Most are killed a moment after they finished something, others before; the last one comes to its end.
+        if kill < kills:
+            if draw.random() < 0.7:
+                os.read(begun, 1)
+            time.sleep(longest * draw.random())
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        os.write(1, f"killed {kill} {status == signal.SIGKILL}\\n".encode())
+        os.close(begun)
+
+warnings.simplefilter("ignore")
+folder, kills = sys.argv[1], int(sys.argv[2])
+"""
+MONITOR = """
+from ntkdiag.monitor import Monitor
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(6, 4)).astype(np.float32), np.arange(6) % 2
+params = {"w": rng.normal(size=(4, 2)).astype(np.float32)}
+
+def watched(kill):
+    options = dict(train=(x, y), loss="mse", every=1, instruments="kernel", time_share=None)
+    with Monitor(lambda p, x: x @ p["w"], out=folder, **options) as monitor:
+        # A training that is resumed goes on after its last checkpoint.
+        for step in range(1000 * kill, 1000 * kill + (1000 if kill < kills else 3)):
+            if monitor(step, params) is None:
+                raise AssertionError(step)
+            say(f"wrote {step}")
+
+killed(watched, kills, 0.5)
+"""
+WATCH = """
+import jax, optax
+import jax.numpy as jnp
+from ntkdiag.monitor import RunLog
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(6, 4)).astype(np.float32), np.arange(6) % 2
+w = rng.normal(size=(4, 2)).astype(np.float32)
+
+def telling(self, step, values):
+    write(self, step, values)
+    say(f"wrote {step}")
+
+write, RunLog.write = RunLog.write, telling
+
+def watched(kill):
+    options = dict(train=(x, y), loss="mse", every=1, instruments="layer_norms", time_share=None)
+    tx = ntkdiag.watch(optax.sgd(0.1), lambda p, x: x @ p["w"], out=folder, **options)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update({"w": 0.01 * params["w"]}, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {"w": jnp.asarray(w)}
+    # A training that is resumed goes on after its last checkpoint.
+    state = tx.init(params)._replace(ntk_count=jnp.asarray(1000 * kill, jnp.int32))
+    for _ in range(1000 if kill < kills else 3):
+        params, state = step(params, state)
+        jax.block_until_ready(params)
+    time.sleep(1.0)  # the thread that writes
+
+killed(watched, kills, 0.5)
+"""
+SAVE = """
+def saved(kill):
+    run = ntkdiag.open_run(folder + "/run")
+    while True:
+        run.save(folder + "/run.html")
+        say("wrote html")
+        run.save(folder + "/run.json")
+        say("wrote json")
+        if kill == kills:
+            return
+
+killed(saved, kills, 1.0)
+"""
+PAPER = """
+def saved(kill):
+    run = ntkdiag.open_run(folder + "/run")
+    while True:
+        run.save_paper(folder + "/paper", overwrite=True)
+        say("wrote paper")
+        if kill == kills:
+            return
+
+killed(saved, kills, 2.0)
+"""
+
+
+def lines_of(script, folder, *, look):
+    """What the processes say; `look` is asked after each of them, and while the next one works."""
+    command = [sys.executable, "-c", BEGIN + script, str(folder), str(KILLS)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
+    said = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        for line in process.stdout:
+            said.append(line.split())
+            look()
+    assert process.returncode == 0
+    return said
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", [WATCH, MONITOR], ids=["watch", "Monitor"])
+def test_a_monitor_that_is_killed_loses_no_measurement(script, tmp_path):
+    steps = []
+
+    def look():
+        nonlocal steps
+        if (tmp_path / "watch.jsonl").exists():
+            run = ntkdiag.open_run(tmp_path)
+            now = run.steps("watch")
+            assert now[: len(steps)] == steps
+            steps = now
+
+    said = lines_of(script, tmp_path, look=look)
+    wrote = {int(line[1]) for line in said if line[0] == "wrote"}
+    assert [line[2] for line in said if line[0] == "killed"] == ["True"] * KILLS + ["False"]
+    run = ntkdiag.open_run(tmp_path)
+    # What was written before it could be said is there, too: one step at most for each that was killed.
+    assert wrote <= set(run.steps())
+    assert len(set(run.steps()) - wrote) <= KILLS
+    assert len(run.steps()) == len(set(run.steps()))
+    assert run.passed_over() <= KILLS
+    assert run.record()["probe"]
+    name = "ntk_trace" if script is MONITOR else "ntk_layer_parameter"
+    assert np.isfinite([row[name] for row in run.rows()]).all()
+    assert (tmp_path / "watch.jsonl").read_text().count('"record"') == 1
+    print(f"{len(run.steps())} measurements, {run.passed_over()} torn lines, {KILLS} kills")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_watched(tmp_path / "run", [0.3, 0.5, 0.7])
+    return tmp_path
+
+
+@pytest.mark.timeout(900)
+def test_a_save_that_is_killed_leaves_the_last_one_whole(folder):
+    def look():
+        page, numbers = folder / "run.html", folder / "run.json"
+        if page.exists():
+            text = page.read_text()
+            assert text.startswith("<!doctype html>")
+            assert text.endswith("</html>")
+        if numbers.exists():
+            assert set(json.loads(numbers.read_text())) == {"streams", "matrices"}
+
+    said = lines_of(SAVE, folder, look=look)
+    assert ["wrote", "html"] in said
+    assert [line[2] for line in said if line[0] == "killed"] == ["True"] * KILLS + ["False"]
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"run", "run.html", "run.json"}
+    # What killed saves left is told by its name, and is no page.
+    assert all(name.endswith(".tmp") for name in names - {"run", "run.html", "run.json"})
+    assert ntkdiag.open_run(folder / "run").steps() == [0, 10, 20]
+
+
+def paper_in(folder):
+    """The files of the last paper that is there, under its name or waiting to be put back."""
+    places = [folder / "paper", *sorted(folder.glob(".paper.*.old"))]
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        return None
+    listed = json.loads((place / "versions.json").read_text())["files"]
+    return {name: (place / name).read_bytes() for name in listed}
+
+
+@pytest.mark.timeout(1800)
+def test_a_paper_that_is_killed_leaves_the_last_one_whole(folder):
+    ntkdiag.open_run(folder / "run").save_paper(folder / "paper")
+    expected = paper_in(folder)
+
+    def look():
+        assert paper_in(folder) == expected
+
+    said = lines_of(PAPER, folder, look=look)
+    assert [line[2] for line in said if line[0] == "killed"] == ["True"] * KILLS + ["False"]
+    assert ["wrote", "paper"] in said
+    assert paper_in(folder) == expected
+    assert (folder / "paper").is_dir()
+
+
+def test_a_paper_that_was_killed_between_two_renames_is_put_back(folder):
+    run = ntkdiag.open_run(folder / "run")
+    paper = run.save_paper(folder / "paper")
+    expected = paper_in(folder)
+    pathlib.Path(paper).rename(folder / ".paper.123.old")
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="got one with"):
+        run.save_paper(folder / "paper")
+    assert paper_in(folder) == expected
+    assert sorted(path.name for path in folder.iterdir()) == ["paper", "run"]
