@@ -9,6 +9,9 @@ disagreements about learning rates are disagreements about D, so it is a part of
     SigmoidCrossEntropy()    l = -log sigmoid(+-f), summed over outputs; D = N
     loss(outputs, y)         any function that returns one number
 
+Examples and positions may have weights, `train=(x, y, weights)` or `Weighted(y, weights)`:
+L = sum w l / sum w. `CrossEntropy(ignore=-100)` leaves out positions that are labelled -100.
+
 Wherever ntkdiag takes `loss=`, it takes one of these objects, the name of one ("mse",
 "cross_entropy", "sigmoid_cross_entropy"), or a function `loss(outputs, y)`. None says that no loss
 is meant, and then there are no numbers that would depend on it.
@@ -18,3 +21,4 @@ from ntkdiag.losses.loss import Loss as Loss
 from ntkdiag.losses.means import MSE as MSE
 from ntkdiag.losses.means import CrossEntropy as CrossEntropy
 from ntkdiag.losses.means import SigmoidCrossEntropy as SigmoidCrossEntropy
+from ntkdiag.losses.weighted import Weighted as Weighted

@@ -8,6 +8,10 @@ eigenvalues, those of L^T Theta L, so no square root of a matrix is taken:
     softmax cross-entropy    Sigma = diag(p) - p p^T    L = diag(s) (I - s s^T), s = sqrt(p)
     sigmoid cross-entropy    Sigma = diag(p (1 - p))    L = diag(s), s = sqrt(p (1 - p))
     any other                Sigma = U diag(h) U^T      L = U diag(sqrt(h))
+    with weights w           Sigma = diag(w) Sigma_0    L = diag(sqrt(w)) L_0
+
+A loss that is not convex in the outputs has Sigma = L S L^T with signs S on the diagonal. The
+nonzero eigenvalues are those of S M, M = L^T Theta L, or of M^1/2 S M^1/2, which is symmetric.
 
 The methods take NumPy and JAX arrays and compute with the library of the factor's own arrays.
 """
@@ -17,11 +21,12 @@ import dataclasses
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import AnyArray
+from ntkdiag.scalars import AnyArray, is_concrete
 
 Columns: TypeAlias = Float[AnyArray, "k *c"]  # a vector, or a matrix of columns
 
@@ -42,6 +47,11 @@ class CurvatureFactor(abc.ABC):
         left = self.transposed_times(kernel)  # L^T K
         both = self.transposed_times(left.T)  # L^T (L^T K)^T = L^T K^T L
         return 0.5 * (both + both.T)
+
+    @property
+    def signs(self) -> Float[AnyArray, " k"] | None:
+        """S, where Sigma = L S L^T has negative eigenvalues; None for Sigma = L L^T."""
+        return None
 
     def on_host(self) -> "CurvatureFactor":
         """The same factor in NumPy and float64, for products on the host."""
@@ -141,3 +151,62 @@ class BlockFactor(CurvatureFactor):
         """The columns block by block: `[(b r) c]` -> `[b r c]`."""
         b, r, _ = self.blocks.shape
         return columns.reshape(b, r, -1)
+
+
+@pytree("factor", "root_weights")
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightedFactor(CurvatureFactor):
+    """L = diag(sqrt(w)) L_0, where outputs of one block of Sigma_0 have one weight.
+
+    Attributes:
+        factor: L_0.
+        root_weights: sqrt(w), `[k]`.
+    """
+
+    factor: CurvatureFactor
+    root_weights: Float[AnyArray, " k"]
+
+    def times(self, columns: Columns) -> Columns:
+        """sqrt(w) L_0 v."""
+        return (self.root_weights * self.factor.times(columns).T).T
+
+    def transposed_times(self, columns: Columns) -> Columns:
+        """L_0^T (sqrt(w) v)."""
+        return self.factor.transposed_times((self.root_weights * columns.T).T)
+
+
+@pytree("factor", "signs_of_columns")
+@dataclasses.dataclass(frozen=True, eq=False)
+class SignedFactor(CurvatureFactor):
+    """L and the signs S of Sigma = L S L^T, which is not positive.
+
+    Attributes:
+        factor: L.
+        signs_of_columns: The diagonal of S, `[k]`: 1 or -1.
+    """
+
+    factor: CurvatureFactor
+    signs_of_columns: Float[AnyArray, " k"]
+
+    @property
+    def signs(self) -> Float[AnyArray, " k"]:
+        """The diagonal of S."""
+        return self.signs_of_columns
+
+    def times(self, columns: Columns) -> Columns:
+        """L v."""
+        return self.factor.times(columns)
+
+    def transposed_times(self, columns: Columns) -> Columns:
+        """L^T v."""
+        return self.factor.transposed_times(columns)
+
+    def around(self, kernel: Float[AnyArray, "k k"]) -> Float[AnyArray, "k k"]:
+        """R^T S R with R R^T = L^T K L: its nonzero eigenvalues are those of Sigma K."""
+        between = self.factor.around(kernel)
+        if is_concrete(between):
+            values, vectors = np.linalg.eigh(np.asarray(between, np.float64))
+        else:
+            values, vectors = jnp.linalg.eigh(between)
+        root = vectors * (values.clip(0.0) ** 0.5)  # column j times sqrt(lambda_j)
+        return root.T @ (self.signs_of_columns[:, None] * root)

@@ -10,8 +10,9 @@ at once. Whether it is one is not asked but looked up, in the Hessian at these o
     one half must not move the gradient on the other half. Two examples differ in some bit, so every
     pair is looked at; the derivative of what does not depend on an example is exactly 0.
 
-Otherwise the Hessian is formed as a whole. Each block is factored by its eigenvalues, which must
-not be negative.
+Otherwise, as in a contrastive loss, the Hessian is formed as a whole. Each block is factored by its
+eigenvalues. Some may be negative where the loss is not convex in the outputs: their signs stand
+beside the factor.
 """
 
 import dataclasses
@@ -21,16 +22,20 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import _jax, errors
-from ntkdiag.arrays import as_examples
-from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor
+from ntkdiag.arrays import as_array, as_examples, as_labels
+from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor, SignedFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
+from ntkdiag.losses.weighted import Weighted
 from ntkdiag.nouns import pytree
 from ntkdiag.scalars import Number, is_concrete
+from ntkdiag.user_function import in_words
 
+MOST_SHOWN = 4  # leaves of y in a message
 MOST_ROWS = 2048  # of one block of the Hessian: it has that number squared of entries
 
 
@@ -41,7 +46,8 @@ class CustomLoss(Loss):
 
     Attributes:
         function: `loss(outputs, y)`, one number for the whole batch, differentiable twice by JAX.
-            The labels come to it as they were handed over.
+            The labels come to it as they were handed over: one array, a tree of arrays with the
+            examples first, such as {"tokens": ..., "weights": ...}, or None.
 
     Example:
         >>> import jax.numpy as jnp
@@ -54,12 +60,45 @@ class CustomLoss(Loss):
     name: ClassVar[str] = "custom"
 
     def read(self, y: PyTree, shape: Shape) -> PyTree:
-        """The labels as they come: what they mean is the function's affair."""
-        return as_examples(y, "y")
+        """The labels as they come: what they mean is the function's affair.
 
-    def __call__(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, ""]:
+        Raises:
+            InvalidInputError: Weights came beside them, of which the function would not know.
+        """
+        if isinstance(y, Weighted):
+            raise errors.InvalidInputError(
+                expected="weights inside y beside a loss of your own",
+                got="train=(x, y, weights)",
+                do='Pass y={"labels": ..., "weights": ...}, which the loss gets as it is.',
+            )
+        return as_examples(as_labels(y), "y")
+
+    def require_runs(self, shape: Shape, dtype: DTypeLike, y: PyTree) -> None:
+        """Refuse a function that does not run on outputs of this shape beside its labels.
+
+        Nothing is computed.
+
+        Raises:
+            InvalidInputError: It raises something, or does not return one number.
+        """
+        self._require_number(jax.ShapeDtypeStruct(shape, dtype), self.read(y, shape))
+
+    @errors.called("loss(outputs, y)")
+    def __call__(self, outputs: Float[ArrayLike, "n *o"] | list, y: PyTree) -> Float[Array, ""]:
         """The number the function returns."""
-        return self.function(outputs, y)
+        values = jnp.asarray(as_array(outputs, "outputs"))
+        labels = self.read(y, values.shape)
+        self._require_number(values, labels)
+        return self.function(values, labels)
+
+    def example_terms(self, outputs: Float[Array, "n *o"], labels: PyTree) -> Float[Array, " n"]:
+        """The number the function returns for each example by itself."""
+
+        def of_one(outputs: Float[Array, " *o"], labels: PyTree) -> Float[Array, ""]:
+            batch = jax.tree.map(lambda leaf: leaf[None], (outputs, labels))  # [...] -> [1 ...]
+            return self.function(*batch)
+
+        return jax.vmap(of_one)(outputs, labels)
 
     def denominator_for(self, shape: Shape) -> Number:
         """The number of examples.
@@ -87,28 +126,31 @@ class CustomLoss(Loss):
             y: The labels, as the function takes them.
 
         Returns:
-            The factor.
+            The factor; with signs where the Hessian has negative eigenvalues.
 
         Raises:
-            InvalidInputError: When labels are missing, the function does not return one number, a
-                block has more than 2048 rows, or the Hessian has negative eigenvalues.
+            InvalidInputError: When the function does not run or does not return one number, or a
+                block has more than 2048 rows.
         """
-        if y is None:
-            raise errors.InvalidInputError(
-                expected="the labels `y` beside a loss of the user: its curvature may depend on "
-                "them",
-                got="None",
-                do="Pass `y=`, as the function takes it.",
-            )
         values = as_outputs(outputs)
         labels = self.read(y, values.shape)
         self._require_number(values, labels)
         blocks = self._hessian_blocks(values, labels)
-        return BlockFactor(_factor(values.shape[0] * blocks))
+        return _factor(values.shape[0] * blocks)
 
-    def _require_number(self, outputs: Float[Array, "n *o"], y: PyTree) -> None:
-        """Refuse a function that does not return one number."""
-        returned = jax.eval_shape(self.function, outputs, y)
+    def _require_number(self, outputs: Array | jax.ShapeDtypeStruct, y: PyTree) -> None:
+        """Refuse a function that does not run, or does not return one number."""
+        try:
+            returned = jax.eval_shape(self.function, outputs, y)
+        except errors.NtkdiagError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise errors.InvalidInputError(
+                expected=f"loss(outputs, y) to run on outputs of shape {tuple(outputs.shape)} and "
+                f"{_in_words(y)}",
+                got=in_words(error),
+                do="y comes as it was handed in: train=(x, y).",
+            ) from error
         if getattr(returned, "shape", None) != ():
             raise errors.InvalidInputError(
                 expected="a `loss` that returns one number",
@@ -171,8 +213,17 @@ def _require_few_rows(rows: int, what: str) -> None:
         )
 
 
-def _factor(blocks: Float[Array, "b r r"]) -> Float[Array, "b r r"]:
-    """L = U diag(sqrt(h)) of every block U diag(h) U^T; NaN where negative h come too late.
+def _in_words(y: PyTree) -> str:
+    """Labels by paths and shapes."""
+    if y is None:
+        return "y=None"
+    leaves = jax.tree_util.tree_leaves_with_path(y)
+    shapes = [f"y{jax.tree_util.keystr(path)} {tuple(leaf.shape)}" for path, leaf in leaves]
+    return ", ".join(shapes[:MOST_SHOWN])
+
+
+def _factor(blocks: Float[Array, "b r r"]) -> CurvatureFactor:
+    """L = U diag(sqrt|h|) of every block U diag(h) U^T, with signs where some h is negative.
 
     Products of a Hessian round: what is negative by less than the square root of the unit roundoff
     counts as 0.
@@ -184,14 +235,11 @@ def _factor(blocks: Float[Array, "b r r"]) -> Float[Array, "b r r"]:
         values, vectors = np.linalg.eigh(np.asarray(blocks, np.float64))
     else:
         values, vectors = jnp.linalg.eigh(blocks.astype(_jax.at_least_float32(blocks.dtype)))
-    smallest = values.min()
-    largest = abs(values).max()
-    is_negative = smallest < -(roundoff**0.5) * largest
-    if is_concrete(is_negative) and is_negative:
-        raise errors.InvalidInputError(
-            expected="a loss that is convex in the outputs: a Hessian without negative eigenvalues",
-            got=f"eigenvalues from {smallest:.3g} to {values.max():.3g}",
-            do="Stability by the Gauss-Newton matrix holds for convex losses only.",
-        )
-    roots = jnp.sqrt(jnp.where(is_negative, jnp.nan, jnp.maximum(values, 0.0)))
-    return jnp.asarray(vectors * roots[:, None, :], blocks.dtype)  # column j of U times sqrt(h_j)
+    is_negative = values < -(roundoff**0.5) * abs(values).max()
+    roots = jnp.sqrt(jnp.where(is_negative, -values, jnp.maximum(values, 0.0)))
+    # Column j of U times sqrt|h_j|.
+    factor = BlockFactor(jnp.asarray(vectors * roots[:, None, :], blocks.dtype))
+    # Inside of `jax.jit` nobody knows whether there are any.
+    if is_concrete(is_negative) and not is_negative.any():
+        return factor
+    return SignedFactor(factor, jnp.where(is_negative, -1.0, 1.0).astype(blocks.dtype).reshape(-1))

@@ -6,6 +6,7 @@ from typing import ClassVar
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from ntkdiag.losses.curvature import CurvatureFactor
+from ntkdiag.losses.weighted import Weighted
 from ntkdiag.scalars import Number
 
 Shape = tuple[int, ...]
@@ -16,7 +17,8 @@ class Loss(abc.ABC):
 
     Attributes:
         name: How `loss=` names it.
-        is_quadratic: Whether the curvature is the identity whatever outputs and labels are.
+        is_quadratic: Whether the curvature is the identity whatever outputs and labels are, but for
+            weights.
     """
 
     name: ClassVar[str]
@@ -27,20 +29,44 @@ class Loss(abc.ABC):
         """Labels as this loss reads them beside outputs of a shape.
 
         Args:
-            y: Class numbers or targets.
+            y: Class numbers or targets, or a `Weighted` with them; for a loss of the user whatever
+                that takes.
             shape: Of the outputs, `[n ...]`.
 
         Returns:
             Targets, shaped like the outputs, or class numbers, shaped like the outputs without
-            their last axis.
+            their last axis; in a `Weighted` where not all of them count alike.
 
         Raises:
             InvalidInputError: When the labels do not fit.
         """
 
     @abc.abstractmethod
-    def __call__(self, outputs: Float[Array, "n *o"], y: PyTree) -> Float[Array, ""]:
-        """L at these outputs; `y` as `read` returned it."""
+    def __call__(self, outputs: Float[ArrayLike, "n *o"], y: PyTree) -> Float[Array, ""]:
+        """L at these outputs.
+
+        Args:
+            outputs: `[n ...]`, the values f(params, x).
+            y: Labels as `read` takes them: class numbers, or targets.
+
+        Returns:
+            One number; NaN inside of `jax.jit` for a class that there is not.
+
+        Raises:
+            InvalidInputError: When outputs and labels do not fit.
+        """
+
+    @abc.abstractmethod
+    def example_terms(self, outputs: Float[Array, "n *o"], labels: PyTree) -> Float[Array, " n"]:
+        """What each example adds to D L, for labels as `read` returned them.
+
+        Args:
+            outputs: `[n ...]`, the values f(params, x).
+            labels: What `read` returned, or rows of it: their weights stay as they are.
+
+        Returns:
+            One number for each example.
+        """
 
     @abc.abstractmethod
     def curvature(
@@ -59,6 +85,10 @@ class Loss(abc.ABC):
         Raises:
             InvalidInputError: When outputs or labels do not fit.
         """
+
+    def has_unit_curvature(self, y: PyTree) -> bool:
+        """Whether Sigma is the identity beside these labels, whatever the outputs are."""
+        return self.is_quadratic and not isinstance(y, Weighted)
 
     def require_fit(self, shape: Shape) -> None:
         """Refuse outputs of a shape that this loss has no meaning for.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
@@ -17,18 +17,22 @@ from ntkdiag.losses.curvature import (
     DiagonalFactor,
     IdentityFactor,
     SoftmaxFactor,
+    WeightedFactor,
 )
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.targets import (
+    Labels,
     are_class_numbers,
     as_numbers,
     read_class_numbers,
     read_targets,
+    require_one_array,
     require_probabilities,
     shaped_like_outputs,
 )
+from ntkdiag.losses.weighted import Weighted, beside, read_weights, with_filling
 from ntkdiag.nouns import pytree
-from ntkdiag.scalars import Number, is_concrete, require_positive
+from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +55,68 @@ class MeanLoss(Loss):
         if self.denominator is not None:
             require_positive(self.denominator, "denominator")
 
+    @errors.public
+    def read(self, y: PyTree, shape: Shape) -> PyTree:
+        """Labels as `read_labels` reads them; with weights, or where some are ignored, `Weighted`.
+
+        What is read already stays as it is.
+        """
+        labels, weights = (y.y, y.weights) if isinstance(y, Weighted) else (y, None)
+        require_one_array(labels, self.name)
+        if weights is not None:
+            labels = with_filling(labels, weights, self.filling(labels, shape))
+            weights = self._read_weights(weights, shape)
+        is_counted = self.counted(labels, shape)
+        if is_counted is not None:
+            labels = jnp.where(is_counted, as_numbers(labels), 0)
+            mask = is_counted.reshape(self.positions(shape))
+            weights = mask if weights is None else beside(weights, mask.ndim) * mask
+            weights = self._read_weights(weights, shape)
+        labels = self.read_labels(labels, shape)
+        return labels if weights is None else Weighted(labels, weights)
+
+    def _read_weights(self, weights: AnyArray, shape: Shape) -> Float[Array, "n *t"]:
+        divided_by_mean = self.denominator is None
+        return read_weights(weights, self.positions(shape), divided_by_mean=divided_by_mean)
+
     @abc.abstractmethod
-    def per_example(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, " n"]:
-        """l(f_i, y_i), summed over the positions of an example."""
+    def read_labels(self, y: PyTree, shape: Shape) -> Array:
+        """Labels alone, without weights."""
+
+    def filling(self, y: PyTree, shape: Shape) -> float | int:
+        """What passes for a label where there is no weight; an integer leaves class numbers so."""
+        return 0
+
+    def counted(self, y: PyTree, shape: Shape) -> Bool[AnyArray, "n *t"] | None:
+        """Which labels count; None where all of them do."""
+        return None
+
+    def positions(self, shape: Shape) -> Shape:
+        """The leading axes of outputs of a shape that may have weights of their own."""
+        return shape
+
+    @errors.called("loss.per_example(outputs, y)")
+    def per_example(
+        self, outputs: Float[ArrayLike, "n *o"] | list, y: PyTree
+    ) -> Float[Array, " n"]:
+        """w l(f_i, y_i), summed over the positions of an example; labels as `read` takes them."""
+        values = jnp.asarray(as_array(outputs, "outputs"))
+        return self.example_terms(values, self.read(y, values.shape))
+
+    def example_terms(self, outputs: Float[Array, "n *o"], labels: PyTree) -> Float[Array, " n"]:
+        """w l(f_i, y_i), summed over the positions of an example."""
+        weights = None
+        if isinstance(labels, Weighted):
+            labels, weights = labels.y, labels.weights
+        per_position = self.per_position(outputs, labels)
+        if weights is not None:
+            weights = beside(weights, per_position.ndim)
+            per_position = weights.astype(per_position.dtype) * per_position
+        return per_position.reshape(outputs.shape[0], -1).sum(axis=1)  # [n *t] -> [n]
+
+    @abc.abstractmethod
+    def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *t"]:
+        """l(f_i, y_i) of every output, or softmax, without weights."""
 
     def terms(self, shape: Shape) -> int:
         """How many terms the sum has for outputs of a shape."""
@@ -63,9 +126,29 @@ class MeanLoss(Loss):
         """D for outputs of a shape."""
         return float(self.terms(shape)) if self.denominator is None else self.denominator
 
-    def __call__(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, ""]:
-        """L at these outputs; `y` as `read` returned it."""
-        return self.per_example(outputs, y).sum() / self.denominator_for(outputs.shape)
+    @errors.called("loss(outputs, y)")
+    def __call__(self, outputs: Float[ArrayLike, "n *o"] | list, y: PyTree) -> Float[Array, ""]:
+        """L at these outputs; labels as `read` takes them."""
+        return self.per_example(outputs, y).sum() / self.denominator_for(np.shape(outputs))
+
+    @errors.public
+    def curvature(
+        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
+    ) -> CurvatureFactor:
+        """The curvature at these outputs; labels matter for their weights alone."""
+        factor = self.curvature_at(outputs)
+        if y is None:
+            return factor
+        shape = np.shape(outputs)
+        labels = self.read(y, shape)
+        if not isinstance(labels, Weighted):
+            return factor
+        weights = jnp.broadcast_to(beside(labels.weights, len(shape)), shape)
+        return WeightedFactor(factor, jnp.sqrt(weights).reshape(-1))
+
+    @abc.abstractmethod
+    def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
+        """The curvature at these outputs without weights."""
 
     def describe(self, shape: Shape) -> str:
         """The loss in words, with what its sum is divided by for outputs of a shape."""
@@ -100,19 +183,15 @@ class MSE(MeanLoss):
     def __repr__(self) -> str:
         return display.described(self)
 
-    @errors.public
-    def read(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
+    def read_labels(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Targets shaped like the outputs; class numbers become one-hot rows."""
         return read_targets(y, shape)
 
-    def per_example(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, " n"]:
-        """1/2 ||f_i - y_i||^2."""
-        squares = jnp.square(outputs - y).reshape(outputs.shape[0], -1)  # [n *o] -> [n (o)]
-        return 0.5 * squares.sum(axis=1)
+    def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *o"]:
+        """1/2 (f_i - y_i)^2, output by output."""
+        return 0.5 * jnp.square(outputs - y)
 
-    def curvature(
-        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
-    ) -> CurvatureFactor:
+    def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
         """The identity."""
         return IdentityFactor()
 
@@ -124,35 +203,99 @@ class CrossEntropy(MeanLoss):
 
     Attributes:
         denominator: D; None for the number of examples and positions.
+        ignore: The class number of positions that have no label, -100 as PyTorch has it, -1 or a
+            padding token: they have no loss and no curvature, and do not count in D. None where
+            every position has a label.
     """
+
+    ignore: int | None = None
 
     name: ClassVar[str] = "cross_entropy"
     formula: ClassVar[str] = "softmax cross-entropy"
 
+    @errors.public
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_integer = isinstance(self.ignore, int | np.integer) and not isinstance(self.ignore, bool)
+        if self.ignore is not None and not is_integer:
+            raise errors.InvalidInputError(
+                expected="`ignore` as one class number",
+                got=f"{self.ignore!r}",
+                do="CrossEntropy(ignore=-100) leaves out positions that are labelled -100.",
+            )
+
     def __repr__(self) -> str:
         return display.described(self)
 
-    @errors.public
-    def read(self, y: PyTree, shape: Shape) -> Array:
+    def filling(self, y: PyTree, shape: Shape) -> float | int:
+        """Class 0, or equal probabilities."""
+        are_classes = are_class_numbers(as_array(y, "y"), shape)
+        return 0 if are_classes else 1.0 / shape[-1]
+
+    def counted(self, y: PyTree, shape: Shape) -> Bool[AnyArray, "n *t"] | None:
+        """Where the label is not `ignore`; None of probabilities, or without `ignore`."""
+        if self.ignore is None:
+            return None
+        labels = as_numbers(y)
+        if not are_class_numbers(labels, shape):
+            return None
+        # What is known stays known inside someone's trace too.
+        known = np.asarray(labels) if is_concrete(labels) else labels
+        is_counted = known != self.ignore
+        if is_concrete(is_counted) and not is_counted.any():
+            raise errors.InvalidInputError(
+                expected="a label at one position at least",
+                got=f"{self.ignore}, which is ignored, at all of them",
+                do="Take examples that have labels.",
+            )
+        return is_counted
+
+    def positions(self, shape: Shape) -> Shape:
+        """All axes but that of the classes."""
+        return shape[:-1]
+
+    def describe(self, shape: Shape) -> str:
+        """The loss in words, with the positions that are left out."""
+        words = super().describe(shape)
+        return words if self.ignore is None else f"{words} that are not labelled {self.ignore}"
+
+    def read_labels(self, y: PyTree, shape: Shape) -> Array:
         """Class numbers `[n ...]`, or probabilities `[n ... c]` that sum to 1."""
         self.require_fit(shape)
         array = as_numbers(y)
         # Integers beside several logits are classes; one-hot rows have the shape of the logits.
         if are_class_numbers(array, shape):
+            self._require_labels(array)
             return read_class_numbers(array, shape)
         targets = shaped_like_outputs(array, shape)
         require_probabilities(targets)
         return targets
 
-    def per_example(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, " n"]:
-        """-log softmax(f_i)[y_i], summed over positions."""
+    def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *t"]:
+        """-log softmax(f_i)[y_i], position by position; NaN where there is no such class."""
         log_p = jax.nn.log_softmax(outputs, axis=-1)
         # Probabilities [n ... c] weigh all logarithms, class numbers [n ...] pick one of them.
         if y.shape == outputs.shape:
             of_labels = jnp.sum(y * log_p, axis=-1)
         else:
             of_labels = jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
-        return -of_labels.reshape(outputs.shape[0], -1).sum(axis=1)
+            # Inside `jax.jit` nobody has seen the labels; -1 would pick the last class.
+            is_class = (y >= 0) & (y < outputs.shape[-1])
+            of_labels = jnp.where(is_class, of_labels, jnp.nan)
+        return -of_labels
+
+    def _require_labels(self, y: Labels) -> None:
+        """Refuse class numbers below 0, which mark what has no label: `ignore` leaves it out."""
+        if not is_concrete(y) or np.asarray(y).min(initial=0) >= 0:
+            return
+        smallest = int(np.asarray(y).min())
+        raise errors.InvalidInputError(
+            expected="class numbers `y` from 0 up"
+            + ("" if self.ignore is None else f", or {self.ignore} where a position is ignored"),
+            got=f"values from {smallest} to {np.asarray(y).max()}",
+            do=f"Pass loss=ntkdiag.losses.CrossEntropy(ignore={smallest}) where {smallest} marks "
+            "positions without a label.",
+        )
 
     def require_fit(self, shape: Shape) -> None:
         """Refuse a softmax over a single logit: it is 1, and its curvature 0."""
@@ -167,10 +310,7 @@ class CrossEntropy(MeanLoss):
         """Examples times positions."""
         return math.prod(shape[:-1])
 
-    @errors.public
-    def curvature(
-        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
-    ) -> CurvatureFactor:
+    def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
         """diag(p) - p p^T over the last axis, at every position."""
         logits = as_outputs(outputs)
         self.require_fit(logits.shape)
@@ -194,29 +334,20 @@ class SigmoidCrossEntropy(MeanLoss):
     def __repr__(self) -> str:
         return display.described(self)
 
-    @errors.public
-    def read(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
+    def read_labels(self, y: PyTree, shape: Shape) -> Float[Array, "..."]:
         """Probabilities in [0, 1] shaped like the outputs; class numbers become one-hot rows."""
         targets = read_targets(y, shape)
-        if is_concrete(targets) and not bool(((targets >= 0) & (targets <= 1)).all()):
-            raise errors.InvalidInputError(
-                expected="labels from 0 to 1 for sigmoid cross-entropy",
-                got=f"values from {float(targets.min()):.3g} to {float(targets.max()):.3g}",
-                do="0 and 1 are the two classes; probabilities lie between them.",
-            )
+        if is_concrete(targets):
+            _require_from_zero_to_one(np.asarray(targets))
         return targets
 
-    def per_example(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, " n"]:
-        """-y log sigmoid(f) - (1 - y) log sigmoid(-f), summed over outputs."""
+    def per_position(self, outputs: Float[Array, "n *o"], y: Array) -> Float[Array, "n *o"]:
+        """-y log sigmoid(f) - (1 - y) log sigmoid(-f), output by output."""
         when_true = -jax.nn.log_sigmoid(outputs)
         when_false = -jax.nn.log_sigmoid(-outputs)
-        per_output = y * when_true + (1 - y) * when_false
-        return per_output.reshape(outputs.shape[0], -1).sum(axis=1)
+        return y * when_true + (1 - y) * when_false
 
-    @errors.public
-    def curvature(
-        self, outputs: Float[ArrayLike, "n *o"], y: PyTree | None = None
-    ) -> CurvatureFactor:
+    def curvature_at(self, outputs: Float[ArrayLike, "n *o"]) -> CurvatureFactor:
         """diag(p (1 - p))."""
         logits = as_outputs(outputs)
         p = jax.nn.sigmoid(logits)
@@ -234,3 +365,14 @@ def as_outputs(outputs: Float[ArrayLike, "n *o"]) -> Float[Array, "n *o"]:
             do="Look for overflow in the model's outputs.",
         )
     return array
+
+
+def _require_from_zero_to_one(targets: Float[np.ndarray, "n *o"]) -> None:
+    """Refuse labels that are no probabilities."""
+    if ((targets >= 0) & (targets <= 1)).all():
+        return
+    raise errors.InvalidInputError(
+        expected="labels from 0 to 1 for sigmoid cross-entropy",
+        got=f"values from {targets.min():.3g} to {targets.max():.3g}",
+        do="0 and 1 are the two classes; probabilities lie between them.",
+    )

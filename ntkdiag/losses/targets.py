@@ -15,10 +15,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array
+from ntkdiag.arrays import as_array, is_one_array
 from ntkdiag.scalars import is_concrete
 
 Shape = tuple[int, ...]
@@ -44,6 +44,19 @@ def as_numbers(y: jax.typing.ArrayLike | list, name: str = "y") -> Labels:
     return array
 
 
+def require_one_array(y: PyTree, loss: str) -> None:
+    """Refuse a tree of labels beside a loss that takes them as one array."""
+    if is_one_array(y) or y is None:
+        return
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(y)]
+    raise errors.InvalidInputError(
+        expected=f'labels `y` as one array beside loss="{loss}"',
+        got=f"a {type(y).__name__} with {', '.join(names) or 'nothing'}",
+        do="Weights stand beside the labels: train=(x, y, weights). A function loss(outputs, y) "
+        "gets a tree as it comes.",
+    )
+
+
 def is_integer(y: Labels) -> bool:
     """Whether labels are integers or booleans."""
     return bool(jnp.issubdtype(y.dtype, jnp.integer) or y.dtype == bool)
@@ -57,13 +70,21 @@ def are_class_numbers(y: Labels, shape: Shape) -> bool:
     return y.shape in (per_position, (*per_position, 1))
 
 
+def are_classes_below(y: Labels, n_classes: int) -> bool:
+    """Whether class numbers are from 0 to below so many, as far as is known."""
+    if not is_concrete(y):
+        return True
+    classes = np.asarray(y)  # under `jax.jit` a reduction by JAX would be traced
+    return bool((classes >= 0).all() and (classes < n_classes).all())
+
+
 def read_class_numbers(y: Labels, shape: Shape, name: str = "y") -> Int[Array, "..."]:
     """Class numbers as int32 `[n ...]`, all in [0, c) for outputs of shape `[n ... c]`."""
     n_classes = shape[-1]
-    if is_concrete(y) and (np.min(y) < 0 or np.max(y) >= n_classes):
+    if not are_classes_below(y, n_classes):
         raise errors.InvalidInputError(
             expected=f"class numbers `{name}` in [0, {n_classes})",
-            got=f"values from {np.min(y)} to {np.max(y)}",
+            got=f"values from {np.asarray(y).min()} to {np.asarray(y).max()}",
             do="Number the classes from 0; pass floating point targets if these are no classes.",
         )
     return jnp.asarray(y, jnp.int32).reshape(shape[:-1])
@@ -106,8 +127,9 @@ def require_probabilities(targets: Float[Array, "..."], name: str = "y") -> None
     if not is_concrete(targets):
         return
     # Probabilities that were rounded sum to nearly 1.
-    sums = np.asarray(targets, np.float64).sum(axis=-1)
-    smallest = float(targets.min())
+    rows = np.asarray(targets, np.float64)
+    sums = rows.sum(axis=-1)
+    smallest = rows.min()
     if smallest < 0 or np.abs(sums - 1).max() > 1e-3:
         raise errors.InvalidInputError(
             expected=f"class numbers, or probabilities in every row of `{name}`, for cross-entropy",
@@ -118,7 +140,8 @@ def require_probabilities(targets: Float[Array, "..."], name: str = "y") -> None
 
 def require_labels_differ(targets: Float[Array, "n *o"]) -> None:
     """Refuse targets that are the same for every example: nothing can be aligned with them."""
-    if is_concrete(targets) and bool((targets == targets[:1]).all()):
+    rows = np.asarray(targets) if is_concrete(targets) else None
+    if rows is not None and (rows == rows[:1]).all():
         raise errors.InvalidInputError(
             expected="labels that differ between examples",
             got="the same label for every example",

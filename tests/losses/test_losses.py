@@ -92,13 +92,35 @@ def test_factors_are_those_of_the_hessian(loss):
 def test_a_mean_over_examples_is_found_to_be_one():
     assert CustomLoss(quartic).curvature(OUTPUTS, ONE_HOT).blocks.shape == (N, T * V, T * V)
     assert CustomLoss(coupled).curvature(OUTPUTS, ONE_HOT).blocks.shape == (1, N * T * V, N * T * V)
-    traced = jax.jit(lambda f: CustomLoss(quartic).curvature(f, ONE_HOT).blocks)(OUTPUTS)
+    traced = jax.jit(lambda f: CustomLoss(quartic).curvature(f, ONE_HOT).factor.blocks)(OUTPUTS)
     assert traced.shape == (1, N * T * V, N * T * V)
 
 
-def test_a_hessian_that_is_not_convex_is_nan_inside_jit():
-    concave = CustomLoss(lambda f, y: -jnp.sum(f**2))
-    assert np.isnan(jax.jit(lambda f: concave.curvature(f, 0).blocks)(OUTPUTS)).all()
+def saddle(outputs, y):
+    """Neither convex nor concave, and coupled: as a contrastive loss is."""
+    similarities = outputs.reshape(N, -1) @ outputs.reshape(N, -1).T
+    return jnp.mean(jax.nn.logsumexp(similarities, axis=1) - jnp.diagonal(similarities) * y)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("loss", [saddle, lambda f, y: -jnp.sum(f**2)], ids=["saddle", "concave"])
+def test_a_loss_that_is_not_convex_keeps_its_signs(loss):
+    """Eigenvalues of R^T S R with R R^T = L^T K L are those of Sigma K, beside zeros."""
+    flat = jnp.asarray(OUTPUTS.reshape(-1))
+    y = np.array([1.0, 0.5, 2.0, 1.0])
+    hessian = N * np.asarray(jax.hessian(lambda f: loss(f.reshape(OUTPUTS.shape), y))(flat))
+    half = RNG.normal(size=(flat.size, 7))
+    kernel = half @ half.T
+    want = np.linalg.eigvals(hessian @ kernel).real
+    factor = CustomLoss(loss).curvature(OUTPUTS, y)
+    matrix = np.asarray(factor.times(jnp.eye(flat.size)))
+    np.testing.assert_allclose(matrix @ np.diag(factor.signs) @ matrix.T, hessian, atol=1e-12)
+    for around in (
+        factor.around,
+        jax.jit(lambda k: CustomLoss(loss).curvature(OUTPUTS, y).around(k)),
+    ):
+        found = np.linalg.eigvalsh(np.asarray(around(kernel)))
+        np.testing.assert_allclose(np.sort(found), np.sort(want), atol=1e-6 * abs(want).max())
 
 
 def test_losses_are_pytrees():
@@ -174,9 +196,9 @@ def test_integers_beside_a_single_output_are_values():
             "expected labels from 0 to 1 for sigmoid cross-entropy; got values from 2 to 2.",
         ),
         (
-            lambda: CustomLoss(quartic).curvature(np.ones((2, 2))),
-            "CustomLoss.curvature(outputs): expected the labels `y` beside a loss of the user: its curvature may "
-            "depend on them; got None.",
+            lambda: CustomLoss(lambda f, y: f @ y["targets"]).curvature(np.ones((2, 2))),
+            "CustomLoss.curvature(outputs): expected loss(outputs, y) to run on outputs of shape (2, 2) and y=None; "
+            "got TypeError: 'NoneType' object is not subscriptable. y comes as it was handed in: train=(x, y).",
         ),
         (
             lambda: dataclasses.replace(MSE(), denominator=-1.0),
@@ -192,3 +214,71 @@ def test_integers_beside_a_single_output_are_values():
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels", "expected"),
+    [
+        # [N 1] beside [N], both ways: N numbers, not N x N pairs.
+        (MSE(), [[1.0], [2.0]], [0.0, 4.0], (0.5 + 2.0) / 2),
+        (MSE(), [1.0, 2.0], [[0.0], [4.0]], (0.5 + 2.0) / 2),
+        (SigmoidCrossEntropy(), [[0.0], [0.0]], [0, 1], np.log(2)),
+        (SigmoidCrossEntropy(), [[0.0], [0.0]], [[0], [1]], np.log(2)),
+        (CrossEntropy(), [[0.0, 0.0], [0.0, 0.0]], [[0], [1]], np.log(2)),
+        (CrossEntropy(), [[0.0, 0.0], [0.0, 0.0]], np.eye(2), np.log(2)),
+        # Class numbers beside several outputs are one-hot rows.
+        (MSE(), [[1.0, 0.0], [1.0, 0.0]], [0, 1], 0.5),
+        (SigmoidCrossEntropy(), [[0.0, 0.0]], [1], 2 * np.log(2)),
+    ],
+)
+def test_a_loss_called_by_hand_settles_shapes_and_labels(loss, outputs, labels, expected):
+    for of in (np.asarray, jnp.asarray, list):
+        np.testing.assert_allclose(loss(of(outputs), of(labels)), expected, rtol=1e-6)
+    compiled = jax.jit(loss)(jnp.asarray(outputs), jnp.asarray(labels))
+    np.testing.assert_allclose(compiled, expected, rtol=1e-6)
+    per_example = loss.per_example(outputs, labels)
+    assert per_example.shape == (len(outputs),)
+    np.testing.assert_allclose(per_example.mean(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "got"),
+    [
+        (
+            MSE(),
+            np.zeros(2),
+            "expected `y` of shape (3, 2), or integer class numbers (3,); got float64 of shape (2,)",
+        ),
+        (MSE(), np.zeros((1, 2)), "got float64 of shape (1, 2)"),
+        (
+            CrossEntropy(),
+            [0, 1, -1],
+            "expected class numbers `y` from 0 up; got values from -1 to 1",
+        ),
+        (CrossEntropy(), [0, 1, 2], "got values from 0 to 2"),
+        (
+            SigmoidCrossEntropy(),
+            2 * np.ones((3, 2)),
+            "expected labels from 0 to 1 for sigmoid cross-entropy",
+        ),
+        (
+            CustomLoss(lambda f, y: (f - y) ** 2),
+            np.zeros((3, 2)),
+            "expected a `loss` that returns one number",
+        ),
+    ],
+)
+def test_a_loss_called_by_hand_refuses_what_does_not_fit(loss, labels, got):
+    with pytest.raises(InvalidInputError) as caught:
+        loss(np.zeros((3, 2), np.float32), labels)
+    assert str(caught.value).startswith("loss(outputs, y): expected")
+    assert got in str(caught.value)
+
+
+def test_a_class_that_there_is_not_is_nan_inside_jit():
+    outputs = jnp.zeros((3, 2))
+    for wrong in (-1, 2):
+        labels = jnp.array([0, 1, wrong])
+        per_example = jax.jit(CrossEntropy().per_example)(outputs, labels)
+        np.testing.assert_array_equal(np.isnan(per_example), [False, False, True])
+        assert np.isnan(jax.jit(CrossEntropy())(outputs, labels))

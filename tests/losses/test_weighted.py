@@ -1,0 +1,266 @@
+"""Weights and ignored positions against a sum written by hand, and labels that no kernel can be aligned with."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.losses import MSE, CrossEntropy, SigmoidCrossEntropy, Weighted
+from ntkdiag.losses.alignable import NO_LABELS, alignable_targets, why_not_alignable
+from ntkdiag.losses.custom_loss import CustomLoss
+
+N, T, V = 5, 2, 3
+RNG = np.random.default_rng(0)
+OUTPUTS = RNG.normal(size=(N, T, V))
+CLASSES = RNG.integers(0, V, (N, T))
+TARGETS = RNG.normal(size=(N, T, V))
+BINARY = RNG.integers(0, 2, (N, T, V)).astype(float)
+BY_EXAMPLE = np.array([0.0, 2.0, 1.0, 0.5, 3.0])
+BY_POSITION = RNG.random((N, T)) * (RNG.random((N, T)) < 0.7)
+
+
+def token_loss(outputs):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, CLASSES)
+
+
+def mean_of(each, weights):
+    return jnp.sum(each * weights) / jnp.sum(weights)
+
+
+CASES = [
+    (CrossEntropy(), CLASSES, BY_POSITION, lambda f: mean_of(token_loss(f), BY_POSITION)),
+    (
+        CrossEntropy(),
+        CLASSES[..., None],
+        BY_POSITION[..., None],
+        lambda f: mean_of(token_loss(f), BY_POSITION),
+    ),
+    (
+        CrossEntropy(),
+        CLASSES,
+        BY_EXAMPLE,
+        lambda f: mean_of(token_loss(f).mean(axis=1), BY_EXAMPLE),
+    ),
+    (
+        CrossEntropy(),
+        np.eye(V)[CLASSES],
+        BY_POSITION > 0,
+        lambda f: mean_of(token_loss(f), BY_POSITION > 0),
+    ),
+    (CrossEntropy(7.0), CLASSES, BY_POSITION, lambda f: jnp.sum(token_loss(f) * BY_POSITION) / 7.0),
+    (
+        MSE(),
+        TARGETS,
+        BY_EXAMPLE,
+        lambda f: mean_of(0.5 * jnp.sum((f - TARGETS) ** 2, axis=(1, 2)), BY_EXAMPLE),
+    ),
+    (
+        SigmoidCrossEntropy(denominator=4.0),
+        BINARY,
+        BINARY == 1,
+        lambda f: jnp.sum(optax.sigmoid_binary_cross_entropy(f, BINARY) * (BINARY == 1)) / 4.0,
+    ),
+]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("loss", "labels", "weights", "by_hand"), CASES)
+def test_value_and_curvature_with_weights(loss, labels, weights, by_hand):
+    y = loss.read(Weighted(labels, weights), OUTPUTS.shape)
+    np.testing.assert_allclose(loss(OUTPUTS, y), by_hand(OUTPUTS), rtol=1e-12)
+    gradient = jax.grad(by_hand)(OUTPUTS)
+    np.testing.assert_allclose(jax.grad(loss)(OUTPUTS, y), gradient, atol=1e-14)
+    flat = OUTPUTS.reshape(-1)
+    hessian = jax.hessian(lambda f: by_hand(f.reshape(OUTPUTS.shape)))(flat)
+    want = loss.denominator_for(OUTPUTS.shape) * np.asarray(hessian)
+    for read in (y, Weighted(labels, weights)):
+        factor = loss.curvature(OUTPUTS, read)
+        matrix = np.asarray(factor.times(jnp.eye(flat.size)))
+        np.testing.assert_allclose(matrix @ matrix.T, want, atol=1e-12)
+        np.testing.assert_allclose(
+            factor.transposed_times(jnp.eye(flat.size)), matrix.T, atol=1e-14
+        )
+    # What is read already stays as it is, and is read alike inside of a program.
+    again = loss.read(y, OUTPUTS.shape)
+    traced = jax.jit(lambda w: loss(OUTPUTS, loss.read(Weighted(labels, w), OUTPUTS.shape)))(
+        weights
+    )
+    np.testing.assert_allclose(loss(OUTPUTS, again), by_hand(OUTPUTS), rtol=1e-12)
+    np.testing.assert_allclose(traced, by_hand(OUTPUTS), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("loss", [MSE(), CrossEntropy(), SigmoidCrossEntropy()])
+def test_equal_weights_change_nothing(loss):
+    plain = loss(OUTPUTS, loss.read(CLASSES, OUTPUTS.shape))
+    for weights in (np.full(N, 3), np.full((N, T), 0.1)):
+        y = loss.read(Weighted(CLASSES, weights), OUTPUTS.shape)
+        np.testing.assert_allclose(loss(OUTPUTS, y), plain, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("ignore", [-100, -1, 0, 2], ids=str)
+def test_what_is_ignored_has_no_loss_and_no_curvature(ignore):
+    """-100 as PyTorch has it, -1 as Optax users do, and a padding token that is one of the classes."""
+    labels = np.where(RNG.random((N, T)) < 0.4, ignore, CLASSES)
+    counts = labels != ignore
+    each = optax.softmax_cross_entropy_with_integer_labels(OUTPUTS, np.where(counts, labels, 0))
+    loss = CrossEntropy(ignore=ignore)
+    for shaped in (labels, labels[..., None], labels.tolist()):
+        y = loss.read(shaped, OUTPUTS.shape)
+        np.testing.assert_allclose(loss(OUTPUTS, y), mean_of(each, counts), rtol=1e-12)
+        again = loss.read(y, OUTPUTS.shape)
+        np.testing.assert_allclose(loss(OUTPUTS, again), mean_of(each, counts), rtol=1e-12)
+    matrix = np.asarray(loss.curvature(OUTPUTS, labels).times(jnp.eye(OUTPUTS.size)))
+    diagonal = (matrix @ matrix.T).diagonal().reshape(N, T, V)
+    assert (diagonal[~counts] == 0).all()
+    assert (diagonal[counts] > 0).all()
+    weighted = loss.read(Weighted(labels, BY_EXAMPLE), OUTPUTS.shape)
+    both = counts * BY_EXAMPLE[:, None]
+    np.testing.assert_allclose(loss(OUTPUTS, weighted), mean_of(each, both), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_what_stands_where_there_is_no_weight_does_not_matter():
+    """Labels of -100 below a mask of padding, rows of zeros, numbers that are missing."""
+    has_weight = BY_POSITION > 0
+    marked = np.where(has_weight, CLASSES, -100)
+    rows_of_zeros = np.eye(V)[CLASSES] * has_weight[..., None]
+    for labels in (marked, marked[..., None], rows_of_zeros, rows_of_zeros.astype(int)):
+        y = CrossEntropy().read(Weighted(labels, BY_POSITION), OUTPUTS.shape)
+        want = mean_of(token_loss(OUTPUTS), BY_POSITION)
+        np.testing.assert_allclose(CrossEntropy()(OUTPUTS, y), want, rtol=1e-12)
+    missing = np.where(has_weight[..., None], TARGETS, np.nan)
+    y = MSE(denominator=3.0).read(Weighted(missing, has_weight), OUTPUTS.shape)
+    want = np.nansum(0.5 * (OUTPUTS - missing) ** 2) / 3.0
+    np.testing.assert_allclose(MSE(denominator=3.0)(OUTPUTS, y), want, rtol=1e-12)
+
+
+def test_probabilities_are_not_ignored():
+    targets = np.full((N, T, V), 1 / V)
+    assert not isinstance(CrossEntropy(ignore=-100).read(targets, OUTPUTS.shape), Weighted)
+
+
+def test_what_a_loss_that_ignores_says_of_itself():
+    assert CrossEntropy(ignore=-100).describe((4, 2, 3)) == (
+        "softmax cross-entropy, mean over examples and positions that are not labelled -100"
+    )
+    assert repr(CrossEntropy(ignore=-1)) == "CrossEntropy(denominator=None, ignore=-1)"
+    assert jax.tree.leaves(CrossEntropy(ignore=-1)) == []
+
+
+def concordance(outputs, y):
+    return jnp.mean(outputs)
+
+
+@pytest.mark.parametrize(
+    ("y", "loss", "reason"),
+    [
+        (None, CustomLoss(concordance), NO_LABELS),
+        (
+            {"tokens": CLASSES},
+            CustomLoss(concordance),
+            "the labels are a dict, and nobody says which",
+        ),
+        ((CLASSES, BY_POSITION), None, "the labels are a tuple, and nobody says which"),
+        (
+            np.eye(N, 7),
+            CustomLoss(concordance),
+            "labels of shape (5, 7) beside outputs of (5, 2, 3)",
+        ),
+        (CLASSES - 100, CustomLoss(concordance), "some labels are not from 0 to 2"),
+        (
+            np.where(BINARY == 1, np.nan, BINARY),
+            CustomLoss(concordance),
+            "some labels are not finite",
+        ),
+        (np.zeros((N, T, V)), MSE(), "the labels are the same for every example"),
+        (
+            np.where(CLASSES == 1, -100, CLASSES),
+            CrossEntropy(ignore=-100),
+            "some labels are ignored",
+        ),
+        (Weighted(CLASSES, BY_EXAMPLE), CrossEntropy(), "not all labels have weight"),
+        (Weighted(CLASSES, BY_EXAMPLE + 1), CrossEntropy(), ""),
+        (CLASSES, CrossEntropy(ignore=-100), ""),
+        (CLASSES, CustomLoss(concordance), ""),
+        (BINARY, CustomLoss(concordance), ""),
+        (CLASSES, None, ""),
+    ],
+)
+def test_why_a_kernel_cannot_be_aligned_with_labels(y, loss, reason):
+    found = why_not_alignable(y, OUTPUTS.shape, loss)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+    targets = alignable_targets(y, OUTPUTS.shape, loss)
+    assert (targets is None) == bool(reason)
+    if targets is not None:
+        assert targets.shape == OUTPUTS.shape
+
+
+def test_random_keys_are_no_targets():
+    keys = jax.random.split(jax.random.key(0), N)
+    assert why_not_alignable(keys, (N,), CustomLoss(concordance)) == "the labels are random keys"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: CrossEntropy().read(CLASSES - 1, OUTPUTS.shape),
+            "CrossEntropy.read(y, shape): expected class numbers `y` from 0 up; got values from -1 to 1. Pass "
+            "loss=ntkdiag.losses.CrossEntropy(ignore=-1) where -1 marks positions without a label.",
+        ),
+        (
+            lambda: CrossEntropy(ignore=-1).read(CLASSES * 0 - 100, OUTPUTS.shape),
+            "expected class numbers `y` from 0 up, or -1 where a position is ignored; got values from -100 to -100.",
+        ),
+        (
+            lambda: CrossEntropy(ignore=-1).read(CLASSES * 0 - 1, OUTPUTS.shape),
+            "expected a label at one position at least; got -1, which is ignored, at all of them. Take examples that "
+            "have labels.",
+        ),
+        (
+            lambda: CrossEntropy(ignore=0.5),
+            "CrossEntropy(ignore=0.5): expected `ignore` as one class number; got 0.5. CrossEntropy(ignore=-100) "
+            "leaves out positions that are labelled -100.",
+        ),
+        (
+            lambda: MSE().read({"labels": TARGETS, "weights": BY_EXAMPLE}, OUTPUTS.shape),
+            'MSE.read(y, shape): expected labels `y` as one array beside loss="mse"; got a dict with '
+            "['labels'], ['weights']. Weights stand beside the labels: train=(x, y, weights). A function "
+            "loss(outputs, y) gets a tree as it comes.",
+        ),
+        (
+            lambda: CrossEntropy().read(Weighted(CLASSES, np.ones((N, V))), OUTPUTS.shape),
+            "CrossEntropy.read(y, shape): expected `weights` of shape (5,) or (5, 2); got shape (5, 3). A weight is "
+            "that of an example, or of a position.",
+        ),
+        (
+            lambda: MSE().read(Weighted(TARGETS, -BY_EXAMPLE), OUTPUTS.shape),
+            "MSE.read(y, shape): expected `weights` of 0 and above, one of them above 0; got values from -3 to -0. "
+            "Weights below 0, such as advantages, go to a loss of your own: loss(outputs, y) with y a dictionary.",
+        ),
+        (
+            lambda: MSE().read(Weighted(TARGETS, np.zeros(N)), OUTPUTS.shape),
+            "expected `weights` of 0 and above, one of them above 0; got values from 0 to 0.",
+        ),
+        (
+            lambda: MSE().read(Weighted(TARGETS, np.full(N, np.nan)), OUTPUTS.shape),
+            "expected `weights` of 0 and above, one of them above 0; got values from nan to nan.",
+        ),
+        (
+            lambda: CustomLoss(concordance).read(Weighted(CLASSES, BY_EXAMPLE), OUTPUTS.shape),
+            'expected weights inside y beside a loss of your own; got train=(x, y, weights). Pass y={"labels": ..., '
+            '"weights": ...}, which the loss gets as it is.',
+        ),
+    ],
+)
+@pytest.mark.usefixtures("wrong_types")
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        call()
