@@ -14,7 +14,11 @@ from ntkdiag.analysis.modes import reachable_power as reachable_power
 from ntkdiag.analysis.modes import spectral_position as spectral_position
 from ntkdiag.analysis.modes import steps_to_residual as steps_to_residual
 from ntkdiag.analysis.modes import time_constants as time_constants
+from ntkdiag.analysis.noise_scale import NoiseScale as NoiseScale
+from ntkdiag.analysis.noise_scale import noise_scale as noise_scale
+from ntkdiag.analysis.noise_scale import noise_scale_of_batches as noise_scale_of_batches
 from ntkdiag.analysis.sampled_margin import SampledMargin as SampledMargin
 from ntkdiag.analysis.sampled_margin import sampled_margin as sampled_margin
+from ntkdiag.analysis.self_influence import self_influence as self_influence
 from ntkdiag.analysis.stability import critical_learning_rate as critical_learning_rate
 from ntkdiag.analysis.stability import stability_margin as stability_margin

@@ -224,7 +224,7 @@ def _beside_chance(
         norm_of_target = jnp.sum(labels**2)
     else:
         mean, variance = reduced_moments(array, labels)
-        norm_of_target = jnp.linalg.norm(labels.T @ labels)
+        norm_of_target = _norm_of_target(labels)
     # No permutation changes the norms: <K, T> is all that varies.
     norms = jnp.linalg.norm(array) * norm_of_target
     return _cosine(array, labels), mean / norms, jnp.sqrt(variance) / norms
@@ -246,9 +246,18 @@ def _cosine(array: Float[Array, "..."], labels: Float[Array, "n o"]) -> Float[Ar
         # T = y y^T of the stacked labels has the norm ||y||^2.
         inner = jnp.einsum("no,nomp,mp->", labels, array, labels)
         return inner / (norm * jnp.sum(labels**2))
-    # ||Y Y^T||_F = ||Y^T Y||_F: [o o] is smaller than [n n].
     inner = jnp.einsum("no,nm,mo->", labels, array, labels)
-    return inner / (norm * jnp.linalg.norm(labels.T @ labels))
+    return inner / (norm * _norm_of_target(labels))
+
+
+def _norm_of_target(labels: Float[Array, "n o"]) -> Float[Array, ""]:
+    """||Y Y^T||_F = ||Y^T Y||_F: of [n n] and [o o] the smaller is formed.
+
+    A language model has 100,000 outputs and more for each example, of all its positions.
+    """
+    n, n_outputs = labels.shape
+    products = labels @ labels.T if n < n_outputs else labels.T @ labels
+    return jnp.linalg.norm(products)
 
 
 @errors.public
@@ -260,7 +269,8 @@ def label_power(
 
     C(k) is the share of the labels that lies in the k fastest modes; with the residual f - y for y
     it is the share of what is still to be learned. Within a group of equal eigenvalues only the
-    value at its end is defined.
+    value at its end is defined. A mode below the noise floor learns nothing: what labels have there
+    is in no C(k), such as labels that contradict each other on equal inputs.
 
     Cost: one eigendecomposition, O((NC)^3); none for a `Spectrum` with vectors and
     ``centred=False``. Source: Canatar et al. 2021, "task-model alignment".
@@ -271,7 +281,8 @@ def label_power(
         centred: Centre kernel and labels over examples first.
 
     Returns:
-        `[k]`, rising to 1; NaN as for `alignment`.
+        `[k]`, rising to the share of the labels that the kernel can fit, 1 where it resolves all
+        modes; NaN as for `alignment`.
 
     Raises:
         InvalidInputError: As `alignment`.
@@ -289,20 +300,27 @@ def label_power(
 def mode_power(
     kernel: KernelLike, y: jax.typing.ArrayLike, *, centred: bool = True
 ) -> Float[AnyArray, " k"]:
-    """The share of the labels in each mode, ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first."""
+    """The share of the labels in each mode, ||u_k^T Y||^2 / ||Y||^2, largest eigenvalue first.
+
+    0 in modes below the noise floor, which have no direction.
+    """
     operand, labels = _read(kernel, y, centred)
     modes = _centred_modes(operand) if centred else decomposed(operand)
     vectors = jnp.asarray(modes.vectors, operand.array.dtype)
     # A full kernel has rows (n o) and one column of labels, a reduced one rows n and columns o.
     columns = labels.reshape(vectors.shape[0], -1)
     along_modes = vectors.T @ columns  # [k columns]
-    return jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
+    power = jnp.sum(along_modes**2, axis=1) / jnp.sum(labels**2)
+    is_lost = jnp.asarray(modes.eigenvalues) <= jnp.asarray(modes.noise_floor)  # no NaN is
+    return jnp.where(is_lost, 0.0, power)
 
 
 def _centred_modes(operand: Operand) -> Spectrum:
     """The modes of the centred kernel: another matrix, so a spectrum handed in is of no use."""
     matrix = _centred(operand).reshape(operand.matrix.shape)
-    return decompose(matrix, operand.noise_floor, vectors=True)
+    # It is known as well as the kernel that came, which has larger entries.
+    growth = jnp.abs(operand.matrix).max() / jnp.abs(matrix).max()
+    return decompose(matrix, operand.noise_floor * growth, vectors=True)
 
 
 def _centred(operand: Operand) -> Float[Array, "..."]:

@@ -4,6 +4,9 @@ The nonzero eigenvalues of the Gauss-Newton matrix J^T Sigma J / D are those of 
 Sigma = L L^T. Lanczos iterations see that matrix by products alone:
 
     v  ->  L v  ->  Theta L v  ->  L^T Theta L v
+
+Where the loss is not convex in the outputs, Sigma = L S L^T with signs S, they are those of
+S L^T Theta L.
 """
 
 import dataclasses
@@ -38,6 +41,7 @@ class CurvatureProducts:
         n_examples: Examples; the rows of one example are next to each other.
         denominator: D of the loss.
         roundoff: The largest unit roundoff of all that the products go through.
+        signs: S, `[k]`, of a loss that is not convex in the outputs; None for any other.
     """
 
     product: Product
@@ -45,6 +49,7 @@ class CurvatureProducts:
     n_examples: int
     denominator: Number
     roundoff: float
+    signs: Vector | None = None
 
     def largest(self, start: Vector | None = None) -> Eigenpairs:
         """The largest eigenvalue and its vector, begun from a vector or at random.
@@ -62,7 +67,12 @@ class CurvatureProducts:
         )
         if start is None:
             start = np.random.default_rng(0).normal(size=self.size)
-        pair = lanczos.largest_pair(self.product, start, _TOLERANCE, roundoff=self.roundoff)
+        if self.signs is None:
+            pair = lanczos.largest_pair(self.product, start, _TOLERANCE, roundoff=self.roundoff)
+        else:
+            pair = lanczos.largest_signed_pair(
+                self.product, self.signs, start, _TOLERANCE, roundoff=self.roundoff
+            )
         if not np.isfinite(pair.values).all():
             raise lanczos.not_finite()
         if not pair.converged.all():
@@ -79,35 +89,33 @@ def curvature_products(
     operator: NTKOperator, loss: Loss, outputs: Outputs | None, y: PyTree | None
 ) -> CurvatureProducts:
     """The curvature of a loss at the outputs; the operator computes those that did not come."""
-    shape = (operator.n_examples, *operator.output_shape)
     kernel = operator_products(operator)
-    product = kernel.product
+    n_examples = kernel.size // math.prod(operator.output_shape)
+    shape = (n_examples, *operator.output_shape)
+    values: Outputs = np.zeros(shape)  # of which the curvature of squared error does not depend
     if not loss.is_quadratic:
         values = operator.outputs() if outputs is None else as_array(outputs, "outputs")
         require_rows(values.shape, kernel.size)
-        product = around(kernel.product, loss, values.reshape(shape), y)
-    return CurvatureProducts(
-        product=product,
+    values = values.reshape(shape)
+    products = CurvatureProducts(
+        product=kernel.product,
         size=kernel.size,
-        n_examples=operator.n_examples,
+        n_examples=n_examples,
         denominator=loss.denominator_for(shape),
         roundoff=kernel.roundoff,
     )
-
-
-def around(product: Product, loss: Loss, outputs: Outputs, y: PyTree | None) -> Product:
-    """v -> L^T Theta L v from v -> Theta v; the outputs in their own shape."""
-    if loss.is_quadratic:
-        return product
-    labels = None if y is None else loss.read(y, np.shape(outputs))
-    factor = loss.curvature(outputs, labels).on_host()
+    if loss.has_unit_curvature(y):
+        return products
+    labels = None if y is None else loss.read(y, shape)
+    factor = loss.curvature(values, labels).on_host()
 
     def with_curvature(v: Vector, /) -> Vector:
         # v -> L v -> Theta L v -> L^T Theta L v
-        image = product(np.asarray(factor.times(v)))
+        image = kernel.product(np.asarray(factor.times(v)))
         return np.asarray(factor.transposed_times(image))
 
-    return with_curvature
+    signs = None if factor.signs is None else np.asarray(factor.signs)
+    return dataclasses.replace(products, product=with_curvature, signs=signs)
 
 
 def require_rows(shape: tuple[int, ...], rows: int) -> None:

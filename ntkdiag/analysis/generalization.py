@@ -26,7 +26,7 @@ from ntkdiag.analysis.trained_on import LEAVE_ONE_OUT, TrainedOn, read_trained_o
 from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, read_square
+from ntkdiag.kernel.operand import KernelLike, read_square, refuse_gradient_kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.nouns import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_at_least_zero
@@ -134,7 +134,9 @@ def leave_one_out(
         (1.0, 1.04)
     """
     require_at_least_zero(ridge, "ridge")
-    operand, labels = read_labels(y, read_square(kernel))
+    square = read_square(kernel)
+    refuse_gradient_kernel(square)
+    operand, labels = read_labels(y, square)
     were_trained_on = read_trained_on(trained_on, operand.convention)
     modes = decomposed(operand)
     dtype = operand.array.dtype

@@ -127,7 +127,7 @@ def sampled_margin(
 
     Raises:
         InvalidInputError: As `stability_margin`; no operator of examples with themselves is handed
-            in, or there are fewer than 8 examples.
+            in, there are fewer than 8 examples, or the loss is not convex in the outputs.
 
     Example:
         >>> import jax.numpy as jnp
@@ -145,6 +145,7 @@ def sampled_margin(
     require_preconditioned(operator.preconditioner.kind, rule)
     _require_examples(operator)
     products = curvature_products(operator, trained_loss, outputs, y)
+    _require_convex(products)
     largest = products.largest()
     [value] = largest.values
     [u] = largest.vectors.T
@@ -205,6 +206,16 @@ def _within(v: Vector, examples: np.ndarray, n: int) -> Float64[np.ndarray, " k"
     kept = np.zeros_like(rows)
     kept[examples] = rows[examples]
     return kept.reshape(-1)
+
+
+def _require_convex(products: CurvatureProducts) -> None:
+    """Refuse a loss that is not convex in the outputs: its examples do not add up to a margin."""
+    if products.signs is not None:
+        raise errors.InvalidInputError(
+            expected="a loss that is convex in the outputs, whose examples each add to the margin",
+            got="a Hessian with negative eigenvalues",
+            do="stability_margin has the number without its error over examples.",
+        )
 
 
 def _require_examples(operator: NTKOperator) -> None:

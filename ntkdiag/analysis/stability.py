@@ -27,9 +27,10 @@ from ntkdiag.kernel.operand import KernelLike, Operand, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
+from ntkdiag.losses.curvature import CurvatureFactor
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.scalars import AnyScalar, Number
+from ntkdiag.scalars import AnyArray, AnyScalar, Number
 
 
 @errors.public
@@ -110,7 +111,8 @@ def stability_margin(
             without a loss.
         outputs: `[n ...]`, the values f(params, x) of the same examples, where the curvature is
             taken. Not needed for squared error; an `NTKOperator` computes them.
-        y: The labels, for a loss of the user, whose curvature may depend on them.
+        y: The labels, for a loss of the user, whose curvature may depend on them, or as
+            `ntkdiag.losses.Weighted(y, weights)` where not all of them count alike.
 
     Returns:
         m, without unit.
@@ -174,17 +176,37 @@ def _of_kernel(
     # D first: whether the arguments say enough is known before anything is decomposed.
     shape = shape_of_outputs(operand, outputs)
     denominator = denominator_of(loss, shape)
-    dtype = operand.array.dtype
-    if loss.is_quadratic:
+    if loss.has_unit_curvature(y):
         # Sigma is the identity: the eigenvalues are those of the kernel.
         gauss_newton = decomposed(operand, vectors=False)
     else:
-        values = _require_outputs(loss, outputs)
-        labels = None if y is None else loss.read(y, values.shape)
-        factor = loss.curvature(values.astype(dtype), labels)
-        matrix = factor.around(operand.matrix)  # L^T Theta L
+        matrix = _curvature_factor(operand, loss, outputs, y).around(operand.matrix)  # L^T Theta L
         gauss_newton = decompose(matrix, operand.noise_floor, vectors=False)
-    return jnp.asarray(gauss_newton.largest, dtype) / denominator
+    return jnp.asarray(gauss_newton.largest, operand.array.dtype) / denominator
+
+
+def gauss_newton_matrix(
+    kernel: KernelLike, *, loss: Loss, outputs: jax.Array, y: PyTree | None
+) -> Float[AnyArray, "k k"] | None:
+    """L^T Theta L / D of a full kernel, with rows (example, output) as in the kernel.
+
+    None for a loss that is not convex in the outputs, whose matrix has no such rows.
+    """
+    operand = _read_full(kernel)
+    denominator = denominator_of(loss, shape_of_outputs(operand, outputs))
+    if loss.has_unit_curvature(y):
+        return operand.matrix / denominator
+    factor = _curvature_factor(operand, loss, outputs, y)
+    return None if factor.signs is not None else factor.around(operand.matrix) / denominator
+
+
+def _curvature_factor(
+    operand: Operand, loss: Loss, outputs: jax.Array | None, y: PyTree | None
+) -> CurvatureFactor:
+    """L, of the outputs of the examples that the kernel is of."""
+    values = _outputs_for(loss, outputs, shape_of_outputs(operand, outputs))
+    labels = None if y is None else loss.read(y, values.shape)
+    return loss.curvature(values.astype(operand.array.dtype), labels)
 
 
 def shape_of_outputs(operand: Operand, outputs: jax.Array | None) -> tuple[int, ...] | None:
@@ -225,8 +247,10 @@ def denominator_of(loss: Loss, shape: tuple[int, ...] | None) -> Number:
     )
 
 
-def _require_outputs(loss: Loss, outputs: jax.Array | None) -> jax.Array:
-    """The outputs, refused where they are missing."""
+def _outputs_for(loss: Loss, outputs: jax.Array | None, shape: tuple[int, ...] | None) -> jax.Array:
+    """The outputs, refused where they are missing and matter."""
+    if outputs is None and loss.is_quadratic and shape is not None:
+        return jnp.zeros(shape)  # weights alone make its curvature
     if outputs is None:
         raise errors.InvalidInputError(
             expected=f'`outputs` of shape [n o]: the curvature of loss="{loss.name}" depends on '
@@ -253,7 +277,7 @@ def _read_full(kernel: KernelLike) -> Operand:
     convention = kernel.convention if isinstance(kernel, Kernel | Spectrum) else None
     if convention is not None:
         is_reduced = convention.reduction != "full" and convention.n_outputs > 1
-        if is_reduced or convention.reduction == "projection":
+        if is_reduced or convention.reduction in ("projection", "gradient"):
             raise errors.InvalidInputError(
                 expected='the full kernel (reduction="full") or that of a single output',
                 got=f'reduction="{convention.reduction}" of {convention.n_outputs} outputs',

@@ -231,3 +231,20 @@ def test_a_cross_kernel_as_an_array_is_refused():
     cross = np.random.default_rng(0).normal(size=(N, N))
     with pytest.raises(InvalidInputError, match="expected a symmetric `kernel`"):
         alignment(cross, np.arange(float(N)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("centred", [True, False])
+def test_labels_that_contradict_each_other_on_equal_inputs_have_no_power(dtype, centred):
+    """No mode of the kernel tells equal inputs apart, however its null space is turned."""
+    rng = np.random.default_rng(0)
+    x = np.tile(rng.normal(size=(4, 6)), (2, 1))
+    labels = np.repeat([1.0, -1.0], 4)[:, None].astype(dtype)
+    for kernel in (x @ x.T, np.exp(-np.square(x[:, None] - x).sum(-1)), 100.0 + x @ x.T):
+        power = label_power(kernel.astype(dtype), labels, centred=centred)
+        np.testing.assert_allclose(power, 0.0, atol=1e-5)
+    # A part that does not contradict itself is what the kernel can fit.
+    mixed = labels + np.tile(x[:4, :1], (2, 1)).astype(dtype)
+    share = np.square(mixed - labels).sum() / np.square(mixed).sum()
+    fitted = label_power((x @ x.T).astype(dtype), mixed, centred=False)[-1]
+    np.testing.assert_allclose(fitted, share, rtol=1e-4)

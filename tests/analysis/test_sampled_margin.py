@@ -217,3 +217,28 @@ def test_what_it_shows_of_itself():
 def test_messages(call, message):
     with pytest.raises(InvalidInputError, match=re.escape(message)):
         call()
+
+
+def test_a_loss_that_is_not_convex_has_no_error_over_examples():
+    operator = NTKOperator(net, PARAMS, X[:16])
+    y = np.linspace(-1, 1, 16).astype(np.float32)
+    loss = lambda f, y: jnp.mean(y * jnp.sum(f**2, axis=1))
+    with pytest.raises(
+        InvalidInputError, match="a loss that is convex in the outputs, whose examples each add"
+    ):
+        sampled_margin(operator, RULE, loss=loss, y=y)
+    margin = ntkdiag.stability_margin(operator, RULE, loss=loss, y=y)
+    kernel = np.asarray(ntkdiag.ntk(net, PARAMS, X[:16], reduction="full")).reshape(32, 32)
+    largest = np.linalg.eigvals(np.repeat(2 * y / 16, C)[:, None] * kernel).real.max()
+    np.testing.assert_allclose(margin, 0.3 * largest / 3.8, rtol=1e-4)
+
+
+def test_weights_are_those_of_repeated_examples():
+    """A weight of 2 is an example that comes twice, but for the error over examples, of which there are fewer."""
+    weights = RNG.integers(0, 3, 40)
+    targets = RNG.normal(size=(40, C)).astype(np.float32)
+    kept = np.repeat(np.arange(40), weights)
+    y = ntkdiag.losses.Weighted(targets, weights)
+    weighted = sampled_margin(NTKOperator(net, PARAMS, X[:40]), RULE, loss="mse", y=y)
+    repeated = sampled_margin(NTKOperator(net, PARAMS, X[:40][kept]), RULE, loss="mse")
+    np.testing.assert_allclose(weighted.margin, repeated.margin, rtol=1e-5)

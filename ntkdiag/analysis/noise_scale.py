@@ -1,0 +1,302 @@
+"""The gradient noise scale: how noisy the gradient of one example is beside the mean gradient.
+
+With the gradients g_i of n examples, their Gram matrix G has all that is needed:
+
+    tr Cov = (tr G - 1^T G 1 / n) / (n - 1)      |mean g|^2 = (1^T G 1 - tr G) / (n (n - 1))
+
+Both are without bias: the second leaves out the products of an example with itself, which would add
+tr Cov / n. The noise scale is tr Cov / |mean g|^2. Its inverse r is what can be averaged, as it is
+harmless where the mean gradient drowns in noise and the noise scale may be anything:
+
+1. The jackknife takes what is left of the bias of r, and gives its variance v.
+2. v counts the products of two deviations twice. They add q = 2 tr(Cov^2) / (n (n - 1) tr Cov^2),
+   which is all that there is where the mean gradient is zero; the rest, v - 2q, is proportional to
+   r where r is small. So the variance is q + (v - 2q) r_0 / r if r_0 is the truth.
+3. The interval holds the r_0 that are within t standard deviations of r, of the variance each of
+   them implies: the roots of (r - r_0)^2 = c + b r_0 with c = t^2 q and b = t^2 (v - 2q) / r. An
+   r_0 of 0 in it is a noise scale without an upper end.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ntkdiag import display, errors
+from ntkdiag.arrays import as_array
+from ntkdiag.estimate import Estimate, student_t
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.operand import KernelLike, read_square
+from ntkdiag.kernel.working_precision import keeps_float64
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import AnyScalar, is_concrete, require_positive
+
+FEWEST_EXAMPLES = 8  # examples, or steps, from whose scatter an interval can come
+
+
+@pytree("value", "lower", "upper", "variance", "squared_gradient", "leaves")
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class NoiseScale(Estimate):
+    """The gradient noise scale tr Cov(g) / |mean g|^2, in examples, with its interval.
+
+    Attributes:
+        value: The estimate; infinite where the mean gradient cannot be told from zero, NaN where
+            all gradients are zero.
+        lower: Lower end of the interval.
+        upper: Upper end; infinite where the mean gradient may be zero.
+        variance: tr Cov(g), without bias.
+        squared_gradient: |mean g|^2, without bias: it may be negative by chance.
+        n: Number of examples, or of steps, whose scatter gives the interval.
+        leaves: The same for groups of parameters, where the kernel has them; they do not add up.
+    """
+
+    variance: AnyScalar | float = np.nan
+    squared_gradient: AnyScalar | float = np.nan
+    n: int = 0
+    leaves: dict[str, "NoiseScale"] | None = None
+
+    @errors.public
+    def critical_batch(self, batch: int) -> str:
+        """What the noise scale says about batches of some size, and what it does not, in words.
+
+        Where the loss is nearly quadratic and the rate is tuned for each batch, B examples a step
+        take (1 + noise scale / B) times the steps that the full gradient takes: small batches lose
+        little where B is far below the noise scale, and large ones little time where it is far
+        above. Source: McCandlish et al. 2018, arXiv:1812.06162.
+
+        Args:
+            batch: Examples that a gradient is a mean over, B.
+
+        Returns:
+            Three sentences.
+
+        Raises:
+            InvalidInputError: When B is not positive.
+
+        Cost: none.
+        """
+        require_positive(batch, "batch")
+        low, high = float(self.lower), float(self.upper)
+        if np.isnan(low):
+            return "The noise scale is not known here: it says nothing about any batch."
+        steps_low, steps_high = (_steps_of_twice(scale / batch) for scale in (high, low))
+        if batch < low:
+            finding = f"A batch of {batch} is below the noise scale: noise is most of its step"
+        elif batch > high:
+            finding = f"A batch of {batch} is above the noise scale: it averages beyond need"
+        else:
+            finding = f"A batch of {batch} cannot be told from the noise scale"
+        return (
+            f"{finding} ({low:.3g} to {high:.3g} examples). Twice the batch would take "
+            f"{steps_low:.2f} to {steps_high:.2f} times the steps to the same loss, if the rate is "
+            "tuned for each. It holds for this point of training (the noise scale grows as the "
+            "loss falls) and for these gradients: it says nothing about generalization, about the "
+            "best rate, or about an optimizer in whose metric the kernel is not."
+        )
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The numbers by name; what is not finite is None."""
+        names = ("value", "lower", "upper", "variance", "squared_gradient", "n")
+        numbers = display.plain({name: getattr(self, name) for name in names})
+        leaves = None
+        if self.leaves is not None:
+            leaves = {path: leaf.to_dict() for path, leaf in self.leaves.items()}
+        return {**numbers, "leaves": leaves}
+
+    def __repr__(self) -> str:
+        if not is_concrete(self.value) or np.ndim(self.value):
+            return "NoiseScale(traced or batched)"
+        leaves = f", {len(self.leaves)} leaves" if self.leaves else ""
+        return (
+            f"NoiseScale({float(self.value):.3g} examples, 95 % in [{float(self.lower):.3g}, "
+            f"{float(self.upper):.3g}]{leaves})"
+        )
+
+
+@errors.public
+@keeps_float64
+def noise_scale(kernel: KernelLike, *, batch: int = 1) -> NoiseScale:
+    """The gradient noise scale tr Cov(g) / |mean g|^2 of single examples, with an interval.
+
+    It is the batch size at which the noise of a gradient is as large as the gradient. Numerator and
+    denominator are without bias, the interval is the jackknife's; see the head of this module.
+    Examples have to be drawn at random, and those without weight left out. Of a kernel in the
+    metric of an optimizer, it is that of the preconditioned gradient.
+
+    Cost: O(n^2).
+
+    Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A; the variance of products of pairs:
+    Hoeffding 1948.
+
+    Args:
+        kernel: The `gradient_kernel` of 8 examples or more, or any Gram matrix of gradients
+            `[n n]`; with leaves, the result has them too.
+        batch: Examples that a gradient is a mean over: 1, or the size of micro-batches whose
+            gradients the matrix is of. The result is per example in any case.
+
+    Returns:
+        The noise scale, in examples.
+
+    Raises:
+        InvalidInputError: The kernel is another one than that of gradients, is not finite, or has
+            fewer than 8 rows.
+
+    Example:
+        >>> import numpy as np
+        >>> gradients = np.array([[1.0, 1.0], [1.0, -1.0]] * 8)  # mean (1, 0), variance 16 / 15
+        >>> noise_scale(gradients @ gradients.T)
+        NoiseScale(1.14 examples, 95 % in [0.946, 1.44])
+    """
+    require_positive(batch, "batch")
+    matrix = read_gradient_kernel(kernel)
+    _require_enough(matrix.shape[0], "examples")
+    noise = _of_gram(matrix, batch)
+    leaves = kernel.leaves if isinstance(kernel, Kernel) else None
+    if leaves is None:
+        return noise
+    of_leaves = {path: noise_scale(leaf, batch=batch) for path, leaf in leaves.items()}
+    return dataclasses.replace(noise, leaves=of_leaves)
+
+
+@errors.public
+@keeps_float64
+def noise_scale_of_batches(
+    small: jax.typing.ArrayLike, large: jax.typing.ArrayLike, batch_sizes: tuple[int, int]
+) -> NoiseScale:
+    """The gradient noise scale from squared gradient norms of batches of two sizes, without probe.
+
+    |g_b|^2 is on average |mean g|^2 + tr Cov / b, so two sizes tell both. Under gradient
+    accumulation (`optax.MultiSteps`) the micro-batches are the small ones and their mean is the
+    large one; in data-parallel training each device has a small one.
+
+    Cost: none.
+
+    Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
+
+    Args:
+        small: `[T]` or `[T k]`, squared norms of gradients of b examples: at T steps, 8 or more, of
+            k micro-batches each.
+        large: `[T]`, squared norms of the gradients of B examples at the same steps.
+        batch_sizes: (b, B).
+
+    Returns:
+        The noise scale averaged over these steps, in examples; the interval is over steps, as if
+        they were independent.
+
+    Raises:
+        InvalidInputError: Shapes do not fit, sizes do not ascend, or there are fewer than 8 steps.
+
+    Example:
+        >>> import numpy as np
+        >>> noise_scale_of_batches(np.full(10, 3.0), np.full(10, 1.5), (1, 4))  # 1 + 2 / b
+        NoiseScale(2 examples, 95 % in [2, 2])
+    """
+    b, big = batch_sizes
+    small = jnp.asarray(as_array(small, "small"))
+    large = jnp.asarray(as_array(large, "large"))
+    if not 0 < b < big or large.ndim != 1 or small.shape[:1] != large.shape or small.ndim > 2:
+        raise errors.InvalidInputError(
+            expected="`small` [T] or [T k], `large` [T], and batch sizes (b, B) with b < B",
+            got=f"shapes {small.shape} and {large.shape}, sizes {tuple(batch_sizes)}",
+            do="Squared norms of both sizes have to be of the same steps.",
+        )
+    _require_enough(large.shape[0], "steps")
+    small = small.reshape(large.shape[0], -1).mean(axis=1)  # [T k] -> [T]
+    squared_gradient = (big * large - b * small) / (big - b)  # [T], without bias each
+    variance = (small - large) / (1 / b - 1 / big)  # [T]
+
+    # The ratio of means, and the ratios without one step each.
+    n = large.shape[0]
+    ratio = squared_gradient.mean() / variance.mean()
+    without_one = (squared_gradient.sum() - squared_gradient) / (variance.sum() - variance)
+    inverse, spread = _jackknife(ratio, without_one)
+    half_width = student_t(n - 1) * jnp.sqrt(spread)
+    inverses = jnp.stack([inverse, inverse - half_width, inverse + half_width])
+    return _inverted(inverses, variance.mean(), squared_gradient.mean(), n)
+
+
+def _of_gram(gram: Float[Array, "n n"], batch: int) -> NoiseScale:
+    """The noise scale from a Gram matrix of gradients, each a mean over so many examples."""
+    n = gram.shape[0]
+    own = jnp.diagonal(gram)  # |g_i|^2
+    with_all = gram.sum(axis=1)  # g_i . sum_j g_j
+    trace, total = own.sum(), with_all.sum()
+    variance, squared_gradient = _moments(trace, total, n)
+
+    # 1. The jackknife of r: sums without one example are those of all, less its own.
+    without_one = _moments(trace - own, total - 2 * with_all + own, n - 1)
+    inverse, spread = _jackknife(squared_gradient / variance, without_one[1] / without_one[0])
+
+    # 2. q, from products of deviations between different examples.
+    centred = gram - with_all[:, None] / n - with_all[None, :] / n + total / n**2
+    squares = jnp.sum(centred**2) - jnp.sum(jnp.diagonal(centred) ** 2)
+    of_pairs = squares / (n * (n - 1)) / variance**2  # tr(Cov^2) / (tr Cov)^2
+    of_pairs = 2 * of_pairs / (n * (n - 1))
+    inverses = inverse_with_interval(inverse, spread, of_pairs, n)
+    # A mean over b examples has 1 / b of the variance.
+    return _inverted(inverses / batch, variance * batch, squared_gradient, n)
+
+
+def inverse_with_interval(
+    inverse: Float[Array, ""], spread: Float[Array, ""], of_pairs: Float[Array, ""], n: int
+) -> Float[Array, "3"]:
+    """3. r, and the r_0 within t standard deviations of it, from v, q and the n they come from."""
+    of_singles = jnp.maximum(spread - 2 * of_pairs, 0.0)
+    t = student_t(n - 1)
+    b = t**2 * of_singles / jnp.maximum(inverse, jnp.sqrt(of_pairs))
+    c = t**2 * of_pairs
+    b = jnp.where(of_singles > 0, b, 0.0)  # no scatter at all: 0 / 0
+    half_width = jnp.sqrt(b * jnp.maximum(inverse, 0.0) + b**2 / 4 + c)
+    return jnp.stack([inverse, inverse + b / 2 - half_width, inverse + b / 2 + half_width])
+
+
+def _moments(trace: Array, total: Array, n: int) -> tuple[Array, Array]:
+    """Unbiased tr Cov and |mean g|^2 from the trace and the sum of a Gram matrix of n gradients."""
+    return (trace - total / n) / (n - 1), (total - trace) / (n * (n - 1))
+
+
+def _jackknife(
+    of_all: Float[Array, ""], without_one: Float[Array, " n"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """A number less its bias of first order, and its variance."""
+    n = without_one.shape[0]
+    mean = without_one.mean()
+    return n * of_all - (n - 1) * mean, (n - 1) / n * jnp.sum((without_one - mean) ** 2)
+
+
+def _inverted(inverses: Float[Array, "3"], variance: Array, squared: Array, n: int) -> NoiseScale:
+    """The noise scale from r and the ends of its interval; what is not above 0 has no inverse."""
+    # NaN stays NaN: all gradients are zero.
+    scales = jnp.where(inverses <= 0, jnp.inf, 1 / jnp.where(inverses <= 0, 1.0, inverses))
+    value, upper, lower = scales
+    return NoiseScale(value, lower, upper, False, variance, squared, n)
+
+
+def _steps_of_twice(scale: float) -> float:
+    """Steps of twice the batch over those of the batch, at a noise scale in units of the batch."""
+    return 0.5 if np.isinf(scale) else (1 + scale / 2) / (1 + scale)
+
+
+def read_gradient_kernel(kernel: KernelLike) -> Float[Array, "n n"]:
+    """The Gram matrix, refused where it is one of something else than gradients."""
+    operand = read_square(kernel)
+    reduction = None if operand.convention is None else operand.convention.reduction
+    if operand.array.ndim != 2 or reduction not in (None, "gradient"):
+        raise errors.InvalidInputError(
+            expected="the kernel of `gradient_kernel`, or a Gram matrix of gradients [n n]",
+            got=f"shape {tuple(operand.array.shape)} with reduction={reduction!r}",
+            do="Compute it as ntkdiag.gradient_kernel(f, params, x, y, loss=...).",
+        )
+    return operand.matrix
+
+
+def _require_enough(n: int, what: str) -> None:
+    """Refuse so few that their scatter says nothing."""
+    if n < FEWEST_EXAMPLES:
+        raise errors.InvalidInputError(
+            expected=f"{FEWEST_EXAMPLES} {what} or more, from whose scatter the interval comes",
+            got=f"{n}",
+            do="A noise scale of fewer would have no interval to speak of.",
+        )

@@ -1,0 +1,196 @@
+"""What happens to a prediction when a training example is left out."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from ntkdiag import display, errors
+from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.calls.call import Memory
+from ntkdiag.engine.ntk import ntk
+from ntkdiag.gradients.example_losses import columns_of, example_losses
+from ntkdiag.gradients.refitting import FunctionSpaceLoss, fit
+from ntkdiag.kernel.decomposition import spectrum
+from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.linearization.gap import linearization_gap
+from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import require_positive
+
+_FEW_NAMED = 3  # examples that are named when a result is printed
+
+
+@pytree("prediction", "loss", "outputs", "e1")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Influence:
+    """What happens to test predictions when a training example is left out: after minus before.
+
+    Attributes:
+        prediction: `[N train, N test, ...]`, change of the outputs of the fitted linearized model,
+            in units of f; the axes of f's outputs come last.
+        loss: `[N train, N test]`, change of the loss of each test example, in units of the loss:
+            above 0 where the training example helped, below 0 where it hurt.
+        outputs: `[N test, ...]`, outputs of the linearized model fitted with all examples.
+        e1: How far to trust it for the network: the error of the linearized model at the fitted
+            parameters, relative to the change of the outputs from `params` to there, on the test
+            examples. Below 0.1 the influences are those of the network nearly; near 1 they are of
+            the linearized model alone.
+        ridge: The ridge of the fit.
+    """
+
+    prediction: Float[np.ndarray, "train test *o"]
+    loss: Float[np.ndarray, "train test"]
+    outputs: Float[np.ndarray, "test *o"]
+    e1: float
+    ridge: float
+
+    @errors.public
+    def most_harmful(self, count: int = 10) -> np.ndarray:
+        """The training examples whose leaving out lowers the test loss most, the worst first.
+
+        Args:
+            count: How many.
+
+        Returns:
+            Their numbers, at most `count`: those that do hurt on average over the test examples.
+
+        Cost: none.
+        """
+        change = np.asarray(self.loss).mean(axis=1)
+        order = np.argsort(change)[:count]
+        return order[change[order] < 0]
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The numbers by name, arrays as nested lists."""
+        return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def __repr__(self) -> str:
+        n_train, n_test = np.shape(self.loss)
+        worst = ", ".join(map(str, self.most_harmful(_FEW_NAMED).tolist())) or "none"
+        return (
+            f"Influence({n_train} training examples on {n_test} test examples, most harmful: "
+            f"{worst}; e1 {float(self.e1):.2g}, ridge {float(self.ridge):.3g})"
+        )
+
+
+@errors.public
+def influence(
+    f: Callable[..., PyTree],
+    params: PyTree,
+    train: tuple[PyTree, PyTree],
+    test: tuple[PyTree, PyTree],
+    *,
+    loss: LossLike,
+    ridge: float,
+    memory: Memory | None = None,
+    **kwargs: Any,
+) -> Influence:
+    """What happens when a training example is left out, after minus before, in units of f and loss.
+
+    Above 0 in `.loss`: the test loss rises without the example, which helped. The model that is
+    fitted is the linearization of f at `params`, f(params) + J (theta - params), under
+
+        sum_i l_i + ridge / 2 ||theta - params||^2,
+
+    with all training examples and without each of them. For that model the numbers are exact, for
+    any loss that is convex in the outputs: by one formula where it is squared, by Newton's
+    iteration in function space where it is not. `.e1` says how far the network follows.
+
+    Args:
+        f: `f(params, x, **kwargs)`, with one array of outputs.
+        params: Where f is linearized: initial parameters, or trained ones.
+        train: (x, y), the training examples with their labels; weights as
+            `ntkdiag.losses.Weighted(y, weights)`.
+        test: (x, y), the test examples with their labels.
+        loss: As for `gradient_kernel`.
+        ridge: In units of the kernel's eigenvalues, above 0: what is added to them. It stands for
+            the length of training, too: eta t directions with smaller eigenvalues are not learned.
+        memory: As for `ntk`. The kernel itself, (N C)^2 numbers, is on the host in any case.
+        **kwargs: Handed to f.
+
+    Returns:
+        Changes of predictions `[N train, N test, ...]` and losses `[N train, N test]`.
+
+    Raises:
+        InvalidInputError: As `gradient_kernel`; or the ridge is not above 0, or is below the
+            resolution of the kernel; or these are tracers.
+        MemoryBudgetError: As `ntk`.
+
+    Cost: the full kernel of N training examples; its inverse, O((N C)^3), and 2 (N C)^2 N for each
+    iteration of a loss that is not squared.
+
+    Source: Allen 1974 (PRESS); Koh and Liang 2017, arXiv:1703.04730, whose first order it replaces;
+    Park et al. 2023 (TRAK), arXiv:2303.14186, for the linearized model.
+
+    Example:
+        >>> import jax.numpy as jnp, ntkdiag
+        >>> f = lambda w, x: x @ w
+        >>> x, y = jnp.array([[1.0], [1.0]]), jnp.array([[1.0], [3.0]])
+        >>> found = ntkdiag.influence(
+        ...     f, jnp.zeros((1, 1)), (x, y), (x[:1], y[:1]), loss="mse", ridge=1.0
+        ... )
+        >>> print(found.prediction[:, 0, 0].round(4))  # 4/3 with both, 3/2 and 1/2 with one
+        [ 0.1667 -0.8333]
+    """
+    require_positive(ridge, "ridge")
+    if is_traced(params, train, test):
+        raise errors.InvalidInputError(
+            expected="parameters and examples with values",
+            got="tracers",
+            do="Call it outside of jax.jit: it solves on the host.",
+        )
+    g, (x, labels) = example_losses(f, params, *train, loss=loss, **kwargs)
+    x_test, labels_test = columns_of(g, params, *test, kwargs)
+
+    def network(params: PyTree, x: PyTree) -> jax.Array:
+        return f(params, x, **kwargs)
+
+    # Kernels of all outputs; f with its keyword arguments bound, so that operators take it.
+    operator = NTKOperator(network, params, x)
+    n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
+    shape = operator.output_shape
+    full = ntk(f, params, x, reduction="full", memory=memory, **kwargs)
+    _require_resolved(ridge, full)
+    kernel = np.asarray(full.matrix)
+    cross = ntk(f, params, x_test, x, reduction="full", memory=memory, **kwargs)
+
+    # Fit in function space, with and without each example.
+    start = np.asarray(operator.outputs()).reshape(-1)
+    fitted = fit(kernel, start, FunctionSpaceLoss(g.loss, labels, (n, *shape)), float(ridge))
+
+    # What the weights say about the test examples, [train, (test o)].
+    to_test = np.asarray(cross.matrix, np.float64)
+    start_test = np.asarray(network(params, x_test), np.float64).reshape(-1)
+    before = start_test + to_test @ fitted.weights
+    change = (to_test @ (fitted.left_out - fitted.weights[:, None])).T
+    of_test = FunctionSpaceLoss(g.loss, labels_test, (n_test, *shape))
+    loss_change = of_test.terms(before + change) - of_test.terms(before[None])
+
+    # The network at the fitted parameters, theta + J^T alpha.
+    step = operator.cotangent(jnp.asarray(fitted.weights, operator.dtype))
+    moved = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, step)
+    gap = linearization_gap(network, operator.params, moved, x_test, second_order=False)
+    return Influence(
+        prediction=change.reshape(n, n_test, *shape),
+        loss=g.scale * loss_change,
+        outputs=before.reshape(n_test, *shape),
+        e1=float(gap.e1),
+        ridge=float(ridge),
+    )
+
+
+def _require_resolved(ridge: float, kernel: Kernel) -> None:
+    """Refuse a ridge that is lost in the rounding of the kernel."""
+    resolution = kernel.noise_floor * float(spectrum(kernel).largest)
+    if ridge <= resolution:
+        raise errors.InvalidInputError(
+            expected=f"a `ridge` above the resolution of the kernel, {resolution:.3g}",
+            got=f"{ridge:.3g}",
+            do="Below it, what is fitted is rounding: raise the ridge, or compute in float64.",
+        )

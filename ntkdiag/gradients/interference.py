@@ -1,0 +1,405 @@
+"""What training on new examples will do to the loss on old ones."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Float64, PyTree
+
+from ntkdiag import display, errors
+from ntkdiag.engine.calls.arguments import is_traced
+from ntkdiag.engine.independence import roundoff_of
+from ntkdiag.estimate import student_t
+from ntkdiag.gradients.example_losses import example_losses
+from ntkdiag.gradients.linearized_steps import (
+    TrainedExamples,
+    Update,
+    displacement_by_steps,
+    displacement_in_closed_form,
+    has_closed_form,
+)
+from ntkdiag.gradients.refitting import FunctionSpaceLoss
+from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.interference_finding import interference_findings
+from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.nouns import pytree
+from ntkdiag.scalars import Number, require_positive
+
+if TYPE_CHECKING:
+    import optax
+
+# e1 from which on the linearized model says nothing about the network.
+MOST_E1 = 0.5
+_FEW_NAMED = 3  # examples that a finding names
+# An e1 below so many times its rounding is not resolved.
+_RESOLVED = 4.0
+
+
+@pytree("change", "lower", "upper", "by_example", "of_network", "of_new", "e1", "e1_of_new")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interference:
+    """What training on new examples does to the loss on old ones: after minus before.
+
+    Attributes:
+        change: Of the mean loss on the old examples, for the linearized model: above 0 where it
+            will be worse.
+        lower: Lower end of the 95 % interval, over examples like the old ones, widened by what the
+            linearized model misses of the network.
+        upper: Upper end.
+        by_example: `[n]`, the change for each old example; their mean is `change`.
+        of_network: The change of the mean loss on the old examples when the network itself takes
+            the displacement of the linearized model: of one step, what that step does.
+        of_new: The change of the mean loss on the new examples, for the linearized model.
+        e1: How far the network leaves its tangent plane on the old examples,
+            ||df - J d|| / ||df||; 0 for an infinitesimal step.
+        e1_of_new: The same on the new examples.
+        steps: Steps that were taken; 0 for an infinitesimal one.
+        per_rate: Whether changes are per unit of the learning rate, as of an infinitesimal step.
+    """
+
+    change: float
+    lower: float
+    upper: float
+    by_example: Float[np.ndarray, " n"]
+    of_network: float
+    of_new: float
+    e1: float
+    e1_of_new: float
+    steps: int
+    per_rate: bool = False
+
+    @errors.public
+    def most_harmed(self, count: int = 10) -> np.ndarray:
+        """The old examples whose loss rises most, the hardest hit first.
+
+        Args:
+            count: How many.
+
+        Returns:
+            Their numbers, at most `count`: those whose loss does rise.
+
+        Cost: none.
+        """
+        order = np.argsort(-np.asarray(self.by_example), stable=True)[:count]
+        return order[np.asarray(self.by_example)[order] > 0]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """That the old examples are harmed, where the whole interval says so; else none."""
+        return interference_findings(
+            self.change,
+            (self.lower, self.upper),
+            " per unit of the learning rate" if self.per_rate else "",
+            self.most_harmed(_FEW_NAMED).tolist(),
+            f"Of the linearized model, with e1 {self.e1:.2g} on the old examples.",
+        )
+
+    def to_dict(self) -> dict[str, display.PlainValue]:
+        """The numbers by name, arrays as lists."""
+        return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def __repr__(self) -> str:
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        unit = "per unit of the learning rate" if self.per_rate else f"after {steps}"
+        return (
+            f"Interference({self.change:+.3g} in [{self.lower:+.3g}, {self.upper:+.3g}] of the "
+            f"mean loss on {len(self.by_example)} old examples {unit}, {self.of_new:+.3g} on the "
+            f"new; e1 {self.e1:.2g})"
+        )
+
+
+@errors.public
+def interference(
+    f: Callable[..., PyTree],
+    params: PyTree,
+    *,
+    old: tuple[PyTree, PyTree],
+    new: tuple[PyTree, PyTree],
+    loss: LossLike,
+    optimizer: "optax.GradientTransformation | None" = None,
+    opt_state: PyTree = None,
+    learning_rate: Number | None = None,
+    steps: int = 1,
+    batch_size: int = 256,
+    **kwargs: Any,
+) -> Interference:
+    """The change of the loss on `old` when `new` is trained on, after minus before, in its units.
+
+    Above 0: training on `new` harms `old`. The linearization of f at `params` is trained on all of
+    `new` for so many steps, each by the real `update` of the optimizer, and
+
+        change_i = l_i(f + J d) - l_i(f)        for each old example, d the displacement,
+
+    is exact for that model: not only the product of two gradients, which is its first order.
+    `.e1` says how far the network follows, and from 0.5 on the call is refused.
+
+    Args:
+        f: `f(params, x, **kwargs)`, with one array of outputs.
+        params: Where training on `new` begins.
+        old: (x, y), examples whose loss is watched; weights as `ntkdiag.losses.Weighted(y, ...)`.
+        new: (x, y), examples that will be trained on, all of them in each step.
+        loss: As for `gradient_kernel`.
+        optimizer: The Optax optimizer that will train. A step is a call of its `update`.
+        opt_state: Its state, where it has trained before; None for a fresh one.
+        learning_rate: In the place of an optimizer, that of plain gradient descent. With a squared
+            loss its steps are taken at once, in closed form. Without both, the step is
+            infinitesimal and changes are per unit of the learning rate: minus the means of
+            `gradient_kernel(f, params, *old, x2=..., y2=...)` over its columns.
+        steps: How many steps.
+        batch_size: Examples that are differentiated at a time.
+        **kwargs: Handed to f.
+
+    Returns:
+        An `Interference`.
+
+    Raises:
+        InvalidInputError: As `gradient_kernel`; or e1 of the displacement is above 0.5; or both an
+            optimizer and a rate are there, or neither for more than one step; or the optimizer does
+            not run on a gradient alone; or these are tracers.
+
+    Cost: about five forward passes over `new` for each step, and four over both at the end; in
+    closed form the full kernel of `new` instead of the steps.
+
+    Source: Jacot et al. 2018, arXiv:1806.07572, for the linearized model; Lopez-Paz and Ranzato
+    2017 (GEM), arXiv:1706.08840, for the sign of the product of two gradients.
+
+    Example:
+        >>> import jax.numpy as jnp, ntkdiag
+        >>> f = lambda w, x: x @ w
+        >>> x = jnp.ones((2, 1))
+        >>> found = ntkdiag.interference(
+        ...     f, jnp.zeros((1, 1)), old=(x, -x), new=(x, x), loss="mse", learning_rate=0.1
+        ... )
+        >>> print(f"{found.change:.3f}")  # w becomes 0.1: from 1/2 to 1.1^2 / 2
+        0.105
+    """
+    _require_settings(optimizer, opt_state, learning_rate, steps)
+    if is_traced(params, old, new, opt_state):
+        raise errors.InvalidInputError(
+            expected="parameters and examples with values",
+            got="tracers",
+            do="Call it outside of jax.jit: optimizers take their steps one by one.",
+        )
+    _require_pair(old, "old")
+    _require_pair(new, "new")
+
+    # f itself where it can be: what was compiled for it is found again.
+    network = functools.partial(_bound, f, kwargs) if kwargs else f
+
+    def read(pair: tuple[PyTree, PyTree]) -> TrainedExamples:
+        g, (x, labels) = example_losses(f, params, *pair, loss=loss, **kwargs)
+        operator = NTKOperator(network, params, x, batch_size=batch_size)
+        shape = (operator.n_examples, *operator.output_shape)
+        return TrainedExamples(operator, FunctionSpaceLoss(g.loss, labels, shape), g.scale)
+
+    of_old, of_new = read(old), read(new)
+    if optimizer is None and learning_rate is None:
+        return _infinitesimal(of_old, of_new)
+    displacement = _displacement(of_new, optimizer, opt_state, learning_rate, steps)
+    return _after(of_old, of_new, displacement, steps)
+
+
+def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
+    """f with its keyword arguments, so that operators take it."""
+    return f(params, x, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moved:
+    """Some examples at a displacement of the parameters.
+
+    Attributes:
+        linear: `[n]`, changes of their losses for the linearized model.
+        network: `[n]`, those for the network.
+        e1: ||df - J d|| / ||df||.
+        resolution: What rounding alone makes of it.
+    """
+
+    linear: Float64[np.ndarray, " n"]
+    network: Float64[np.ndarray, " n"]
+    e1: float
+    resolution: float
+
+
+def _infinitesimal(of_old: TrainedExamples, of_new: TrainedExamples) -> Interference:
+    """Changes per unit of the learning rate: -<grad l_i, grad L_new>."""
+    step = jax.tree.map(jnp.negative, of_new.gradient(None))
+    by_example = _slopes(of_old, step)
+    change, half_width = _mean(by_example)
+    return Interference(
+        change=change,
+        lower=change - half_width,
+        upper=change + half_width,
+        by_example=by_example,
+        of_network=change,
+        of_new=float(_slopes(of_new, step).mean()),
+        e1=0.0,
+        e1_of_new=0.0,
+        steps=0,
+        per_rate=True,
+    )
+
+
+def _slopes(examples: TrainedExamples, step: PyTree) -> Float64[np.ndarray, " n"]:
+    """The derivatives of the losses of examples along a step of the parameters."""
+    operator = examples.operator
+    outputs = np.asarray(operator.outputs(), np.float64)
+    pull = examples.loss.gradient(outputs.reshape(1, -1))
+    along = np.asarray(operator.tangent(step), np.float64).reshape(pull.shape)
+    return examples.scale * (pull * along).reshape(operator.n_examples, -1).sum(axis=1)
+
+
+def _displacement(
+    of_new: TrainedExamples,
+    optimizer: "optax.GradientTransformation | None",
+    opt_state: PyTree,
+    learning_rate: Number | None,
+    steps: int,
+) -> PyTree:
+    """Where so many steps take the parameters of the linearized model."""
+    if optimizer is not None:
+        state = optimizer.init(of_new.operator.params) if opt_state is None else opt_state
+        return displacement_by_steps(of_new, jax.jit(optimizer.update), state, steps)
+    assert learning_rate is not None
+    rate = float(learning_rate)
+    if steps > 1 and has_closed_form(of_new):
+        return displacement_in_closed_form(of_new, rate, steps)
+    return displacement_by_steps(of_new, _plain_descent(rate), (), steps)
+
+
+def _plain_descent(rate: float) -> Update:
+    """Gradient descent as an optimizer has it."""
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(lambda g: -rate * g, gradient), state
+
+    return update
+
+
+def _after(
+    of_old: TrainedExamples, of_new: TrainedExamples, displacement: PyTree, steps: int
+) -> Interference:
+    """What a displacement does, refused where the network leaves its tangent plane."""
+    at_old, at_new = _moved(of_old, displacement), _moved(of_new, displacement)
+    _require_trust(at_old, "old", steps)
+    _require_trust(at_new, "new", steps)
+    change, half_width = _mean(at_old.linear)
+    half_width += abs(float(at_old.network.mean()) - change)  # what the linear model misses
+    return Interference(
+        change=change,
+        lower=change - half_width,
+        upper=change + half_width,
+        by_example=at_old.linear,
+        of_network=float(at_old.network.mean()),
+        of_new=float(at_new.linear.mean()),
+        e1=at_old.e1,
+        e1_of_new=at_new.e1,
+        steps=steps,
+    )
+
+
+def _mean(by_example: Float64[np.ndarray, " n"]) -> tuple[float, float]:
+    """A mean and half the width of Student's interval; of one example that is NaN."""
+    n = len(by_example)
+    if n < 2:
+        return float(by_example.mean()), np.nan
+    return float(by_example.mean()), student_t(n - 1) * float(by_example.std(ddof=1)) / n**0.5
+
+
+def _moved(examples: TrainedExamples, displacement: PyTree) -> _Moved:
+    """Losses and e1 of some examples at params + d; differences are taken in float64."""
+    operator = examples.operator
+    before = np.asarray(operator.outputs(), np.float64)
+    along = np.asarray(operator.tangent(displacement), np.float64)
+    params = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, displacement)
+    there = NTKOperator(operator.f, params, operator.x, batch_size=operator.batch_size, check=False)
+    after = np.asarray(there.outputs(), np.float64)
+
+    def terms(outputs: np.ndarray) -> Float64[np.ndarray, " n"]:
+        return examples.scale * examples.loss.terms(outputs.reshape(1, -1))[0]
+
+    change = np.linalg.norm(after - before)
+    missed = np.linalg.norm(after - before - along)
+    microbatch = jax.tree.map(lambda leaf: leaf[: operator.batch_size], operator.x)
+    rounding = roundoff_of(operator.f, operator.params, microbatch) * np.linalg.norm(after)
+    return _Moved(
+        linear=terms(before + along) - terms(before),
+        network=terms(after) - terms(before),
+        e1=float(missed / change) if change > 0 else (0.0 if missed == 0 else np.inf),
+        resolution=float(rounding / change) if change > 0 else np.inf,
+    )
+
+
+def _require_trust(moved: _Moved, which: str, steps: int) -> None:
+    """Refuse a displacement on which the linearized model says nothing about the network."""
+    if moved.e1 <= MOST_E1 or moved.e1 <= _RESOLVED * moved.resolution:
+        return
+    too_far = "this step leads" if steps == 1 else f"these {steps} steps lead"
+    raise errors.InvalidInputError(
+        expected=f"e1 of at most {MOST_E1}, up to which the linearized model stands for the "
+        "network",
+        got=f"e1 {moved.e1:.3g} on `{which}`: {too_far} off the tangent plane",
+        do="Take a smaller rate, or fewer steps, and call it again from the parameters reached.",
+    )
+
+
+def _require_settings(
+    optimizer: object, opt_state: PyTree, learning_rate: Number | None, steps: object
+) -> None:
+    """Refuse settings of which it is not clear what training they mean."""
+    is_count = isinstance(steps, int | np.integer) and not isinstance(steps, bool)
+    if not is_count or int(steps) < 1:  # pyright: ignore[reportArgumentType]
+        raise errors.InvalidInputError(
+            argument="steps=...",
+            expected="a number of steps, 1 or more",
+            got=repr(steps),
+            do="Leave it out for one step.",
+        )
+    if learning_rate is not None:
+        require_positive(learning_rate, "learning_rate")
+    if optimizer is not None and learning_rate is not None:
+        raise errors.InvalidInputError(
+            expected="an optimizer or a learning rate",
+            got="both",
+            do="The rate of an optimizer is its own: leave learning_rate= out.",
+        )
+    if optimizer is None and opt_state is not None:
+        raise errors.InvalidInputError(
+            argument="opt_state=...",
+            expected="the optimizer whose state it is",
+            got="a state alone",
+            do="Pass optimizer=, too.",
+        )
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise errors.InvalidInputError(
+            argument="optimizer=...",
+            expected="an optimizer of Optax",
+            got=f"a {type(optimizer).__name__}",
+            do="Pass optax.adam(1e-3), or learning_rate=0.1 for plain gradient descent.",
+        )
+    if optimizer is None and learning_rate is None and steps != 1:
+        raise errors.InvalidInputError(
+            argument=f"steps={steps}",
+            expected="the optimizer that takes these steps, or a learning rate",
+            got="neither",
+            do="Without both the step is infinitesimal, and there is one: pass optimizer= or "
+            "learning_rate=.",
+        )
+
+
+def _require_pair(pair: object, name: str) -> None:
+    """Refuse what is not (x, y)."""
+    if isinstance(pair, tuple | list) and len(pair) == 2:
+        return
+    got = f"{len(pair)} of them" if isinstance(pair, tuple | list) else f"a {type(pair).__name__}"
+    raise errors.InvalidInputError(
+        argument=f"{name}=...",
+        expected="a pair (x, y) of examples and their labels",
+        got=got,
+        do=f"Pass {name}=(x, y).",
+    )

@@ -1,0 +1,187 @@
+"""The gradient noise scale: by hand, without bias, and its intervals where the truth is known."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag.analysis import noise_scale, noise_scale_of_batches
+from ntkdiag.errors import InvalidInputError
+
+RNG = np.random.default_rng(0)
+
+
+def by_hand(rows):
+    """tr Cov, and |mean|^2 without the products of a row with itself."""
+    n = len(rows)
+    products = rows @ rows.T
+    of_pairs = products[~np.eye(n, dtype=bool)]
+    return rows.var(axis=0, ddof=1).sum(), of_pairs.mean()
+
+
+def test_moments_by_hand_and_by_leaf():
+    f = lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"]
+    params = {"a": RNG.normal(size=(4, 5)), "b": RNG.normal(size=(5, 3))}
+    x, y = RNG.normal(size=(20, 4)), RNG.integers(0, 3, 20)
+    with jax.enable_x64(True):
+        G = ntkdiag.gradient_kernel(f, params, x, y, loss="cross_entropy", per_leaf=True)
+        loss = lambda p, x, y: ntkdiag.losses.CrossEntropy()(f(p, x[None]), y[None])
+        gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, y)
+    noise = noise_scale(G)
+    parts = {name: np.asarray(leaf).reshape(20, -1) for name, leaf in gradients.items()}
+    for found, rows in [
+        (noise, np.concatenate(list(parts.values()), axis=1)),
+        (noise.leaves["a"], parts["a"]),
+        (noise.leaves["b"], parts["b"]),
+    ]:
+        variance, squared = by_hand(rows)
+        np.testing.assert_allclose(found.variance, variance, rtol=1e-10)
+        np.testing.assert_allclose(found.squared_gradient, squared, rtol=1e-8)
+        assert found.lower < found.value < found.upper
+
+
+def test_value_is_without_bias_of_first_order():
+    """Over many draws the mean of 1 / value is that of the population, where 1 / n is a third of it."""
+    mean = np.full(10, 0.6)
+    truth = np.sum(mean**2) / 10
+    draws = [mean + RNG.normal(size=(12, 10)) for _ in range(2000)]
+    inverses = np.array([1 / float(noise_scale(rows @ rows.T).value) for rows in draws])
+    inverses[~np.isfinite(inverses)] = 0.0
+    error = inverses.std() / len(inverses) ** 0.5
+    assert abs(inverses.mean() - truth) < 3 * error + 0.01 * truth
+    # What forgets the products of an example with itself is off by 1 / n.
+    biased = np.mean([np.sum(rows.mean(0) ** 2) / by_hand(rows)[0] for rows in draws])
+    assert biased - truth > 10 * error
+
+
+@functools.cache
+def trained(steps):
+    """The gradients of all 4,096 examples of a network after so many steps, [N P], in float64."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4096, 8))
+    logits = np.tanh(x @ rng.normal(size=(8, 12))) @ rng.normal(size=(12, 3))
+    y = np.argmax(logits + rng.gumbel(size=logits.shape), axis=1)
+    params = {"a": rng.normal(size=(8, 16)) / 8**0.5, "b": rng.normal(size=(16, 3)) / 4}
+
+    def loss(p, x, y):
+        outputs = jnp.tanh(x @ p["a"]) @ p["b"]
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+    with jax.enable_x64(True):
+        of_all = jax.jit(jax.grad(loss))
+        for _ in range(steps):
+            params = jax.tree.map(lambda p, g: p - 0.2 * g, params, of_all(params, x, y))
+        of_each = jax.vmap(jax.grad(lambda p, x, y: loss(p, x[None], y[None])), (None, 0, 0))
+        gradients = jax.jit(of_each)(params, x, y)
+    return np.concatenate([np.reshape(leaf, (4096, -1)) for leaf in jax.tree.leaves(gradients)], 1)
+
+
+def redrawn(gradients, n, times):
+    """Lower and upper ends for examples drawn at random, [times] each."""
+    run = jax.jit(noise_scale)
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        for _ in range(times):
+            rows = gradients[rng.choice(len(gradients), n, replace=False)]
+            noise = run(rows @ rows.T)
+            yield float(noise.lower), float(noise.upper)
+
+
+@pytest.mark.parametrize(
+    ("steps", "mean", "n", "about"),
+    [
+        (0, 2, 64, 5),
+        pytest.param(0, 1, 128, 17, marks=pytest.mark.slow),
+        pytest.param(8, 1, 256, 80, marks=pytest.mark.slow),
+        pytest.param(40, 1, 128, 500, marks=pytest.mark.slow),
+        pytest.param(110, 1, 1024, 5000, marks=pytest.mark.slow),
+    ],
+)
+def test_intervals_cover_the_truth(steps, mean, n, about):
+    """400 redraws of a few of 4,096 examples, whose noise scale is known; `mean` times their mean."""
+    gradients = trained(steps)
+    gradients = gradients + (mean - 1) * gradients.mean(axis=0)
+    truth = by_moments(gradients)
+    assert about / 2 < truth < about * 2
+    covered = [lower <= truth <= upper for lower, upper in redrawn(gradients, n, 400)]
+    assert 0.92 <= np.mean(covered) <= 0.98
+
+
+def by_moments(rows):
+    """The noise scale of all there are: their mean is the mean."""
+    mean = rows.mean(axis=0)
+    return np.sum((rows - mean) ** 2) / (len(rows) - 1) / np.sum(mean**2)
+
+
+def test_small_noise_scales_have_two_ends():
+    """Where the mean gradient stands out the interval is a factor, not a half line."""
+    gradients = trained(0)
+    gradients = gradients + 2 * gradients.mean(axis=0)  # three times the mean: 2 examples
+    ends = np.array(list(redrawn(gradients, 128, 50)))
+    assert np.isfinite(ends).all()
+    assert np.median(ends[:, 1] / ends[:, 0]) < 2
+
+
+def test_micro_batches():
+    """Gradients of micro-batches tell the noise scale of examples, by products and by norms."""
+    mean, b, k, steps = np.full(30, 0.2), 4, 8, 400
+    micro = mean + RNG.normal(size=(steps, k, 30)) / b**0.5
+    truth = 30 / np.sum(mean**2)
+    small, large = np.sum(micro**2, axis=-1), np.sum(micro.mean(axis=1) ** 2, axis=-1)
+    noise = noise_scale_of_batches(small, large, (b, b * k))
+    assert noise.lower < truth < noise.upper
+    assert noise.upper / noise.lower < 1.6
+    rows = micro.reshape(-1, 30)
+    of_products = noise_scale(rows @ rows.T, batch=b)
+    assert of_products.lower < truth < of_products.upper
+    np.testing.assert_allclose(of_products.value, noise.value, rtol=0.2)
+
+
+def test_nothing_to_tell():
+    alternating = np.array([[1.0, 0.0], [-1.0, 0.0]] * 8)  # no mean gradient at all
+    noise = noise_scale(alternating @ alternating.T)
+    assert (noise.value, noise.upper) == (math.inf, math.inf)
+    assert noise.lower > 1
+    nothing = noise_scale(np.zeros((8, 8)))
+    assert np.isnan([nothing.value, nothing.lower, nothing.upper]).all()
+    assert "not known" in nothing.critical_batch(8)
+
+
+def test_what_it_says_of_a_batch():
+    noise = noise_scale_of_batches(*_norms(scale=100.0), (1, 4))
+    assert noise.critical_batch(10).startswith("A batch of 10 is below the noise scale")
+    assert "0.55 to 0.55 times the steps" in noise.critical_batch(10)  # (1 + 5) / (1 + 10)
+    assert noise.critical_batch(1000).startswith("A batch of 1000 is above the noise scale")
+    assert "generalization" in noise.critical_batch(10)
+    assert str(noise).startswith("NoiseScale(100 examples")
+    assert noise.to_dict()["value"] == pytest.approx(100)
+
+
+def _norms(scale):
+    """Squared norms of gradients of 1 and of 4 examples at ten steps without chance."""
+    return np.full(10, 1 + scale), np.full(10, 1 + scale / 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: noise_scale(np.eye(7)), "8 examples or more, from whose scatter"),
+        (lambda: noise_scale(np.ones((8, 2, 8, 2))), r"a Gram matrix of gradients \[n n\]"),
+        (lambda: noise_scale(np.eye(8), batch=0), "a positive `batch`"),
+        (
+            lambda: noise_scale(ntkdiag.ntk(lambda w, x: x @ w, jnp.ones((2, 1)), np.ones((8, 2)))),
+            "expected the kernel of `gradient_kernel`",
+        ),
+        (lambda: noise_scale_of_batches(np.ones(9), np.ones(9), (4, 4)), "b < B"),
+        (lambda: noise_scale_of_batches(np.ones(8), np.ones(9), (1, 4)), r"shapes \(8,\) and"),
+        (lambda: noise_scale_of_batches(np.ones(7), np.ones(7), (1, 4)), "8 steps or more"),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(InvalidInputError, match=message):
+        call()
