@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
-from ntkdiag.checking.findings import Finding, listed
+from ntkdiag.checking.findings import Check, listed
 from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.independence import (
     check_few_compiled,
@@ -23,7 +23,7 @@ from ntkdiag.engine.independence import (
 from ntkdiag.models.paths import leaves_by_path
 
 
-def deterministic(subject: Subject) -> Finding:
+def deterministic(subject: Subject) -> Check:
     """Does the same call give the same outputs, also when Python runs through the model again?"""
     # 1. The compiled function again: callbacks may draw numbers, Python does not run.
     again = subject.compiled(subject.params, subject.x)
@@ -33,7 +33,7 @@ def deterministic(subject: Subject) -> Finding:
             f"two calls differ by {change:.2g}: something draws random numbers outside of JAX's "
             "keys"
         )
-        return Finding("deterministic", "wrong", text)
+        return Check("deterministic", "wrong", text)
 
     # 2. Traced again: whatever Python draws, counts or reads by itself goes into the new program.
     #    JAX keeps traces by the function: another one, or there would be no second trace.
@@ -50,29 +50,29 @@ def deterministic(subject: Subject) -> Finding:
                 f"two calls differ by {change:.2g}: something draws random numbers outside of "
                 "JAX's keys, or is read while tracing"
             )
-            return Finding("deterministic", "wrong", text)
+            return Check("deterministic", "wrong", text)
     text = "traced and run twice, the model gives the same outputs"
-    return Finding("deterministic", "ok", text)
+    return Check("deterministic", "ok", text)
 
 
-def interaction(subject: Subject) -> Finding:
+def interaction(subject: Subject) -> Check:
     """Do the outputs of an example depend on the others, and is that as it was said to be?"""
     if subject.count < 2:
-        return Finding("examples", "not checked", "there is one example only")
+        return Check("examples", "not checked", "there is one example only")
     how = _how_examples_interact(subject)
     if subject.joint:
         if how:
-            return Finding("examples", "ok", f"they interact, as said: {how}")
+            return Check("examples", "ok", f"they interact, as said: {how}")
         text = (
             'independent: no example changes the outputs of another; examples="joint" is not needed'
         )
-        return Finding("examples", "note", text)
+        return Check("examples", "note", text)
     if how:
         do = how_to_part(subject.functional.mode, ', or examples="joint" if that is meant')
         text = f"they interact: {how}. {do}"
-        return Finding("examples", "wrong", text)
+        return Check("examples", "wrong", text)
     text = "independent: no example changes the outputs of another"
-    return Finding("examples", "ok", text)
+    return Check("examples", "ok", text)
 
 
 def _how_examples_interact(subject: Subject) -> str:
@@ -122,7 +122,7 @@ def _with_another_first(x: PyTree) -> PyTree:
     return jax.tree.map(of_leaf, x)
 
 
-def inputs(subject: Subject) -> Finding:
+def inputs(subject: Subject) -> Check:
     """Does every array of x reach the outputs?"""
     outputs = subject.compiled(subject.params, subject.x)
     leaves = leaves_by_path(subject.x)
@@ -145,16 +145,16 @@ def inputs(subject: Subject) -> Finding:
 
     if lost and not reaching:
         text = "the outputs do not depend on x: they are the same for other inputs"
-        return Finding("inputs", "wrong", text)
+        return Check("inputs", "wrong", text)
     if lost:
         text = f"{_quoted(lost)} does not reach the outputs; {_quoted(reaching)} does"
-        return Finding("inputs", "note", text)
+        return Check("inputs", "note", text)
     if untested:
         text = f"{_quoted(untested)} is the same for all examples and not floating"
-        return Finding("inputs", "not checked", text)
+        return Check("inputs", "not checked", text)
     if len(reaching) == 1:
-        return Finding("inputs", "ok", f"{_quoted(reaching)} reaches the outputs")
-    return Finding("inputs", "ok", "all reach them")
+        return Check("inputs", "ok", f"{_quoted(reaching)} reaches the outputs")
+    return Check("inputs", "ok", "all reach them")
 
 
 def _quoted(paths: Iterable[str]) -> str:

@@ -18,7 +18,8 @@ from jaxtyping import PyTree
 from ntkdiag import _jax, errors
 from ntkdiag.arrays import as_examples
 from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian, returned
-from ntkdiag.checking.findings import Finding, describe_leaves
+from ntkdiag.checking.every_example import not_finite_at
+from ntkdiag.checking.findings import Check, describe_leaves
 from ntkdiag.checking.result import SelfCheck
 from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.calls.arguments import check_no_nan
@@ -54,11 +55,12 @@ def selfcheck(
     (one is changed and the outputs of the others are watched), does every input reach the outputs,
     which parameters have no gradient, which dtypes are there, and is the kernel of two examples the
     one that plain `jax.vjp` gives, in float64 or, where the model is another one there, in its own
-    dtype. What is wrong is said in the result, not raised.
+    dtype. On all examples: are outputs and gradients finite. What is wrong is said in the result,
+    not raised.
 
-    Cost: a few forward passes of four examples, four backward passes of two: seconds, most of which
-    go into compiling the model five times (forward for four examples and for one, its two passes in
-    float64, and the engine's).
+    Cost: a few forward passes of four examples, four backward passes of two, and a forward and a
+    backward pass of all: seconds, most of which go into compiling the model six times (forward for
+    four examples and for one, its two passes in float64, the engine's, and that of all examples).
 
     Args:
         model: As for `functionalize`, or its result.
@@ -75,7 +77,7 @@ def selfcheck(
         A `SelfCheck`: print it for a table, ask `.ok` whether nothing is wrong.
 
     Raises:
-        InvalidInputError: If there is no `x`, or `functionalize` refuses an argument.
+        InvalidInputError: If there is no `x`, it holds NaN, or `functionalize` refuses an argument.
 
     Example:
         >>> import jax.numpy as jnp, ntkdiag
@@ -91,13 +93,14 @@ def selfcheck(
     *variables, batch = arguments
     functional = functionalize(model, *variables, **options)
     x = jax.tree.map(lambda leaf: leaf[:EXAMPLES], batch)
-    check_no_nan(x, "x")
+    check_no_nan(batch, "x")
 
     findings = [_mode(functional.mode, examples)]
     try:
         # One by one: those from before an exception are kept.
         with under_way("selfcheck", MOST_QUESTIONS, progress) as work:
-            for finding in _answers(functional, x, dict(call_kwargs or {}), examples == "joint"):
+            keywords = dict(call_kwargs or {})
+            for finding in _answers(functional, x, batch, keywords, examples == "joint"):
                 findings.append(finding)
                 work.advance()
     except Exception as error:  # whatever the model raises is what the check is for
@@ -117,9 +120,16 @@ def selfcheck(
 
 
 def _answers(
-    functional: Functional, x: PyTree, call_kwargs: Mapping[str, PyTree], joint: bool
-) -> Iterator[Finding]:
-    """Ask one question after the other, as long as the answers mean something."""
+    functional: Functional,
+    x: PyTree,
+    batch: PyTree,
+    call_kwargs: Mapping[str, PyTree],
+    joint: bool,
+) -> Iterator[Check]:
+    """Ask one question after the other, as long as the answers mean something.
+
+    `x` is the first examples of the batch.
+    """
     f = _with_keywords(functional, call_kwargs)
     # Whole programs are compiled, at no effort: single operations would be hundreds of programs.
     compiled = jax.jit(f, compiler_options=_jax.compiler_options(reduces=False, once=True))
@@ -156,7 +166,7 @@ def _answers(
     yield deterministic
     if deterministic.status != "ok":
         text = "it means something for a deterministic function only"
-        yield Finding("the rest", "not checked", text)
+        yield Check("the rest", "not checked", text)
         return
     interaction = behaviour.interaction(subject)
     yield interaction
@@ -170,10 +180,12 @@ def _answers(
     rows = plain_jacobian.rows_in_float64(pair)
     if rows is None:
         rows = plain_jacobian.rows_in_own_dtype(pair)
-    yield outputs_and_gradients.gradients(rows.rows, subject.params)
+    gradients = outputs_and_gradients.gradients(rows.rows, subject.params)
+    not_finite = not_finite_at(f, subject.params, batch, interact=interact)
+    yield outputs_and_gradients.at_all_examples(gradients, not_finite, batch)
     if interaction.status == "wrong":
         text = "the kernel is not defined as long as the above is wrong"
-        yield Finding("engine", "not checked", text)
+        yield Check("engine", "not checked", text)
     else:
         yield plain_jacobian.compare_with_engine(pair, rows)
 
@@ -189,22 +201,22 @@ def _with_keywords(
     return f
 
 
-def _mode(mode: str, examples: str) -> Finding:
+def _mode(mode: str, examples: str) -> Check:
     """Say what the mode means; for a plain function nobody knows."""
     if mode == "unspecified":
         text = "a plain function: whether it trains or evaluates is its own affair"
-        return Finding("mode", "note", text)
+        return Check("mode", "note", text)
     meaning = _MODES.get(mode, "as its adapter has it")
-    return Finding("mode", "ok", f"{mode}: {meaning}; examples {examples}")
+    return Check("mode", "ok", f"{mode}: {meaning}; examples {examples}")
 
 
-def _of_exception(error: Exception, findings: list[Finding]) -> Finding:
+def _of_exception(error: Exception, findings: list[Check]) -> Check:
     """The answer in what a model raised: it does not run, or not with other numbers than these."""
     text = str(error)
     if any(finding.question == "runs" for finding in findings):
         text = f"the model refuses other numbers than these: {text}"
-        return Finding("the rest", "not checked", text)
-    return Finding("runs", "wrong", text)
+        return Check("the rest", "not checked", text)
+    return Check("runs", "wrong", text)
 
 
 def _require_batch(arguments: tuple[PyTree, ...]) -> None:

@@ -14,7 +14,7 @@ Status = Literal["ok", "note", "wrong", "not checked"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Check:
     """The answer to one question.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Outputs, dtypes and gradients of a model: are they there, finite, and precise enough?"""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag.checking.findings import Finding, listed
+from ntkdiag.checking.findings import Check, listed
 from ntkdiag.checking.subject import Subject
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
@@ -17,7 +18,7 @@ HALF = 1e-4
 DOUBLE = 1e-9
 
 
-def runs(outputs: PyTree, x: PyTree) -> Finding:
+def runs(outputs: PyTree, x: PyTree) -> Check:
     """Are there outputs, one row for every example, floating and finite?"""
     n = jax.tree.leaves(x)[0].shape[0]
     leaves = jax.tree.leaves(outputs)
@@ -25,15 +26,15 @@ def runs(outputs: PyTree, x: PyTree) -> Finding:
     got = ", ".join(shapes) or "nothing"
     if not leaves or any(jnp.shape(leaf)[:1] != (n,) for leaf in leaves):
         text = f"{n} examples give {got}: the first axis has to be the examples"
-        return Finding("runs", "wrong", text)
+        return Check("runs", "wrong", text)
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        return Finding("runs", "wrong", f"outputs {got}: select the floating ones with output=")
+        return Check("runs", "wrong", f"outputs {got}: select the floating ones with output=")
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in leaves):
-        return Finding("runs", "wrong", f"outputs {got} hold NaN or infinity")
-    return Finding("runs", "ok", f"{n} examples give {got}, finite")
+        return Check("runs", "wrong", f"outputs {got} hold NaN or infinity")
+    return Check("runs", "ok", f"{n} examples give {got}, finite")
 
 
-def statistics(functional: Functional) -> Finding | None:
+def statistics(functional: Functional) -> Check | None:
     """Are there running statistics that no batch has filled in, and that the model uses?
 
     Only what is wrong is worth a line: None otherwise.
@@ -53,10 +54,10 @@ def statistics(functional: Functional) -> Finding | None:
         f"no batch has filled in the running statistics at {listed(sorted(set(unfilled)))}: pass "
         'those of training, or mode="train" with statistics='
     )
-    return Finding("statistics", "wrong", text)
+    return Check("statistics", "wrong", text)
 
 
-def gradients(rows: Sequence[Mapping[str, np.ndarray]], params: PyTree) -> Finding:
+def gradients(rows: Sequence[Mapping[str, np.ndarray]], params: PyTree) -> Check:
     """Which parameters have no gradient, or none that is finite, in any row of the Jacobian?"""
     # One entry for every parameter array; each row of the Jacobian has a part for it.
     paths = list(leaves_by_path(params))
@@ -69,20 +70,30 @@ def gradients(rows: Sequence[Mapping[str, np.ndarray]], params: PyTree) -> Findi
         if not any(row[path].any() for row in rows):
             without.append(name)
     if broken:
-        return Finding("gradients", "wrong", f"NaN or infinity in the gradient of {listed(broken)}")
+        return Check("gradients", "wrong", f"NaN or infinity in the gradient of {listed(broken)}")
     if len(without) == len(paths):
         text = "no parameter has a gradient: the outputs do not depend on them"
-        return Finding("gradients", "wrong", text)
+        return Check("gradients", "wrong", text)
     if without:
         text = (
             f"none for {listed(without)}: buffers, dead units, layers that are not used, factors "
             "of zeros? trainable= leaves them out"
         )
-        return Finding("gradients", "note", text)
-    return Finding("gradients", "ok", f"every one of {len(paths)} parameter arrays has one")
+        return Check("gradients", "note", text)
+    return Check("gradients", "ok", f"every one of {len(paths)} parameter arrays has one")
 
 
-def dtypes(subject: Subject) -> Finding:
+def at_all_examples(gradients: Check, not_finite: str, x: PyTree) -> Check:
+    """The answer about gradients of the first examples, with what all of them say."""
+    if not_finite:
+        return Check("gradients", "wrong", not_finite)
+    if gradients.status == "wrong":
+        return gradients
+    n = jax.tree.leaves(x)[0].shape[0]
+    return dataclasses.replace(gradients, text=f"{gradients.text}; finite at all {n} examples")
+
+
+def dtypes(subject: Subject) -> Check:
     """Do parameters, inputs and outputs agree in precision, and what is between them?"""
     dtypes_of = {
         "parameters": _floating_dtypes(subject.params),
@@ -104,13 +115,13 @@ def dtypes(subject: Subject) -> Finding:
     of_outputs = max(coarsest["outputs"], subject.roundoff)
     if coarsest["parameters"] < DOUBLE and of_outputs > coarsest["parameters"]:
         text += ": the model rounds to a coarser dtype than that of its parameters"
-        return Finding("dtypes", "note", text)
+        return Check("dtypes", "note", text)
     if max(subject.roundoff, *coarsest.values()) > HALF:
         text += ": half precision gives kernels with a coarse noise floor"
-        return Finding("dtypes", "note", text)
+        return Check("dtypes", "note", text)
     if len(set.union(*dtypes_of.values())) > 1:
-        return Finding("dtypes", "note", f"{text}: they differ")
-    return Finding("dtypes", "ok", text)
+        return Check("dtypes", "note", f"{text}: they differ")
+    return Check("dtypes", "ok", text)
 
 
 def _floating_dtypes(tree: PyTree) -> set[np.dtype]:

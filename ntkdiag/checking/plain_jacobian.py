@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float64, PyTree
 
 from ntkdiag import _jax
-from ntkdiag.checking.findings import Finding
+from ntkdiag.checking.findings import Check
 from ntkdiag.checking.subject import Subject
 from ntkdiag.engine.independence import largest_difference
 from ntkdiag.engine.ntk import ntk
@@ -86,7 +86,7 @@ def rows_in_own_dtype(subject: Subject) -> JacobianRows:
     return _rows(outputs, pull_back, IN_OWN_DTYPE)
 
 
-def compare_with_engine(subject: Subject, rows: JacobianRows) -> Finding:
+def compare_with_engine(subject: Subject, rows: JacobianRows) -> Check:
     """Is the engine's kernel the one of these rows?"""
     dtype = jax.tree.leaves(subject.params)[0].dtype
     directions = jnp.asarray(rows.directions, dtype)
@@ -114,14 +114,14 @@ def compare_with_engine(subject: Subject, rows: JacobianRows) -> Finding:
         f"relative error {error:.1g} to plain jax.vjp, {rows.how}"
     )
     if error <= allowed:
-        return Finding("engine", "ok", text)
+        return Check("engine", "ok", text)
     if rows.how == IN_FLOAT64:
         # Is it rounding of the model, which plain rows in its dtype have too, or is it the engine?
         error_in_dtype = rows_in_own_dtype(subject).error(kernel.array)
         if error_in_dtype <= allowed:
             text += f": rounding, for in {dtype} it is {error_in_dtype:.1g}"
-            return Finding("engine", "note", text)
-    return Finding("engine", "wrong", f"{text}, more than {allowed:.1g}: please report it")
+            return Check("engine", "note", text)
+    return Check("engine", "wrong", f"{text}, more than {allowed:.1g}: please report it")
 
 
 def _counted(count: int, name: str) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ntkdiag import display
-from ntkdiag.checking.findings import Finding, Leaf
+from ntkdiag.checking.findings import Check, Leaf
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -29,7 +29,7 @@ class SelfCheck:
     mode: str
     trainable: tuple[Leaf, ...]
     fixed: tuple[Leaf, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Check, ...]
     seconds: float
 
     @property
@@ -37,7 +37,7 @@ class SelfCheck:
         """Whether nothing is wrong; notes do not count."""
         return all(finding.status != "wrong" for finding in self.findings)
 
-    def __getitem__(self, question: str) -> Finding:
+    def __getitem__(self, question: str) -> Check:
         """The finding of that name."""
         for finding in self.findings:
             if finding.question == question:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag.checking.findings import Finding, listed
+from ntkdiag.checking.findings import Check, listed
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.models.selectors import as_pytree
@@ -32,24 +32,24 @@ def arrays_returned(functional: Functional, x: PyTree, call_kwargs: Mapping[str,
     return jax.eval_shape(arrays_of, functional.params, x)
 
 
-def beside_outputs(functional: Functional, outputs: PyTree, returned: Arrays) -> Finding | None:
+def beside_outputs(functional: Functional, outputs: PyTree, returned: Arrays) -> Check | None:
     """What is differentiated and what is left out; None of a single array."""
     if len(returned) < 2:
         return None
     selector = getattr(functional.apply, "output", None)
     if selector is None:
         text = f"differentiated together: {_described(returned)}; {how_to_choose(returned)}"
-        return Finding("outputs", "note", text)
+        return Check("outputs", "note", text)
     taken = _described(leaves_by_path(outputs), of_selector=True)
     if not isinstance(selector, str):
         text = f"output= takes {taken} from what the model returns: {_described(returned)}"
-        return Finding("outputs", "ok", text)
+        return Check("outputs", "ok", text)
     left_out = {}
     for path, leaf in returned.items():
         if path != selector and not path.startswith(f"{selector}/"):
             left_out[path] = leaf
     text = f'output="{selector}" takes {taken}; left out: {_described(left_out)}'
-    return Finding("outputs", "ok", text)
+    return Check("outputs", "ok", text)
 
 
 def how_to_choose(returned: Arrays, n: int | None = None) -> str:

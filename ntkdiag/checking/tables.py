@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ntkdiag import display
-from ntkdiag.checking.findings import Finding, Leaf
+from ntkdiag.checking.findings import Check, Leaf
 
 STYLES = {"ok": "green", "note": "bold yellow", "wrong": "bold red", "not checked": "dim"}
 WIDTH = 110
@@ -23,10 +23,10 @@ def as_text(renderable: RenderableType) -> str:
     console = Console(file=file, width=WIDTH, color_system=None, legacy_windows=False)
     console.print(renderable)
     lines = file.getvalue().rstrip().splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+    return display.printable("\n".join(line.rstrip() for line in lines))
 
 
-def findings_table(title: str, findings: Sequence[Finding]) -> Table:
+def findings_table(title: str, findings: Sequence[Check]) -> Table:
     """One row for every question and its answer."""
     table = display.terminal_table(title)
     table.add_column("question", no_wrap=True)

@@ -20,7 +20,7 @@ from ntkdiag.engine.calls import constants, meshes
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
 from ntkdiag.engine.planning import room
-from ntkdiag.engine.planning.plan import Plan, make_plan
+from ntkdiag.engine.planning.plan import Plan, make_plan, require_room_in_a_trace
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.run import Kernels, run
 from ntkdiag.engine.tracing.program import trace
@@ -79,8 +79,9 @@ def ntk(
         preconditioner: P of K = J P^-1 J^T: a number, or a pytree like params of numbers or of
             arrays of their shapes (for Adam: (1 - beta1^t) (sqrt(v_hat) + eps)). None is P = 1.
         memory: Budget in bytes, or as "2GB"; None is half of what is free. A joint batch, and a
-            kernel inside a transformation, are one block whatever it is; a joint batch that is
-            larger is refused.
+            kernel inside a transformation, are one block whatever it is. A joint batch that is
+            larger is refused; so is a kernel inside a transformation that has no room in what is
+            free, or of which not even blocks would fit in the budget.
         spill: A directory on a fast disk, for factors that do not fit in the budget and are needed
             again; without one their examples are differentiated again. It pays for kernels of many
             thousand examples on one machine. `plan` says how much and how often. Nothing is left
@@ -106,7 +107,8 @@ def ntk(
         UnsupportedModelError: JAX cannot differentiate f in reverse mode.
         ExamplesInteractError: Examples interact and are not asked to be differentiated jointly.
         MemoryBudgetError: The budget is too small even for one example at a time, or for a joint
-            batch, or there is no room for the output directions.
+            batch; or there is no room for the output directions, or for one block inside a
+            transformation.
 
     Cost: N C backward passes; N^2 C^2 (full) or N^2 C (trace) times the summed factor widths
     multiply-adds. `plan` says it in numbers.
@@ -252,13 +254,15 @@ def kernel_array(call: Call) -> KernelArray:
 def _planned(task: Task) -> Plan | None:
     """The plan of a task; None inside a trace and for a joint batch, which are one block anyway."""
     room.require_room_for_directions(task)
-    if task.call.joint and not task.traced:
+    if task.call.joint:
         room.require_room_for_joint_batch(task)
-    if task.traced or task.call.joint:
         return None
     memory = task.call.options.memory
     # What is free is looked up by `make_plan`, and only if the kernel is large.
     budget = None if memory is None else budgets.budget(memory)
+    if task.traced:
+        require_room_in_a_trace(task, budget)
+        return None
     plan = make_plan(task, budget)
     # Once for a function, its shapes and a budget: a loop over checkpoints would say it every time.
     key = "many passes", plan.budget_bytes, plan.passes

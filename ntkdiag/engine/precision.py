@@ -100,7 +100,7 @@ def policy(name: str) -> Precision:
     Raises:
         InvalidInputError: There is none.
     """
-    if name in POLICIES:
+    if isinstance(name, str) and name in POLICIES:
         return POLICIES[name]
     raise errors.InvalidInputError(
         argument=f"precision={name!r}",

@@ -22,7 +22,9 @@ class Convention:
     - ``"sum-of-logits"``: the kernel of sum_o f_o / sqrt(C), `[n m]` (pseudo-NTK);
     - ``"projection"``: the full kernel of V^T f for a given V of shape `[C k]`, `[n k m l]`;
     - ``"random-projections"``: an unbiased estimate of the trace from k random output directions,
-      `[n m]`.
+      `[n m]`;
+    - ``"gradient"``: sum_op l'_no K[n,o,m,p] l'_mp, `[n m]`, contracted with the derivatives l' of
+      the losses of single examples: the Gram matrix of their gradients (`gradient_kernel`).
 
     Attributes:
         reduction: The reduction over outputs.

@@ -147,7 +147,8 @@ class Kernel:
         outputs = " x outputs" if self.ndim == 4 else ""
         ax.set_xlabel(f"column examples{outputs}")
         ax.set_ylabel(f"row examples{outputs}")
-        ax.set_title(f"NTK, {self.convention.reduction}")
+        is_gradient = self.convention.reduction == "gradient"
+        ax.set_title("gradient kernel" if is_gradient else f"NTK, {self.convention.reduction}")
         return ax
 
     def to_dict(self) -> dict[str, display.PlainValue]:
@@ -196,4 +197,5 @@ class Kernel:
             rows.append(("standard error", "known", "the numbers are estimates"))
         if self.leaves:
             rows.append(("leaves", str(len(self.leaves)), ", ".join(self.leaves)))
-        return display.html_table("Empirical NTK", rows)
+        is_gradient = convention.reduction == "gradient"
+        return display.html_table("Gradient kernel" if is_gradient else "Empirical NTK", rows)

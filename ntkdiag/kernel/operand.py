@@ -189,8 +189,19 @@ def _require_equal_transpose(
         )
 
 
+def refuse_gradient_kernel(operand: Operand) -> None:
+    """Refuse a kernel of the losses of single examples where that of f is meant."""
+    if operand.convention is not None and operand.convention.reduction == "gradient":
+        raise errors.InvalidInputError(
+            expected="the tangent kernel of f",
+            got='reduction="gradient": the kernel of the losses of single examples',
+            do="Compute it as `ntk(f, params, x)`.",
+        )
+
+
 def refuse_trace(operand: Operand) -> None:
     """Refuse a kernel that sums several outputs, where the scale of one output is wanted."""
+    refuse_gradient_kernel(operand)
     convention = operand.convention
     if convention is None or convention.n_outputs == 1:
         return

@@ -17,6 +17,7 @@ put side by side ("diagonal"). What is left is a scale, done by `Reduction.finis
 
 import dataclasses
 import math
+import re
 from typing import TypeAlias
 
 import jax
@@ -31,6 +32,10 @@ from ntkdiag.scalars import is_concrete
 
 # Rows of the full kernel up to which it is the choice of reduction="auto".
 FULL_ROWS = 2048
+# Outputs per example up to which a diagnostic pays for a backward pass of each, and the number of
+# random directions beyond.
+MOST_OUTPUTS = 64
+N_PROJECTIONS = 8
 NAMES = ("mean", "trace", "full", "diagonal", "sum-of-logits")
 _CONTRACTIONS: dict[str, Contraction] = {
     "mean": "trace",
@@ -79,6 +84,12 @@ class RandomProjections:
             for signs in drawn * drawn[:, :1]:
                 different.setdefault(np.packbits(signs > 0).tobytes(), signs)
         return jnp.asarray(np.stack(list(different.values())[: self.k]), dtype)
+
+
+# A name, or random directions of the outputs.
+ReductionLike: TypeAlias = str | RandomProjections
+# As records have it: what `str` makes of the directions.
+_DIRECTIONS_IN_A_RECORD = re.compile(r"RandomProjections\(k=(\d+), seed=(\d+)\)")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,19 +210,58 @@ class Reduction:
 
 
 def automatic(n_examples: int, n_outputs: int) -> str:
-    """What `reduction="auto"` stands for: "full" where it has at most 2048 rows, else "mean"."""
+    """What `reduction="auto"` of `ntk` stands for: "full" up to 2048 rows, else "mean"."""
     return "full" if n_examples * n_outputs <= FULL_ROWS else "mean"
 
 
-def automatic_of_held_out(reduction: str, n_outputs: int) -> str:
+def automatic_of_probe(n_examples: int, n_outputs: int) -> ReductionLike:
+    """What "auto" stands for in `watch`, `compare` and `track`, which measure many kernels.
+
+    Not one of their own choices costs a backward pass for each of many outputs:
+
+        up to 2,048 rows of the full kernel    "full"
+        beyond, up to 64 outputs per example   "mean", one pass for each output
+        more outputs                           `RandomProjections(8)`, eight passes, with an error
+    """
+    exact = automatic(n_examples, n_outputs)
+    return exact if exact == "full" else _without_many_passes(exact, n_outputs)
+
+
+def automatic_of_held_out(reduction: ReductionLike, n_outputs: int) -> ReductionLike:
     """The reduction of a kernel of held-out examples: the mean, unless another one is stated.
 
     Nothing that is measured of it needs the full kernel, which costs C times as much.
     """
-    if reduction != "auto":
+    if isinstance(reduction, RandomProjections) or reduction != "auto":
         return reduction
     # Of one output every reduction is the full kernel.
-    return "mean" if n_outputs > 1 else "full"
+    return _without_many_passes("mean", n_outputs) if n_outputs > 1 else "full"
+
+
+def reduction_of_leaves(reduction: ReductionLike) -> ReductionLike:
+    """The reduction of the kernels of single leaves, sum_c Theta_cc, or its estimate."""
+    return reduction if isinstance(reduction, RandomProjections) else "trace"
+
+
+def passes_of(reduction: ReductionLike, n_outputs: int) -> int:
+    """Backward passes of each example, k."""
+    if isinstance(reduction, RandomProjections):
+        return reduction.k
+    return 1 if reduction == "sum-of-logits" else n_outputs
+
+
+def recorded_reduction(text: str) -> ReductionLike:
+    """The reduction that a record has in words."""
+    directions = _DIRECTIONS_IN_A_RECORD.fullmatch(text)
+    if directions is None:
+        return text
+    k, seed = directions.groups()
+    return RandomProjections(int(k), int(seed))
+
+
+def _without_many_passes(reduction: str, n_outputs: int) -> ReductionLike:
+    """The mean over many outputs, estimated from random directions of them."""
+    return RandomProjections(N_PROJECTIONS) if n_outputs > MOST_OUTPUTS else reduction
 
 
 def _read(

@@ -347,7 +347,7 @@ class _Decomposition(NamedTuple):
 
 def decompose(
     matrix: Float[AnyArray, "k k"],
-    resolution: float,
+    resolution: Number,
     *,
     vectors: bool,
     kernel: Kernel | AnyArray | None = None,

@@ -19,6 +19,7 @@ random vector, is Lanczos iteration, and stops as soon as its residual allows.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -39,6 +40,7 @@ MOST_PRODUCTS = 200
 # The search only tells whether something lies above the k-th eigenvalue; refinement follows.
 SEARCH_RESTARTS = 5
 SEARCH_TOLERANCE = 1e-3
+_TINY = 1e-15  # squares that are roundoff of float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,6 +151,56 @@ def largest_pair(
     residuals = measured.residuals
     converged = residuals <= goal * np.abs(pair.values)
     return Eigenpairs(pair.values, pair.vectors, residuals, converged, counted.count)
+
+
+def largest_signed_pair(
+    product: Product, signs: Vector, start: Vector, tolerance: float, *, roundoff: float = 0.0
+) -> Eigenpairs:
+    """The largest eigenvalue of S M, S = diag(signs) and M positive semidefinite, and its vector.
+
+    S M is symmetric in the inner product <a, b> = a^T M b, in which residuals are measured. So each
+    w comes with its image t = M w, the basis has <w_i, w_j> = w_i . t_j = 1 or 0, and Rayleigh-Ritz
+    is on <w_i, S M w_j> = t_i . S t_j. The next direction is the residual S t - theta w. 0 where M
+    is 0, NaN where a product was not finite.
+
+    Cost: as `largest_pair`.
+    """
+    counted = _Counted(product)
+    goal = reachable_tolerance(tolerance, roundoff)
+    basis = images = np.empty((start.size, 0))
+    value, residual = 0.0, 0.0
+    w = t = np.zeros(start.size)
+    direction = start / np.linalg.norm(start)
+    while counted.count < MOST_PRODUCTS:
+        for _ in range(2):  # orthogonal to the basis; twice is enough
+            direction = direction - basis @ (images.T @ direction)
+        image = counted(direction)
+        if not np.isfinite(image).all():
+            value = residual = math.nan
+            break
+        square = float(direction @ image)  # ||direction||^2
+        residual = max(square, 0.0) ** 0.5 if basis.size else 0.0
+        roundoff_of_square = max(roundoff, _TINY) * float(
+            np.linalg.norm(direction) * np.linalg.norm(image)
+        )
+        if square <= roundoff_of_square or (basis.size and residual <= goal * abs(value)):
+            residual = min(residual, goal * abs(value))  # what is left is roundoff
+            break
+        if basis.shape[1] == LARGEST_BASIS:  # it is full: begin anew from the best vector in it
+            basis, images = w[:, None], t[:, None]
+        basis = np.column_stack([basis, direction / square**0.5])
+        images = np.column_stack([images, image / square**0.5])
+        values, vectors = np.linalg.eigh(images.T @ (signs[:, None] * images))
+        value = float(values[-1])
+        w, t = basis @ vectors[:, -1], images @ vectors[:, -1]
+        direction = signs * t - value * w
+    return Eigenpairs(
+        np.array([value]),
+        w[:, None],
+        np.array([residual]),
+        np.array([residual <= goal * abs(value)]),
+        counted.count,
+    )
 
 
 class _Counted:

@@ -135,7 +135,7 @@ class NTKOperator:
         self.closes_over_explicit = meshes.explicit(consts) is not None
         meshes.within(arrays, self.closes_over_explicit)
 
-        self.output_shape, self.dtype = _require_one_output(outputs, n_rows)
+        self.output_shape, self.dtype = require_one_output(outputs, n_rows)
         if not have_derivatives(opened, len(jax.tree.leaves(self.params))):
             warn_of_no_parameter()
         size = int(np.prod(self.output_shape))
@@ -449,7 +449,7 @@ def _structure_and_shapes(tree: PyTree) -> tuple[TreeStructure, list[tuple[int, 
     return structure, [jnp.shape(leaf) for leaf in leaves]
 
 
-def _require_one_output(outputs: PyTree, n: int) -> tuple[tuple[int, ...], np.dtype]:
+def require_one_output(outputs: PyTree, n: int) -> tuple[tuple[int, ...], np.dtype]:
     """Shape for one example, and dtype, of the one floating array that f has to return."""
     is_array = hasattr(outputs, "shape")
     if is_array and jnp.issubdtype(outputs.dtype, jnp.floating) and outputs.shape[:1] == (n,):

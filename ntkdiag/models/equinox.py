@@ -6,6 +6,7 @@ copy of the same state in every call, and random ones a key: one for all example
 mode, one for each.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -279,7 +280,8 @@ class _BatchEvaluation:
 
     def _on_batch(self, call: _Call, x: PyTree, key: PyTree) -> tuple[PyTree, PyTree]:
         """Hand a batch as it is to a module that takes one."""
-        outputs, new_state = call(x, key)
+        with _refusing_input("a module that takes the batch, because batched=True", "x", x):
+            outputs, new_state = call(x, key)
         # A module of one example would take the first axis of the batch for something else: refuse
         # it where no output begins with an axis as long as that of an input.
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(x)}
@@ -297,21 +299,30 @@ class _BatchEvaluation:
     ) -> tuple[PyTree, PyTree]:
         """Map a module of one example over the batch; keyword arguments are the same for all."""
         _count_examples(x)  # refuses what has no axis of examples
-        try:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], leaf.dtype), x)
+        with _refusing_input("a module that takes one example, x[i]", "examples", one):
             return jax.vmap(call, in_axes=(0, key_axis), axis_name=self.axis_name)(x, keys)
-        except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            # Our own errors, and those of tracing, say what is wrong.
-            raise
-        except (TypeError, ValueError, IndexError) as error:
-            if isinstance(error, TypeError) and user_function.missing_arguments(error):
-                raise  # `Apply` says where the argument goes
-            # Most often the module refused its input because it takes a batch.
-            shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(x)]
-            reason = str(error).rstrip(".")
-            raise _wrong_batch_error(
-                "a module that takes one example, x[i]",
-                f"examples of shape {_written(shapes)}, which it refused with: {reason}",
-            ) from error
+
+
+@contextlib.contextmanager
+def _refusing_input(expected: str, name: str, x: PyTree) -> Iterator[None]:
+    """Where a module is called that may have a batch axis too many, or one too few, in its input.
+
+    Raises:
+        InvalidInputError: The module refused its input.
+    """
+    try:
+        yield
+    except (errors.NtkdiagError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        # Our own errors, and those of tracing, say what is wrong.
+        raise
+    except (TypeError, ValueError, IndexError) as error:
+        if isinstance(error, TypeError) and user_function.missing_arguments(error):
+            raise  # `Apply` says where the argument goes
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
+        reason = str(error).rstrip(".")
+        got = f"{name} of shape {_written(shapes)}, which it refused with: {reason}"
+        raise _wrong_batch_error(expected, got) from error
 
 
 def _count_examples(x: PyTree) -> int:

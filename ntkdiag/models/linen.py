@@ -8,6 +8,7 @@ In train and dropout mode the module may write to its collections; what it write
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
@@ -50,6 +51,9 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     boxed_variables = _read_collections(request.variables, trained.names)
     variables = nn.meta.unbox(boxed_variables)  # boxes hold how arrays are laid out on devices
     candidates = trained.tree_of(variables)
+    is_alone = variables.keys() == {"params"} and not request.options.get("mutable")
+    if request.check and is_alone and linen_norm.has_batch_norm(module, variables["params"]):
+        raise _no_statistics_error(variables)
     params, part = partition(candidates, request.trainable, check=request.check)
     # `part` keeps the parameters that are held fixed, and puts them back beside params.
     fixed = {name: tree for name, tree in variables.items() if name not in trained.names}
@@ -62,7 +66,10 @@ def adapt(module: nn.Module, request: ModelRequest) -> Functional:
     fixed_in_calls = fixed
     if request.mode.statistics is not None:
         full = {**trained.as_collections(candidates), **fixed}
-        updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
+        try:
+            updated = linen_norm.statistics_of_batch(run, full, request.mode.statistics)
+        except flax_errors.ScopeCollectionNotFound as error:
+            raise _no_statistics_error(variables) from error
         fixed_in_calls = {**fixed, **updated}
 
     def function(params: PyTree, x: PyTree, **kwargs: PyTree) -> PyTree:
@@ -148,6 +155,29 @@ class _TrainedCollections:
         return tree if self.named else {"params": tree}
 
 
+def declared_parameters(module: nn.Module, x: PyTree) -> list[PyTree]:
+    """Shapes of the parameters that `init` makes on a batch: in eval mode, and in training.
+
+    Some layers, such as an auxiliary head, are called in one of them alone. Nothing is computed;
+    the list is empty where `init` needs more than a batch.
+    """
+    trees = []
+    for mode in (Mode("eval"), Mode("train")):
+        request = ModelRequest(mode=mode)
+        keywords = request.call_arguments(request.method_of(module), x, {})[1]
+        for name in mode.switches:
+            if getattr(module, name, None) is not None:
+                keywords.pop(name, None)
+        keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+        init = functools.partial(_in_mode(module, request).init, keys, **keywords)
+        try:
+            variables = jax.eval_shape(init, x)
+        except Exception:  # whatever the module needs beside a batch
+            continue
+        trees.append(nn.meta.unbox(variables).get("params", {}))
+    return trees
+
+
 def module_behind(model: object, variables: PyTree) -> tuple[object, PyTree]:
     """Look behind a TrainState and `module.apply`, which would pass for a plain function.
 
@@ -199,6 +229,15 @@ def collections_of_train_state(state: Any) -> dict[str, PyTree]:
     if isinstance(state.params, Mapping) and "params" in state.params:
         return {**collections, **state.params}
     return {**collections, "params": state.params}
+
+
+def _no_statistics_error(variables: Mapping[str, PyTree]) -> errors.InvalidInputError:
+    """The error for batch normalisation whose running statistics were left behind."""
+    return errors.InvalidInputError(
+        expected='the running statistics of batch normalisation, "batch_stats", beside "params"',
+        got=f"a dictionary with keys {sorted(map(str, variables))}",
+        do="Pass the whole dictionary that module.init returned, not the params alone.",
+    )
 
 
 def _in_mode(module: nn.Module, request: ModelRequest) -> nn.Module:

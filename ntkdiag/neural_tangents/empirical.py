@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.engine.calls.arguments import check_function
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.neural_tangents.axes import AxesLike
 from ntkdiag.neural_tangents.examples import VmapAxes
@@ -100,6 +101,7 @@ def empirical_ntk_fn(
         >>> empirical_ntk_fn(lambda w, x: x @ w, trace_axes=())(x, None, jnp.ones((2, 3))).shape
         (2, 2, 3, 3)
     """
+    check_function(f)
     _check_implementation(implementation)
     if not (_j_rules is None and _s_rules is None and _fwd is None):
         _warn_about_switches()
@@ -144,6 +146,7 @@ def empirical_nngp_fn(
         >>> empirical_nngp_fn(lambda w, x: x @ w)(x, None, jnp.eye(2)).tolist()
         [[2.5, 5.5], [5.5, 12.5]]
     """
+    check_function(f)
     return KernelFunction("nngp", f, trace_axes, diagonal_axes, cross_terms=cross_terms)
 
 

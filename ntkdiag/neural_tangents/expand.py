@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.engine.calls.arguments import check_function
 from ntkdiag.linearization.taylor import linearize as linearize_one
 from ntkdiag.linearization.taylor import taylor_expand as taylor_expand_one
 
@@ -52,6 +53,7 @@ def taylor_expand(f: Callable[..., PyTree], params: PyTree, degree: int) -> Call
 
 def _gather(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """f(params, *inputs, **kwargs) as a function of (inputs, kwargs)."""
+    check_function(f)
     return lambda params, inputs: f(params, *inputs[0], **inputs[1])
 
 

@@ -602,3 +602,64 @@ def test_the_command_line(run):
     assert (
         "matches none of: (the" not in run("selfcheck_cases.py:right", "--trainable", "nothing")[2]
     )
+
+
+def unit_rows(params, x):
+    """Rows of length 1; of a padded example, all zeros, the outputs are 0 and the gradient NaN."""
+    h = x @ params["w"]
+    empty = (x == 0).all(1, keepdims=True)
+    return jnp.where(empty, 0.0, h / jnp.linalg.norm(h, axis=1, keepdims=True))
+
+
+def root_of_sum(params, x):
+    return jnp.sqrt(jnp.square(x @ params["w"]).sum(1, keepdims=True))
+
+
+def masked_log(params, x):
+    h = jnp.square(x @ params["w"])
+    return jnp.where(h > 0, jnp.log(h), 0.0)
+
+
+@pytest.mark.parametrize("f", [unit_rows, root_of_sum, masked_log])
+@pytest.mark.parametrize("places", [(0,), (2,), (7,), (3, 20, 39)])
+def test_a_gradient_that_is_nan_at_a_later_example(f, places):
+    x = np.random.default_rng(0).normal(size=(8 if max(places) < 8 else 40, 3)).astype(np.float32)
+    x[list(places)] = 0
+    assert np.isfinite(f({"w": WEIGHT}, x)).all()
+    check = selfcheck(f, {"w": WEIGHT}, x)
+    where = f"example {places[0]}" if len(places) == 1 else "examples 3, 20, 39"
+    assert check["gradients"].status == "wrong"
+    assert check["gradients"].text == (
+        f"NaN or infinity in the gradient of w at {where} of {len(x)}"
+    )
+    assert not check.ok
+
+
+def test_outputs_that_are_nan_at_a_later_example():
+    x = np.abs(np.random.default_rng(0).normal(size=(21, 3))).astype(np.float32)
+    x[17] = 0
+    check = selfcheck(lambda params, x: jnp.log(x) @ params["w"], {"w": WEIGHT}, x)
+    assert check["runs"].status == "ok"  # of the first examples
+    assert check["gradients"].text == "NaN or infinity in the outputs at example 17 of 21"
+    tokens = np.arange(12) % 5
+    table = jnp.array([1.0, 2.0, 3.0, 4.0, 0.0])
+    check = selfcheck(lambda params, x: params["w"] / table[x][:, None], {"w": WEIGHT[:1]}, tokens)
+    assert check["gradients"].text == "NaN or infinity in the outputs at examples 4, 9 of 12"
+
+
+def test_gradients_of_interacting_examples_are_looked_at_together():
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+    centred = lambda params, x: unit_rows(params, x - x.mean(0))
+    assert selfcheck(centred, {"w": WEIGHT}, x, examples="joint")["gradients"].text.endswith(
+        "finite at all 32 examples"
+    )
+    x[:] = 0.5  # all rows are their mean
+    check = selfcheck(centred, {"w": WEIGHT}, x, examples="joint")
+    assert check["gradients"].text == "NaN or infinity in the gradient of w"
+
+
+def test_examples_with_nan_beyond_the_first_are_refused():
+    x = np.zeros((9, 3), np.float32)
+    x[8, 0] = np.nan
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="expected examples x without NaN"):
+        selfcheck(lambda params, x: x @ params["w"], {"w": WEIGHT}, x)

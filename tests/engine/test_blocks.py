@@ -48,6 +48,7 @@ def by_length_joined(p, x):
     return jnp.tanh(x @ side_by_side).mean(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("f", [by_length_bias, by_length_joined])
 def test_parameters_chosen_by_the_shape_of_x(f):
     rng = np.random.default_rng(0)

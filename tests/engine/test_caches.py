@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import weakref
 
 import equinox as eqx
@@ -64,6 +65,7 @@ def released(*references):
     return all(reference() is None for reference in references)
 
 
+@pytest.mark.long
 def test_programs_go_with_their_function():
     f, w, frozen = closes_over(0)
     ntkdiag.ntk(f, w, X)
@@ -83,6 +85,7 @@ class Trainer:
         return jnp.tanh(x @ params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use",
     [
@@ -119,6 +122,7 @@ def test_methods_share_the_programs_of_their_owner():
     assert other is None
 
 
+@pytest.mark.long
 def test_operators_are_cleared():
     f, w, frozen = closes_over(0)
     ntkdiag.NTKOperator(f, w, X) @ np.ones(3, np.float32)
@@ -157,3 +161,27 @@ def test_a_copy_begins_empty():
     kernel_fn._prepared.put(jnp.tanh, "a", 1)
     assert copy.deepcopy(kernel_fn)._prepared.get(jnp.tanh, "a") is None
     assert kernel_fn._prepared.get(jnp.tanh, "a") == 1
+
+
+@pytest.mark.parametrize("end", ["cleared", "the first function goes", "too many others come"])
+def test_functions_that_entries_hold_go_with_them(end):
+    """What an entry lets go is a function with an entry of its own: all of them in one change."""
+    cache = caches.Cache()
+    functions = [lambda: None for _ in range(5)]
+    for function, held in itertools.pairwise(functions):
+        for key in ("a", "b"):
+            cache.put(function, key, held)
+    cache.put(functions[-1], "a", 1)
+    first, others = functions[0], [lambda: None for _ in range(100)]
+    gone = weakref.ref(functions[-1])
+    del functions, function, held
+    if end == "cleared":
+        cache.clear()
+    elif end == "the first function goes":
+        del first
+    else:
+        for other in others:
+            cache.put(other, "a", 1)
+    gc.collect()
+    assert gone() is None
+    assert cache.get(others[-1], "a") == (1 if end == "too many others come" else None)

@@ -111,6 +111,7 @@ def derivatives(f):
     return everything
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", thin(PLAIN))
 def test_every_layout(name):
     numbers, x, w, options = PLAIN[name]
@@ -118,6 +119,7 @@ def test_every_layout(name):
     check(derivatives(functools.partial(conv, numbers=numbers, **options)), normal(*x), normal(*w))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("f", [twice_in_a_scan, in_a_branch])
 def test_derivatives_inside_control_flow(f):
     check(derivatives(f), normal(2, 4, 6, 5), normal(4, 4, 3, 3))
@@ -180,6 +182,7 @@ def test_what_runs_in_loops(name, monkeypatch):
     )
 
 
+@pytest.mark.long
 def test_a_kernel_is_what_it_was():
     params, x = {"w": normal(3, 4, 4, 3, 3), "v": normal(4, 2)}, normal(3, 4, 6, 5)
     jacobian = [v.reshape(3, 2, -1) for v in jax.tree.leaves(jax.jacrev(scanned)(params, x))]

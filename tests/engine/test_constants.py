@@ -41,6 +41,7 @@ SURROUNDINGS = {
 CASES = [(name, F) for name in COMPUTE] + [("trace", NORMALISED), ("compat", NORMALISED)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", thin(CASES))
 def test_constants_are_computed_as_outside(case):
     compute, f = case
@@ -69,6 +70,7 @@ def test_functions_that_close_over_what_is_traced(case):
     np.testing.assert_allclose(gradient, 4 * outside.sum(), rtol=1e-4)
 
 
+@pytest.mark.long
 def test_examples_that_interact_are_found_while_tracing():
     f = lambda p, x: F(p, x - x.mean(0))
     with pytest.raises(ntkdiag.errors.ExamplesInteractError):

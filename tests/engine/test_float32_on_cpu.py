@@ -21,6 +21,7 @@ def layer(h):
     return rms(h - h.mean(-1, keepdims=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("norm", [rms, layer])
 @pytest.mark.parametrize("shape", [(2, 256, 32), (8, 16, 16, 16), (3, 32, 100, 3), (10, 32, 32, 3)])
 def test_kernel_of_a_normalised_network(shape, norm):
@@ -48,6 +49,7 @@ def group(h, groups=4):
     return (h * lax.rsqrt((h**2).mean((1, 2, -1), keepdims=True) + 1e-6)).reshape(*h.shape[:3], -1)
 
 
+@pytest.mark.long
 def test_convolutions_with_group_norm():
     rng = np.random.default_rng(0)
     draw = lambda *s: jnp.asarray(rng.normal(size=s) / np.sqrt(np.prod(s[:-1])), jnp.float32)
@@ -66,6 +68,7 @@ def test_convolutions_with_group_norm():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", thin([(3, 64, 32), (4, 10, 48)]))
 def test_scanned_blocks_with_rms_norm(shape):
     rng = np.random.default_rng(0)
@@ -116,6 +119,14 @@ def test_inside_a_users_jit_it_warns_once(trusted, message, forget, monkeypatch)
     with pytest.warns(RuntimeWarning, match=message):
         _jax.warn_if_untrusted_jit()
     _jax.warn_if_untrusted_jit()  # the second time nothing is said
+
+
+def test_networks_without_normalisation_are_not_asked_about(monkeypatch):
+    def known_answers():
+        raise AssertionError("the known-answer test takes time")
+
+    monkeypatch.setattr(_jax, "trusted_cpu_options", known_answers)
+    _jax.warn_if_untrusted_jit(lambda: False)
 
 
 def test_no_warning_where_the_default_is_right(forget, monkeypatch):

@@ -53,6 +53,7 @@ def programs():
     return {name: program(name) for name in cases.CASES}
 
 
+@pytest.mark.long
 def test_general_leaves_are_the_ones_known(programs):
     found = {}
     for name, one in programs.items():
@@ -130,6 +131,7 @@ def test_repeating_is_broadcasting(own, shape):
     np.testing.assert_allclose(pull(ours), pull(plain), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_what_does_not_depend_on_the_example_is_kept_once():
     one = program("mlp")
     _, params, x = cases.mlp()

@@ -4,7 +4,11 @@ Nothing here is allocated: arrays of many rows are one number, repeated without 
 memory is free is said by the tests.
 """
 
+import os
+import pathlib
 import re
+import subprocess
+import sys
 import time
 import warnings
 
@@ -15,7 +19,7 @@ import numpy as np
 import pytest
 
 import ntkdiag
-from ntkdiag import memory
+from ntkdiag import errors, memory
 from ntkdiag.errors import MemoryBudgetError
 from ntkdiag.kernel import RandomProjections
 
@@ -137,8 +141,8 @@ def test_a_comparison_of_twenty_thousand_rows(n, reduction):
 
 @pytest.mark.usefixtures("eight_gigabytes")
 def test_the_margin_of_too_many_rows():
-    operator = ntkdiag.NTKOperator(lambda w, x: x @ w, np.ones((1, 1), "f"), np.ones((1, 1), "f"))
-    operator.shape = (20_000_000, 20_000_000)  # as if there were so many examples
+    x = np.ones((20_000_000, 1), "f")
+    operator = ntkdiag.NTKOperator(lambda w, x: x @ w, np.ones((1, 1), "f"), x)
     _refused(
         lambda: ntkdiag.stability_margin(operator, 0.1, loss="mse"),
         "expected 12.8 GB for vectors of 20,000,000 rows; got 8 GB free. Take fewer examples.",
@@ -163,6 +167,7 @@ def _wide():
     return lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], params, rng.normal(size=(48, 16)).astype("f")
 
 
+@pytest.mark.long
 def test_many_passes_are_said_once():
     f, params, x = _wide()
     plan = ntkdiag.plan(f, params, x, memory=TIGHT)
@@ -201,6 +206,7 @@ def test_a_plan_draws_no_directions(monkeypatch):
     assert not drawn
 
 
+@pytest.mark.long
 def test_directions_of_a_million_outputs_are_drawn_in_a_moment():
     began = time.process_time()
     signs = np.asarray(RandomProjections(10, seed=3).directions(1_000_000, np.float32))
@@ -221,3 +227,273 @@ def test_directions_are_those_they_were():
                 expected.append(row)
     signs = RandomProjections(8, seed=7).directions(4, np.float32)
     np.testing.assert_array_equal(signs, expected[:8])
+
+
+# Inside a transformation a kernel is one block of somebody's program.
+
+
+def _linear(w, x):
+    return x @ w
+
+
+def _of_shapes(n, transformed, **options):
+    """A kernel of n examples inside a transformation, of which only shapes are made."""
+    w = jax.ShapeDtypeStruct((64, 100), jnp.float32)
+    x = jax.ShapeDtypeStruct((n, 64), jnp.float32)
+
+    def kernel(w, x):
+        return ntkdiag.ntk(_linear, w, x, **options).array
+
+    return jax.eval_shape(transformed(kernel), w, x)
+
+
+def _grad(kernel):
+    return jax.grad(lambda w, x: kernel(w, x).sum())
+
+
+def _vmap(kernel):
+    return lambda w, x: jax.vmap(kernel, in_axes=(0, None))(w[None], x)
+
+
+@pytest.mark.usefixtures("eight_gigabytes")
+@pytest.mark.parametrize("transformed", [jax.jit, _grad, _vmap, jax.checkpoint])
+@pytest.mark.parametrize(
+    ("n", "reduction"), [(1_000_000, "mean"), (3_000, "full"), (40_000, "diagonal")]
+)
+def test_shapes_that_cannot_fit_are_refused_inside_a_transformation_as_outside(
+    transformed, n, reduction
+):
+    options = {"reduction": reduction, "check": False}
+    with pytest.raises(MemoryBudgetError) as inside:
+        _of_shapes(n, transformed, **options)
+    x = np.broadcast_to(np.float32(0.0), (n, 64))
+    with pytest.raises(MemoryBudgetError) as outside:
+        ntkdiag.ntk(_linear, np.zeros((64, 100), np.float32), x, **options)
+    assert str(inside.value) == str(outside.value)
+    assert "expected a budget of at least" in str(inside.value)
+
+
+@pytest.mark.usefixtures("eight_gigabytes")
+def test_a_block_that_cannot_fit_is_refused_inside_a_transformation_alone():
+    """Outside it is computed block by block."""
+    shapes = {"w": (64, 512), "v": (512, 100)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+    def f(params, x):
+        return jnp.tanh(x @ params["w"]) @ params["v"]
+
+    def kernel(params, x):
+        return ntkdiag.ntk(f, params, x, check=False).array
+
+    many, few = (jax.ShapeDtypeStruct((n, 64), jnp.float32) for n in (30_000, 3_000))
+    _refused(
+        lambda: jax.eval_shape(jax.jit(kernel), params, many),
+        "ntk(f, params, x): expected ",
+        " for a kernel inside a transformation, which is one block of its program; got 8 GB free. Call ntk outside of "
+        "jax.jit, where it is computed block by block, or take fewer examples.",
+    )
+    assert ntkdiag.plan(f, params, many).blocks.n_rows > 1
+    jax.eval_shape(jax.jit(kernel), params, few)
+
+
+@pytest.mark.usefixtures("eight_gigabytes")
+def test_columns_and_a_joint_batch_count_inside_a_transformation_too():
+    w = jax.ShapeDtypeStruct((64, 100), jnp.float32)
+    x = jax.ShapeDtypeStruct((1_000, 64), jnp.float32)
+    x2 = jax.ShapeDtypeStruct((10_000_000, 64), jnp.float32)
+
+    def between(w, x, x2):
+        return ntkdiag.ntk(_linear, w, x, x2, check=False).array
+
+    def joint(w, x):
+        return ntkdiag.ntk(_linear, w, x, examples="joint", check=False).array
+
+    _refused(lambda: jax.eval_shape(between, w, x, x2), "expected a budget of at least")
+    _refused(
+        lambda: jax.eval_shape(joint, w, x),
+        " for 100,000 directions of 100,000 outputs; got 8 GB free.",
+    )
+    few = jax.ShapeDtypeStruct((250, 64), jnp.float32)
+    _refused(
+        lambda: jax.eval_shape(joint, w, few),
+        " for a joint batch, which is differentiated as a whole; got 8 GB",
+    )
+
+
+def test_a_budget_that_was_named_counts_inside_a_transformation():
+    _refused(
+        lambda: _of_shapes(1_000, jax.jit, memory="1MB", check=False),
+        "expected a budget of at least 4.18 MB; got 1 MB. The kernel alone takes 4 MB",
+    )
+    _of_shapes(100, jax.jit, memory="1MB", check=False)
+
+
+# Limits of the system.
+
+UNDER_A_LIMIT = """
+import resource, sys
+import jax, jax.numpy as jnp, numpy as np
+import ntkdiag
+from ntkdiag import errors, memory
+
+def f(params, x):
+    return jnp.tanh(x @ params["w"]) @ params["v"]
+
+def vm_size():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmSize"))
+    return 1024 * int(line.split()[1])
+
+rng = np.random.default_rng(0)
+params = {"w": rng.normal(size=(64, 64)).astype("f"), "v": rng.normal(size=(64, 10)).astype("f")}
+small, large = (rng.normal(size=(n, 64)).astype("f") for n in (50, 8_000))
+np.asarray(ntkdiag.ntk(f, params, small).array)  # the threads of XLA are there
+before = memory.host_memory()
+limit = vm_size() + int(float(sys.argv[1]) * 1e9)
+resource.setrlimit(getattr(resource, sys.argv[2]), (limit, resource.RLIM_INFINITY))
+free = memory.host_memory()
+assert free < min(before, limit), (free, before, limit)
+calls = {
+    "small": lambda: ntkdiag.ntk(f, params, small, reduction="full").array,
+    "full": lambda: ntkdiag.ntk(f, params, large, reduction="full").array,
+    "mean": lambda: ntkdiag.ntk(f, params, large).array,
+    "jit": lambda: jax.jit(lambda p, x: ntkdiag.ntk(f, p, x, reduction="full").array)(params, large),
+    "joint": lambda: ntkdiag.ntk(f, params, large, examples="joint").array,
+    "spectrum": lambda: ntkdiag.spectrum(np.broadcast_to(np.float32(1), (20_000, 20_000))).eigenvalues,
+    "drift": lambda: np.array(float(ntkdiag.drift(*2 * [np.broadcast_to(np.float32(1), (20_000, 20_000))]).relative)),
+    "operator": lambda: ntkdiag.NTKOperator(f, params, large) @ np.ones((8_000, 10), "f"),
+    "nt": lambda: ntkdiag.neural_tangents.empirical_ntk_fn(f, trace_axes=())(large, None, params),
+}
+for name, call in calls.items():
+    try:
+        print(name, np.asarray(call()).shape, flush=True)
+    except ntkdiag.errors.MemoryBudgetError as error:
+        print(name, "refused", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are read on Linux")
+@pytest.mark.parametrize("room", [0.3, 1.0])
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_under_an_address_limit_nothing_aborts(kind, room):
+    command = [sys.executable, "-c", UNDER_A_LIMIT, str(room), kind]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert said["small"] == "(50, 10, 50, 10)"
+    for name in ("full", "jit", "joint", "spectrum", "drift", "nt"):
+        assert said[name] == "refused", said
+    assert said["operator"] == "(8000, 10)"
+
+
+@pytest.fixture
+def linux(monkeypatch):
+    """A machine whose limits are those of a dictionary: files, and what `ulimit` says."""
+    resource = pytest.importorskip("resource")
+    kilobytes = 10**8
+    files = {"/proc/meminfo": f"MemFree: 1 kB\nMemAvailable: {kilobytes} kB\n"}
+    files["/proc/self/status"] = "Name: python\nVmSize: 3000000 kB\nVmData: 1000000 kB\n"
+    limits = {}
+
+    def read_text(path, *args, **kwargs):
+        if str(path) not in files:
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return files[str(path)]
+
+    def getrlimit(kind):
+        return limits.get(kind, resource.RLIM_INFINITY), resource.RLIM_INFINITY
+
+    monkeypatch.setattr(pathlib.Path, "read_text", read_text)
+    monkeypatch.setattr(resource, "getrlimit", getrlimit)
+    return files, limits
+
+
+def test_what_is_free_is_the_least_that_the_limits_of_a_process_leave(linux):
+    resource = pytest.importorskip("resource")
+    _, limits = linux
+    assert memory.host_memory() == 10**8 * 1024
+    limits[resource.RLIMIT_AS] = 5_000_000 * 1024
+    below_addresses = memory.host_memory()
+    # A little is left for the threads of XLA.
+    assert 1_800_000 * 1024 < below_addresses < 2_000_000 * 1024
+    limits[resource.RLIMIT_DATA] = 2_000_000 * 1024
+    assert memory.host_memory() == below_addresses - 1_000_000 * 1024
+    limits[resource.RLIMIT_DATA] = 0
+    assert memory.host_memory() == 1
+
+
+CONTAINERS = {
+    "version 2": ("", "0::/\n", "memory.max", "memory.current", "inactive_file"),
+    "version 2, a group": (
+        "/job/7",
+        "0::/job/7\n",
+        "memory.max",
+        "memory.current",
+        "inactive_file",
+    ),
+    "version 1": (
+        "/memory/job/7",
+        "5:cpu:/\n4:memory:/job/7\n",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("folder", "groups", "limit", "usage", "cache"), CONTAINERS.values(), ids=CONTAINERS
+)
+def test_the_limit_of_a_container_is_read(folder, groups, limit, usage, cache, linux):
+    files, _ = linux
+    folder = f"/sys/fs/cgroup{folder}"
+    files["/proc/self/cgroup"] = groups
+    files[f"{folder}/{limit}"] = f"{2 * 10**9}\n"
+    files[f"{folder}/{usage}"] = f"{15 * 10**8}\n"
+    files[f"{folder}/memory.stat"] = f"anon 1\n{cache} {3 * 10**8}\n"
+    assert memory.host_memory() == 8 * 10**8
+    assert memory.budget(None) == 4 * 10**8
+    files[f"{folder}/{limit}"] = "max\n"
+    assert memory.host_memory() == 10**8 * 1024
+
+
+@pytest.mark.parametrize(
+    ("error", "got"),
+    [
+        (MemoryError("Unable to allocate 9 TiB"), "Unable to allocate 9 TiB"),
+        (MemoryError(), "MemoryError"),
+        (
+            jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes.\nAt:"
+            ),
+            "RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes",
+        ),
+    ],
+)
+def test_memory_that_is_refused_in_the_middle_of_a_call_is_an_error_of_ours(error, got):
+    @errors.called("ntk(f, params, x)")
+    def call():
+        raise error
+
+    with pytest.raises(MemoryBudgetError) as caught:
+        call()
+    assert str(caught.value) == (
+        f"ntk(f, params, x): expected memory for all of the call; got {got}. Take fewer examples, or run it where "
+        "there is more memory. Where the call has memory=, a smaller budget leaves more for the rest."
+    )
+    assert caught.value.__cause__ is error
+
+
+def test_other_errors_of_xla_stay_what_they_are():
+    @errors.called("ntk(f, params, x)")
+    def call():
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        call()

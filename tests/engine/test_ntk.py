@@ -65,6 +65,7 @@ def test_projection(examples, full):
         assert_close(got, np.einsum("ok,nomp,pl->nkml", v, full, v))
 
 
+@pytest.mark.long
 def test_random_projections_are_unbiased_and_know_their_error(full):
     trace = REDUCTIONS["trace"](full)
     kernels = [
@@ -91,6 +92,7 @@ def test_leaf_groups_by_glob(full):
         )
 
 
+@pytest.mark.long
 def test_scanned_layers_are_split_by_layer():
     f, params, x = cases.scanned_layers()
     jacobian = reference.jacobian(
@@ -130,6 +132,7 @@ def test_preconditioned_kernel(kind):
         assert_close(ntkdiag.ntk(F, p, x, preconditioner=1.0), np.asarray(ntkdiag.ntk(F, p, x)))
 
 
+@pytest.mark.long
 def test_block_kernel_between_two_functions():
     g = lambda p, x: jnp.sin(x @ p["w"]) @ p["v"] + (p["b"] ** 2).sum()
     j, h = (reference.jacobian(fn, PARAMS, X) for fn in (F, g))
@@ -266,6 +269,7 @@ def _hidden_among_tokens(p, ids):
     return (h - h.mean(0)) @ p["head"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("f", "x"),
     [
@@ -288,6 +292,7 @@ def test_interaction_while_the_inputs_are_all_the_same():
         ntkdiag.ntk(lambda p, x: _hidden_by_a_head(p, x), params, jnp.zeros_like(X))
 
 
+@pytest.mark.long
 def test_layers_that_begin_as_zero_and_sums_over_the_batch_with_weight_zero_are_let_through():
     params = {"w": PARAMS["w"], "head": jnp.zeros((7, 2))}
     network = lambda p, x: jnp.tanh(x @ p["w"]) @ p["head"]
@@ -469,6 +474,7 @@ def test_half_precision_kernels_are_float32_in_tiles_too(memory):
     np.testing.assert_allclose(kernel, ntkdiag.ntk(F, params, x), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_leaves_have_the_dtype_of_the_kernel_with_x64_on():
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda v: v.astype(jnp.float32), (PARAMS, X))

@@ -57,6 +57,7 @@ def run(examples):
     )()
 
 
+@pytest.mark.long
 def test_random_networks():
     run(5)
 

@@ -57,6 +57,7 @@ def oracle(params, x1, x2, outputs):
     }[outputs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", thin([False, True]))
 @pytest.mark.parametrize("outputs", thin(["full", "diagonal", "trace", "sum-of-logits"]))
 @pytest.mark.parametrize("machine", MACHINES)
@@ -76,6 +77,7 @@ def test_steps_and_pieces_change_nothing(monkeypatch, machine, outputs, columns)
     )
 
 
+@pytest.mark.long
 def test_parameters_of_streams_are_let_go(monkeypatch):
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: MACHINES[0]))
     params, x, _ = problem()
@@ -88,6 +90,7 @@ def test_parameters_of_streams_are_let_go(monkeypatch):
     assert not any(reference() is not None for reference in alive)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("outputs", thin(["full", "diagonal", "trace"]))
 def test_tiles_of_pieces_change_nothing(monkeypatch, outputs, columns):

@@ -23,6 +23,7 @@ def oracle(f, p, x):
     return (j @ j.T).reshape(*y.shape, *y.shape)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", thin(NAMES, keep=3))
 def test_gradient_through_the_kernel(name):
     """In parameters and inputs, under jit."""
@@ -58,6 +59,7 @@ def test_forward_mode_through_the_kernel(name):
             assert relative_error(got, want) < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", thin(NAMES[:3:2]))
 def test_ensembles_of_parameters_and_of_batches(name):
     """`vmap` over members, and over batches."""

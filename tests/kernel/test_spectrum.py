@@ -114,6 +114,7 @@ def test_more_eigenvalues_than_shown():
     assert "10, 9, 8, 7, 6, 5, ..." in repr(spectrum(np.diag(np.arange(1.0, 11.0))))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap_agree_with_the_host():
     rng = np.random.default_rng(3)

@@ -79,6 +79,7 @@ CALLS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("f", [backward_only, by_rules])
 @pytest.mark.parametrize("name", CALLS)

@@ -91,6 +91,7 @@ def test_jit_and_first_order_only():
     assert seen == ["LinearizationGap(traced or batched)"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_trees_of_outputs_and_keyword_arguments():
     def two(p, x, *, scale):
@@ -107,6 +108,7 @@ def test_trees_of_outputs_and_keyword_arguments():
     assert linearization_gap(lambda p, x: net(p, x)[:, :1], A, B, X).agreement is None
 
 
+@pytest.mark.long
 def test_what_a_gap_shows_of_itself():
     gap = linearization_gap(net, A, B, X, second_order=False)
     content = json.loads(json.dumps(gap.to_dict(), allow_nan=False))

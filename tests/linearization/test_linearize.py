@@ -90,6 +90,7 @@ def test_degree_one_is_linearize_and_degree_zero_the_value():
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_quadratic_model_against_the_hessian():
     flat, unravel = ravel_pytree(PARAMS)

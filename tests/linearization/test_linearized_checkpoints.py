@@ -86,6 +86,7 @@ def _other(functional):
     return jax.tree.map(lambda p: p + 0.1 * jnp.cos(9 * p), functional.params)
 
 
+@pytest.mark.long
 def test_post_hoc_linearization(library):
     f, a = library.functional
     b = _other(library.functional)
@@ -147,6 +148,7 @@ def test_last_layer_only(library):
     np.testing.assert_allclose(library.outputs(lin), f(params, X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_weight_decay_pulls_where_the_coordinates_say():
     variables = jax.jit(LINEN.init)(jax.random.key(0), X)
     norms = {}
@@ -179,6 +181,7 @@ def test_a_displacement_below_the_resolution_of_the_parameters_counts():
     np.testing.assert_allclose(slope, X @ np.full((D, C), 1e-6), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_one_jvp_and_the_cost_of_a_step():
     """By XLA's count of operations a training step of the linear model costs 5/3 of the network's."""
     wide = nn.Sequential([nn.Dense(64), jnp.tanh, nn.Dense(64), jnp.tanh, nn.Dense(C)])

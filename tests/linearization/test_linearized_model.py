@@ -93,6 +93,7 @@ def test_linen():
     assert model.apply(restored, X).shape == (N, C)
 
 
+@pytest.mark.long
 def test_nnx():
     model = NNX(nnx.Rngs(0))
     model.eval()
@@ -147,6 +148,7 @@ def test_callable():
     np.testing.assert_allclose(lin(params, X), f(params, X), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_degree_and_trainable():
     variables = jax.jit(Linen().init)(jax.random.key(0), X)
     quadratic = linearized_model(Linen(), variables, degree=2, trainable="Dense_1/**")

@@ -56,6 +56,7 @@ def linen_loop(model):
     return losses, batch_stats
 
 
+@pytest.mark.long
 def test_linen():
     network = Linen()
     variables = network.init(jax.random.key(0), X, train=False)
@@ -70,6 +71,7 @@ def test_linen():
     assert not np.allclose(moved["BatchNorm_0"]["mean"], 0)
 
 
+@pytest.mark.long
 def test_linen_draws_from_the_keys_of_the_call_in_train_mode():
     network = Linen()
     variables = network.init(jax.random.key(0), X, train=False)
@@ -121,6 +123,7 @@ def nnx_loop(model):
     return losses
 
 
+@pytest.mark.long
 def test_nnx():
     network = NNX(nnx.Rngs(0))
     lin = linearized_model(network)
@@ -185,6 +188,7 @@ def equinox_loop(model, state):
     return losses, state
 
 
+@pytest.mark.long
 def test_equinox():
     network, state = eqx.nn.make_with_state(Equinox)(jax.random.key(0))
     values = jax.tree.leaves(state)

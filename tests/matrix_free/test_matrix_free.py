@@ -127,6 +127,7 @@ def test_memory_is_that_of_a_microbatch():
 SOLVERS = [CG(), CG(rank=8), CG("parameters"), CG("parameters", rank=8), LSMR()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("solver", thin(SOLVERS), ids=repr)
 def test_ridge_regression(solver):
     alpha = np.linalg.solve(J @ J.T + 0.5 * np.eye(N * C), (Y - F0).ravel())
@@ -169,6 +170,7 @@ def test_without_ridge_it_is_the_least_norm_interpolation():
         np.testing.assert_allclose(solution.outputs, y, atol=1e-2)
 
 
+@pytest.mark.long
 def test_a_solve_that_stops_early_says_so():
     solution = least_squares(shared_operator(), Y, ridge=0.5, solver=CG(max_steps=2))
     assert not solution.converged
@@ -216,6 +218,7 @@ def _gauss_newton(damping):
     return -np.linalg.solve(J.T @ hessian @ J + damping * np.eye(J.shape[1]), J.T @ gradient)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("solver", [CG(), CG("parameters"), CG("parameters", rank=8)], ids=repr)
 @pytest.mark.parametrize("loss", ["cross_entropy", cross_entropy])
 def test_gauss_newton_step(solver, loss):
@@ -230,6 +233,7 @@ def test_gauss_newton_step(solver, loss):
     assert solution.converged
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("denominator", [None, 1.0, N * C])
 def test_squared_error_needs_one_gauss_newton_step(denominator):
     """The ridge is in units of the kernel's eigenvalues, whatever the loss is divided by."""
@@ -261,6 +265,7 @@ def test_steps_after_each_other_lead_to_the_minimum_of_a_convex_loss(space):
         np.testing.assert_allclose(J.T @ solution.weights.ravel(), displacement, **CLOSE)
 
 
+@pytest.mark.long
 def test_differentiable_and_compiled_in_a_program_of_the_user():
     solved = jax.jit(lambda op, y: least_squares(op, y, ridge=0.5))(shared_operator(), Y)
     np.testing.assert_allclose(

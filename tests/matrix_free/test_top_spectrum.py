@@ -150,6 +150,7 @@ def test_eigenvalues_beyond_the_rank_are_unresolved():
     assert f"{rank + 5 - found.rank} unresolved" in repr(found)
 
 
+@pytest.mark.long
 def test_trace_with_its_error():
     found = ntkdiag.top_spectrum(shared_operator(), 5, trace_probes=20)
     assert abs(found.trace - truth().sum()) < 4 * found.trace_error < 0.4 * truth().sum()
@@ -304,6 +305,37 @@ def test_the_largest_eigenvalue_alone(seed):
     np.testing.assert_allclose(np.linalg.norm(again), pair.residuals[0], atol=1e-9 * values[0])
     assert pair.converged[0] == (pair.residuals[0] <= 1e-5 * pair.values[0])
     assert pair.products <= lanczos.MOST_PRODUCTS + 1
+
+
+@pytest.mark.parametrize(("n", "rank"), [(30, 30), (60, 7), (200, 50), (5, 0)])
+def test_the_largest_pair_of_a_matrix_with_signs(n, rank):
+    """S M with M positive semidefinite: not symmetric, with real eigenvalues."""
+    rng = np.random.default_rng(n)
+    half = rng.normal(size=(n, rank)) * np.exp(-np.arange(rank) / 5)
+    matrix = half @ half.T
+    signs = np.where(rng.random(n) < 0.5, -1.0, 1.0)
+    want = np.linalg.eigvals(signs[:, None] * matrix).real.max()
+    pair = lanczos.largest_signed_pair(lambda v: matrix @ v, signs, rng.normal(size=n), 1e-5)
+    np.testing.assert_allclose(pair.values[0], want, rtol=1e-4, atol=1e-12)
+    assert pair.converged[0]
+    assert pair.products < 40
+    if rank == n:
+        again = signs * (matrix @ pair.vectors[:, 0]) - pair.values[0] * pair.vectors[:, 0]
+        residual = np.sqrt(again @ matrix @ again)
+        assert residual <= 2e-5 * pair.values[0]
+
+
+def test_a_largest_pair_with_signs_that_is_not_finite_or_does_not_converge(monkeypatch):
+    start = np.ones(3)
+    nan = lanczos.largest_signed_pair(lambda v: v * np.nan, np.ones(3), start, 1e-5)
+    assert np.isnan(nan.values[0])
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(50, 50))
+    monkeypatch.setattr(lanczos, "MOST_PRODUCTS", 3)
+    late = lanczos.largest_signed_pair(
+        lambda v: half @ (half.T @ v), np.ones(50), rng.normal(size=50), 1e-9
+    )
+    assert not late.converged[0]
 
 
 def test_the_margin_of_an_operator_takes_few_products():

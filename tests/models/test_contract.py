@@ -76,6 +76,7 @@ def same(a, b):
     return all(np.array_equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("library", thin(MASKS))
 def test_the_contract(library, mode, x64):
@@ -108,6 +109,7 @@ def test_dtypes_are_kept(library, mode):
     assert same(snapshot(fn.restore(fn.params)), snapshot(model))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", thin(MASKS))
 def test_rows_and_columns_of_a_kernel_with_dropout_have_one_mask(library, x64):
     _, fn = made(library, "dropout", jnp.float64)
@@ -142,6 +144,7 @@ class Transformed(NamedTuple):
     apply: object
 
 
+@pytest.mark.long
 def test_plain_functions_and_transformed_ones(x64):
     x = inputs(jnp.float64)
     f = functools.partial(by_hand, statistics=running(x.dtype))
@@ -207,6 +210,7 @@ class TwiceEquinox(eqx.Module):
         return x, state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", thin(["nnx", "linen", "ema", "batch"]))
 def test_fixed_statistics_are_those_of_a_training_step_in_every_layer(library):
     x = inputs(jnp.float32)

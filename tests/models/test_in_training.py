@@ -184,6 +184,7 @@ def assert_same_gradients(got, want):
         np.testing.assert_allclose(leaf, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_value_and_gradient_are_those_of_the_training_step(kind, x64):
     case = Case(kind)
@@ -332,6 +333,7 @@ def without_statistics():
     yield functionalize(lambda params, x: x @ params, jnp.ones((D, C)))
 
 
+@pytest.mark.long
 def test_a_model_without_batch_statistics_is_the_same_object():
     for fn in without_statistics():
         assert not has_batch_statistics(fn)
@@ -350,6 +352,7 @@ def test_train_mode_stays_as_it_is(kind):
     assert has_batch_statistics(once)
 
 
+@pytest.mark.long
 def test_dropout_that_is_on_stays_on():
     key, x = jax.random.key(7), batch()
     net = Residual()
@@ -397,6 +400,7 @@ class ByHand(nn.Module):
         return nn.Dense(C)(h)
 
 
+@pytest.mark.long
 def test_masks_by_hand_are_drawn_from_a_fixed_key():
     x = batch()
     variables = ByHand().init(jax.random.key(0), x)

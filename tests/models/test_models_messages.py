@@ -255,6 +255,72 @@ def test_linen_variables_without_a_params_collection(variables, call, got):
     )
 
 
+class CompactNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
+
+
+class NamedNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.BatchNorm(use_running_average=not train, name="norm")(nn.Dense(3)(x))
+
+
+class SetupNorm(nn.Module):
+    def setup(self):
+        self.layers = [nn.Dense(3), nn.BatchNorm()]
+
+    def __call__(self, x, train=False):
+        return self.layers[1](self.layers[0](x), use_running_average=not train)
+
+
+class Scaled(nn.Module):
+    """A collection of its own."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x * self.variable("scales", "scale", np.ones, 4).value)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(nn.Sequential([nn.Dense(3), nn.BatchNorm(True)]), id="in a field"),
+        pytest.param(CompactNorm(), id="compact"),
+        pytest.param(SetupNorm(), id="in setup"),
+        pytest.param(nn.Sequential([nn.Dense(3), SetupNorm()]), id="in the setup of a field"),
+    ],
+)
+def test_parameters_of_batch_normalisation_without_its_statistics(module, mode):
+    variables = module.init(jax.random.key(0), X)
+    message = (
+        'functionalize(model, variables): expected the running statistics of batch normalisation, "batch_stats", '
+        "beside \"params\"; got a dictionary with keys ['params']. Pass the whole dictionary that module.init "
+        "returned, not the params alone."
+    )
+    params = {"params": variables["params"]}
+    assert refused(lambda: functionalize(module, params, mode=mode)) == message
+    assert functionalize(module, variables, mode=mode).has_batch_statistics
+    # Where the user lets the module write them, it makes its own.
+    functionalize(module, params, mode="train", mutable=["batch_stats"])
+
+
+def test_batch_normalisation_of_another_name_is_seen_where_it_is_called():
+    variables = NamedNorm().init(jax.random.key(0), X)
+    params = {"params": variables["params"]}
+    functionalize(NamedNorm(), params)
+    text = refused(lambda: functionalize(NamedNorm(), params, mode="train", statistics=X))
+    assert "expected the running statistics of batch normalisation" in text
+
+
+def test_layers_without_statistics_need_none():
+    for module in (nn.Sequential([nn.Dense(3), nn.LayerNorm()]), nn.Dense(2)):
+        variables = module.init(jax.random.key(0), X)
+        functionalize(module, {"params": variables["params"]})
+
+
 def test_errors_of_flax_come_with_the_remedy():
     variables = Noisy().init(jax.random.key(0), X, train=False)
     cases = (
@@ -267,7 +333,7 @@ def test_errors_of_flax_come_with_the_remedy():
         ),
         (
             flax_errors.ScopeCollectionNotFound,
-            functionalize(Noisy(), {"params": variables["params"]}),
+            functionalize(Scaled(), {"params": {"Dense_0": variables["params"]["Dense_0"]}}),
             {},
             "ntkdiag: Pass the whole dictionary that module.init returned, not the params alone.",
         ),
@@ -380,6 +446,22 @@ def test_batches_without_one_leading_axis(x, got):
         "f(params, x): expected x with one leading axis of examples; got x of shape "
         f"{got}.{WRONG_BATCH}"
     )
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_a_module_of_one_example_that_is_said_to_take_a_batch(n):
+    """With as many examples as features the product of a batch exists, and is another one."""
+    for module in (
+        eqx.nn.Linear(3, 3, key=jax.random.key(0)),
+        eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0)),
+    ):
+        fn = functionalize(module, batched=True)
+        text = refused(lambda fn=fn: ntkdiag.ntk(fn, fn.params, np.ones((n, 3), np.float32)))
+        assert (
+            "expected a module that takes the batch, because batched=True; got x of shape (" in text
+        )
+        assert ", which it refused with: dot_general requires contracting dimensions" in text
+        assert text.endswith(WRONG_BATCH)
 
 
 def test_a_batch_given_whole_to_a_module_of_one_example():

@@ -144,6 +144,7 @@ def test_kernel_fn_of_a_dict_of_outputs(x64):
     assert nt.empirical_kernel_fn(heads)(x, None, "nngp", p)["logits"].shape == (2, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", thin(range(4)))
 @pytest.mark.parametrize("vmap_axes", thin([None, 0]))
 def test_cross_terms(way, vmap_axes, x64):
@@ -163,6 +164,7 @@ def test_cross_terms(way, vmap_axes, x64):
             oracle.assert_equal(flat, wanted[i, j].reshape(n1, *first, n2, *second))
 
 
+@pytest.mark.long
 def test_cross_terms_of_outputs_of_one_shape(x64):
     f = lambda p, x: (mlp(p, x), jnp.sin(mlp(p, x)))
     x, p = normal(3, 3), parameters()
@@ -206,6 +208,7 @@ def test_symmetric_to_the_bit():
     np.testing.assert_array_equal(kernel, kernel.T)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "axes", thin([((-1,), ()), ((), ()), ((1,), ()), ((), (0,)), ((1,), (2,))], keep=5)
 )
@@ -310,6 +313,7 @@ def test_linearize_takes_keywords_of_any_name(expand, name):
     assert expand(f[name], jnp.array(3.0))(jnp.array(4.0), **{name: 2.0}) == 30.0
 
 
+@pytest.mark.long
 def test_memory_budget():
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), parameters())
@@ -368,6 +372,7 @@ def test_expansions_of_several_inputs(x64):
     )
 
 
+@pytest.mark.long
 def test_interaction_is_seen_through_tracers_that_f_closes_over():
     """Inside a jit the other variables of a model are tracers: stand-ins take their place in the check."""
     params = {

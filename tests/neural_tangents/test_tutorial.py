@@ -69,6 +69,7 @@ def problem(make, tree):
     return lambda p, x: f(p, x["half"] + sum(x["rest"])), params, split(x1), split(x2), full
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", thin([flax, equinox]))
 @pytest.mark.parametrize("implementation", thin([0, 1, 2], keep=3))
 @pytest.mark.parametrize("compute", thin(AXES))

@@ -142,6 +142,7 @@ def test_descent_with_small_steps_is_flow(options):
     np.testing.assert_allclose(descent.test, flow.test, atol=1e-4)
 
 
+@pytest.mark.long
 def test_an_origin_without_ridge_changes_nothing():
     plain = predict.gradient_descent(K, Y, 0.05, [3, 50], **OUTPUTS)
     pulled = predict.gradient_descent(K, Y, 0.05, [3, 50], toward=ORIGIN, **OUTPUTS)
@@ -219,6 +220,7 @@ def test_special_rates():
     )
 
 
+@pytest.mark.long
 def test_reduced_kernels_of_separable_models_are_exact():
     linear = lambda p, x: x @ p
     params = np.zeros((3, C))
@@ -236,6 +238,7 @@ def test_reduced_kernels_of_separable_models_are_exact():
         np.testing.assert_allclose(other.test, a.test, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap():
     rates = jnp.array([0.01, 0.05])
@@ -267,6 +270,7 @@ def _cross_entropy(f):
     return -jnp.mean(jax.nn.log_softmax(f)[jnp.arange(f.shape[0]), labels])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_cross_entropy_in_function_space_is_parameter_space():
     for beta in (0.0, 0.9):
@@ -504,6 +508,7 @@ def test_kernel_of_train_by_test_is_refused():
         predict.gradient_flow(train, Y[:M], 1.0, kernel_test=square)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["heavy-ball", "nesterov", "ema"])
 def test_momentum_in_float32_over_a_million_steps(kind):
     values = np.array([1.0, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5])
@@ -543,6 +548,7 @@ def test_inside_a_jit_that_closes_over_the_kernel():
     np.testing.assert_allclose(jax.jit(f)(0.1), f(0.1), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_small_eigenvalues_of_a_float32_kernel_are_learned_as_by_iterating():
     """256 rows, of which eigenvalues down to 1e-6 of the largest count after 1e5 steps."""
     rng = np.random.default_rng(0)

@@ -69,6 +69,7 @@ LAWS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("kernels", [_with_deficient_rank, _with_coinciding_eigenvalues])
 @pytest.mark.parametrize("law", LAWS)
@@ -87,6 +88,7 @@ def test_derivatives_by_the_kernel(law, kernels):
     np.testing.assert_allclose(jax.jit(jax.grad(number))(0.0), want, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_second_derivatives_where_eigenvalues_are_apart():
     def number(t):
@@ -99,6 +101,7 @@ def test_second_derivatives_where_eigenvalues_are_apart():
     )
 
 
+@pytest.mark.long
 def test_derivatives_in_float32_of_a_decaying_spectrum():
     """Eigenvalues over eight decades, many of them below the noise floor and many nearly equal."""
     rng = np.random.default_rng(7)
@@ -123,6 +126,7 @@ def test_derivatives_in_float32_of_a_decaying_spectrum():
         np.testing.assert_allclose(slope(np.float32, time), exact, rtol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("origin", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 3])

@@ -18,6 +18,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.display import shortened
+from ntkdiag.path_argument import as_path
 
 # How many names and how many shapes a message lists.
 _MOST_SHAPES = 4
@@ -165,7 +167,7 @@ def check_alike(x: PyTree, x2: PyTree) -> None:
 
 def check_choice(value: object, choices: tuple[str, ...], argument: str) -> None:
     """One of a few names."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise errors.InvalidInputError(
             argument=argument,
             expected=" or ".join(map(repr, choices)),
@@ -175,12 +177,14 @@ def check_choice(value: object, choices: tuple[str, ...], argument: str) -> None
 
 
 def check_globs(per_leaf: bool | str | Sequence[str]) -> None:
-    """Path globs, if that is what `per_leaf` is, are not an empty list of them."""
-    if isinstance(per_leaf, str | list | tuple) and not per_leaf:
+    """`per_leaf` is a truth value, a path glob, or a list of such, which is not empty."""
+    globs = [per_leaf] if isinstance(per_leaf, str) else per_leaf
+    are_globs = isinstance(globs, list | tuple) and all(isinstance(glob, str) for glob in globs)
+    if not isinstance(per_leaf, bool) and not (are_globs and per_leaf):
         raise errors.InvalidInputError(
-            argument=f"per_leaf={per_leaf!r}",
+            argument="per_leaf=..." if len(repr(per_leaf)) > 40 else f"per_leaf={per_leaf!r}",
             expected="True, or at least one path glob",
-            got=repr(per_leaf),
+            got=shortened(per_leaf),
             do="True gives the kernel of every parameter, False that of all of them alone.",
         )
 
@@ -189,8 +193,8 @@ def check_directory(path: str | os.PathLike | None, name: str) -> None:
     """A directory that exists and can be written to, or None."""
     if path is None:
         return
-    directory = os.path.expanduser(path)
-    if os.path.isdir(directory) and os.access(directory, os.W_OK):
+    directory = as_path(path, f"{name}=")
+    if directory.is_dir() and os.access(directory, os.W_OK):
         return
     raise errors.InvalidInputError(
         argument=f"{name}={str(path)!r}",

@@ -12,15 +12,16 @@ import functools
 import threading
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.engine.calls.keywords import hashable
 
 # Entries of a cache.
 _KEPT = 64
+# A function, and what else an entry is of.
+_Key: TypeAlias = tuple[Hashable, Hashable]
 # What a weak reference calls, with itself, when its function is gone.
 WhenGone = Callable[[weakref.ReferenceType], None]
 
@@ -56,8 +57,9 @@ class Cache:
     """
 
     def __init__(self):
-        # Any: every cache has entries of a kind of its own.
-        self._entries: OrderedDict[tuple[Hashable, Hashable], Any] = OrderedDict()
+        # Key -> the same key, and an entry of any kind. What is let go may let go another function,
+        # whose reference then calls `drop` in the middle of a change: a dict is whole at any time.
+        self._entries: dict[_Key, tuple[_Key, Any]] = {}
         self._lock = threading.RLock()
         _ALL.add(self)
 
@@ -65,19 +67,21 @@ class Cache:
         """The entry, or None."""
         full_key = _weakly(function), key
         with self._lock:
-            if full_key not in self._entries:
+            kept = self._entries.pop(full_key, None)
+            if kept is None:
                 return None
-            self._entries.move_to_end(full_key)  # the first is the one unused for the longest
-            return self._entries[full_key]
+            first_key, entry = kept  # whose reference forgets it
+            self._entries[first_key] = kept  # the first is the one unused for the longest
+            return entry
 
     def put(self, function: Callable, key: Hashable, entry: Any) -> None:
         """Keep an entry."""
         forget = functools.partial(_drop, weakref.ref(self))
         full_key = _weakly(function, forget), key
         with self._lock:
-            self._entries[full_key] = entry
+            self._entries[full_key] = full_key, entry
             while len(self._entries) > _KEPT:
-                self._entries.popitem(last=False)
+                self._entries.pop(next(iter(self._entries)), None)
 
     def clear(self) -> None:
         """Forget all entries."""
@@ -90,7 +94,7 @@ class Cache:
             # The function is gone and equal to nothing: its entries are known by their reference.
             for full_key in list(self._entries):
                 if getattr(full_key[0], "reference", None) is reference:
-                    del self._entries[full_key]
+                    self._entries.pop(full_key, None)
 
     def __reduce__(self) -> tuple:
         """A copy begins empty: what is kept belongs to this process."""

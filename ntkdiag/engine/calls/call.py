@@ -122,7 +122,7 @@ class Call:
         # With the same function and the same examples one triangle of the kernel is enough.
         columns = None
         if x2 is not None or f2 is not None:
-            columns = Batch(f2 or f, x if x2 is None else x2, kwargs)
+            columns = Batch(f if f2 is None else f2, x if x2 is None else x2, kwargs)
         return Call(params, Batch(f, x, kwargs), columns, preconditioner, options)
 
     @property
