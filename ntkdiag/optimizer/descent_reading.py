@@ -13,12 +13,11 @@ they are told by how they answer a single gradient, and have no margin.
 So E = rate / 2 for plain descent, rate / (2 (1 + beta)) with momentum, and for Adam
 rate (1 - beta1) / (2 (1 + beta1)) over its denominator. Nobody has to say so:
 
-1. Of the usual optimizers it is known what their buffers are: `fit` finds the numbers that explain
-   the update that was made.
-2. Of all others `quiet_point` makes of the optimizer's own `update` the linear map that it is while
-   second moments stand still, and E and b come from there. `explain` compares with the update that
-   was made. What it was scaled by (clipping, trust ratios) scales E.
-3. What is left unexplained says whether the optimizer was recognised.
+1. Of the usual optimizers it is known what their buffers are: `linear_response` differentiates
+   their own `update`, and `explain_step` compares with the update that was made.
+2. Of all others `quiet_point` finds that out by derivatives, too, in a program several times as
+   large, and `explain` compares.
+3. An array of which the update is not explained is not understood, and says so.
 """
 
 import dataclasses
@@ -29,12 +28,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag.descent import Descent
 from ntkdiag.nouns import pytree
+from ntkdiag.optimizer.effective_rate import learning_rate_of
+from ntkdiag.optimizer.explained_step import explain_step
 from ntkdiag.optimizer.explained_update import explain
-from ntkdiag.optimizer.fitted_update import Fitted, fit, usual_buffers
+from ntkdiag.optimizer.linear_response import LinearResponse
+from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
 from ntkdiag.optimizer.quiet_point import (
     Leaves,
     QuietPoint,
@@ -45,6 +47,8 @@ from ntkdiag.optimizer.quiet_point import (
     signs,
     zeros_like,
 )
+from ntkdiag.optimizer.state_fields import buffers_of, can_be_undone, state_classes
+from ntkdiag.optimizer.undone_step import state_before
 from ntkdiag.scalars import Number
 
 Update = Callable[..., tuple[PyTree, PyTree]]
@@ -62,8 +66,10 @@ class Reading(enum.IntEnum):
     NO_UPDATE = 6
     REFUSED = 7
     IN_SERIES = 8
-    FIRST_STEP = 9
     NO_STEP = 10
+    FAILED = 11
+    UNRESOLVED = 12
+    NOT_LOOKED_AT = 13
 
 
 REASONS = {
@@ -78,7 +84,7 @@ REASONS = {
     ),
     Reading.UNEXPLAINED: (
         "The update that was made is not the one that the optimizer's state and the gradient "
-        "predict: the optimizer is unknown, and the margin is NaN."
+        "predict, in arrays that matter: the optimizer is unknown there, and the margin is NaN."
     ),
     Reading.NOT_PROPORTIONAL: (
         "The update does not shrink with the gradient, as that of sign descent: there is no margin "
@@ -93,17 +99,25 @@ REASONS = {
         "Momentum goes through several buffers one after the other: stability ends at a slower "
         "oscillation than that of the margin, which is NaN."
     ),
-    Reading.FIRST_STEP: (
-        "Momentum is empty before the first step, which does not tell how much of it is kept: the "
-        "margin is NaN until the next measurement."
-    ),
     Reading.NO_STEP: (
         "No step was made yet: second moments are empty, and the margin is NaN until the next "
         "measurement."
     ),
     Reading.REFUSED: (
-        "The optimizer evaluates gradients elsewhere, searches along a line, or cannot be "
-        "differentiated: no update rule is known, and the margin is NaN."
+        "The optimizer evaluates gradients elsewhere, searches along a line, adds up updates, or "
+        "cannot be differentiated: no update rule is known, and the margin is NaN."
+    ),
+    Reading.FAILED: (
+        "Reading the optimizer failed, by an error of ntkdiag that a warning has said: the margin "
+        "is NaN."
+    ),
+    Reading.UNRESOLVED: (
+        "The iteration did not resolve the largest curvature, as where it is below the rounding of "
+        "the loss: the margin is NaN."
+    ),
+    Reading.NOT_LOOKED_AT: (
+        "An optimizer whose state before a step does not follow from that after it is not read "
+        "without data, as it would be copied at every step: there is no margin, and it is NaN."
     ),
 }
 
@@ -119,7 +133,8 @@ _REFUSED_STATES = {
     "BacktrackingLineSearchState": "searches along a line",
     "ScaleByBacktrackingLinesearchState": "searches along a line",
     "LookaheadState": "moves a second set of parameters",
-    "ApplyEvery": "adds up updates, not gradients",
+    "MuonState": "orthogonalises its momentum, whose size no longer matters",
+    "ScheduleFreeState": "takes its gradient between two sets of parameters",
 }
 
 _TOLERANCE = 1e-3
@@ -132,6 +147,10 @@ _CANCELLED = 1e-4
 # By how much answers to a single gradient are bent where buffers are in series, in tolerances.
 _BENT = 10.0
 _MOST_BENT = 0.05
+
+
+def _as_it_is(tree: PyTree) -> PyTree:
+    return tree
 
 
 @pytree("response", "decay", "residual", "memory", "status")
@@ -161,10 +180,99 @@ class DescentReading:
 
         NaN where the optimizer was not recognised.
         """
-        has_numbers = jnp.zeros((), bool)
-        for reading in _WITH_NUMBERS:
-            has_numbers = has_numbers | (self.status == reading)
-        return jnp.where(has_numbers, curvature + 0.5 * self.decay, jnp.nan)
+        return jnp.where(_has_numbers(self.status), curvature + 0.5 * self.decay, jnp.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayReading:
+    """The same inside of a program, array by array, with E computed where it is needed.
+
+    Attributes:
+        respond: E by the paths of parameters, as a function of `unity`; see `LinearResponse`.
+        params: A tree like the parameters.
+        arrays: The paths of the parameters that have a gradient.
+        is_explained: Whether the update of each of them is, `[L]`.
+        decay: As in `DescentReading`, as what follows.
+        residual: The same.
+        memory: The same.
+        status: Of the arrays that are explained: their share of the whole is not judged here.
+        learning_rate: Of this step; NaN where it is not known, or arrays have several.
+        place: Puts a tree like the parameters into the structure that the measured function takes.
+    """
+
+    respond: Callable[[Float[Array, ""] | float], Leaves]
+    params: PyTree
+    arrays: tuple[str, ...]
+    is_explained: Bool[Array, " L"]
+    decay: Float[Array, ""]
+    residual: Float[Array, ""]
+    memory: Float[Array, ""]
+    status: Int[Array, ""]
+    learning_rate: Float[Array, ""] = dataclasses.field(
+        default_factory=lambda: jnp.asarray(jnp.nan)
+    )
+    place: Callable[[PyTree], PyTree] = _as_it_is
+
+    @property
+    def has_numbers(self) -> Bool[Array, ""]:
+        """Whether there is a margin for what is explained."""
+        return _has_numbers(self.status)
+
+    def response(self, unity: Float[Array, ""] | float = 1.0) -> PyTree:
+        """E like the parameters, as far as it is known also of arrays that are not explained."""
+        known = self.respond(unity)
+
+        def response_at(path: tuple, leaf: object) -> Array:
+            """E of one array of parameters."""
+            nothing = _no_response(leaf)
+            array = known.get(jax.tree_util.keystr(path), nothing)
+            return jnp.where(self.has_numbers, array, 0.0).astype(nothing.dtype)
+
+        return self.place(jax.tree_util.tree_map_with_path(response_at, self.params))
+
+    def explained(self) -> PyTree:
+        """1 for every array of parameters whose update is explained, 0 for others."""
+        number_of = {path: number for number, path in enumerate(self.arrays)}
+
+        def flag_at(path: tuple, leaf: object) -> Array:
+            """The flag of one array of parameters; what has no gradient has nothing to explain."""
+            number = number_of.get(jax.tree_util.keystr(path))
+            flag = jnp.ones((), bool) if number is None else self.is_explained[number]
+            return flag.astype(_no_response(leaf).dtype)
+
+        return self.place(jax.tree_util.tree_map_with_path(flag_at, self.params))
+
+    def whole(self) -> DescentReading:
+        """The reading of all arrays together: one that is not explained leaves none."""
+        is_whole = self.is_explained.all() | ~self.has_numbers
+        status = jnp.where(is_whole, self.status, Reading.UNEXPLAINED)
+        keeps = _has_numbers(status)
+
+        def kept(leaf: Array) -> Array:
+            return jnp.where(keeps, leaf, 0.0).astype(leaf.dtype)
+
+        return DescentReading(
+            response=jax.tree.map(kept, self.response()),
+            decay=kept(self.decay),
+            residual=self.residual,
+            memory=self.memory,
+            status=status.astype(jnp.int32),
+        )
+
+
+def by_array(reading: DescentReading) -> ArrayReading:
+    """A reading of all arrays together, as what reads it array by array takes it."""
+    response, _ = floats_of(reading.response)
+    return ArrayReading(
+        respond=lambda unity: response,
+        params=reading.response,
+        arrays=tuple(response),
+        is_explained=jnp.ones(len(response), bool),
+        decay=reading.decay,
+        residual=reading.residual,
+        memory=reading.memory,
+        status=reading.status,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,16 +306,7 @@ class _Extremes(NamedTuple):
 
 def objection_to_reading(opt_state: PyTree, params: PyTree) -> str | None:
     """Why an optimizer is not read, as a sentence; None where nothing speaks against it."""
-    names = set()
-
-    def note_name(node: object) -> bool:
-        """Note the class of a state on the way down the tree."""
-        if hasattr(node, "_fields"):
-            names.add(type(node).__name__)
-        return False  # no node is a leaf: the walk goes on into it
-
-    jax.tree.leaves(opt_state, is_leaf=note_name)
-    for name in sorted(names):
+    for name in sorted(state_classes(opt_state)):
         if name in _REFUSED_STATES:
             return f"An optimizer with a {name} {_REFUSED_STATES[name]}: the margin is NaN."
     if len(accumulator_paths(opt_state)) > 1:
@@ -228,8 +327,26 @@ def read_descent(
     step: Int[Array, ""] | int,
     extra_args: Mapping[str, object] | None = None,
     note: Callable[[str], None] | None = None,
-    by_fit: bool = True,
 ) -> DescentReading:
+    """Read from a step of training how its optimizer answers gradients: see `read_arrays`."""
+    return read_arrays(
+        update, gradient, state, params, made, step=step, extra_args=extra_args, note=note
+    ).whole()
+
+
+def read_arrays(
+    update: Update,
+    gradient: PyTree,
+    state: PyTree,
+    params: PyTree,
+    made: PyTree,
+    *,
+    step: Int[Array, ""] | int,
+    state_after: PyTree = None,
+    extra_args: Mapping[str, object] | None = None,
+    kinds: Mapping[str, int] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> ArrayReading:
     """Read from a step of training how its optimizer answers gradients.
 
     Args:
@@ -239,29 +356,35 @@ def read_descent(
         params: The parameters before the step.
         made: The update that the optimizer made of it.
         step: Updates made before this one.
+        state_after: The state after the step; None has it computed.
         extra_args: Further arguments that `update` got.
+        kinds: Path -> which arrays are treated alike, see `alike_arrays`; makes a smaller program.
         note: Gets a sentence while the step is traced where the optimizer is refused.
-        by_fit: Whether the usual optimizers are fitted. Of arrays of a few numbers a fit may not
-            tell what a derivative does.
 
     Returns:
         The reading; rates and bias corrections are those of this step.
 
-    Cost: about ten elementwise passes over parameters and state. The usual optimizers are fitted,
-    in a program as large as their own; the others are differentiated, in one ten times as large.
+    Cost: about ten elementwise passes over parameters and state, of optimizers that are known.
     """
     arguments = dict(extra_args or {})
+    update = guarded(update)
     objection = objection_to_reading(state, params)
-    before = usual_buffers(state, params) if by_fit else None
     if objection is None:
         try:
-            _, state_after = update(gradient, state, params, **arguments)
-            after = usual_buffers(state_after, params)
-            if before is not None and after is not None:
-                fitted = fit(gradient, before, after, params, made)
-                return _of_fit(fitted, params, _tolerance(made, state), step)
+            if state_after is None:
+                _, state_after = update(gradient, state, params, **arguments)
+            buffers = buffers_of(state)
+            if buffers is not None:
+                response = LinearResponse.of_step(
+                    update, state, state_after, gradient, params, buffers, arguments
+                )
+                tolerance = _tolerance(made, state)
+                reading = _of_response(response, params, made, kinds, tolerance, step)
+                adds_up = _adds_up_updates(state, state_after)
+                status = jnp.where(adds_up, Reading.REFUSED, reading.status)
+                return dataclasses.replace(reading, status=status.astype(jnp.int32))
             quiet = quiet_point(update, gradient, state, state_after, params, arguments)
-        except Exception as error:  # whatever an unknown optimizer does under differentiation
+        except OptimizerError as error:
             objection = _undifferentiable(error)
         else:
             tolerance = _tolerance(made, state)
@@ -283,19 +406,40 @@ def read_descent_after(
     extra_args: Mapping[str, object] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> DescentReading:
-    """Read an optimizer outside of the step, where only the state after it is at hand.
+    """Read an optimizer outside of the step: see `read_arrays_after`."""
+    return read_arrays_after(
+        update,
+        state_after,
+        params,
+        step=step,
+        made=made,
+        gradient=gradient,
+        extra_args=extra_args,
+        note=note,
+    ).whole()
 
-    Rates of schedules and bias corrections are those of the next step, unless the update that was
-    made shows by what they differ. Clipping of a gradient that went into momentum is not seen.
+
+def read_arrays_after(
+    update: Update,
+    state_after: PyTree,
+    params: PyTree,
+    *,
+    step: Int[Array, ""] | int,
+    made: PyTree | None = None,
+    gradient: PyTree | None = None,
+    extra_args: Mapping[str, object] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> ArrayReading:
+    """Read an optimizer outside of the step, where only the state after it is at hand.
 
     Args:
         update: `optimizer.update`. It is called and differentiated, and has to be pure.
         state_after: The state of the optimizer after the step.
         params: The parameters before the step.
         step: Updates made before the one that led to this state.
-        made: That update. Without it nothing is verified.
-        gradient: The gradient of that step. Without it only updates that are multiples of the
-            momentum buffer are verified, such as those of Adam or of heavy-ball momentum.
+        made: That update. Without it nothing is verified, and the rate is that of the next step.
+        gradient: The gradient of that step. Without it only updates that are multiples of momentum
+            are verified, such as those of Adam or of heavy-ball momentum, and no clip is seen.
         extra_args: Further arguments that `update` got.
         note: Gets a sentence while this is traced where the optimizer is refused.
 
@@ -303,6 +447,7 @@ def read_descent_after(
         The reading.
     """
     arguments = dict(extra_args or {})
+    update = guarded(update)
     objection = objection_to_reading(state_after, params)
     if objection is None and accumulator_paths(state_after):
         objection = (
@@ -310,34 +455,48 @@ def read_descent_after(
             "over how many: the margin is NaN."
         )
     if objection is None:
-        like_gradient = gradient if gradient is not None else made
-        if like_gradient is None:
-            like_gradient = _only_floats(params)
+        like_gradient = made if gradient is None else gradient
+        like_gradient = _only_floats(params) if like_gradient is None else like_gradient
+        got = gradient
+        if got is None:
+            got = jax.tree.map(jnp.zeros_like, like_gradient)
         try:
-            quiet = quiet_point(update, like_gradient, state_after, state_after, params, arguments)
-        except Exception as error:  # whatever an unknown optimizer does under differentiation
+            if made is not None and can_be_undone(state_after):
+                state = state_before(update, got, state_after, params, arguments)
+                reading = read_arrays(
+                    update,
+                    got,
+                    state,
+                    params,
+                    made,
+                    step=step,
+                    state_after=state_after,
+                    extra_args=arguments,
+                    note=note,
+                )
+                return reading if gradient is not None else _unverified_if_unexplained(reading)
+            buffers = buffers_of(state_after)
+            if buffers is not None:
+                response = LinearResponse.of_step(
+                    update, state_after, state_after, got, params, buffers, arguments
+                )
+                return _unverified(response, params)
+            quiet = quiet_point(update, got, state_after, state_after, params, arguments)
+        except OptimizerError as error:
             objection = _undifferentiable(error)
         else:
-            tolerance = _tolerance(like_gradient, state_after)
-            predicted, is_verifiable = _predict_after(quiet, gradient, params, made, tolerance)
-            reading = _compared(predicted, params, quiet.memory, tolerance, step)
-            bare = _bare(predicted, params, quiet)
-            # What the size of the parameters scales it by is not seen at the quiet point. Where
-            # that goes into momentum, even the update does not show it.
-            weights, _ = floats_of(params)
-            by_gradient, drive = quiet.by_gradient_at(weights)
-            is_hidden = _distance(drive, quiet.drive) > tolerance
-            is_scaled = _distance(by_gradient, quiet.by_gradient) > tolerance
-            is_unknown = is_hidden | (~is_verifiable & is_scaled)
-            reading = _chosen(is_verifiable, reading, bare)
-            reading = _chosen(is_unknown, unread(params, Reading.UNEXPLAINED), reading)
-            return _chosen(quiet.is_before_first_step, unread(params, Reading.NO_STEP), reading)
+            return _bare(quiet, params)
     if note is not None:
         note(objection)
     return unread(params, Reading.REFUSED)
 
 
 def reading_of(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> DescentReading:
+    """The reading of an update rule that was stated: see `stated_arrays`."""
+    return stated_arrays(descent, params, step).whole()
+
+
+def stated_arrays(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> ArrayReading:
     """The reading of an update rule that was stated: E = rate / (threshold P).
 
     Raises:
@@ -357,25 +516,103 @@ def reading_of(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> 
             return _no_response(leaf)
         return _no_response(leaf) + rate / (now.threshold * scale)
 
-    response = jax.tree.map(response_of, params, preconditioner)
-    return DescentReading(
-        response=response,
+    response, _ = floats_of(jax.tree.map(response_of, params, preconditioner))
+    return ArrayReading(
+        respond=lambda unity: response,
+        params=params,
+        arrays=tuple(response),
+        is_explained=jnp.ones(len(response), bool),
         decay=jnp.asarray(rate * now.weight_decay, jnp.result_type(float)),
         residual=jnp.asarray(jnp.nan),
         memory=jnp.zeros(()),
         status=jnp.asarray(int(Reading.RECOGNISED), jnp.int32),
+        learning_rate=jnp.asarray(rate, jnp.result_type(float)),
     )
 
 
-def unread(params: PyTree, status: Reading) -> DescentReading:
+def unread(params: PyTree, status: Reading) -> ArrayReading:
     """A reading without numbers."""
-    return DescentReading(
-        response=jax.tree.map(_no_response, params),
+    return ArrayReading(
+        respond=lambda unity: {},
+        params=params,
+        arrays=(),
+        is_explained=jnp.ones(0, bool),
         decay=jnp.zeros(()),
         residual=jnp.asarray(jnp.nan),
         memory=jnp.zeros(()),
         status=jnp.asarray(int(status), jnp.int32),
     )
+
+
+def _of_response(
+    response: LinearResponse,
+    params: PyTree,
+    made: PyTree,
+    kinds: Mapping[str, int] | None,
+    tolerance: float,
+    step: Int[Array, ""] | int,
+) -> ArrayReading:
+    """The reading of an optimizer whose buffers are known, compared with a step that it made."""
+    updates, _ = floats_of(made)
+    explained = explain_step(response, updates, kinds)
+    has_update = explained.squares > 0.0
+    is_explained = explained.misfits <= tolerance**2 * explained.squares
+    is_explained &= jnp.isfinite(explained.scales)
+    total = explained.squares.sum()
+    residual = jnp.sqrt(explained.misfits.sum() / jnp.where(total == 0.0, 1.0, total))
+
+    memory = explained.memory
+    status = jnp.where(step < memory, Reading.YOUNG, Reading.RECOGNISED)
+    status = jnp.where(jnp.any(has_update & explained.goes_uphill), Reading.UPHILL, status)
+    none_is_explained = ~jnp.any(has_update & is_explained)
+    status = jnp.where(none_is_explained, Reading.UNEXPLAINED, status)
+    none_is_proportional = ~jnp.any(has_update & explained.is_proportional)
+    status = jnp.where(none_is_explained & none_is_proportional, Reading.NOT_PROPORTIONAL, status)
+    status = jnp.where(jnp.any(has_update), status, Reading.NO_UPDATE)
+
+    def respond(unity: Float[Array, ""] | float) -> Leaves:
+        """E, with what clips and trust ratios make of it."""
+        scaled = {}
+        for number, (path, leaf) in enumerate(response.response(unity).items()):
+            scaled[path] = explained.scales[number].astype(leaf.dtype) * leaf
+        return scaled
+
+    return ArrayReading(
+        respond=respond,
+        params=params,
+        arrays=tuple(updates),
+        is_explained=is_explained,
+        decay=_largest_decay(explained.decay_scales * explained.decay),
+        residual=residual.astype(jnp.zeros(()).dtype),
+        memory=memory,
+        status=status.astype(jnp.int32),
+        learning_rate=learning_rate_of(response, kinds),
+    )
+
+
+def _unverified(response: LinearResponse, params: PyTree) -> ArrayReading:
+    """The reading of an optimizer whose buffers are known, without a step to compare with."""
+    arrays = tuple(response.inputs.gradient)
+    status = jnp.where(response.has_moments(), Reading.UNVERIFIED, Reading.NO_STEP)
+    return ArrayReading(
+        respond=response.response,
+        params=params,
+        arrays=arrays,
+        is_explained=jnp.ones(len(arrays), bool),
+        decay=_largest_decay(
+            jnp.stack([jnp.max(leaf, initial=0.0) for leaf in response.decay().values()])
+        ),
+        residual=jnp.asarray(jnp.nan),
+        learning_rate=learning_rate_of(response),
+        memory=response.memory(),
+        status=status.astype(jnp.int32),
+    )
+
+
+def _largest_decay(decays: Float[Array, " L"]) -> Float[Array, ""]:
+    """b of the array that decays most; what is rounding of the update is none."""
+    largest = jnp.max(decays, initial=0.0).astype(jnp.zeros(()).dtype)
+    return jnp.where(largest > _NO_DECAY, largest, 0.0)
 
 
 def _predict(
@@ -416,66 +653,14 @@ def _predict(
     )
 
 
-def _predict_after(
-    quiet: QuietPoint,
-    gradient: PyTree | None,
-    params: PyTree,
-    made: PyTree | None,
-    tolerance: float,
-) -> tuple[_Predicted, Array]:
-    """The same from the momentum m after the step, and whether it can be compared with the update.
-
-    The momentum before was A^-1 (m - B g - C theta), which leaves
-
-        u = U_m A^-1 m + (U_g - U_m A^-1 B) g + (U_t - U_m A^-1 C) theta,
-
-    where the second term is zero if the update is a multiple of the momentum.
-    """
-    weights, _ = floats_of(params)
-    by_gradient, by_params = quiet.by_gradient, quiet.by_params
-    drive, decay_drive = quiet.drive, quiet.decay_drive
-    ((_, kept),) = quiet.to_buffers(quiet.momentum_of(jax.tree.map(jnp.ones_like, quiet.buffers)))
-    swung, decay_swung = quiet.swinging()
-
-    momentum = _divided(quiet.buffers, kept)
-    shuffled = {path: signs(leaf) * leaf for path, leaf in momentum.items()}
-    (by_momentum, _), (of_gradient, _), (of_params, _), (by_shuffled, _) = quiet.to_buffers(
-        momentum, _divided(drive, kept), _divided(decay_drive, kept), shuffled
-    )
-    beside_momentum = _difference(by_gradient, of_gradient)
-    needs_gradient = _any_nonzero(beside_momentum)
-
-    nothing = zeros_like(quiet.gradient)
-    gradients = nothing if gradient is None else floats_of(gradient)[0]
-    updates = nothing if made is None else floats_of(made)[0]
-    response = {path: -0.5 * (by_gradient[path] - swung[path]) for path in nothing}
-    decay = {path: -(by_params[path] - decay_swung[path]) for path in nothing}
-    params_beside = _difference(by_params, of_params)
-    unshuffled = {path: signs(leaf) * leaf for path, leaf in by_shuffled.items()}
-    predicted = _Predicted(
-        response=response,
-        decay=decay,
-        made={path: updates[path] - quiet.rest[path] for path in nothing},
-        directions=[
-            by_momentum,
-            {path: beside_momentum[path] * gradients[path] for path in nothing},
-            {path: params_beside[path] * weights[path] for path in nothing},
-        ],
-        mixed=unshuffled,
-        is_in_series=quiet.in_series(min(_BENT * tolerance, _MOST_BENT)),
-    )
-    has_update = jnp.asarray(made is not None)
-    return predicted, has_update & (jnp.asarray(gradient is not None) | ~needs_gradient)
-
-
 def _compared(
     predicted: _Predicted,
     params: PyTree,
     memory: Float[Array, ""],
     tolerance: float,
     step: Int[Array, ""] | int,
-) -> DescentReading:
-    """The reading that the comparison with the update leads to."""
+) -> ArrayReading:
+    """The reading that the comparison of a prediction with the update leads to."""
     explained = explain(predicted.made, predicted.directions, predicted.mixed)
     residual = jnp.maximum(explained.residual, explained.mixing)
     response = {}
@@ -496,68 +681,93 @@ def _compared(
     is_out_of_proportion = ~is_explained & ~explained.is_proportional
     status = jnp.where(is_out_of_proportion, Reading.NOT_PROPORTIONAL, status)
     status = jnp.where(explained.has_update, status, Reading.NO_UPDATE)
-    return _with_status(response, extremes.decay, residual, memory, status, params)
+    return _of_arrays(response, extremes.decay, residual, memory, status, params)
 
 
-def _of_fit(
-    fitted: Fitted, params: PyTree, tolerance: float, step: Int[Array, ""] | int
-) -> DescentReading:
-    """The reading that a fit of the update leads to."""
-    # A decay that is rounding of the update is none.
-    decay = jnp.where(fitted.decay > _NO_DECAY, fitted.decay, 0.0)
-    status = jnp.where(step < fitted.memory, Reading.YOUNG, Reading.RECOGNISED)
-    status = jnp.where(fitted.has_history, status, Reading.FIRST_STEP)
-    status = jnp.where(fitted.is_downhill, status, Reading.UPHILL)
-    is_explained = (fitted.residual <= tolerance) & jnp.isfinite(decay)
-    status = jnp.where(is_explained, status, Reading.UNEXPLAINED)
-    status = jnp.where(fitted.has_update, status, Reading.NO_UPDATE)
-    return _with_status(fitted.response, decay, fitted.residual, fitted.memory, status, params)
-
-
-def _bare(predicted: _Predicted, params: PyTree, quiet: QuietPoint) -> DescentReading:
-    """The reading without a comparison."""
-    dtype = jnp.promote_types(jnp.result_type(*predicted.response.values()), jnp.float32)
-    response = {path: leaf.astype(dtype) for path, leaf in predicted.response.items()}
-    decay = {path: leaf.astype(dtype) for path, leaf in predicted.decay.items()}
+def _bare(quiet: QuietPoint, params: PyTree) -> ArrayReading:
+    """The reading of a quiet point without an update to compare with."""
+    swung, decay_swung = quiet.swinging()
+    response = {}
+    decay = {}
+    for path, leaf in quiet.by_gradient.items():
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)
+        response[path] = (-0.5 * (leaf - swung[path])).astype(wide)
+        decay[path] = -(quiet.by_params[path] - decay_swung[path]).astype(wide)
     extremes = _extremes(response, decay, _TOLERANCE)
-    is_proportional = _any_nonzero(quiet.by_gradient)
     status = jnp.asarray(Reading.UNVERIFIED)
-    status = jnp.where(predicted.is_in_series, Reading.IN_SERIES, status)
+    status = jnp.where(quiet.in_series(_BENT * _TOLERANCE), Reading.IN_SERIES, status)
     status = jnp.where(extremes.goes_uphill, Reading.UPHILL, status)
-    status = jnp.where(is_proportional, status, Reading.NOT_PROPORTIONAL)
-    status = jnp.where(extremes.is_finite, status, Reading.UNEXPLAINED)
-    unknown = jnp.asarray(jnp.nan, dtype)
-    return _with_status(response, extremes.decay, unknown, quiet.memory, status, params)
+    status = jnp.where(_any_nonzero(quiet.by_gradient), status, Reading.NOT_PROPORTIONAL)
+    # What the size of the parameters scales an update by is not seen at the quiet point.
+    weights, _ = floats_of(params)
+    by_gradient, drive = quiet.by_gradient_at(weights)
+    is_scaled = _distance(by_gradient, quiet.by_gradient) > _TOLERANCE
+    is_scaled |= _distance(drive, quiet.drive) > _TOLERANCE
+    status = jnp.where(is_scaled | ~extremes.is_finite, Reading.UNEXPLAINED, status)
+    status = jnp.where(quiet.is_before_first_step, Reading.NO_STEP, status)
+    return _of_arrays(response, extremes.decay, jnp.asarray(jnp.nan), quiet.memory, status, params)
 
 
-def _with_status(
+def _of_arrays(
     response: Leaves,
     decay: Float[Array, ""],
     residual: Float[Array, ""],
     memory: Float[Array, ""],
     status: Array,
     params: PyTree,
-) -> DescentReading:
-    """A reading like the parameters; zeros where the optimizer was not recognised."""
-    has_numbers = jnp.zeros((), bool)
-    for reading in _WITH_NUMBERS:
-        has_numbers = has_numbers | (status == reading)
-
-    def response_at(path: tuple, leaf: object) -> Array:
-        """E of one array of parameters."""
-        nothing = _no_response(leaf)
-        known = response.get(jax.tree_util.keystr(path))
-        if known is None:
-            return nothing
-        return jnp.where(has_numbers, known, 0.0).astype(nothing.dtype)
-
-    return DescentReading(
-        response=jax.tree_util.tree_map_with_path(response_at, params),
-        decay=jnp.where(has_numbers, decay, 0.0).astype(jnp.zeros(()).dtype),
+) -> ArrayReading:
+    """A reading of all arrays together."""
+    return ArrayReading(
+        respond=lambda unity: response,
+        params=params,
+        arrays=tuple(response),
+        is_explained=jnp.ones(len(response), bool),
+        decay=decay.astype(jnp.zeros(()).dtype),
         residual=residual.astype(jnp.zeros(()).dtype),
         memory=memory.astype(jnp.zeros(()).dtype),
         status=status.astype(jnp.int32),
     )
+
+
+def _unverified_if_unexplained(reading: ArrayReading) -> ArrayReading:
+    """A reading by momentum alone, which shows nothing where the gradient is missed."""
+    is_missed = (reading.status == Reading.UNEXPLAINED) | ~reading.is_explained.all()
+    status = jnp.where(is_missed, Reading.UNVERIFIED, reading.status)
+    return dataclasses.replace(
+        reading,
+        is_explained=jnp.ones_like(reading.is_explained),
+        residual=jnp.where(is_missed, jnp.nan, reading.residual),
+        status=status.astype(jnp.int32),
+    )
+
+
+def _has_numbers(status: Int[Array, ""]) -> Bool[Array, ""]:
+    """Whether a reading comes with numbers."""
+    has_numbers = jnp.zeros((), bool)
+    for reading in _WITH_NUMBERS:
+        has_numbers = has_numbers | (status == reading)
+    return has_numbers
+
+
+def _adds_up_updates(state: PyTree, state_after: PyTree) -> Bool[Array, ""]:
+    """Whether updates are added up over steps; `optax.apply_every(1)` does not.
+
+    It counts modulo the number of steps, and is at 0 before and after a step only where that is 1.
+    """
+
+    def counts(tree: PyTree) -> list[Array]:
+        """The counts of all such states."""
+        nodes = jax.tree.leaves(tree, is_leaf=_is_apply_every)
+        return [jnp.asarray(node.count) for node in nodes if _is_apply_every(node)]
+
+    adds_up = jnp.zeros((), bool)
+    for count in (*counts(state), *counts(state_after)):
+        adds_up = adds_up | (count != 0)
+    return adds_up
+
+
+def _is_apply_every(node: object) -> bool:
+    return type(node).__name__ == "ApplyEvery"
 
 
 def _no_response(leaf: object) -> Array:
@@ -579,23 +789,9 @@ def _tolerance(made: PyTree, state: PyTree) -> float:
     return min(max(_TOLERANCE, rounding), _MOST_TOLERANCE)
 
 
-def _undifferentiable(error: Exception) -> str:
+def _undifferentiable(error: OptimizerError) -> str:
     """The sentence about an optimizer whose update has no derivative."""
-    lines = str(error).strip().splitlines() or [""]
-    return (
-        f"The optimizer's update cannot be differentiated ({type(error).__name__}: {lines[0]}): "
-        "the margin is NaN."
-    )
-
-
-def _chosen(condition: Array, reading: DescentReading, other: DescentReading) -> DescentReading:
-    """One of two readings."""
-
-    def choose(leaf: Array, other_leaf: Array) -> Array:
-        """One of two arrays."""
-        return jnp.where(condition, leaf, other_leaf)
-
-    return jax.tree.map(choose, reading, other)
+    return f"The optimizer's update cannot be differentiated ({error}): the margin is NaN."
 
 
 def _only_floats(params: PyTree) -> PyTree:
@@ -618,25 +814,6 @@ def _accumulated_by(updates: Leaves, accumulated: Leaves) -> Leaves:
             if parameter_path == path:
                 found[path] = leaf
     return found
-
-
-def _divided(buffers: Leaves, kept: Leaves) -> Leaves:
-    """Momentum over the share of it that a step keeps; zero where nothing is kept."""
-    divided = {}
-    for path, leaf in buffers.items():
-        share = kept[path]
-        divided[path] = jnp.where(share == 0.0, 0.0, leaf / jnp.where(share == 0.0, 1.0, share))
-    return divided
-
-
-def _difference(leaves: Leaves, subtracted: Leaves) -> Leaves:
-    """Differences, zero where they are roundoff."""
-    differences = {}
-    for path, leaf in leaves.items():
-        difference = leaf - subtracted[path]
-        is_roundoff = jnp.abs(difference) < _CANCELLED * jnp.abs(leaf)
-        differences[path] = jnp.where(is_roundoff, 0.0, difference)
-    return differences
 
 
 def _distance(leaves: Leaves, others: Leaves) -> Float[Array, ""]:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ntkdiag import _jax
+from ntkdiag.optimizer.optimizer_error import OptimizerError
 
 Leaves = dict[str, Array]  # the floating arrays of a tree, by their paths
 Answer = tuple[Leaves, Leaves]  # an update, and the new state
@@ -175,7 +176,7 @@ def quiet_point(
     before = {path: leaf for path, leaf in before.items() if ".hyperparams[" not in path}
     after, _ = floats_of(state_after)
     after = {path: after[path] for path in before}
-    accumulated, micro_steps = _micro_steps(state)
+    accumulated, micro_steps = accumulated_gradients(state)
 
     def step(gradients: Leaves, buffers: Leaves, weights: Leaves) -> Answer:
         """The optimizer as a function of floating arrays alone."""
@@ -192,7 +193,7 @@ def quiet_point(
     no_weights = zeros_like(weights)
     # A derivative in reverse alone is refused here: JAX would do so as late as it compiles.
     if _jax.contains(jax.make_jaxpr(step)(gradients, after, weights), "custom_vjp_call"):
-        raise TypeError("a part of it has a derivative in reverse only")
+        raise OptimizerError("TypeError: a part of it has a derivative in reverse only")
     ones = jax.tree.map(jnp.ones_like, gradients)
     still = {path: _floored(leaf) for path, leaf in after.items()}
     still.update(zeros_like(accumulated))
@@ -337,7 +338,7 @@ def accumulator_paths(state: PyTree) -> dict[str, str]:
     return found
 
 
-def _micro_steps(state: PyTree) -> tuple[Leaves, Float[Array, ""]]:
+def accumulated_gradients(state: PyTree) -> tuple[Leaves, Float[Array, ""]]:
     """The gradients that `optax.MultiSteps` accumulated, and the number of this micro-step."""
     with_paths, _ = jax.tree_util.tree_flatten_with_path(state)
     named = {jax.tree_util.keystr(path): leaf for path, leaf in with_paths}

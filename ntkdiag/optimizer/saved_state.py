@@ -1,7 +1,8 @@
 """The state of an optimizer as it was saved, put back into the containers of Optax.
 
 Checkpoints hold lists for tuples and dictionaries for named tuples; NNX puts a level `value` under
-every array, and `watch` its own state round that of the optimizer. The arrays are matched by path:
+every array (in 2024 `raw_value`, and not under all), and `watch` its own state round that of the
+optimizer. The arrays are matched by path:
 
 1. the optimizer's `init` says which arrays its state has, and where;
 2. the paths of the saved arrays are written as it writes them;
@@ -21,6 +22,8 @@ from ntkdiag.models.paths import differences, leaves_by_path, shown
 
 # What `watch` calls the state of the optimizer inside its own.
 _WATCHED = "ntk_inner"
+# The levels between a variable of NNX and its array.
+_LEVELS_OF_NNX = ("/value", "/raw_value")
 
 
 @runtime_checkable
@@ -51,10 +54,6 @@ class OptimizerState:
     def as_held(self, params: PyTree) -> PyTree:
         """Parameters, or a gradient, as the optimizer holds them."""
         return {"params": params} if self.of_variables else params
-
-    def as_params(self, held: PyTree) -> PyTree:
-        """The way back."""
-        return held["params"] if self.of_variables else held
 
 
 def is_optimizer_state(tree: PyTree) -> bool:
@@ -121,9 +120,10 @@ def restored_state(
         _require_unwatched(expected)
         if saved is None and expected:
             return None
-        problems.append(_misfits(expected, leaves))
+        found = _without_nnx(leaves, expected)
+        problems.append(_misfits(expected, found))
         if not problems[-1]:
-            arrays = [leaves[path] for path in expected]
+            arrays = [found[path] for path in expected]
             return OptimizerState(
                 jax.tree.unflatten(jax.tree.structure(blank), arrays), of_variables
             )
@@ -142,10 +142,18 @@ def _leaves_of(saved: PyTree) -> dict[str, PyTree]:
         saved = saved["opt_state"]
     else:
         saved = getattr(saved, "opt_state", saved)
-    leaves = leaves_by_path(saved)
-    if leaves and all(path.endswith("/value") for path in leaves):
-        leaves = {path.removesuffix("/value"): leaf for path, leaf in leaves.items()}
-    return _without_watch(leaves)
+    return _without_watch(leaves_by_path(saved))
+
+
+def _without_nnx(leaves: Mapping[str, PyTree], expected: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """The arrays without the levels of NNX, but where the optimizer has such a path itself."""
+    bare = {}
+    for path, leaf in leaves.items():
+        for level in _LEVELS_OF_NNX:
+            if path not in expected:
+                path = path.removesuffix(level)
+        bare[path] = leaf
+    return bare
 
 
 def _without_watch(leaves: dict[str, PyTree]) -> dict[str, PyTree]:

@@ -1,0 +1,86 @@
+"""Which arrays of parameters an optimizer treats alike: what it does is read once for each kind.
+
+Groups of `optax.multi_transform` and masks of weight decay are functions and trees inside of an
+optimizer, which does not tell them. But arrays that get the same updates for the same numbers are
+treated alike, so the optimizer is tried on arrays of a single element, at several steps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+from ntkdiag.optimizer.optimizer_error import OptimizerError, Update, guarded
+from ntkdiag.optimizer.quiet_point import floats_of, is_float
+from ntkdiag.optimizer.state_fields import buffers_of
+
+# Steps at which it is tried: schedules of groups may differ late.
+_STEPS = (0, 7, 1000, 100_000)
+# Numbers that are tried, of parameters, gradients and buffers.
+_PARAMETER, _GRADIENT, _BUFFER = 0.75, 0.25, 0.5
+
+
+def alike_arrays(
+    init: Callable[[PyTree], PyTree], update: Update, params: PyTree, trained: PyTree
+) -> dict[str, int] | None:
+    """The kind of each array by its path; None where it cannot be found out.
+
+    Args:
+        init: `optimizer.init`.
+        update: `optimizer.update`, with all further arguments.
+        params: The parameters; only their shapes are read.
+        trained: A tree like the gradient; only its shapes are read.
+    """
+    # What is tried has values inside of a trace, too.
+    with jax.ensure_compile_time_eval():
+        small = jax.tree.map(lambda leaf: _single(leaf, _PARAMETER), params)
+        gradient = jax.tree.map(lambda leaf: _single(leaf, _GRADIENT), trained)
+        gradients, _ = floats_of(gradient)
+        answers: dict[str, list[float]] = {path: [] for path in gradients}
+        for step in _STEPS:
+            try:
+                state = _state_at(guarded(init)(small), step)
+                updates, _ = floats_of(guarded(update)(gradient, state, small)[0])
+            except OptimizerError:  # it takes more than there is here
+                return None
+            for path in gradients:
+                if isinstance(updates[path], Tracer):
+                    return None  # its hyperparameters are traced
+                answers[path].append(float(updates[path].sum()))
+    # Where nothing is updated, as by the first of several micro-steps, nothing is told.
+    if not any(number for row in answers.values() for number in row):
+        return None
+    numbers: dict[tuple, int] = {}
+    kinds = {}
+    for path, row in answers.items():
+        # An array without axes cannot stand beside others in one.
+        n_axes = gradients[path].ndim
+        kind = (n_axes, *row, "" if n_axes else path)
+        kinds[path] = numbers.setdefault(kind, len(numbers))
+    return kinds
+
+
+def _single(leaf: Any, number: float) -> Any:
+    """An array of one element, with as many axes; what is no array of numbers stays."""
+    shape = (1,) * getattr(leaf, "ndim", 0)
+    if is_float(leaf):
+        return jnp.full(shape, number, leaf.dtype)
+    return jnp.zeros(shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
+
+
+def _state_at(state: PyTree, step: int) -> PyTree:
+    """A state at a step, with something in its buffers."""
+    buffers = buffers_of(state)
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(state)
+    leaves: list[Array] = []
+    for path, leaf in with_paths:
+        name = jax.tree_util.keystr(path)
+        if buffers is not None and (name in buffers.momentum or name in buffers.second_moments):
+            leaf = jnp.full_like(leaf, _BUFFER)
+        elif jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.integer):
+            leaf = jnp.full_like(leaf, step)
+        leaves.append(leaf)
+    return jax.tree.unflatten(structure, leaves)

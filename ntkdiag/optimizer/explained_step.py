@@ -1,0 +1,331 @@
+"""What a step that was made says of the linear response of its optimizer: clips, ratios, misfit.
+
+Around its quiet point an optimizer is linear: see `linear_response`. In a step a clip may have made
+the gradient smaller, by a factor c, and a trust ratio the update, by s:
+
+    what went into momentum    m' - A m = c (B g + C theta)
+    the update                 u = s (U_m m + c U_g g + U_t theta)
+
+Each array tells its c by what went into its momentum, and its s by the update. Without momentum the
+update tells one factor only: of all of it, or of all but the weight decay. So there is one unknown
+for each equation, and an array of a single number tells them, too. What the response does not
+explain is the misfit.
+
+Some elements of each array are looked at, spread over all of it. Arrays that the optimizer treats
+alike stand in one, so that its derivatives are computed once for all of them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ntkdiag import _jax
+from ntkdiag.optimizer.linear_response import LinearResponse, Outputs
+from ntkdiag.optimizer.quiet_point import Leaves
+
+# Elements of each array that are looked at.
+_SAMPLE = 128
+# An array of so few elements takes the explanation of the others.
+_FEW_ELEMENTS = 4
+# Updates are small, and squares of small numbers vanish in float32: a power of two before them.
+_UNIT = 2.0**30
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedStep:
+    """How a step compares with the linear response of its optimizer, array by array.
+
+    Attributes:
+        scales: s c, by which E is larger than at the quiet point.
+        decay_scales: Likewise for b.
+        misfits: What is left of the update, squared.
+        squares: The update, squared.
+        goes_uphill: Whether the answer goes along the gradient.
+        is_proportional: Whether anything answers gradient or momentum.
+        decay: b of each array, before what scales it is known.
+        memory: 1 / (1 - beta2) of second moments, in calls of `update`; 0 without any.
+    """
+
+    scales: Float[Array, " L"]
+    decay_scales: Float[Array, " L"]
+    misfits: Float[Array, " L"]
+    squares: Float[Array, " L"]
+    goes_uphill: Bool[Array, " L"]
+    is_proportional: Bool[Array, " L"]
+    decay: Float[Array, " L"]
+    memory: Float[Array, ""]
+
+
+def explain_step(
+    response: LinearResponse, made: Leaves, kinds: Mapping[str, int] | None = None
+) -> ExplainedStep:
+    """Compare the update that was made with the linear response.
+
+    Args:
+        response: That of the optimizer around this step.
+        made: The update by path; arrays are in its order.
+        kinds: Path -> which arrays are treated alike; None where that is not known.
+    """
+    kinds = kinds or {path: number for number, path in enumerate(made)}
+    step = _Samples.of(response, made, _Stacks(made, kinds))
+    has_momentum = np.isin(list(made), list(response.rule.buffers.momentum.values()))
+
+    # 1. c, from what went into momentum.
+    driven = step.drive_by_gradient + step.drive_by_params * step.params
+    drive = step.momentum_after - step.kept * step.momentum
+    clips = jnp.where(has_momentum, _multiple(drive, driven), 1.0)
+    clip = clips[:, None]
+
+    # 2. s, where all of the update is scaled.
+    of_params = step.by_params * step.params
+    decay_clip = clip if response.is_driven_by_params else 1.0
+    by_gradient = clip * step.by_gradient
+    predicted = step.by_momentum * step.momentum + by_gradient + decay_clip * of_params
+    scales = _multiple(step.update, predicted)
+    misfits = _squares(step.update - scales[:, None] * predicted)
+
+    # 3. Without momentum: a clip, where all but the decay is scaled.
+    rest = step.update - of_params
+    factors = _multiple(rest, step.by_gradient)
+    clipped_misfits = _squares(rest - factors[:, None] * step.by_gradient)
+    is_clipped = _are_clipped(misfits, clipped_misfits, has_momentum, made)
+
+    # 4. What answers a swinging gradient, and what decay takes from swinging parameters.
+    answer = step.by_whole_gradient - step.by_momentum * step.drive / (1.0 + step.kept)
+    decay = step.by_params - step.by_momentum * step.drive_by_params / (1.0 + step.kept)
+    downhill = jnp.max(-answer, axis=1, initial=0.0)
+    uphill = jnp.max(answer, axis=1, initial=0.0)
+    return ExplainedStep(
+        scales=jnp.where(is_clipped, factors, scales * clips),
+        decay_scales=jnp.where(is_clipped, 1.0, scales),
+        misfits=jnp.where(is_clipped, clipped_misfits, misfits),
+        squares=_squares(step.update),
+        goes_uphill=uphill > downhill,
+        is_proportional=(downhill > 0.0) | (uphill > 0.0),
+        decay=jnp.max(-decay, axis=1, initial=0.0),
+        memory=step.memory,
+    )
+
+
+def _are_clipped(
+    misfits: Float[Array, " L"],
+    clipped_misfits: Float[Array, " L"],
+    has_momentum: np.ndarray,
+    made: Leaves,
+) -> Bool[Array, " L"]:
+    """Which arrays without momentum are explained by a clip rather than by a trust ratio."""
+    may_be = ~has_momentum
+    is_few = np.array([leaf.size <= _FEW_ELEMENTS for leaf in made.values()])
+    # Anything explains a few elements: they are taken as the others are.
+    tells = may_be & ~is_few
+    tells = tells if tells.any() else may_be
+    is_better = clipped_misfits <= misfits
+    of_others = _total(clipped_misfits, tells) <= _total(misfits, tells)
+    return jnp.asarray(may_be) & jnp.where(is_few, of_others, is_better)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Samples:
+    """Some elements of all arrays, `[L S]`, in float32 at least; 0 where an array has no more.
+
+    Attributes:
+        update: u.
+        params: theta.
+        momentum: m, and `momentum_after` m'.
+        by_momentum: U_m.
+        by_gradient: U_g g, with the gradients of earlier micro-steps.
+        by_params: U_t.
+        kept: A.
+        drive: B of a whole step, and `by_whole_gradient` U_g of one.
+        drive_by_gradient: B g.
+        drive_by_params: C.
+        memory: As in `ExplainedStep`.
+    """
+
+    update: Float[Array, "L S"]
+    params: Float[Array, "L S"]
+    momentum: Float[Array, "L S"]
+    momentum_after: Float[Array, "L S"]
+    by_momentum: Float[Array, "L S"]
+    by_gradient: Float[Array, "L S"]
+    by_whole_gradient: Float[Array, "L S"]
+    by_params: Float[Array, "L S"]
+    kept: Float[Array, "L S"]
+    drive: Float[Array, "L S"]
+    drive_by_gradient: Float[Array, "L S"]
+    drive_by_params: Float[Array, "L S"]
+    memory: Float[Array, ""]
+
+    @staticmethod
+    def of(response: LinearResponse, made: Leaves, stacks: "_Stacks") -> "_Samples":
+        """The elements of a step, and of the derivatives of its optimizer."""
+        inputs = response.inputs
+        param_of = response.rule.buffers.momentum
+        few = stacks.of_response(response)
+        along = few.at_its_moments()
+
+        def rows(leaves: Leaves) -> Float[Array, "L S"]:
+            """Elements of arrays by the paths of parameters."""
+            return stacks.rows(leaves)
+
+        def momentum_rows(leaves: Leaves) -> Float[Array, "L S"]:
+            """Elements of arrays by the paths of momentum."""
+            return stacks.rows({param_of[path]: leaf for path, leaf in leaves.items()})
+
+        def derivatives(outputs: Outputs) -> tuple[Float[Array, "L S"], Float[Array, "L S"]]:
+            """Of the update and of momentum."""
+            of_momentum = {param_of[path]: leaf for path, leaf in outputs.momentum.items()}
+            return stacks.unstacked(outputs.update), stacks.unstacked(of_momentum)
+
+        by_momentum, kept = derivatives(along(momentum=_ones(few.inputs.momentum)))
+        by_gradient, drive = derivatives(along(gradient=_ones(few.inputs.gradient)))
+        by_params, drive_by_params = derivatives(along(params=_ones(few.inputs.params)))
+        gradient = rows(inputs.gradient)
+        from_gradient, drive_by_gradient = by_gradient * gradient, drive * gradient
+        if inputs.accumulated:
+            by_earlier, earlier_drive = derivatives(
+                along(accumulated=_ones(few.inputs.accumulated))
+            )
+            earlier = rows(_by_parameters(inputs.accumulated))
+            from_gradient += by_earlier * earlier
+            drive_by_gradient += earlier_drive * earlier
+        micro_steps = response.rule.micro_steps.astype(gradient.dtype)
+        return _Samples(
+            update=rows(made),
+            params=rows(inputs.params),
+            momentum=momentum_rows(inputs.momentum),
+            momentum_after=momentum_rows(response.momentum_after),
+            by_momentum=by_momentum,
+            by_gradient=from_gradient,
+            by_whole_gradient=by_gradient * micro_steps,
+            by_params=by_params,
+            kept=kept,
+            drive=drive * micro_steps,
+            drive_by_gradient=drive_by_gradient,
+            drive_by_params=drive_by_params,
+            memory=few.memory(),
+        )
+
+
+class _Stacks:
+    """Elements of arrays that are treated alike, one below the other in the place of the first.
+
+    Args:
+        like: The arrays of parameters by path.
+        kinds: Path -> number of its kind.
+    """
+
+    def __init__(self, like: Leaves, kinds: Mapping[str, int]) -> None:
+        self._like = like
+        self._members: dict[int, list[str]] = {}
+        for path in like:
+            self._members.setdefault(kinds[path], []).append(path)
+        in_order = [path for members in self._members.values() for path in members]
+        self._order = np.array([in_order.index(path) for path in like])
+        self._width = max((min(_SAMPLE, leaf.size) for leaf in like.values()), default=0)
+
+    def rows(self, leaves: Leaves) -> Float[Array, "L S"]:
+        """Elements of each array; zeros where there is no such array."""
+        nothing = jnp.zeros(self._width)
+        found = [
+            self._elements(leaves[path], leaf) if path in leaves else nothing
+            for path, leaf in self._like.items()
+        ]
+        return jnp.stack(found)
+
+    def of_response(self, response: LinearResponse) -> LinearResponse:
+        """The same optimizer on these elements alone."""
+        inputs = response.inputs
+        buffers = response.rule.buffers
+        accumulated = {path: path.partition(".acc_grads")[2] for path in inputs.accumulated}
+        return LinearResponse(
+            response.rule,
+            inputs._replace(
+                gradient=self._stacked(inputs.gradient),
+                accumulated=self._stacked(inputs.accumulated, accumulated),
+                momentum=self._stacked(inputs.momentum, buffers.momentum),
+                params=self._stacked(inputs.params),
+            ),
+            momentum_after={},
+            moments=self._stacked(response.moments, buffers.second_moments),
+        )
+
+    def unstacked(self, stacked: Leaves) -> Float[Array, "L S"]:
+        """The elements of each array; zeros where there is no such array."""
+        rows = []
+        for members in self._members.values():
+            row = jnp.zeros((len(members), self._width))
+            if members[0] in stacked:
+                # Where second moments are 0 derivatives are infinite, and what they multiply is 0.
+                known = jnp.where(jnp.isfinite(stacked[members[0]]), stacked[members[0]], 0.0)
+                row = self._padded(known.reshape(len(members), -1))
+            rows.append(row)
+        return jnp.concatenate(rows)[self._order]
+
+    def _stacked(self, leaves: Leaves, param_of: Mapping[str, str] | None = None) -> Leaves:
+        """Arrays with those of a kind in the place of its first, and one element for the others."""
+        param_of = {path: path for path in leaves} if param_of is None else param_of
+        firsts = {members[0]: members for members in self._members.values()}
+        stacked = {}
+        for path, leaf in leaves.items():
+            param_path = param_of[path]
+            field = path.removesuffix(param_path)  # there may be two for a parameter
+            n_axes = getattr(self._like.get(param_path), "ndim", leaf.ndim)
+            if param_path not in firsts:
+                stacked[path] = jnp.zeros((1,) * n_axes, leaf.dtype)
+                continue
+            rows = [
+                self._elements(leaves[field + member], self._like[member])
+                for member in firsts[param_path]
+            ]
+            if n_axes:
+                stacked[path] = jnp.stack(rows).reshape((-1,) + (1,) * (n_axes - 1))
+            else:
+                stacked[path] = rows[0][0]
+        return stacked
+
+    def _elements(self, leaf: Array, like: Array) -> Float[Array, " S"]:
+        """Some elements of an array, spread over all of it, and zeros after them."""
+        flat = jnp.broadcast_to(leaf, like.shape).reshape(-1)
+        n_taken = min(_SAMPLE, like.size)
+        places = np.linspace(0, max(like.size - 1, 0), n_taken).astype(int)
+        # Single elements are looked up: slices would take part in how arrays lie on devices.
+        row = flat[places] if n_taken < like.size else flat
+        return self._padded(row.astype(_jax.at_least_float32(row.dtype)))
+
+    def _padded(self, rows: Float[Array, "*r s"]) -> Float[Array, "*r S"]:
+        """Rows with zeros after them."""
+        missing = self._width - rows.shape[-1]
+        return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
+
+
+def _by_parameters(accumulated: Leaves) -> Leaves:
+    """Accumulated gradients by the paths of parameters, which theirs end with."""
+    return {path.partition(".acc_grads")[2]: leaf for path, leaf in accumulated.items()}
+
+
+def _ones(leaves: Leaves) -> Leaves:
+    """Ones, in float32 at least."""
+    return {
+        path: jnp.ones(leaf.shape, _jax.at_least_float32(leaf.dtype))
+        for path, leaf in leaves.items()
+    }
+
+
+def _multiple(rows: Float[Array, "L S"], of: Float[Array, "L S"]) -> Float[Array, " L"]:
+    """By which factor each row is another one; 1 where that is 0."""
+    square = _squares(of)
+    product = jnp.sum((rows * _UNIT) * (of * _UNIT), axis=1)
+    return jnp.where(square == 0.0, 1.0, product / jnp.where(square == 0.0, 1.0, square))
+
+
+def _squares(rows: Float[Array, "L S"]) -> Float[Array, " L"]:
+    """Squared lengths, in a unit in which those of small numbers are not 0."""
+    return jnp.sum((rows * _UNIT) ** 2, axis=1)
+
+
+def _total(numbers: Float[Array, " L"], chosen: np.ndarray) -> Float[Array, ""]:
+    return jnp.sum(jnp.where(chosen, numbers, 0.0))

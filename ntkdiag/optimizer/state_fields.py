@@ -1,0 +1,185 @@
+"""What the fields of Optax's states are: momentum, second moments, and what a step forgets.
+
+An Optax state is a tree of named tuples, whose classes and fields say what they hold. Of the
+classes below it is known; an optimizer with another one is found out about by derivatives
+(`quiet_point`).
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+# Class -> the fields that hold momentum: they move with the gradient and change their sign with it.
+_MOMENTUM = {
+    "ScaleByAdamState": ("mu",),
+    "ScaleByAmsgradState": ("mu",),
+    "ScaleByBeliefState": ("mu",),
+    "TraceState": ("trace",),
+}
+# Class -> the fields that scale updates: they move with the square of the gradient.
+_SECOND_MOMENTS = {
+    "ScaleByAdamState": ("nu",),
+    "ScaleByAmsgradState": ("nu", "nu_max"),
+    "ScaleByBeliefState": ("nu",),
+    "ScaleByRmsState": ("nu",),
+    "ScaleByRmsWithCountState": ("nu",),
+    "ScaleByRssState": ("sum_of_squares",),
+}
+# Class -> the fields whose numbers make no difference: `optax.apply_every(1)` sums single updates.
+_IDLE = {"ApplyEvery": ("grad_acc",)}
+# Classes that choose, count, mask, inject and repeat: what is inside of them decides.
+_AROUND = frozenset(
+    (
+        "ApplyEvery",
+        "ApplyIfFiniteState",
+        "ConditionallyMaskState",
+        "ConditionallyTransformState",
+        "EmptyState",
+        "InjectHyperparamsState",
+        "InjectStatefulHyperparamsState",
+        "MaskedNode",
+        "MaskedState",
+        "MultiStepsState",
+        "PartitionState",
+        "ScaleByScheduleState",
+        "WrappedScheduleState",
+        "ZeroNansState",
+    )
+)
+# Classes none of whose averages goes into another one.
+INDEPENDENT = _AROUND | {"ScaleByAdamState", "TraceState"}
+# Other optimizers all of whose buffers are averages of the gradient, of its square, or of what
+# these make of it: the classes each consists of.
+_AVERAGING = (
+    {"FactoredState"},
+    {"FactoredState", "EmaState"},
+    {"MuonState"},
+    {"MuonState", "ScaleByAdamState"},
+    {"ScaleByAdanState"},
+    {"ScaleByAdemamixState"},
+    {"ScaleByLionState"},
+    {"ScaleByNovogradState"},
+    {"ScaleByRStdDevState"},
+    {"ScaleByRStdDevState", "TraceState"},
+)
+# The fields into which other averages go.
+_LATE = {"EmaState": ("ema",), "TraceState": ("trace",)}
+# Class -> the fields that a step empties, or overwrites with something else.
+_FORGOTTEN = {
+    "MultiStepsState": ("acc_grads",),
+    "ScaleByAdanState": ("g",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffers:
+    """The buffers that parameters have: path in the state -> path of the parameter.
+
+    Attributes:
+        momentum: Momentum.
+        second_moments: What scales updates.
+        idle: What makes no difference.
+    """
+
+    momentum: Mapping[str, str]
+    second_moments: Mapping[str, str]
+    idle: Mapping[str, str]
+
+
+def buffers_of(state: PyTree) -> Buffers | None:
+    """The buffers of an optimizer that is known; None for another one.
+
+    Nor is one known whose state has numbers in no class, as a dictionary or one of Keras, or in
+    which a parameter has two momenta: one may go through the other.
+    """
+    known = _AROUND | _MOMENTUM.keys() | _SECOND_MOMENTS.keys()
+    if not state_classes(state) <= known or _has_numbers_in_no_class(state):
+        return None
+    momentum = dict(_fields(state, _MOMENTUM))
+    if len(set(momentum.values())) < len(momentum):
+        return None
+    return Buffers(momentum, dict(_fields(state, _SECOND_MOMENTS)), dict(_fields(state, _IDLE)))
+
+
+def _has_numbers_in_no_class(state: PyTree) -> bool:
+    """Whether floating arrays stand in a state, or in one inside of it, outside of named tuples."""
+
+    def is_named(node: object) -> bool:
+        return hasattr(node, "_fields")
+
+    for node in jax.tree.leaves(state, is_leaf=is_named):
+        if not is_named(node):
+            if jnp.issubdtype(jnp.result_type(node), jnp.floating):
+                return True
+            continue
+        inner = [getattr(node, name) for name in node._fields if name.startswith("inner")]
+        if _has_numbers_in_no_class(inner):
+            return True
+    return False
+
+
+def can_be_undone(state: PyTree) -> bool:
+    """Whether the state before a step follows from that after it, but for what it forgets."""
+    return buffers_of(state) is not None or state_classes(state) - _AROUND in _AVERAGING
+
+
+def forgotten_paths(state: PyTree) -> set[str]:
+    """Paths of what a step does not leave a trace of."""
+    return {path for path, _ in _fields(state, _FORGOTTEN)}
+
+
+def late_paths(state: PyTree) -> set[str]:
+    """Paths of averages of what other averages have scaled."""
+    return {path for path, _ in _fields(state, _LATE)}
+
+
+def with_counts_of_averages(state: PyTree, count: int) -> PyTree:
+    """A state in which averages of gradients and of their squares have another count."""
+
+    def is_average(node: Any) -> bool:
+        return type(node).__name__ in _MOMENTUM or type(node).__name__ in _SECOND_MOMENTS
+
+    def changed(node: Any) -> Any:
+        if is_average(node) and "count" in node._fields:
+            return node._replace(count=jnp.full_like(node.count, count))
+        return node
+
+    return jax.tree.map(changed, state, is_leaf=is_average)
+
+
+def state_classes(state: PyTree) -> set[str]:
+    """Names of the classes of named tuples in a state."""
+    names = set()
+
+    def note_name(node: object) -> bool:
+        """Note the class of a state on the way down the tree."""
+        if hasattr(node, "_fields"):
+            names.add(type(node).__name__)
+        return False  # no node is a leaf: the walk goes on into it
+
+    jax.tree.leaves(state, is_leaf=note_name)
+    return names
+
+
+def _fields(state: PyTree, fields: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
+    """Path in the state, and path in the field, of every array in some fields of some classes."""
+
+    def is_listed(node: object) -> bool:
+        return type(node).__name__ in fields
+
+    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_listed):
+        if not is_listed(node):
+            continue
+        for name in fields[type(node).__name__]:
+            for path_in_field, _ in jax.tree_util.tree_leaves_with_path(getattr(node, name, ())):
+                inner = jax.tree_util.keystr(path_in_field)
+                yield f"{jax.tree_util.keystr(path)}.{name}{inner}", inner
+        # What is inside of it may be listed, too.
+        for name in getattr(node, "_fields", ()):
+            if name not in fields[type(node).__name__]:
+                for found, inner in _fields(getattr(node, name), fields):
+                    yield f"{jax.tree_util.keystr(path)}.{name}{found}", inner
