@@ -1,5 +1,6 @@
 """During training: an Optax optimizer that measures, a hook, instruments, alerts and writers."""
 
+from ntkdiag.estimate import Estimate as Estimate
 from ntkdiag.monitor.alerting.alert import Alert as Alert
 from ntkdiag.monitor.alerting.alert import Rule as Rule
 from ntkdiag.monitor.alerting.alerts import Alerts as Alerts
@@ -8,11 +9,11 @@ from ntkdiag.monitor.alerting.standard_rules import MarginAbove as MarginAbove
 from ntkdiag.monitor.alerting.standard_rules import NaNNear as NaNNear
 from ntkdiag.monitor.alerting.standard_rules import RankCollapse as RankCollapse
 from ntkdiag.monitor.alerting.standard_rules import StepErrorAbove as StepErrorAbove
-from ntkdiag.monitor.estimate import Estimate as Estimate
 from ntkdiag.monitor.flat_scalars import scalars_of as scalars_of
 from ntkdiag.monitor.hook import Monitor as Monitor
 from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple as CriticalMultiple
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel as ExactKernel
+from ntkdiag.monitor.instruments.gradient_noise import GradientNoise as GradientNoise
 from ntkdiag.monitor.instruments.instrument import Instrument as Instrument
 from ntkdiag.monitor.instruments.layer_norms import LayerNorms as LayerNorms
 from ntkdiag.monitor.instruments.sampled_trace import SampledTrace as SampledTrace
@@ -20,6 +21,7 @@ from ntkdiag.monitor.instruments.spectral_position import SpectralPosition as Sp
 from ntkdiag.monitor.instruments.step_error import StepError as StepError
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures as TopCurvatures
 from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
+from ntkdiag.monitor.last_numbers import record as record
 from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost
@@ -32,8 +34,8 @@ from ntkdiag.monitor.schedule import LogSpaced as LogSpaced
 from ntkdiag.monitor.tracker_writer import TrackerWriter as TrackerWriter
 from ntkdiag.monitor.unwatch import rewatch as rewatch
 from ntkdiag.monitor.unwatch import unwatch as unwatch
-from ntkdiag.monitor.watch import WatchState as WatchState
 from ntkdiag.monitor.watch import watch as watch
+from ntkdiag.monitor.watch_state import WatchState as WatchState
 from ntkdiag.monitor.writers import InMemory as InMemory
 from ntkdiag.monitor.writers import JsonLines as JsonLines
 from ntkdiag.monitor.writers import Terminal as Terminal

@@ -4,30 +4,33 @@
 2. `require_outputs`: a function that does not run on the probe, or returns something else than one
    array with the examples first;
 3. `check_fit`: settings and labels that do not fit these outputs and their kernel.
+
+`require_step` is asked in every call of a monitor.
 """
 
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent
+from ntkdiag.display import shortened
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.kernel.reduction import RandomProjections
+from ntkdiag.kernel.reduction import RandomProjections, ReductionLike
 from ntkdiag.losses import Loss
+from ntkdiag.losses.alignable import alignable_targets
 from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
-from ntkdiag.losses.targets import read_targets, require_labels_differ
+from ntkdiag.losses.targets import require_labels_differ
 from ntkdiag.memory import budget
-from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
+from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.user_function import running
 
 REDUCTIONS = ("full", "mean", "trace", "sum-of-logits")
 CHOICES = ("auto", *REDUCTIONS)
+_LARGEST_STEP = 2**31 - 1  # a measurement holds it as int32
 
 
 def check_settings(
@@ -91,6 +94,12 @@ def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: PyTree) -> 
             got=layout.reduction,
             do=f"This function has {layout.n_outputs} outputs per example.",
         )
+    if top_k > layout.size and layout.output_shape[0] == 1:
+        raise errors.InvalidInputError(
+            expected="two or more examples on the leading axis of every leaf of x",
+            got="one",
+            do="Pass a batch [N ...]: what is centred needs two examples or more.",
+        )
     if top_k > layout.size:
         raise errors.InvalidInputError(
             expected=f"top_k of at most {layout.size}, the rows of the {layout.reduction} kernel",
@@ -100,19 +109,15 @@ def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: PyTree) -> 
     if loss is not None:
         loss.require_fit(layout.output_shape)
     if isinstance(loss, CustomLoss):
-        _check_custom_loss(layout, y)
-    if y is None:
-        return
+        _check_custom_loss(loss, layout, y)
 
-    def read(y: ArrayLike) -> None:
-        """Labels are read once as the alignment does, and once as the loss does."""
-        targets = read_targets(y, layout.output_shape)
-        # What is trained to be 0 everywhere, as a residual is, has a loss and no alignment.
-        is_regression = jnp.issubdtype(jnp.result_type(y), jnp.floating)
-        if loss is None or not is_regression:
-            require_labels_differ(targets)
-        if loss is not None:
+    def read(y: PyTree) -> None:
+        """Labels are read once as the loss does, and once as the alignment does."""
+        if loss is not None and y is not None:
             loss.read(y, layout.output_shape)
+        targets = alignable_targets(y, layout.output_shape, loss)
+        if targets is not None:
+            require_labels_differ(targets)
 
     if arguments.has_shapes_alone(y):
         jax.eval_shape(read, y)
@@ -120,14 +125,26 @@ def check_fit(layout: ProbeLayout, top_k: int, loss: Loss | None, y: PyTree) -> 
         read(y)
 
 
-def _check_custom_loss(layout: ProbeLayout, y: PyTree) -> None:
-    """Refuse a loss of the user whose curvature could not be computed inside a compiled step."""
-    if y is None:
+def require_step(step: object) -> int:
+    """The number of a step that a loop hands in; refused where it is none."""
+    try:
+        number = int(step)  # pyright: ignore[reportArgumentType]
+        is_step = number == step and 0 <= number <= _LARGEST_STEP
+    except (TypeError, ValueError, OverflowError):
+        is_step = False
+    if not is_step:
         raise errors.InvalidInputError(
-            expected="the labels `y` beside a loss of the user: its curvature may depend on them",
-            got="None",
-            do="Hand them in with their examples: train=(x, y).",
+            expected="a step, an integer from 0 to 2^31 - 1",
+            got=shortened(step),
+            do="Pass the number of the step that the parameters belong to: 0 before the first "
+            "update.",
         )
+    return number
+
+
+def _check_custom_loss(loss: CustomLoss, layout: ProbeLayout, y: PyTree) -> None:
+    """Refuse a loss of the user that does not run, or whose curvature takes too much."""
+    loss.require_runs(layout.output_shape, layout.dtype, y)
     if layout.reduction == "full" and layout.size > MOST_ROWS:
         raise errors.InvalidInputError(
             expected=f"a kernel of at most {MOST_ROWS} rows beside a loss of the user, whose "
@@ -135,3 +152,12 @@ def _check_custom_loss(layout: ProbeLayout, y: PyTree) -> None:
             got=f"{layout.size} rows",
             do="Use a smaller probe.",
         )
+
+
+def require_limit(name: str, limit: object, expected: str, do: str) -> None:
+    """Refuse a limit that is neither None nor a number above zero."""
+    if limit is None:
+        return
+    is_number = isinstance(limit, int | float | np.number)
+    if not (is_number and limit > 0):
+        raise errors.InvalidInputError(expected=expected, got=f"{name}={limit!r}", do=do)

@@ -20,34 +20,48 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.memory import budget
 from ntkdiag.models.functional import Functional
+from ntkdiag.monitor.background import Background, bytes_of, copied
+from ntkdiag.monitor.checks import require_limit, require_step
+from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.courier import CLOSING_SECONDS
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
+from ntkdiag.monitor.instruments.choosing import Supply, panel_for
 from ntkdiag.monitor.loop_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
 from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
-from ntkdiag.monitor.never_raise import FailureNotice, warn, without_debugging_switches
+from ntkdiag.monitor.never_raise import (
+    FailureNotice,
+    warn,
+    warnings_are_errors,
+    without_debugging_switches,
+)
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
 from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.panel import Memories, Panel
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
-from ntkdiag.monitor.record import convention_record, settings_of
+from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
-from ntkdiag.monitor.schedule import ScheduleLike, Step, as_schedule
-from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
+from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
+from ntkdiag.monitor.time_budget import USUAL_PERIOD, Budget, say_once
+from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.progress import under_way
 
 if TYPE_CHECKING:
     import optax
+
+
+# A copy of what the loop holds takes no more than this share of the memory budget.
+_MOST_COPIED = 0.25
 
 
 class Monitor:
@@ -72,8 +86,11 @@ class Monitor:
         monitor(step, params, opt_state, updates=updates, gradient=gradient)
 
     The call never raises into the loop: what goes wrong is said in one warning, and the call
-    returns None. It waits for its own result, touches no buffer of the loop, and leaves
-    measurements out when they would cost more than `time_share`.
+    returns None. It waits for its own result, touches no buffer of the loop, whose program stays
+    as it is, and leaves measurements out when they would cost more than `time_share`.
+
+    With `every="auto"` training goes on while the first measurement is compiled: it is made of a
+    copy of what the loop holds, in a thread, and the call returns None. `last` waits for it.
 
     Cost: that of the instruments, see `ntkdiag.monitor.plan`. That of the kernel tier is one kernel
     and its eigenvalues, K^3, with K = N C for the full kernel, N for a reduced one; a second set of
@@ -90,14 +107,17 @@ class Monitor:
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out all numbers about
             stability.
-        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
+        every: "auto" for as often as `time_share` allows; a number of steps, or a schedule:
+            `Every`, `LogSpaced`, `At`, any function of the step.
         optimizer: The optimizer of Optax that trains. With the `opt_state` of the call it tells
             what the margin depends on.
         descent: In its place, how it is trained: a `Descent`, or the learning rate of plain
             gradient descent. Where it has no learning rate, that is taken from the `opt_state` of
             the call if `optax.inject_hyperparams` keeps it there.
         instruments: What is measured, as for `ntkdiag.watch`.
-        batch_size: Examples of one training step, by which "auto" counts its share.
+        batch_size: Examples of one training step, by which the share is counted until it is known
+            by the clock.
+        n_train: Examples of the whole training set, as for `ntkdiag.watch`.
         out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
         writers: Who gets the measurements, as for `ntkdiag.watch`. They also get `<name>_seconds`,
             the time of the measurement.
@@ -110,8 +130,9 @@ class Monitor:
             up to 64 outputs per example, and with more of them `RandomProjections(8)`.
         memory: Memory budget of a kernel, as in `ntkdiag.ntk`.
         time_share: Largest share of the wall time that measuring may take, not counting the first
-            measurement, which compiles; scheduled measurements beyond it are skipped. None for no
-            limit. What a measurement costs is known from the second one on.
+            measurement, which compiles: 0.01 where `every="auto"`, no limit for a schedule, of
+            which measurements beyond the share are skipped where one is said. What a measurement
+            costs is known from the second one on.
         first_measurement: Seconds that the first measurement may take by plan, compiling not
             counted. Beyond them, or beyond the memory budget, nothing is measured, and one warning
             names what costs less. None for no limit; see the method `plan`.
@@ -121,7 +142,6 @@ class Monitor:
             first measurement, `seconds` of all later ones, `elapsed` wall time since the first, the
             `share` of that, `measurements` made, `skipped` ones, `last`, the seconds of the last
             one.
-        last: The last `Measurement`, None before the first.
 
     Raises:
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
@@ -136,11 +156,12 @@ class Monitor:
         train: Pair | None = None,
         held_out: Pair | None = None,
         loss: LossLike | None = None,
-        every: ScheduleLike = 100,
+        every: ScheduleLike = "auto",
         optimizer: "optax.GradientTransformation | optax.MultiSteps | None" = None,
         descent: DescentLike | None = None,
         instruments: InstrumentsLike = "auto",
         batch_size: int | None = None,
+        n_train: int | np.integer | None = None,
         out: str | os.PathLike[str] | None = None,
         writers: WritersLike = (),
         alerts: AlertsLike = "auto",
@@ -148,16 +169,10 @@ class Monitor:
         top_k: int | np.integer = 5,
         reduction: ReductionLike = "auto",
         memory: Memory | None = None,
-        time_share: float | int | np.number | None = 0.01,
+        time_share: float | int | np.number | None = None,
         first_measurement: float | int | np.number | None = 60.0,
     ) -> None:
-        _require_limit(
-            "time_share",
-            time_share,
-            expected="a positive share of the wall time",
-            do="0.01 is one percent; None sets no limit.",
-        )
-        _require_limit(
+        require_limit(
             "first_measurement",
             first_measurement,
             expected="a positive number of seconds",
@@ -172,14 +187,17 @@ class Monitor:
                 loss=loss,
                 reduction=reduction,
                 memory=memory,
+                n_train=n_train,
             )
         if instruments != "auto":
             named(instruments)  # refuses what it does not know
         self._instruments = instruments
-        update_rule = None if optimizer is None else update_rule_of(optimizer)
-        self._measurer = Measurer.of(self._probe, update_rule)
-        self._due = as_schedule(every)
-        self._budget = Budget(self._due, time_share, batch_size)
+        transform = None if optimizer is None else as_optimizer(optimizer)
+        self._measurer = Measurer.of(self._probe, transform)
+        self._budget = Budget.of(every, time_share, batch_size)
+        self._due = self._budget.every
+        self._pace = Pace(self._budget.time_share)
+        self._next = 0  # the first step that may be measured next
         run_log = None if out is None else RunLog(out)
         listed = read_writers(writers, run_log)
         self._outbox = Outbox(listed, alerts_of(alerts, listed))
@@ -192,8 +210,9 @@ class Monitor:
         self._is_refused = False  # the first measurement, and so all
         self._first_ended: float | None = None  # when the first measurement had ended
         self._failure_notice = FailureNotice()
-        self.cost = Cost(time_share)
-        self.last: Measurement | None = None
+        self._first: Background | None = None  # the first measurement, while it is compiled
+        self.cost = Cost(self._budget.time_share)
+        self._last: Measurement | None = None
         if run_log is not None:
             params = f.params if isinstance(f, Functional) else None
             run_log.begin(settings_of(self._probe, name, params))
@@ -236,11 +255,20 @@ class Monitor:
         if self._first_ended is not None:
             self.cost.elapsed = begun - self._first_ended
         try:
-            if not self._due(int(step)):
+            _require_concrete(step)
+            number = require_step(step)
+            if not self._due(number):
                 return None
+            if self._is_automatic and (number < self._next or self._is_compiling(number)):
+                return None
+            # What fails is tried again as late; a measurement that is made says better.
+            self._next = number + USUAL_PERIOD
+            self._pace.begin()
             if self._is_refused or not self._budget_allows(begun):
                 self.cost.skipped += 1
                 return None
+            # Filters of warnings are those of all threads: a second one must not need other ones.
+            has_own_filters = warnings_are_errors()
             with without_debugging_switches():
                 loop = take_apart(self._probe.f, params, opt_state, model_state)
                 training_step = TrainingStep(
@@ -250,14 +278,28 @@ class Monitor:
                     state_after=loop.opt_state,
                     model_state=loop.model_state,
                 )
-                return self._measure(int(step), training_step, begun)
+                in_background = not has_own_filters and self._may_be_in_background(training_step)
+                if in_background:
+                    training_step = copied(training_step)
+                due = self._prepare(number, training_step)
+                if due is None:
+                    return None
+                if in_background:
+                    self._begin_in_background(due, begun)
+                    return None
+                return self._measure(due, begun)
         except (KeyboardInterrupt, SystemExit):
             raise  # the user ends the run
         except BaseException as error:  # asyncio.CancelledError and GeneratorExit are no Exception
-            # A measurement that fails at every step is kept within the budget like any other.
-            self._spend(begun, measured=False)
-            self._failure_notice.give("Monitor", step, error)
+            self._note_failure(step, error, begun)
             return None
+
+    @property
+    def last(self) -> Measurement | None:
+        """The last `Measurement`; None before the first."""
+        if self._first is not None:
+            self._first.wait()
+        return self._last
 
     @errors.called("monitor.plan(params)")
     def plan(self, params: PyTree = None, *, model_state: PyTree = None) -> MonitorPlan:
@@ -288,7 +330,7 @@ class Monitor:
             matched = self._measurer.match(TrainingStep(loop.params, model_state=loop.model_state))
             layout = self._probe.layout(matched.params)
             knows_optimizer = (
-                self._measurer.update_rule is not None or self._probe.descent is not None
+                self._measurer.reader.optimizer is not None or self._probe.descent is not None
             )
             supply = Supply(self._probe, has_update=True, has_optimizer=knows_optimizer)
             panel = self._panel
@@ -303,6 +345,8 @@ class Monitor:
             seconds: How long to wait for writers that are behind. What they have not written then
                 is said in a warning.
         """
+        if self._first is not None:
+            self._first.wait()
         self._outbox.close(seconds)
 
     def __enter__(self) -> "Monitor":
@@ -314,8 +358,42 @@ class Monitor:
     def __repr__(self) -> str:
         return f"Monitor({self._due}: {self.cost})"
 
-    def _measure(self, step: int, training_step: TrainingStep, begun: float) -> Measurement | None:
-        """Measure, unless that costs too much, and write."""
+    def _may_be_in_background(self, training_step: TrainingStep) -> bool:
+        """Whether training goes on while this measurement is compiled."""
+        is_first = self._first is None and not self.cost.measurements
+        if not (is_first and self._is_automatic) or jax.process_count() > 1:
+            return False  # several processes measure at the same step
+        return bytes_of(training_step) <= _MOST_COPIED * budget(self._probe.memory)
+
+    def _begin_in_background(self, due: "_Due", begun: float) -> None:
+        """Make the first measurement in a thread; it is of a copy of what the loop holds."""
+
+        def measure() -> None:
+            try:
+                with without_debugging_switches():
+                    self._measure(due, begun, show=False)
+            except BaseException as error:
+                self._note_failure(due.step, error, begun)
+
+        self._first = Background(measure)
+
+    def _is_compiling(self, step: int) -> bool:
+        """Whether the first measurement is under way; once it is not, the clock begins here."""
+        if self._first is None:
+            return False
+        if self._first.is_under_way:
+            return True
+        self._first = None
+        self._pace.restart(step)
+        return False
+
+    def _note_failure(self, step: Step, error: BaseException, begun: float) -> None:
+        """Say once what went wrong; what fails at every step is kept within the budget, too."""
+        self._spend(begun, measured=False)
+        self._failure_notice.give("Monitor", step, error)
+
+    def _prepare(self, step: int, training_step: TrainingStep) -> "_Due | None":
+        """What is to be measured, once it fits; None where nothing is, as it costs too much."""
         _require_concrete((training_step.params, training_step.model_state))
         matched = self._measurer.match(training_step)
         layout = self._probe.layout(matched.params)
@@ -326,14 +404,16 @@ class Monitor:
         panel = self._panel_for(training_step, matched, layout)
         if not panel.instruments or self._refuses(matched, layout, panel):
             return None
+        self._measurer.verify(matched.params, panel)
+        return _Due(step, training_step, matched, layout, panel, update_rule)
 
-        # The first measurement compiles, which takes long enough to show it.
-        show = None if self.cost.measurements == 0 else False
-        with under_way("first measurement", steps=2, show=show) as work:
-            self._measurer.verify(matched.params, panel)
-            work.advance()
+    def _measure(self, due: "_Due", begun: float, *, show: bool | None = None) -> Measurement:
+        """Measure and write; whether to `show` that the first measurement compiles."""
+        step, layout, panel, matched = due.step, due.layout, due.panel, due.matched
+        show = show if self.cost.measurements == 0 else False
+        with under_way("first measurement", steps=1, show=show):
             reading = self._measurer.take_outside(
-                panel, layout, training_step, self._memories, step, self.cost.measurements
+                panel, layout, due.training_step, self._memories, step, self.cost.measurements
             )
             estimates = jax.tree.map(np.asarray, reading.estimates)  # waits for the result
         self._memories = reading.memories
@@ -348,6 +428,7 @@ class Monitor:
             layers=self._layers,
         )
         seconds = self._spend(begun, measured=True)
+        self._next = step + self._steps_to_next(step, panel)
 
         # The record goes to a writer once; it is made anew as its notes depend on the optimizer.
         record = convention_record(
@@ -359,16 +440,32 @@ class Monitor:
             every=self._due,
             call="Monitor",
             layers=self._layers,
-            injected=update_rule.is_injected,
+            injected=due.update_rule.is_injected,
             followed=self._probe.followed(matched.held),
+            batch_size=self._budget.batch_size,
         )
         record["time_share"] = self.cost.time_share
-        if update_rule.objection and self._probe.loss is not None:
-            record["notes"].append(update_rule.objection)
+        if due.update_rule.objection and self._probe.loss is not None:
+            record["notes"].append(due.update_rule.objection)
         values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
         self._outbox.send(step, values, record)
-        self.last = measurement
+        self._last = measurement
         return measurement
+
+    @property
+    def _is_automatic(self) -> bool:
+        """Whether each measurement says which step is the next one."""
+        return isinstance(self._due, Automatic)
+
+    def _steps_to_next(self, step: int, panel: Panel) -> int:
+        """By the clock, and as long as that is not known by count."""
+        planned = self._budget.wait(panel.steps)
+        if self.cost.measurements <= SHORT_INTERVALS:
+            planned = early(planned)
+        wait = self._pace.end(step) or planned
+        if jax.process_count() == 1 or not self._is_automatic:
+            return wait
+        return int(multihost_utils.broadcast_one_to_all(np.asarray(wait)))
 
     def _panel_for(
         self, training_step: TrainingStep, matched: Matched, layout: ProbeLayout
@@ -385,8 +482,8 @@ class Monitor:
         )
         if self._panel is None:
             self._panel = panel_for(self._instruments, supply, layout, matched.params, self._budget)
+            say_once("Monitor", self._panel, self._budget)
             self._memories = self._panel.blank_memories(self._probe, layout)
-            self._due = self._budget.stretched(self._panel.stretch)
             if self._panel.compiled:
                 self._layers = self._measurer.layer_names(matched.params)
         # A last call after training has no update: what needs one is left out of it.
@@ -442,7 +539,9 @@ class Monitor:
         return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
 
     def _budget_allows(self, now: float) -> bool:
-        """Whether the budget of time allows a measurement now."""
+        """Whether the budget of time allows a measurement of a schedule now."""
+        if self._is_automatic:
+            return True  # the step was chosen so
         is_allowed = self.cost.allows(now, self._first_ended)
         return is_allowed if self.cost.time_share is None else self._agreed(is_allowed)
 
@@ -481,13 +580,16 @@ class _UpdateRule:
         return jax.tree.map(jnp.asarray, self.descent.at(step))
 
 
-def _require_limit(name: str, limit: object, expected: str, do: str) -> None:
-    """Refuse a limit that is neither None nor a number above zero."""
-    if limit is None:
-        return
-    is_number = isinstance(limit, int | float | np.number)
-    if not (is_number and limit > 0):
-        raise errors.InvalidInputError(expected=expected, got=f"{name}={limit!r}", do=do)
+@dataclasses.dataclass(frozen=True)
+class _Due:
+    """A measurement that is due: the step, and what is measured of it."""
+
+    step: int
+    training_step: TrainingStep
+    matched: Matched
+    layout: ProbeLayout
+    panel: Panel
+    update_rule: _UpdateRule
 
 
 def _require_concrete(params: PyTree) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
@@ -25,15 +25,14 @@ from ntkdiag.analysis.stability import critical_rate_and_margin
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
+from ntkdiag.estimate import student_t
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.reduction import RandomProjections
+from ntkdiag.kernel.reduction import RandomProjections, ReductionLike
 from ntkdiag.losses import Loss
+from ntkdiag.losses.alignable import alignable_targets
 from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.targets import read_targets
-from ntkdiag.monitor.estimate import student_t
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.monitor.probe_layout import ReductionLike
 from ntkdiag.nouns import pytree
 
 
@@ -43,12 +42,12 @@ class AlignmentProbe:
 
     Attributes:
         x: Examples, the leading axis of every leaf.
-        y: Their labels: class numbers or targets.
+        y: Their labels, as the loss takes them.
         reduction: Reduction of their kernel.
     """
 
     x: PyTree
-    y: ArrayLike | list
+    y: PyTree
     reduction: ReductionLike
 
 
@@ -57,7 +56,7 @@ def measure_kernel(
     f: Callable[..., PyTree],
     params: PyTree,
     x: PyTree,
-    y: ArrayLike | list | None,
+    y: PyTree,
     kernel0: Float[Array | np.ndarray, "k k"],
     *,
     first: bool | Bool[Array, ""],
@@ -89,7 +88,7 @@ def measure_kernel(
         f: `f(params, x)`, outputs `[N ...]`.
         params: Parameters, of the structure `f` takes.
         x: Probe examples.
-        y: Labels: class numbers or targets; None leaves the alignment out.
+        y: Labels, as the loss takes them; the alignment is left out where they are no targets.
         kernel0: `[K K]`, the kernel drift is measured from; anything where `first`.
         first: True when this kernel is itself the reference.
         unmoved: False when `f` holds arrays fixed that have moved in training.
@@ -122,27 +121,26 @@ def measure_kernel(
     if is_reduced:
         trained_loss = None  # its largest eigenvalue is not that of the full kernel
     outputs = None
-    if trained_loss is not None and not trained_loss.is_quadratic:
+    if trained_loss is not None and not trained_loss.has_unit_curvature(y):
         outputs = f(params, x, **kwargs)
-
-    # Labels as the alignment reads them, [n o], and as the loss does.
-    targets = None
     labels = None
-    if y is not None:
-        targets = read_targets(y, shape).reshape(shape[0], -1)
-        if trained_loss is not None:
-            labels = trained_loss.read(y, shape)
+    if trained_loss is not None and y is not None:
+        labels = trained_loss.read(y, shape)
 
-    # Those that the alignment is with, and their kernel where it is another one.
-    labelled = _Labelled(None, targets)
-    if alignment_of is not None:
-        held_out_reduction = alignment_of.reduction
+    # What the alignment is with, and its kernel where it is of other examples.
+    kernel_of_labels = None
+    if alignment_of is None:
+        targets = alignable_targets(y, shape, as_loss(loss))
+    else:
+        n_labels = jax.tree.leaves(alignment_of.x)[0].shape[0]
+        targets = alignable_targets(alignment_of.y, (n_labels, *shape[1:]), as_loss(loss))
+    if alignment_of is not None and targets is not None:
         kernel_of_labels = ntk(
-            f, params, alignment_of.x, reduction=held_out_reduction, **options, **kwargs
+            f, params, alignment_of.x, reduction=alignment_of.reduction, **options, **kwargs
         )
-        n_labels = kernel_of_labels.n_examples
-        targets = read_targets(alignment_of.y, (n_labels, *shape[1:]))
-        labelled = _Labelled(kernel_of_labels, targets.reshape(n_labels, -1))
+    if targets is not None:
+        targets = targets.reshape(targets.shape[0], -1)  # [n *o] -> [n o]
+    labelled = _Labelled(kernel_of_labels, targets)
 
     update_rule = Descent() if descent is None else as_descent(descent)
     training = _Training(trained_loss, update_rule, outputs, labels)
@@ -195,7 +193,7 @@ class _Training:
     loss: Loss | None
     descent: Descent
     outputs: Float[Array, "n *o"] | None
-    labels: Array | None
+    labels: PyTree
 
 
 @pytree("kernel", "targets")

@@ -10,6 +10,7 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
@@ -17,9 +18,8 @@ from ntkdiag.monitor.loop_state import by_path
 from ntkdiag.monitor.measurement import flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ReductionLike
 from ntkdiag.monitor.schedule import Every, Step
-from ntkdiag.monitor.training_step import TrainingStep, update_rule_of
+from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.probe_batch import Pair, read_probes
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def measure(
         memory=memory,
     )
     named(instruments)  # refuses what it does not know
-    update_rule = None if optimizer is None else update_rule_of(optimizer)
-    measurer = Measurer.of(probe, update_rule)
+    transform = None if optimizer is None else as_optimizer(optimizer)
+    measurer = Measurer.of(probe, transform)
 
     def measured(
         params: PyTree,
@@ -129,7 +129,7 @@ def measure(
         )
         matched = measurer.match(training_step)
         layout = probe.layout(matched.params)
-        knows_optimizer = update_rule is not None and opt_state is not None
+        knows_optimizer = transform is not None and opt_state is not None
         supply = Supply(probe, has_update=updates is not None, has_optimizer=knows_optimizer)
         panel = panel_for(instruments, supply, layout, matched.params, Budget(Every(1), None, None))
         memories = panel.blank_memories(probe, layout)

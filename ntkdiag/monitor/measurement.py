@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from ntkdiag import display
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.nouns import pytree
 
 if TYPE_CHECKING:
@@ -21,13 +21,23 @@ if TYPE_CHECKING:
 MEANINGS = {
     "loss": "of the probe",
     "gradient_norm": "||g||, of the gradient that the optimizer got",
+    "update_norm": "||u||, of what is added to the parameters",
+    "parameter_norm": "||theta||, before the update",
+    "update_ratio": "||u|| / ||theta||",
+    "batch_loss": "handed to the optimizer as value=",
+    "not_finite_step": "the first at which NaN or infinity was seen",
+    "not_finite_steps": "how many so far",
     "trace": "sum of all eigenvalues of the kernel",
     "spectral_position": "which eigenvalue the gradient is at, relative to the trace",
     "step_error": "what the linearized model gets wrong about the last step, relative",
     "critical_multiple": "smallest multiple of the update at which the loss rises",
+    "noise_scale": "examples at which the noise of a gradient is as large as the gradient",
+    "learning_rate": "of the optimizer at this step",
     "margin": "learning rate over the critical one; 1 at the edge of stability",
     "margin_residual": "of the eigenvalue that the margin rests on, relative",
     "curvatures": "largest ones, in units of the critical curvature",
+    "gradient_scale": "of the gradient beside that of the named loss on the probe; 1 of the same",
+    "gradient_cosine": "of the two gradients",
     "optimizer_status": "0 recognised; what the others mean stands in the record",
     "optimizer_residual": "what the reading of the optimizer does not explain of the update",
     "eigenvalues": "the largest; NaN below the noise floor",
@@ -49,6 +59,7 @@ class Status(enum.IntEnum):
     MEASURED = 1
     NON_FINITE = 2  # the kernel, the gradient or the outputs hold NaN or infinity
     FIXED_MOVED = 3  # arrays the measured function holds fixed have other values in training
+    POSTPONED = 4  # of a state: the gradient was not finite, and the next step is measured
 
 
 @pytree("step", "status", "estimates")

@@ -47,6 +47,12 @@ class MeasurementPlan:
         return sum(plan.flops for plan in self._kernels) + self._flops_of_eigenvalues
 
     @property
+    def flops_as_products(self) -> float:
+        """Floating-point operations of products that take as long as the measurement."""
+        of_kernels = sum(plan.flops for plan in self._kernels)
+        return of_kernels + self._flops_of_eigenvalues / _SHARE_OF_RATE
+
+    @property
     def bytes(self) -> int:
         """Peak of memory beyond parameters and examples."""
         # The kernels are made one after the other, and both are kept.

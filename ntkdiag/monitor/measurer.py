@@ -10,37 +10,40 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ntkdiag import _jax, errors
+from ntkdiag import _jax, errors, memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
 from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.optimizer_parameters import (
     Matched,
-    arrays_alone,
     have_not_moved,
     in_structure_of,
     match,
     split_arrays,
 )
+from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.situation import Situation
-from ntkdiag.monitor.training_step import TrainingStep, UpdateRule
+from ntkdiag.monitor.training_step import TrainingStep
 from ntkdiag.optimizer.descent_reading import (
-    DescentReading,
-    read_descent,
-    read_descent_after,
-    reading_of,
+    ArrayReading,
 )
+
+if TYPE_CHECKING:
+    import optax
+
+_ADDRESSES_OF_COMPILER = 3 * 2**28
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,15 +52,15 @@ class Measurer:
 
     Attributes:
         probe: Model, examples, loss, and the settings of the kernel tier.
-        update_rule: The `update` of the optimizer; None where it is not at hand.
         trained: The model as it is trained: with statistics of the batch where it normalises by
             them.
         probe_with_own_statistics: The probe of the kernel tier where running statistics cannot be
             had: they are those of the probe itself, at the parameters of the step.
+        reader: Reads what the optimizer does.
     """
 
     probe: Probe
-    update_rule: UpdateRule | None
+    reader: OptimizerReader
     trained: Callable[..., PyTree]
     probe_with_own_statistics: Probe
     _programs: dict[object, Callable[..., PanelReading]] = dataclasses.field(
@@ -65,11 +68,12 @@ class Measurer:
     )
 
     @staticmethod
-    def of(probe: Probe, update_rule: UpdateRule | None) -> "Measurer":
+    def of(probe: Probe, optimizer: "optax.GradientTransformationExtraArgs | None") -> "Measurer":
         """A measurer of a probe."""
         f = probe.f
+        reader = OptimizerReader(optimizer)
         if not isinstance(f, Functional) or not has_batch_statistics(f) or f.joint:
-            return Measurer(probe, update_rule, f, probe)
+            return Measurer(probe, reader, f, probe)
         # An optimizer may be made inside a trace, which would make traced values of known ones.
         with jax.ensure_compile_time_eval():
             trained = in_training(f)
@@ -77,10 +81,17 @@ class Measurer:
                 by_own_statistics = dataclasses.replace(probe, f=with_statistics_of(f, probe.x))
             except errors.InvalidInputError:  # none of its statistics are those of a batch
                 by_own_statistics = probe
-        return Measurer(probe, update_rule, trained, by_own_statistics)
+        return Measurer(probe, reader, trained, by_own_statistics)
 
     def verify(self, params: PyTree, panel: Panel) -> None:
-        """Check once that examples do not interact, where that is relied on."""
+        """Check once: room to compile, and no interaction of examples where that is relied on."""
+        # Below an address limit LLVM ends the process where it has none left: seen up to 400 MB.
+        memory.require_free(
+            _ADDRESSES_OF_COMPILER,
+            "what XLA reserves to compile a measurement",
+            memory.addresses_left,
+            "Raise the limit of this process (ulimit -v, ulimit -d).",
+        )
         if panel.has("kernel") or not self.is_joint:
             self.probe.verify(params)
 
@@ -94,7 +105,7 @@ class Measurer:
         """Whether what the optimizer does is read from it, and not stated."""
         descent = self.probe.descent
         is_stated = descent is not None and descent.learning_rate is not None
-        return self.update_rule is not None and not is_stated
+        return self.reader.optimizer is not None and not is_stated
 
     def layer_names(self, params: PyTree) -> tuple[str, ...]:
         """The layers that arrays by layer are of, at parameters that f takes."""
@@ -106,6 +117,10 @@ class Measurer:
         """The parameters of a step as f takes them, and what moves beside them."""
         return match(self.probe.f, training_step.params, training_step.model_state)
 
+    def loss_gradient(self, layout: ProbeLayout, training_step: TrainingStep) -> PyTree:
+        """The gradient of the named loss on the probe, as f takes its parameters; to be traced."""
+        return self._situation(layout, training_step, step=0, measurements=0).loss_gradient
+
     def take(
         self,
         panel: Panel,
@@ -116,7 +131,7 @@ class Measurer:
         measurements: Step,
     ) -> PanelReading:
         """Measure inside a program that is being traced."""
-        situation = self._situation(panel, layout, training_step, step, measurements)
+        situation = self._situation(layout, training_step, step, measurements)
         # One after the other: the kernel tier takes over what the others estimate.
         readings = []
         for instruments in (panel.compiled, panel.eager):
@@ -140,7 +155,7 @@ class Measurer:
             readings.append(program(arrays, memories, jnp.asarray(step), jnp.asarray(measurements)))
             memories = readings[0].memories
         if panel.eager:
-            situation = self._situation(panel, layout, training_step, step, measurements)
+            situation = self._situation(layout, training_step, step, measurements)
             readings.append(panel.take(panel.eager, situation, memories))
         return panel.joined(readings, self.probe, layout.is_reduced)
 
@@ -151,14 +166,14 @@ class Measurer:
         arrays, whole = split_arrays(training_step)
         # Numbers of Python among the parameters of a plain function are compiled in.
         numbers = [leaf for leaf in jax.tree.leaves(training_step.params) if _is_number(leaf)]
-        key = jax.tree.structure(training_step), panel.stride, tuple(numbers)
+        key = jax.tree.structure(training_step), tuple(numbers)
         program = self._programs.get(key)
         if program is None:
 
             def measure(
                 arrays: list[Array], memories: Memories, step: Array, measurements: Array
             ) -> PanelReading:
-                situation = self._situation(panel, layout, whole(arrays), step, measurements)
+                situation = self._situation(layout, whole(arrays), step, measurements)
                 return panel.take(panel.compiled, situation, memories)
 
             options = _jax.compiler_options(reduces=layout.dtype == jnp.float32)
@@ -168,7 +183,6 @@ class Measurer:
 
     def _situation(
         self,
-        panel: Panel,
         layout: ProbeLayout,
         training_step: TrainingStep,
         step: Step,
@@ -192,13 +206,11 @@ class Measurer:
         def as_params(tree: PyTree) -> PyTree:
             return None if tree is None else in_structure_of(self.probe.f, params, tree)
 
-        def read() -> DescentReading | None:
-            reading = self._reading(training_step, now)
-            if reading is None:
-                return None
-            return dataclasses.replace(reading, response=as_params(reading.response))
+        def read() -> ArrayReading | None:
+            reading = self.reader.read(training_step, now)
+            return None if reading is None else dataclasses.replace(reading, place=as_params)
 
-        x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf[:: panel.stride]), (probe.x, probe.y))
+        x, y = jax.tree.map(jnp.asarray, (probe.x, probe.y))
         n_examples = jax.tree.leaves(x)[0].shape[0]
         if probe.loss is not None and y is not None:
             y = probe.loss.read(y, (n_examples, *layout.output_shape[1:]))
@@ -217,9 +229,10 @@ class Measurer:
             unmoved=unmoved,
             measurements=jnp.asarray(measurements, jnp.int32),
             descent=training_step.descent,
-            key=jax.random.fold_in(jax.random.key(0), now),
+            seed=now,
             probe=probe,
             layout=layout,
+            n_train=probe.n_train,
         )
 
     def _function(
@@ -231,36 +244,6 @@ class Measurer:
             return trained.apply if isinstance(trained, Functional) else trained
         as_arguments = self.probe.as_arguments(held)
         return functools.partial(self.probe.following_function(), held=as_arguments)
-
-    def _reading(self, training_step: TrainingStep, step: Int[Array, ""]) -> DescentReading | None:
-        """What the optimizer does, from the update it made; or as it was stated."""
-        stated = training_step.descent
-        if stated is not None and stated.learning_rate is not None:
-            return reading_of(stated, training_step.params, step)
-        if self.update_rule is None:
-            return None
-        training_step = arrays_alone(training_step)
-        if training_step.state is not None and training_step.gradient is not None:
-            return read_descent(
-                self.update_rule,
-                training_step.gradient,
-                training_step.state,
-                training_step.params,
-                training_step.update,
-                step=step,
-                extra_args=training_step.extra_args,
-            )
-        if training_step.state_after is None:
-            return None
-        return read_descent_after(
-            self.update_rule,
-            training_step.state_after,
-            training_step.params,
-            step=step,
-            made=training_step.update,
-            gradient=training_step.gradient,
-            extra_args=training_step.extra_args,
-        )
 
 
 def _without_derivative(leaf: PyTree) -> PyTree:

@@ -1,7 +1,6 @@
 """What a monitor will cost, as a share of training, before training starts."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,17 +9,19 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag.engine.calls.arguments import as_jax_has_it
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.forward_cost import forward_flops
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike
-from ntkdiag.monitor.instruments.choosing import Budget, Supply, kernel_forwards, panel_for
+from ntkdiag.monitor.instruments.choosing import Supply, kernel_forwards, panel_for
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
 from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
-from ntkdiag.monitor.schedule import ScheduleLike, as_schedule
+from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.monitor.schedule import ScheduleLike
+from ntkdiag.monitor.time_budget import Budget, cost_in_words
 from ntkdiag.probe_batch import Pair, read_probes
 
 # What the outputs, which all instruments share, are called in the table.
@@ -129,9 +130,9 @@ def plan(
     train: Pair | None = None,
     held_out: Pair | None = None,
     loss: LossLike | None = None,
-    every: ScheduleLike = 100,
+    every: ScheduleLike = "auto",
     instruments: InstrumentsLike = "auto",
-    time_share: float | int | np.number | None = 0.01,
+    time_share: float | int | np.number | None = None,
     batch_size: int | None = None,
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
@@ -151,9 +152,9 @@ def plan(
         train: As for `ntkdiag.watch`, as all that follow.
         held_out: Held-out examples.
         loss: The loss.
-        every: The schedule; of one that is no `Every`, 100 steps are counted.
+        every: The schedule; of a function, 100 steps are counted.
         instruments: What is measured.
-        time_share: With "auto", the largest share.
+        time_share: The largest share.
         batch_size: Examples of one training step; those of `train` where it is not said.
         top_k: Eigenvalues of the kernel tier.
         reduction: Reduction of its kernel.
@@ -171,7 +172,7 @@ def plan(
         >>> import ntkdiag
         >>> w = jnp.ones((8, 1))
         >>> train = (jnp.eye(8), jnp.arange(8.0)[:, None])
-        >>> plan = ntkdiag.monitor.plan(lambda w, x: x @ w, w, train=train, instruments="economy")
+        >>> plan = ntkdiag.monitor.plan(lambda w, x: x @ w, w, train=train, every=100)
         >>> plan.n_examples, plan.period
         (8, 100)
     """
@@ -194,7 +195,7 @@ def plan(
         memory=memory,
     )
     layout = probe.layout(params)
-    budget = Budget(as_schedule(every), time_share, batch_size)
+    budget = Budget.of(every, time_share, batch_size)
     supply = Supply(probe, has_update=True, has_optimizer=True)
     panel = panel_for(instruments, supply, layout, params, budget)
     return plan_of_panel(panel, supply, layout, params, budget)
@@ -206,31 +207,29 @@ def plan_of_panel(
     """What the instruments of a panel cost, at parameters that f takes."""
     probe = supply.probe
     kernel = probe.plan(params, layout) if panel.has("kernel") else None
-    n_taken = math.ceil(layout.n_examples / panel.stride)
-    flops = forward_flops(probe.function, params, probe.x)
-    step_forwards = budget.training_forwards(layout) / budget.period
-    period = budget.period * panel.stretch
+    n_examples = layout.n_examples
+    flops = n_examples * forward_flops(probe.function, params, probe.x)
+    step_forwards = 3.0 * budget.batch(layout) / n_examples
+    period = budget.wait(panel.steps)
 
-    def cost(name: str, tier: str, forwards: float, n_examples: int) -> InstrumentCost:
-        share = forwards * n_examples / step_forwards
-        return InstrumentCost(
-            name, tier, forwards, share, share / period, forwards * n_examples * flops
-        )
+    def cost(name: str, tier: str, forwards: float) -> InstrumentCost:
+        share = forwards / step_forwards
+        return InstrumentCost(name, tier, forwards, share, share / period, forwards * flops)
 
     def cost_of(instrument: Instrument) -> InstrumentCost:
+        forwards = instrument.forwards(layout)
         if instrument.tier == "kernel":
-            n = layout.n_examples
-            return cost(instrument.name, "kernel", kernel_forwards(supply, layout, params) / n, n)
-        return cost(instrument.name, instrument.tier, instrument.forwards(layout), n_taken)
+            forwards = kernel_forwards(supply, layout, params) / n_examples
+        return cost(instrument.name, instrument.tier, forwards)
 
     costs = [cost_of(instrument) for instrument in panel.instruments]
     if panel.compiled:
-        costs.insert(0, cost(_SHARED, "", 1.0, n_taken))
+        costs.insert(0, cost(_SHARED, "", 1.0))
     return MonitorPlan(
         tuple(costs),
-        n_examples=n_taken,
-        batch_size=layout.n_examples if budget.batch_size is None else budget.batch_size,
+        n_examples=n_examples,
+        batch_size=budget.batch(layout),
         period=period,
-        notes=panel.notes,
+        notes=(*panel.notes, f"With what is no pass, {cost_in_words(panel, budget)}."),
         kernel=kernel,
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import reprlib
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,16 @@ def described(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
+def say(text: str) -> None:
+    """One line on standard error, or where the program logs to."""
+    logging.getLogger("ntkdiag").warning(text)
+
+
+def own_errors_raise() -> bool:
+    """Whether errors of ntkdiag itself are raised, as its tests want it."""
+    return os.environ.get("NTKDIAG_RAISE") == "1"
+
+
 class FailureNotice:
     """Says of the first measurement that failed, and of no other, what was wrong."""
 
@@ -38,21 +49,26 @@ class FailureNotice:
 
     def give(self, call: str, step: object, error: BaseException) -> None:
         """Warn, unless that was done; `call` is where the warning begins, as code."""
+        reason = described(error).rstrip(".")
+        self.give_reason(call, f"step {reprlib.repr(step)} could not be measured: {reason}")
+
+    def give_reason(self, call: str, reason: str) -> None:
+        """Warn with a sentence, unless a warning was given."""
         if self.is_given:
             return
         self.is_given = True
-        reason = described(error).rstrip(".")
-        warn(
-            f"{call}: step {reprlib.repr(step)} could not be measured: {reason}. This is said "
-            "once; training goes on."
-        )
+        warn(f"{call}: {reason}. This is said once; training goes on.")
+
+
+def warnings_are_errors() -> bool:
+    """Whether `python -W error`, or a filter like it, is in force: for all threads."""
+    return any(filter_[0] == "error" for filter_ in warnings.filters)
 
 
 @contextlib.contextmanager
 def warnings_as_warnings() -> Iterator[None]:
     """Show the warnings that `python -W error` turns into errors, which would end the training."""
-    are_errors = any(filter_[0] == "error" for filter_ in warnings.filters)
-    if not are_errors:
+    if not warnings_are_errors():
         yield  # nothing is touched: filters are those of all threads
         return
     with warnings.catch_warnings():  # puts the filters back at the end

@@ -14,8 +14,9 @@ Parameters may have the same names as fields of states. Only names in named tupl
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.scalars import Number
 
@@ -59,6 +60,14 @@ def learning_rate_in(opt_state: PyTree) -> float | None:
     if len(rates) != 1:
         return None
     return rates.pop()
+
+
+def injected_learning_rate(opt_state: PyTree) -> Float[Array, ""]:
+    """The same of a state that may be traced; NaN where there is none, or several are."""
+    rates = jax.tree.leaves(_injected(opt_state, "learning_rate"))
+    if len(rates) != 1 or jnp.size(rates[0]) != 1:
+        return jnp.asarray(jnp.nan, jnp.float32)
+    return jnp.asarray(rates[0]).reshape(()).astype(jnp.float32)
 
 
 def objection_to_margin(opt_state: PyTree, momentum: Number) -> str | None:

@@ -23,6 +23,7 @@ from ntkdiag.monitor.courier import (
     wait,
     wait_at_the_end,
 )
+from ntkdiag.monitor.first_remarks import FirstRemarks
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writers import Values, Writer
 
@@ -56,6 +57,7 @@ class Outbox:
         self.writers = tuple(writers)
         call = errors.current_call()
         self._couriers = [Courier(writer, call) for writer in self.writers]
+        self._remarks = FirstRemarks()
         self._alert_writer: AlertWriter | None = None
         self._alert_couriers: list[Courier] = []  # one or none
         if alerts is not None:
@@ -65,6 +67,7 @@ class Outbox:
 
     def send(self, step: Step, values: Values, record: Mapping[str, Any]) -> None:
         """Have one measurement written everywhere, after the convention record of its writer."""
+        self._remarks.look(values, record)
         n_alerts = self._n_alerts
         # All couriers set off before the first is waited for.
         posted = []

@@ -1,14 +1,13 @@
 """The instruments of a monitor together: what they measure at one step, and what they remember."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
@@ -37,18 +36,16 @@ class PanelReading:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Panel:
-    """Some instruments, on some examples of a probe.
+    """Some instruments.
 
     Attributes:
         instruments: In the order in which they measure.
-        stride: Every so many examples of the probe are taken; the kernel tier takes all of them.
-        stretch: Every so many scheduled steps are measured.
-        notes: What was chosen, and why, for the record.
+        steps: How many steps of training a measurement takes as long as, by count.
+        notes: What is not measured, and why, for the record.
     """
 
     instruments: tuple[Instrument, ...]
-    stride: int = 1
-    stretch: int = 1
+    steps: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -68,11 +65,8 @@ class Panel:
     def blank_memories(self, probe: Probe, layout: ProbeLayout) -> Memories:
         """The memories before the first measurement."""
         memories = {}
-        # The kernel tier takes all examples.
-        n_taken = math.ceil(layout.n_examples / self.stride)
-        of_taken = dataclasses.replace(layout, output_shape=(n_taken, *layout.output_shape[1:]))
         for instrument in self.instruments:
-            memory = instrument.blank_memory(probe, layout if instrument.runs_eagerly else of_taken)
+            memory = instrument.blank_memory(probe, layout)
             if jax.tree.leaves(memory):
                 memories[instrument.name] = memory
         return memories

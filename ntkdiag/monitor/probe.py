@@ -24,22 +24,31 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax, errors
-from ntkdiag._jax import ClosedJaxpr, Jaxpr
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.arguments import has_shapes_alone, is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.ntk import plan
+from ntkdiag.kernel.reduction import ReductionLike, automatic_of_held_out
 from ntkdiag.losses import Loss
+from ntkdiag.losses.alignable import alignable_targets
+from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.targets import read_targets, require_labels_differ
+from ntkdiag.losses.targets import require_labels_differ
 from ntkdiag.models.following import Following
 from ntkdiag.models.functional import Functional
+from ntkdiag.models.in_training import has_batch_statistics
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs
 from ntkdiag.monitor.kernel_measurement import AlignmentProbe, KernelNumbers, measure_kernel
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
-from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike, reduction_of_held_out
-from ntkdiag.probe_batch import ProbeBatch, Probes, shared_examples
+from ntkdiag.monitor.probe_layout import ProbeLayout
+from ntkdiag.probe_batch import (
+    ProbeBatch,
+    Probes,
+    read_n_train,
+    require_label_of_each,
+    shared_examples,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +58,7 @@ class Probe:
     Attributes:
         f: A Functional, or a callable `f(params, x)`.
         x: Examples the kernel is of; every leaf has leading axis N.
-        y: Labels; None leaves the alignment out.
+        y: Labels, as the loss takes them; None leaves the alignment out.
         held_out: Examples the alignment is of, where they are others.
         is_trained_on: Whether x is of the training set; if not, there are no stability numbers.
         n_shared: Held-out examples that are among those of x.
@@ -60,6 +69,8 @@ class Probe:
         memory: Memory budget of the kernel, as `ntk` takes it.
         digest: SHA-256 of the probe examples, to tell two probes apart; None for examples that are
             being traced.
+        n_train: Examples of the whole training set, of which those of the probe are some; None
+            where it is not known.
     """
 
     f: Callable[..., PyTree]
@@ -74,6 +85,7 @@ class Probe:
     reduction: ReductionLike
     memory: Memory | None
     digest: str | None = None
+    n_train: int | None = None
     _verified: bool = dataclasses.field(init=False, default=False)
 
     @staticmethod
@@ -86,17 +98,21 @@ class Probe:
         loss: LossLike | None,
         reduction: ReductionLike,
         memory: Memory | None,
+        n_train: int | np.integer | None = None,
     ) -> "Probe":
         """Check the arguments of `watch` and `Monitor`, and copy the examples to the host."""
         update_rule = None if descent is None else as_descent(descent)
         trained_loss = as_loss(loss)
         check_settings(f, top_k, update_rule, reduction, memory)
         batch = probes.of_kernel
+        if isinstance(trained_loss, CustomLoss):  # other losses look at shapes
+            require_label_of_each(batch)
+            require_label_of_each(probes.of_labels)
         has_both = probes.train is not None and probes.held_out is not None
         probe = Probe(
             f,
             x=jax.tree.map(_host_copy, batch.x),
-            y=None if batch.y is None else _host_copy(batch.y),
+            y=jax.tree.map(_host_copy, batch.y),
             held_out=_host_copy_of(probes.of_labels) if has_both else None,
             is_trained_on=probes.train is not None,
             n_shared=shared_examples(probes),
@@ -106,18 +122,12 @@ class Probe:
             reduction=reduction,
             memory=memory,
             digest=batch.digest,
+            n_train=read_n_train(n_train, probes),
         )
         if isinstance(f, Functional):
             probe.layout(f.params)
             probe.verify(f.params)
         return probe
-
-    @property
-    def held_out_labels(self) -> np.ndarray | jax.Array:
-        """Labels of the held-out examples, which `read_probes` refuses without."""
-        assert self.held_out is not None
-        assert isinstance(self.held_out.y, np.ndarray | jax.Array)  # as `_host_copy` leaves them
-        return self.held_out.y
 
     @property
     def function(self) -> Callable[..., PyTree]:
@@ -166,14 +176,16 @@ class Probe:
         check_fit(layout, self.top_k, self.loss, self.y)
         if self.held_out is not None:
             held_out_outputs = require_outputs(self.f, params, self.held_out.x)
-            require_labels_differ(read_targets(self.held_out_labels, held_out_outputs.shape))
+            targets = alignable_targets(self.held_out.y, held_out_outputs.shape, self.loss)
+            if targets is not None:
+                require_labels_differ(targets)
         return layout
 
     def reduction_of_alignment(self, layout: ProbeLayout) -> ReductionLike:
         """The reduction of the kernel that the alignment is of, as `ntk` takes it."""
         if self.held_out is None:
             return layout.reduction_for_ntk
-        return reduction_of_held_out(self.reduction, layout.n_outputs)
+        return automatic_of_held_out(self.reduction, layout.n_outputs)
 
     def verify(self, params: PyTree) -> None:
         """Check once, at the first parameters that are not traced, that examples do not interact.
@@ -244,13 +256,13 @@ class Probe:
         planned = functools.partial(plan, function, params, memory=self.memory, **kwargs)
         kernel = planned(self.x, reduction=layout.reduction_for_ntk)
         # Beside a loss whose curvature is not constant, those of the kernel between its roots, too.
-        needs_curvature = self.loss is not None and not self.loss.is_quadratic
+        needs_curvature = self.loss is not None and not self.loss.has_unit_curvature(self.y)
         decompositions = 2 if needs_curvature and not layout.is_reduced else 1
         if self.held_out is None:
             return MeasurementPlan(kernel, layout.size, decompositions)
         # The alignment is of a second kernel.
         reduction = self.reduction_of_alignment(layout)
-        n_held_out = len(self.held_out_labels)
+        n_held_out = self.held_out.n_examples
         beside = ProbeLayout.of((n_held_out, *layout.output_shape[1:]), reduction, layout.dtype)
         held_out = planned(self.held_out.x, reduction=reduction)
         return MeasurementPlan(kernel, layout.size, decompositions, held_out, beside.size)
@@ -283,17 +295,23 @@ class Probe:
             return None
         return AlignmentProbe(
             jax.tree.map(jnp.asarray, self.held_out.x),
-            self.held_out_labels,
+            self.held_out.y,
             self.reduction_of_alignment(layout),
         )
 
-    def reduces(self, params: PyTree) -> bool:
-        """Whether `f` contains a reduction, as normalisation layers do.
+    def normalises(self, layout: ProbeLayout, params: PyTree) -> bool:
+        """Whether `f` normalises in float32, which XLA may compute wrongly in a `jit` of the user.
 
-        Reductions are what XLA may compute wrongly in a `jit` of the user: see
-        `warn_if_untrusted_jit`.
+        See `warn_if_untrusted_jit`. Cost: tracing f.
         """
-        return _has_reduction(jax.make_jaxpr(self.f)(params, self.x))
+        if layout.dtype != jnp.float32:
+            return False
+        if isinstance(self.f, Functional):
+            # In training, statistics of the batch take the place of those it holds.
+            if has_batch_statistics(self.f):
+                return True
+            params = self.f.params
+        return _jax.normalises(jax.make_jaxpr(self.function)(params, self.x))
 
 
 def _host_copy_of(probe: ProbeBatch) -> ProbeBatch:
@@ -312,13 +330,3 @@ def _host_copy(leaf: Any) -> Any:
     if isinstance(leaf, Tracer | jax.ShapeDtypeStruct) or is_random_key:
         return leaf
     return np.array(leaf)
-
-
-def _has_reduction(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a jaxpr, or one nested in it, such as the body of a loop, reduces."""
-    for equation in _jax.open_jaxpr(jaxpr)[0].eqns:
-        if equation.primitive.name.startswith("reduce_"):
-            return True
-        if any(_has_reduction(nested) for nested in _jax.sub_jaxprs(equation)):
-            return True
-    return False

@@ -1,29 +1,15 @@
 """Shapes and reduction of a measured kernel, which are known before it is computed.
 
-What `reduction="auto"` stands for is decided here. No choice of its own costs a backward pass for
-each of many outputs:
-
-    up to 2,048 rows of the full kernel    "full"
-    beyond, up to 64 outputs per example   "mean", one pass for each output
-    more outputs                           `RandomProjections(8)`, eight passes, with an error
+What `reduction="auto"` stands for is decided by `automatic_of_probe`.
 """
 
 import dataclasses
 import math
-from typing import TypeAlias
 
 from jax.typing import DTypeLike
 
 from ntkdiag import errors
-from ntkdiag.kernel.reduction import RandomProjections, automatic, automatic_of_held_out
-
-# A name, or random directions of the outputs.
-ReductionLike: TypeAlias = str | RandomProjections
-
-# Outputs per example up to which "auto" pays for a backward pass of each, and the number of random
-# directions beyond.
-MOST_OUTPUTS = 64
-N_PROJECTIONS = 8
+from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic_of_probe, passes_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +35,7 @@ class ProbeLayout:
         """The layout of a kernel of these outputs; "auto" becomes what it stands for."""
         n_outputs = math.prod(output_shape[1:])
         if isinstance(reduction, str) and reduction == "auto":
-            reduction = without_many_passes(automatic(output_shape[0], n_outputs), n_outputs)
+            reduction = automatic_of_probe(output_shape[0], n_outputs)
         projections = reduction if isinstance(reduction, RandomProjections) else None
         return ProbeLayout(output_shape, str(reduction), dtype, projections)
 
@@ -61,9 +47,7 @@ class ProbeLayout:
     @property
     def n_passes(self) -> int:
         """Backward passes of each example."""
-        if self.projections is not None:
-            return self.projections.k
-        return 1 if self.reduction == "sum-of-logits" else self.n_outputs
+        return passes_of(self.reduction_for_ntk, self.n_outputs)
 
     def require_same(self, first: "ProbeLayout") -> None:
         """Refuse outputs that are no longer those of the first measurement.
@@ -104,18 +88,3 @@ class ProbeLayout:
         Of a single output all reductions are the full kernel.
         """
         return self.reduction != "full" and self.n_outputs > 1
-
-
-def without_many_passes(reduction: str, n_outputs: int) -> ReductionLike:
-    """The mean over many outputs, estimated from random directions of them."""
-    if reduction == "mean" and n_outputs > MOST_OUTPUTS:
-        return RandomProjections(N_PROJECTIONS)
-    return reduction
-
-
-def reduction_of_held_out(reduction: ReductionLike, n_outputs: int) -> ReductionLike:
-    """The reduction of a kernel of held-out examples."""
-    if isinstance(reduction, RandomProjections):
-        return reduction
-    chosen = automatic_of_held_out(reduction, n_outputs)
-    return without_many_passes(chosen, n_outputs) if reduction == "auto" else chosen

@@ -3,11 +3,10 @@
 1. Before training the lock of the stream is taken, so that no second process writes to it, and what
    makes two runs one is compared with the record that is there: examples, model, loss, names.
 2. The record is written before the first row, where it differs from the last one.
-3. Each measurement is one line at the end of the file, as `JsonLines` writes it.
+3. Each measurement is one line at the end of the file, as `JsonLines` writes it, with a checksum.
 """
 
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,21 +14,23 @@ import filelock
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.record import SETTINGS
+from ntkdiag.monitor.convention_record import SETTINGS
 from ntkdiag.monitor.writers import JsonLines
-from ntkdiag.runs.json_lines import finite_or_null, last_record
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.json_lines import checked_line_of, finite_or_null, last_record
 from ntkdiag.runs.run_stream import RunStream, require_name
 from ntkdiag.runs.same_settings import require_same
+from ntkdiag.runs.shared_call import shared_call
 from ntkdiag.runs.stream_lock import locked
 
 
 class RunLog(JsonLines):
     """Appends measurements to a stream of a run directory: what `out=` of `watch` and `Monitor` is.
 
-    The lines are those of `JsonLines`, in the file ``<name>.jsonl`` of the folder; `open_run` reads
-    them, also while they are written. A training that is resumed goes on with the stream; one of
-    other examples, another model or another loss is refused, and so is a second process while the
-    first one lives.
+    The lines are those of `JsonLines`, each with its checksum, in the file ``<name>.jsonl`` of the
+    folder; `open_run` reads them, also while they are written. A training that is resumed goes on
+    with the stream; one of other examples, another model or another loss is refused, and so is a
+    second process while the first one lives.
 
     Args:
         out: The run directory; made as needed.
@@ -42,8 +43,9 @@ class RunLog(JsonLines):
     @errors.public
     def __init__(self, out: str | os.PathLike[str], *, name: str = "watch") -> None:
         require_name(name, "a stream")
-        self.stream = RunStream(pathlib.Path(out).expanduser().absolute(), name)
+        self.stream = RunStream(as_path(out, "out="), name)
         self._lock: filelock.BaseFileLock | None = None
+        self._call = f"watch {os.fspath(out)} {name}"
         super().__init__(self.stream.path)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,6 +55,8 @@ class RunLog(JsonLines):
     def begin(self, record: Mapping[str, Any]) -> None:
         """Take the lock, and refuse a record whose entries are not those of the stream.
 
+        Of the processes of a program the first one does, and the others are told what it found.
+
         Args:
             record: Entries of the convention record, as far as they are known.
 
@@ -60,6 +64,14 @@ class RunLog(JsonLines):
             InvalidInputError: Another process writes to the stream, it is that of another run, or
                 the folder cannot be written to.
         """
+        with shared_call(self._call) as call:
+            if call.is_writer:
+                self._begin(record)
+                call.say("begun")
+            else:
+                call.hear()
+
+    def _begin(self, record: Mapping[str, Any]) -> None:
         self._hold()
         stored = last_record(self.path) or {}
         in_both = record.keys() & stored.keys()
@@ -75,7 +87,9 @@ class RunLog(JsonLines):
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Write the convention record, unless the last one of the stream says the same."""
-        self.begin({key: record[key] for key in SETTINGS if key in record})
+        if jax.process_index() != 0:
+            return
+        self._begin({key: record[key] for key in SETTINGS if key in record})
         self._record = finite_or_null(dict(record))
         if last_record(self.path) != self._record:
             self._append({"record": self._record})
@@ -89,9 +103,19 @@ class RunLog(JsonLines):
         self._hold()
         super()._append(content)
 
+    def _line_of(self, content: Mapping[str, Any]) -> str:
+        """One line of the stream, which ends with its checksum."""
+        return checked_line_of(content)
+
     def _hold(self) -> None:
         """Take the lock, which writers of one process share; only the first process writes."""
-        if self._lock is None and jax.process_index() == 0:
+        if jax.process_index() != 0:
+            return
+        # Where the folder was moved away its lock went with it, and holds nothing here.
+        if self._lock is not None and not self.stream.lock_path.exists():
+            self._lock.release(force=True)
+            self._lock = None
+        if self._lock is None:
             self._lock = locked(self.stream, shared_in_process=True)
 
     def _release(self) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,19 @@ class Schedule(Protocol):
 
 
 # What users write; optax.inject_hyperparams makes an array of a number of steps.
-ScheduleLike: TypeAlias = int | np.integer | Int[Array, ""] | Schedule
+ScheduleLike: TypeAlias = Literal["auto"] | int | np.integer | Int[Array, ""] | Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Automatic:
+    """As often as the time allows: `every="auto"`.
+
+    Each measurement says which step is the next one, see `Pace`.
+    """
+
+    def __call__(self, step: Step) -> IsDue:
+        """True: whether a step is the next one, the state of the monitor says."""
+        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +164,7 @@ def as_schedule(every: ScheduleLike) -> Schedule:
     """A schedule from the argument `every`: an int is `Every(int)`, a callable is itself.
 
     Args:
-        every: Number of steps, or a schedule.
+        every: "auto", a number of steps, or a schedule.
 
     Returns:
         The schedule.
@@ -160,6 +172,8 @@ def as_schedule(every: ScheduleLike) -> Schedule:
     Raises:
         InvalidInputError: When `every` is neither.
     """
+    if isinstance(every, str) and every == "auto":
+        return Automatic()
     if _is_integer(every):
         return Every(int(every))
     if callable(every):
@@ -172,7 +186,7 @@ def as_schedule(every: ScheduleLike) -> Schedule:
         return _every_traced(every)
     raise errors.InvalidInputError(
         argument=f"every={every!r}",
-        expected="a number of steps or a schedule",
+        expected='"auto", a number of steps or a schedule',
         got=f"a {type(every).__name__}",
         do="Pass an int, Every(k), LogSpaced(), At((0, 10, 100)) or any function of the step.",
     )

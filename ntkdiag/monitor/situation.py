@@ -16,7 +16,6 @@ normalisation, these are the derivatives of training.
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,10 +25,11 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import _jax
 from ntkdiag.descent import Descent
-from ntkdiag.losses import Loss
+from ntkdiag.losses import CrossEntropy, Loss
+from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.optimizer.descent_reading import DescentReading
+from ntkdiag.optimizer.descent_reading import ArrayReading
 
 T = TypeVar("T")
 
@@ -52,10 +52,11 @@ class Situation:
         held: Path -> value in training of what the model holds fixed; empty where it is not known.
         unmoved: False where arrays that are held fixed have other values in training.
         measurements: Measurements made before.
-        key: Random key of this step.
+        seed: Of the random numbers of this step.
         descent: The update rule as it was stated; None where it is read.
         probe: What the kernel tier measures: the model as it is evaluated, and held-out examples.
         layout: Shapes of its kernel.
+        n_train: Examples of the whole training set; None where it is not known.
     """
 
     f: Callable[[PyTree, PyTree], Float[Array, "n *o"]]
@@ -67,14 +68,15 @@ class Situation:
     params: PyTree
     gradient: PyTree
     update: PyTree
-    read: Callable[[], DescentReading | None]
+    read: Callable[[], ArrayReading | None]
     held: Mapping[str, PyTree]
     unmoved: bool | Bool[Array, ""]
     measurements: Int[Array, ""] | int
-    key: Array
+    seed: Int[Array, ""] | int
     descent: Descent | None = None
     probe: Probe | None = None
     layout: ProbeLayout | None = None
+    n_train: int | None = None
     _shared: dict[Callable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def once(self, compute: Callable[["Situation"], T]) -> T:
@@ -89,7 +91,7 @@ class Situation:
         return outputs.astype(_jax.at_least_float32(outputs.dtype))
 
     @functools.cached_property
-    def reading(self) -> DescentReading | None:
+    def reading(self) -> ArrayReading | None:
         """What the optimizer does with a gradient; None where there is no update rule.
 
         It is read only where an instrument asks: that is a program of its own.
@@ -132,6 +134,18 @@ class Situation:
         """(d^2 L / df^2) w; only where a loss was named."""
         return self._loss_linearized[1](outputs_tangent)
 
+    def without_constants(self, outputs_tangent: Float[Array, "n *o"]) -> Float[Array, "n *o"]:
+        """A change of the outputs without what does not change the loss.
+
+        A constant added to all logits changes no softmax. Without the part of the likeliest class,
+        the curvature of a softmax that is nearly certain is not lost in rounding.
+        """
+        if not isinstance(self.loss, CrossEntropy):
+            return outputs_tangent
+        outputs = self.outputs
+        likeliest = jax.nn.one_hot(outputs.argmax(axis=-1), outputs.shape[-1], dtype=outputs.dtype)
+        return outputs_tangent - (likeliest * outputs_tangent).sum(axis=-1, keepdims=True)
+
     @functools.cached_property
     def _loss_linearized(self) -> tuple[Array, Callable[[Array], Array]]:
         return jax.linearize(jax.grad(self.loss_of), self.outputs)
@@ -163,9 +177,17 @@ class Situation:
         """The first n examples and their labels."""
         return jax.tree.map(lambda leaf: leaf[:n], (self.x, self.y))
 
+    def random_signs(self, name: str, like: Array, part: Array | int = 0) -> Array:
+        """Random signs of this step that no other instrument has; others for every part."""
+        seed = seed_of(name, self.seed) + jnp.asarray(part).astype(jnp.uint32)
+        return random_signs(like.shape, like.dtype, seed)
+
     def random_key(self, name: str) -> Array:
-        """A key of this step that no other instrument has."""
-        return jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+        """A key of this step that no other instrument has, for random numbers that are no signs.
+
+        Generators of JAX take XLA a second to compile.
+        """
+        return jax.random.fold_in(jax.random.key(0), seed_of(name, self.seed))
 
 
 def as_parameters(tree: PyTree, params: PyTree) -> PyTree:

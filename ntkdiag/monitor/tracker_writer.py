@@ -25,6 +25,7 @@ from ntkdiag.monitor.courier import wait_at_exit
 from ntkdiag.monitor.flat_scalars import scalars_of
 from ntkdiag.monitor.never_raise import described, warn
 from ntkdiag.monitor.writers import Values
+from ntkdiag.runs.files_on_disk import new_file, regular_file
 
 _open_writers: set["TrackerWriter"] = set()
 
@@ -141,8 +142,9 @@ class TrackerWriter(abc.ABC):
         if self._run_id is not None or self._file is None:
             return self._run_id
         try:
-            return str(json.loads(self._file.read_text())["run_id"])
-        except (OSError, ValueError, LookupError, TypeError):
+            with regular_file(self._file) as file:
+                return str(json.load(file)["run_id"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def _remember(self, run_id: str) -> None:
@@ -150,7 +152,8 @@ class TrackerWriter(abc.ABC):
         self._run_id = run_id
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps({"run_id": run_id}) + "\n")
+            with new_file(self._file) as file:
+                file.write(f"{json.dumps({'run_id': run_id})}\n".encode())
 
 
 _closer: threading.Thread | None = None

@@ -1,21 +1,21 @@
 """What an optimizer did at one step of training, and what the optimizer is."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent
 from ntkdiag.nouns import pytree
+from ntkdiag.optimizer.optimizer_error import Update as UpdateRule
+from ntkdiag.optimizer.undone_step import Kept, kept_of, undone, without
 
 if TYPE_CHECKING:
     import optax
-
-# update(gradient, state, params, **extra_args) -> (update, state after)
-UpdateRule: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
 
 
 @pytree(
@@ -37,7 +37,7 @@ class TrainingStep:
         gradient: Of the loss, as the optimizer got it.
         update: What it adds to the parameters.
         state: Its state before the step.
-        state_after: Its state after the step, where that before is not at hand.
+        state_after: Its state after the step.
         model_state: Path -> array of what moves beside the parameters, such as running statistics.
         extra_args: What else the optimizer got.
         descent: The update rule at this step as it was stated, where it is not read.
@@ -51,6 +51,82 @@ class TrainingStep:
     model_state: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     extra_args: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     descent: Descent | None = None
+
+
+@pytree(
+    "params_after", "gradient", "state_after", "kept", "kept_update", "model_state", "extra_args"
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepAfter:
+    """One step by what there is after it: nothing of it is overwritten while it is measured.
+
+    Attributes:
+        params_after: The parameters after the update.
+        gradient: As in `TrainingStep`.
+        state_after: As in `TrainingStep`.
+        kept: What the state after the step does not tell of that before, by path.
+        kept_update: The update, where it cannot be recovered.
+        model_state: As in `TrainingStep`.
+        extra_args: As in `TrainingStep`.
+    """
+
+    params_after: PyTree
+    gradient: PyTree
+    state_after: PyTree
+    kept: Mapping[str, PyTree]
+    kept_update: PyTree
+    model_state: Mapping[str, PyTree]
+    extra_args: Mapping[str, PyTree]
+
+    @staticmethod
+    def of(step: TrainingStep) -> "StepAfter":
+        """What there is after a step."""
+        kept = kept_of(step.state, step.update)
+        return StepAfter(
+            params_after=_moved(step.params, step.update),
+            gradient=step.gradient,
+            state_after=step.state_after,
+            kept=kept.arrays,
+            kept_update=kept.update,
+            model_state=step.model_state,
+            extra_args=step.extra_args,
+        )
+
+    def without_state(self, update: PyTree) -> "StepAfter":
+        """The same with the update that was made, and nothing of the state of the optimizer."""
+        return dataclasses.replace(
+            self, state_after=None, kept={}, kept_update=update, extra_args={}
+        )
+
+    def undone(self, update: UpdateRule) -> TrainingStep:
+        """The step, with state and parameters before it."""
+        if self.state_after is None:
+            params = without(self.params_after, self.kept_update)
+            return TrainingStep(params, gradient=self.gradient, update=self.kept_update)
+        kept = Kept(dict(self.kept), self.kept_update)
+        step = undone(
+            update, self.gradient, self.state_after, self.params_after, kept, self.extra_args
+        )
+        return TrainingStep(
+            step.params,
+            gradient=self.gradient,
+            update=step.update,
+            state=step.state,
+            state_after=self.state_after,
+            model_state=self.model_state,
+            extra_args=self.extra_args,
+        )
+
+
+def _moved(params: PyTree, update: PyTree) -> PyTree:
+    """Parameters after an update, by the operations of Optax, so that XLA does them once."""
+
+    def move(param: Any, made: Any) -> Any:
+        if param is None or made is None:
+            return param
+        return jnp.asarray(param + made).astype(jnp.asarray(param).dtype)
+
+    return jax.tree.map(move, params, update, is_leaf=lambda node: node is None)
 
 
 def moves_parameters(state_after: PyTree) -> Bool[Array, ""] | None:
@@ -84,6 +160,7 @@ def as_optimizer(optimizer: object) -> "optax.GradientTransformationExtraArgs":
     return optax.with_extra_args_support(optimizer)
 
 
-def update_rule_of(optimizer: object) -> UpdateRule:
-    """The `update` of an optimizer of Optax."""
-    return as_optimizer(optimizer).update
+def traceable(value: PyTree) -> PyTree:
+    """An extra argument of the optimizer; a number as an array, to be compiled for all numbers."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return jnp.asarray(value) if is_number else value

@@ -11,7 +11,7 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.monitor.watch import WatchState
+from ntkdiag.monitor.watch_state import is_watch_state
 
 
 @errors.public
@@ -77,8 +77,3 @@ def rewatch(watched: PyTree, opt_state: PyTree) -> PyTree:
         return next(leaves)
 
     return jax.tree.map(put_inside, watched, is_leaf=is_watch_state)
-
-
-def is_watch_state(node: object) -> bool:
-    """Whether a node of a state is that of `watch`."""
-    return isinstance(node, WatchState)

@@ -7,36 +7,37 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 2. `update` lets the optimizer make its update, which is returned as it is, and asks the schedule
    whether the step is measured: under `jax.jit` the answer is traced, and the measurement stands
    in a branch of a `jax.lax.cond`;
-3. a measurement sees the gradient, the state of the optimizer before the step, and the update. Its
-   numbers go into the state, and through a callback to the writers on the host. Without writers
-   there is no callback: it would keep JAX from caching the compiled step, and from its fastest way
-   to call it.
+3. the branch reads what is there after the step, and recovers what was before it: see
+   `undone_step`. Its numbers go into the state, and through a callback to the writers on the host.
 """
 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import warn_if_untrusted_jit
+from ntkdiag._jax import call_host, warn_if_untrusted_jit
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
+from ntkdiag.monitor.convention_record import convention_record, settings_of
+from ntkdiag.monitor.freed_memory import keep_freed_memory
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
+from ntkdiag.monitor.instruments.choosing import Supply, panel_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.loop_state import by_path
-from ntkdiag.monitor.measurement import Status, flat, plain_numbers
+from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.never_raise import (
     FailureNotice,
@@ -44,14 +45,26 @@ from ntkdiag.monitor.never_raise import (
     without_debugging_switches,
 )
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
+from ntkdiag.monitor.optimizer_watcher import USUAL_SHARE, OptimizerWatcher
 from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.panel import Memories, Panel, PanelReading
+from ntkdiag.monitor.postponed import postponed, waits
 from ntkdiag.monitor.probe import Probe
-from ntkdiag.monitor.probe_layout import ProbeLayout, ReductionLike
-from ntkdiag.monitor.record import convention_record, settings_of
+from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
-from ntkdiag.monitor.schedule import IsDue, Schedule, ScheduleLike, as_schedule
-from ntkdiag.monitor.training_step import TrainingStep, as_optimizer, moves_parameters
+from ntkdiag.monitor.schedule import IsDue, ScheduleLike
+from ntkdiag.monitor.seeds_together import any_is_due
+from ntkdiag.monitor.sent_from_step import send_from_step
+from ntkdiag.monitor.time_budget import Budget, say_once
+from ntkdiag.monitor.training_step import (
+    StepAfter,
+    TrainingStep,
+    as_optimizer,
+    moves_parameters,
+    traceable,
+)
+from ntkdiag.monitor.watch_state import PackedState, WatchState, later
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 
@@ -63,46 +76,19 @@ if TYPE_CHECKING:
 KERNEL_BYTES = 480_000
 
 
-class WatchState(NamedTuple):
-    """State of `watch`: that of the optimizer inside, and the last measurement.
-
-    Every array has its final size from `init` on; numbers are NaN until they are measured. Read one
-    from any optimizer state with `optax.tree_utils.tree_get(opt_state, "ntk_margin")`.
-
-    Attributes:
-        ntk_inner: The state of the optimizer; `ntkdiag.unwatch` returns it alone.
-        ntk_count: Number of updates seen.
-        ntk_probe: The beginning of a hash of the probe, its outputs and the reduction; a state
-            restored with another one begins anew.
-        ntk_measurements: Number of measurements made.
-        ntk_step: The step of the last measurement, -1 before the first.
-        ntk_status: Its `Status`.
-        ntk_numbers: Its numbers, "ntk_margin", "ntk_margin_lower", ...
-        ntk_memory: What the instruments keep for the next measurement.
-    """
-
-    ntk_inner: PyTree
-    ntk_count: Int[Array, ""]
-    ntk_probe: Int[Array, "2"]
-    ntk_measurements: Int[Array, ""]
-    ntk_step: Int[Array | np.ndarray, ""]
-    ntk_status: Int[Array | np.ndarray, ""]
-    ntk_numbers: dict[str, Array]
-    ntk_memory: Memories
-
-
 @errors.public
 def watch(
     optimizer: "optax.GradientTransformation | optax.MultiSteps",
-    f: Callable[..., PyTree],
+    f: Callable[..., PyTree] | None = None,
     *,
     train: Pair | None = None,
     held_out: Pair | None = None,
     loss: LossLike | None = None,
-    every: ScheduleLike = 100,
+    every: ScheduleLike = "auto",
     instruments: InstrumentsLike = "auto",
-    time_share: float | int | None = 0.01,
+    time_share: float | int | None = None,
     batch_size: int | None = None,
+    n_train: int | None = None,
     out: str | os.PathLike[str] | None = None,
     writers: WritersLike = (),
     alerts: AlertsLike = "auto",
@@ -115,7 +101,9 @@ def watch(
 
         tx = ntkdiag.watch(optax.adamw(1e-3), fn, train=(x, y), loss="cross_entropy", every=100)
 
-    `tx` makes the same updates as the optimizer, to the last bit. Step t is measured at the
+    `tx` makes the same updates as the optimizer: to the last bit in most networks; where an array's
+    gradient is a sum over a whole batch, as of BatchNorm's scale or PReLU's slope, XLA may add in
+    another order, which rounds otherwise. Step t is measured at the
     parameters *before* update t, so step 0 is initialisation. Nothing has to be said about the
     optimizer: learning rate, momentum, second moments, decay and clipping are read from the
     gradient, the states and the update, and verified against the update.
@@ -124,12 +112,20 @@ def watch(
     scheduled computes one comparison. Wrap the whole optimizer, outside of `optax.chain` and
     `optax.MultiSteps`: what is changed after `watch` it does not see.
 
+    Without f and data, `tx = ntkdiag.watch(optimizer)`, the optimizer alone is measured: norms of
+    gradient, update and parameters by layer and in all, ||update|| / ||parameters||, the learning
+    rate in use, how the optimizer is read, the loss that is handed to it as `value=`, and NaN and
+    infinity, by layer, in the step in which they begin. The names are those of a watch with data.
+    Parameters may be left out of `update`, and what needs them is NaN then. Two arrays of the state
+    hold all of it: read them with `ntkdiag.record(opt_state)`.
+
     Models with batch normalisation are measured as they are trained, with the statistics of the
     probe; `tx.update(..., model_state=batch_stats)` hands in running statistics for the kernel
     tier.
 
-    Writers are called on the host from inside the compiled step, asynchronously: call
-    `jax.effects_barrier()` before reading what they wrote. A writer that raises is tried again,
+    Writers are called on the host from inside the compiled step: wait for its result
+    (`jax.block_until_ready(params)`, in loops of JAX `jax.effects_barrier()`) before reading what
+    they wrote. A writer that raises is tried again,
     with one warning; one that hangs is not waited for. A measurement that cannot be made is said
     once, and training goes on.
 
@@ -139,6 +135,7 @@ def watch(
         optimizer: Any optimizer of Optax, or an `optax.MultiSteps`.
         f: A `Functional`, or any `f(params, x)` that returns `[N ...]`, for the parameters the
             optimizer trains. It is traced once: what it reads beside its arguments is fixed then.
+            None measures without data.
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` integer classes (`[N T]` for
             outputs `[N T V]`), targets shaped like the outputs, or None.
@@ -147,13 +144,20 @@ def watch(
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses` (which states what its sum is divided by), or a function
             `loss(outputs, y)`. None leaves out all numbers that depend on it, as the margin does.
-        every: Number of steps, or a schedule: `Every`, `LogSpaced`, `At`, any function of the step.
-        instruments: What is measured: "auto" for the tiers that fit `time_share`; names of tiers
-            ("economy", "spectral", "kernel") or of instruments, instruments, or a sequence of them.
-        time_share: With "auto", the largest share of the work of training that measuring may be.
-            None for no limit.
-        batch_size: Examples of one training step, by which the share is counted; the number of
-            examples in `train` where it is not said.
+        every: "auto" for as often as `time_share` allows; a number of steps, or a schedule:
+            `Every`, `LogSpaced`, `At`, any function of the step.
+        instruments: What is measured: "auto" for the economy and the spectral tier, and for the
+            kernel tier in place of its eigenvalues by products where that costs no more than the
+            others; names of tiers ("economy", "spectral", "kernel") or of instruments,
+            instruments, or a sequence of them.
+        time_share: The largest share of the time of training that measuring may take: 0.01 where
+            `every="auto"`, 0.002 without data, no limit for a schedule, of which steps are left out
+            to keep one.
+        batch_size: Examples of one training step, by which the share is counted until it is known
+            by the clock; the number of examples in `train` where it is not said. The clock is that
+            of the host, which hears of measurements where there are writers.
+        n_train: Examples of the whole training set, where the margin's interval is to be that of
+            so many; an infinite number where it is not said.
         out: A run directory that the measurements are written to, made if need be: its stream
             "watch", which `ntkdiag.open_run` reads and a resumed training goes on with. See
             `ntkdiag.monitor.RunLog`.
@@ -182,9 +186,27 @@ def watch(
         InvalidInputError: When an argument is out of range, or, with a Functional, model and probe
             do not fit together; when `out` is of another run, or being written to.
     """
-    import optax
-
     inner_optimizer = as_optimizer(optimizer)
+    run_log = None if out is None else RunLog(out)
+    listed = read_writers(writers, run_log)
+    outbox = Outbox(listed, alerts_of(alerts, listed))
+    call = errors.current_call()  # as code: errors of init and update begin with it
+    if f is None:
+        of_data = {
+            "train": train is not None,
+            "held_out": held_out is not None,
+            "loss": loss is not None,
+            "instruments": instruments != "auto",
+            "batch_size": batch_size is not None,
+            "n_train": n_train is not None,
+        }
+        _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
+        budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)
+        pace = Pace(budget.time_share)
+        watcher = OptimizerWatcher(inner_optimizer, budget, pace, outbox, run_log, name, call)
+        watcher.begin_log()
+        return _watched(inner_optimizer, watcher)
+
     probe = Probe.of(
         f,
         read_probes(train, held_out),
@@ -193,25 +215,48 @@ def watch(
         loss=loss,
         reduction=reduction,
         memory=memory,
+        n_train=n_train,
     )
     if instruments != "auto":
         named(instruments)  # refuses what it does not know
-    run_log = None if out is None else RunLog(out)
-    listed = read_writers(writers, run_log)
+    budget = Budget.of(every, time_share, batch_size)
     watcher = _Watcher(
-        measurer=Measurer.of(probe, inner_optimizer.update),
-        budget=Budget(as_schedule(every), time_share, batch_size),
+        optimizer=inner_optimizer,
+        measurer=Measurer.of(probe, inner_optimizer),
+        budget=budget,
+        pace=Pace(budget.time_share),
         instruments=instruments,
-        outbox=Outbox(listed, alerts_of(alerts, listed)),
+        outbox=outbox,
         run_log=run_log,
         name=name,
-        call=errors.current_call(),  # as code: errors of init and update begin with it
+        call=call,
     )
     watcher.begin_log(f.params if isinstance(f, Functional) else None)
+    return _watched(inner_optimizer, watcher)
+
+
+def _refuse_without_f(arguments: Sequence[str]) -> None:
+    """Refuse arguments that say how a function is measured where there is none."""
+    if arguments:
+        raise errors.InvalidInputError(
+            expected=f"f, the function that is trained, beside {', '.join(arguments)}",
+            got="f=None",
+            do="Pass ntkdiag.functionalize(model, variables) or any f(params, x) after the "
+            "optimizer; without data, watch(optimizer) alone.",
+        )
+
+
+def _watched(
+    inner_optimizer: "optax.GradientTransformationExtraArgs",
+    watcher: "_Watcher | OptimizerWatcher",
+) -> "optax.GradientTransformationExtraArgs":
+    """The optimizer that does the same, and has its steps looked at."""
+    import optax
 
     @errors.called(f"{watcher.call}.init(params)")
-    def init(params: PyTree) -> WatchState:
+    def init(params: PyTree) -> WatchState | PackedState:
         """The state before training: all numbers NaN."""
+        keep_freed_memory()
         inner = inner_optimizer.init(params)
         if type(params).__name__ == "_ParamsPlaceholder" and watcher.blank_states:
             # `optax.tree_map_params` asks which leaves are like parameters: those inside.
@@ -226,28 +271,34 @@ def watch(
         *,
         model_state: PyTree = None,
         **extra_args: PyTree,
-    ) -> tuple[PyTree, WatchState]:
+    ) -> tuple[PyTree, WatchState | PackedState]:
         """The update of the optimizer, and the state one step later, measured if it is due."""
         # For Optax, which calls this, the state may be any tree.
-        if not isinstance(state, WatchState):
+        if not isinstance(state, watcher.state_class):
             raise errors.StructureError(
                 expected="the state of a watched optimizer",
                 got=f"a {type(state).__name__}",
                 do="Put it under watch: ntkdiag.rewatch(tx.init(params), opt_state).",
             )
-        if params is None:
-            as_parameters_of(probe.f, params)  # refused at every step, measured or not
         made, inner = inner_optimizer.update(updates, state.ntk_inner, params, **extra_args)
-        training_step = TrainingStep(
-            params,
-            gradient=updates,
-            update=made,
-            state=state.ntk_inner,
-            model_state=by_path(probe.f, model_state),
-            extra_args={name: _traceable(value) for name, value in extra_args.items()},
-        )
         moves = moves_parameters(inner)
-        state = watcher.after(training_step, state, moves)
+        if params is None and watcher.needs_params:
+            watcher.notice.give_reason(
+                watcher.call,
+                "tx.update(updates, state) came without the parameters, which are measured. Pass "
+                "them on: tx.update(updates, state, params)",
+            )
+        else:
+            training_step = TrainingStep(
+                params,
+                gradient=updates,
+                update=made,
+                state=state.ntk_inner,
+                state_after=inner,
+                model_state=watcher.model_state(model_state),
+                extra_args={name: traceable(value) for name, value in extra_args.items()},
+            )
+            state = watcher.after(training_step, state, moves)
         count = optax.safe_increment(state.ntk_count)
         if moves is not None:
             count = jnp.where(moves, count, state.ntk_count)
@@ -258,10 +309,12 @@ def watch(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Watcher:
-    """What `watch` holds beside the optimizer."""
+    """What `watch` holds."""
 
+    optimizer: "optax.GradientTransformationExtraArgs"
     measurer: Measurer
     budget: Budget
+    pace: Pace
     instruments: InstrumentsLike
     outbox: Outbox
     run_log: RunLog | None
@@ -269,12 +322,18 @@ class _Watcher:
     call: str
     notice: FailureNotice = dataclasses.field(default_factory=FailureNotice)
     blank_states: list[WatchState] = dataclasses.field(default_factory=list)  # without arrays
+    needs_params: ClassVar[bool] = True
+    state_class: ClassVar[type] = WatchState
     _panels: dict[ProbeLayout, Panel] = dataclasses.field(default_factory=dict)
 
     def begin_log(self, params: PyTree) -> None:
         """Refuse the run directory of another run; parameters that f takes, or None."""
         if self.run_log is not None:
             self.run_log.begin(settings_of(self.measurer.probe, self.name, params))
+
+    def model_state(self, model_state: PyTree) -> dict[str, PyTree]:
+        """What moves beside the parameters, by path."""
+        return by_path(self.measurer.probe.f, model_state)
 
     def blank_state(self, params: PyTree, inner: PyTree) -> WatchState:
         """The state before training; names and sizes of the numbers come from tracing a step."""
@@ -298,6 +357,7 @@ class _Watcher:
             ntk_probe=jnp.asarray(probe.mark(layout)),
             ntk_measurements=jnp.zeros([], jnp.int32),
             ntk_step=jnp.asarray(-1, jnp.int32),
+            ntk_next=jnp.zeros([], jnp.int32),
             ntk_status=jnp.asarray(Status.UNMEASURED, jnp.int32),
             ntk_numbers=numbers,
             ntk_memory=memories,
@@ -327,6 +387,7 @@ class _Watcher:
             instruments = tuple(_remembering_little(one) for one in panel.instruments)
             panel = dataclasses.replace(panel, instruments=instruments)
             self._panels[layout] = panel
+            say_once(self.call, panel, self.budget)
         return layout, panel
 
     def after(
@@ -335,13 +396,18 @@ class _Watcher:
         """The state with the measurement of a step, if it is due; what goes wrong is said once."""
         if self.notice.is_given:
             return state  # what has failed once is not tried again
-        is_outside = not isinstance(state.ntk_count, Tracer)
+        # A wrapper with a branch of its own traces the update and closes over the state.
+        leaves = jax.tree.leaves((state.ntk_count, training_step.update))
+        is_outside = not any(isinstance(leaf, Tracer) for leaf in leaves)
         step = int(state.ntk_count) if is_outside else state.ntk_count
         try:
             with without_debugging_switches() if is_outside else warnings_as_warnings():
                 matched = self.measurer.match(training_step)
                 layout, panel = self.layout_and_panel(matched.params)
-                is_due = self.due(panel)(step)
+                is_due = self.budget.every(step)
+                if self.budget.time_share is not None:
+                    is_due = is_due & (state.ntk_next <= step)
+                is_due = is_due | (state.ntk_status == Status.POSTPONED)
                 if moves is not None:
                     is_due = moves & is_due
                 if is_outside:
@@ -352,10 +418,6 @@ class _Watcher:
         except BaseException as error:
             self.notice.give(self.call, step if is_outside else "of this run", error)
             return state
-
-    def due(self, panel: Panel) -> Schedule:
-        """The schedule of the user, as far as the budget allows."""
-        return self.budget.stretched(panel.stretch)
 
     def inside(
         self,
@@ -368,16 +430,31 @@ class _Watcher:
         """Inside the user's `jax.jit`: the measurement stands in a branch of a conditional."""
         # In a jit of the user the compiler options are not ours, and on some CPUs XLA's default
         # computes reductions wrongly.
-        warn_if_untrusted_jit(reduces=layout.dtype == jnp.float32)
-        # The branches of a conditional take arrays: functions and settings, which an Equinox module
-        # has among its leaves, go round it. So does the state of the optimizer.
-        arrays, whole = split_arrays(training_step)
+        warn_if_untrusted_jit(lambda: self.measurer.probe.normalises(layout, training_step.params))
+        # What is before the step is overwritten by it, and would be copied at every step: the
+        # branch takes what is there after it. The branches of a conditional take arrays: functions
+        # and settings, which an Equinox module has among its leaves, go round it.
+        arrays, whole = split_arrays(StepAfter.of(training_step))
         own = state._replace(ntk_inner=())
         is_due = jnp.asarray(is_due)
 
+        def measure_step(own: WatchState, arrays: list[Array]) -> WatchState:
+            step = whole(arrays).undone(self.optimizer.update)
+            return self.measured(step, own, layout, panel, self.measurer.take)
+
+        def measure(own: WatchState, arrays: list[Array]) -> WatchState:
+            step = whole(arrays)
+            is_postponed = waits(step.gradient, step.params_after, own)
+            return jax.lax.cond(is_postponed, postponed, measure_step, own, arrays)
+
         def measured(own: WatchState, is_due: Array, arrays: list[Array]) -> WatchState:
             with jax.named_scope("ntkdiag"):
-                after = self.measured(whole(arrays), own, layout, panel, self.measurer.take)
+                if self.keeps_time:
+                    # What depends on the answer begins after the clock was read.
+                    has_begun = call_host(self.begin) == 0
+                    after = jax.lax.cond(has_begun, measure, lambda own, _: own, own, arrays)
+                else:
+                    after = measure(own, arrays)
             # Of several seeds, each may be at a step of its own.
             return jax.tree.map(functools.partial(jnp.where, is_due), after, own)
 
@@ -387,14 +464,19 @@ class _Watcher:
             return own
 
         branches = channels_last(measured), as_it_is
-        own = jax.lax.cond(_any_is_due(is_due), *branches, own, is_due, arrays)
+        own = jax.lax.cond(any_is_due(is_due), *branches, own, is_due, arrays)
         return own._replace(ntk_inner=state.ntk_inner)
 
     def outside(
         self, training_step: TrainingStep, state: WatchState, layout: ProbeLayout, panel: Panel
     ) -> WatchState:
         """Outside of `jax.jit`, in programs of our own."""
+        after = StepAfter.of(training_step)
+        if waits(after.gradient, after.params_after, state):
+            return postponed(state, [])
         take = self.measurer.take_outside
+        if self.keeps_time:
+            self.begin()
         after = self.measured(training_step, state, layout, panel, take)
         # A conditional would refuse it, too: a state of another shape fits no checkpoint.
         if _shapes(after) != _shapes(state):
@@ -418,26 +500,45 @@ class _Watcher:
         measurements = jnp.where(is_same, state.ntk_measurements, 0)
 
         reading = take(panel, layout, training_step, memories, state.ntk_count, measurements)
+        # The host answers with the steps to the next measurement, 0 where it does not know.
+        planned = self.budget.wait(panel.steps)
+        wait = jnp.where(measurements < SHORT_INTERVALS, early(planned), planned)
         if self.outbox.is_wanted:
-            self.deliver(reading, state.ntk_count, training_step, layout, panel)
+            told = self.deliver(reading, state, training_step, layout, panel)
+            wait = jnp.where(told > 0, told, wait)
         return state._replace(
             ntk_probe=mark,
             ntk_measurements=measurements + 1,
             ntk_step=state.ntk_count,
+            ntk_next=later(state.ntk_count, wait),
             ntk_status=reading.status,
             ntk_numbers=flat(reading.estimates, "ntk"),
             ntk_memory=reading.memories,
         )
 
+    @property
+    def keeps_time(self) -> bool:
+        """Whether the host reads the clock: of several processes, each would read another time."""
+        is_bounded = self.budget.time_share is not None
+        return is_bounded and self.outbox.is_wanted and jax.process_count() == 1
+
+    def begin(self) -> int:
+        """On the host: a measurement begins."""
+        self.pace.begin()
+        return 0
+
     def deliver(
         self,
         reading: PanelReading,
-        step: Array,
+        state: WatchState,
         training_step: TrainingStep,
         layout: ProbeLayout,
         panel: Panel,
-    ) -> None:
-        """Send a measurement to the writers; only scalars and short arrays leave the device."""
+    ) -> Int[Array, ""]:
+        """Send a measurement to the writers; only scalars and short arrays leave the device.
+
+        The answer is the number of steps to the next measurement, 0 where that is not known.
+        """
         layers: tuple[str, ...] = ()
         matched = self.measurer.match(training_step)
         if panel.compiled:
@@ -448,50 +549,16 @@ class _Watcher:
             panel,
             matched.params,
             name=self.name,
-            every=self.due(panel),
+            every=self.budget.every,
             call="watch",
             layers=layers,
             followed=self.measurer.probe.followed(matched.held),
+            batch_size=self.budget.batch_size,
         )
         numbers = flat(reading.estimates) | {"status": reading.status}
-        send = functools.partial(_send, self.outbox, self.due(panel), record)
-        jax.debug.callback(send, step, numbers)
-
-
-def _send(
-    outbox: Outbox,
-    due: Schedule,
-    record: dict[str, Any],
-    step: Int[Array | np.ndarray, ""],
-    numbers: Mapping[str, Array | np.ndarray],
-) -> None:
-    """Send a measurement, on the host and during the step: an exception would end the run."""
-    number = int(step)
-    try:
-        # Under `jax.vmap` all seeds are measured as soon as one is due.
-        is_due = due(number)
-    except Exception:  # a schedule of the user's own that takes traced steps only
-        is_due = True
-    if is_due:
-        outbox.send(number, plain_numbers(numbers, record["name"]), record)
-
-
-@jax.custom_batching.custom_vmap
-def _any_is_due(is_due: Bool[Array, ""]) -> Bool[Array, ""]:
-    """Whether a measurement is due for any of the seeds that are trained together.
-
-    Under `jax.vmap` a conditional that seeds decide about one by one would measure at every step.
-    """
-    return is_due
-
-
-@_any_is_due.def_vmap
-def _any_of_batch(
-    axis_size: int, in_batched: list[bool], is_due: Bool[Array, " seeds"]
-) -> tuple[Bool[Array, ""], bool]:
-    """One answer for all seeds; they may be seeds of seeds."""
-    del axis_size, in_batched
-    return _any_is_due(jnp.any(is_due)), False
+        send = functools.partial(send_from_step, self.outbox, self.budget.every, self.pace, record)
+        was_postponed = state.ntk_status == Status.POSTPONED
+        return call_host(send, state.ntk_count, numbers, was_postponed)
 
 
 def _remembering_little(instrument: Instrument) -> Instrument:
@@ -499,12 +566,6 @@ def _remembering_little(instrument: Instrument) -> Instrument:
     if isinstance(instrument, ExactKernel) and instrument.memory_limit is None:
         return dataclasses.replace(instrument, memory_limit=KERNEL_BYTES)
     return instrument
-
-
-def _traceable(value: PyTree) -> PyTree:
-    """An extra argument of the optimizer; a number as an array, to be compiled for all numbers."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return jnp.asarray(value) if is_number else value
 
 
 def _shapes(state: WatchState) -> dict[str, tuple[int, ...]]:

@@ -3,22 +3,16 @@
 import dataclasses
 import math
 import os
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.alerting.alert import Alert, alert_from_dict
-from ntkdiag.runs.json_lines import (
-    append_line,
-    has_content,
-    is_alert,
-    json_objects,
-    line_of,
-    records_and_rows,
-)
+from ntkdiag.monitor.alerting.alert import Alert, alert_from_dict, is_alert
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.files_on_disk import disk_errors
+from ntkdiag.runs.json_lines import append_line, has_content, line_of, read_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +93,7 @@ class JsonLines:
     @errors.public
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # Absolute from the beginning: a script may change its folder later.
-        self.path = pathlib.Path(path).expanduser().absolute()
+        self.path = as_path(path)
         self._record: dict[str, Any] = {}
         if self.path.is_dir():
             raise errors.InvalidInputError(
@@ -129,7 +123,7 @@ class JsonLines:
         """Have the system put on the disk what it still holds in memory: it may lose its power."""
         if not self.path.is_file():
             return  # nothing was written, or it went into a pipe
-        with self.path.open("rb") as file:
+        with disk_errors(self.path), self.path.open("rb") as file:
             os.fsync(file.fileno())
 
     def _has_begun(self) -> bool:
@@ -142,19 +136,42 @@ class JsonLines:
         """Append one line to the file."""
         if jax.process_index() != 0:
             return
-        append_line(self.path, line_of(content))
+        with disk_errors(self.path):
+            append_line(self.path, self._line_of(content))
+
+    def _line_of(self, content: Mapping[str, Any]) -> str:
+        """One line of the file."""
+        return line_of(content)
+
+
+# What one line in a terminal has room for, and what it is called there.
+HEADLINES = ("loss", "margin", "learning_rate", "drift")
+# Of a watch without data, which has few of those.
+_WITHOUT_DATA = ("batch_loss", "learning_rate", "gradient_norm", "update_ratio", "not_finite_steps")
+_LABELS = {
+    "batch_loss": "loss",
+    "learning_rate": "rate",
+    "gradient_norm": "gradient",
+    "update_ratio": "update/parameter",
+    "not_finite_steps": "not finite",
+}
 
 
 @dataclasses.dataclass
 class Terminal:
     """Prints one line per measurement with rich, and one that begins with ALERT per alert.
 
+        step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001  drift 0.214
+
     Attributes:
-        digits: Significant digits.
+        digits: Significant digits; the ends of intervals have one less.
+        names: The numbers that are printed; None prints all. Of a monitor that has none of them all
+            are printed.
         console: A `rich.console.Console`; None is the default console.
     """
 
-    digits: int = 4
+    digits: int = 3
+    names: Sequence[str] | None = HEADLINES
     console: "Console | None" = None
     # Name of a monitor -> the reduction its alignment is of, and the examples.
     _reductions: dict[str, str] = dataclasses.field(default_factory=dict, init=False, repr=False)
@@ -169,18 +186,35 @@ class Terminal:
             self._reductions[record["name"]] = reduction
 
     def write(self, step: int, values: Values) -> None:
-        """Print the step, then every name that has a number, with its interval."""
+        """Print the step, then the numbers with their intervals."""
         parts = [f"step {step}"]
-        for name, value in values.items():
-            # Numbers by layer are for files; the ends of an interval stand beside its number.
-            if "_layer_" in name or name.endswith(("_lower", "_upper")):
-                continue
-            part = f"{self._label(name)} {self._written(value)}"
+        for name, label in self._chosen(values).items():
+            value = values[name]
+            part = f"{label} {self._written(value)}"
             if f"{name}_lower" in values and not isinstance(value, list):
-                lower, upper = values[f"{name}_lower"], values[f"{name}_upper"]
-                part += f" [{self._written(lower)}, {self._written(upper)}]"
+                ends = (values[f"{name}_lower"], values[f"{name}_upper"])
+                lower, upper = (self._written(end, self.digits - 1) for end in ends)
+                part += f" [{lower}, {upper}]"
             parts.append(part)
         self._print("  ".join(parts))
+
+    def _chosen(self, values: Values) -> dict[str, str]:
+        """Which numbers are printed, and under which labels."""
+        chosen = {}
+        headlines = self.names or ()
+        is_without_data = any(name.endswith("_not_finite_steps") for name in values)
+        if headlines == HEADLINES and is_without_data:
+            headlines = _WITHOUT_DATA
+        for headline in headlines:
+            for name in values:
+                if name.endswith(f"_{headline}") and name.count("_") == 1 + headline.count("_"):
+                    chosen[name] = _LABELS.get(headline, headline)
+        if chosen:
+            return chosen
+        # Numbers by layer are for files; the ends of an interval stand beside its number.
+        beside = ("_lower", "_upper")
+        names = [name for name in values if "_layer_" not in name and not name.endswith(beside)]
+        return {name: self._label(name) for name in names}
 
     def alert(self, alert: Alert) -> None:
         """Print one alert."""
@@ -200,13 +234,13 @@ class Terminal:
         reduction = self._reductions.get(monitor)
         return name if reduction is None else f"{name} ({reduction})"
 
-    def _written(self, value: Numbers) -> str:
+    def _written(self, value: Numbers, digits: int | None = None) -> str:
         """A number with its digits, a list of them in brackets; a dash for what is not finite."""
         if isinstance(value, list):
             return "[" + " ".join(self._written(item) for item in value) + "]"
         if not math.isfinite(value):
             return "-"
-        return f"{value:.{self.digits}g}"
+        return f"{value:.{self.digits if digits is None else max(digits, 1)}g}"
 
 
 @errors.public
@@ -222,8 +256,13 @@ def read_json_lines(
         The convention records, one per session of writing, and the measurements in the order
         written, with NaN for what is null. Lines that are not complete, as a killed run may leave,
         are dropped.
+
+    Raises:
+        CheckpointError: There is no such file, or it cannot be read.
+        MemoryBudgetError: Its numbers do not fit in memory.
     """
-    return records_and_rows(path)
+    lines = read_lines(as_path(path))
+    return lines.records, lines.rows
 
 
 @errors.public
@@ -236,5 +275,10 @@ def read_alerts(path: str | os.PathLike[str]) -> list[Alert]:
     Returns:
         The alerts in the order written, with NaN for numbers that are null. Lines that are not
         complete are dropped.
+
+    Raises:
+        CheckpointError: There is no such file, or it cannot be read.
+        MemoryBudgetError: Its numbers do not fit in memory.
     """
-    return [alert_from_dict(line["alert"]) for line in json_objects(path) if is_alert(line)]
+    alerts = read_lines(as_path(path)).alerts
+    return [alert_from_dict(entries) for entries in alerts if is_alert(entries)]

@@ -129,6 +129,7 @@ def test_a_budget_in_which_no_example_fits_is_refused_in_the_words_of_the_plan()
     assert "What costs less: a smaller probe. " in str(warning.message)
 
 
+@pytest.mark.long
 def test_no_limit():
     params, x, y = problem()
     monitor = kernel_monitor(f, train=(x, y), first_measurement=None)

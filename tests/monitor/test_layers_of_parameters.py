@@ -221,4 +221,4 @@ def test_norms_of_gradient_update_and_parameters():
 def test_norms_of_what_is_not_at_hand_are_left_out():
     f, params = linen(0)
     estimates, _ = LayerNorms().measure(situation_of(f, params, X), ())
-    assert estimates.keys() == {"layer_parameter"}
+    assert estimates.keys() == {"layer_parameter", "parameter_norm"}

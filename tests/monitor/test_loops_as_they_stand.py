@@ -116,6 +116,7 @@ def test_a_train_state_is_followed_with_its_statistics():
     assert not any(note.startswith("Held at") for note in notes)
 
 
+@pytest.mark.long
 def test_variables_and_collections_beside_the_parameters_say_the_same():
     x, y = data()
     fn, state = linen_state()
@@ -129,6 +130,7 @@ def test_variables_and_collections_beside_the_parameters_say_the_same():
     assert alone.drift > 0.01
 
 
+@pytest.mark.long
 def test_a_dictionary_of_all_that_is_trained():
     x, y = data()
     fn, state = linen_state(optax.inject_hyperparams(optax.adam)(learning_rate=0.1))
@@ -280,6 +282,7 @@ def test_nnx_as_loops_hold_it(held):
     assert "Taken as they are at each step: n/mean, n/var." in memory.record["notes"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_pair", [True, False], ids=["pair", "model_state="])
 def test_an_equinox_state_is_followed(as_pair):
     x, y = data()

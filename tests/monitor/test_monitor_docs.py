@@ -13,7 +13,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "monitor.md"
 def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     names = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)

@@ -68,6 +68,7 @@ def test_values_match_the_naive_kernel_and_those_of_watch(tmp_path):
     assert memory.record["time_share"] is None
 
 
+@pytest.mark.long
 def test_buffers_are_neither_changed_nor_taken():
     params, x, y = problem()
     monitor = Monitor(f, train=(x, y), every=1, time_share=None)
@@ -221,13 +222,28 @@ def test_a_failing_schedule_does_not_stop_the_loop():
         assert Monitor(f, train=(x, None), every=lambda step: 1 / step > 0)(0, params) is None
 
 
+@pytest.mark.parametrize("step", ["first", "5", None, -1, np.int64(-3), 0.5, np.nan, 2**31, [1]])
 @pytest.mark.usefixtures("wrong_types")
-def test_a_step_that_is_no_number_does_not_stop_the_loop():
+def test_a_step_that_is_none_does_not_stop_the_loop(step, tmp_path):
     params, x, _ = problem()
-    with pytest.warns(
-        RuntimeWarning, match="Monitor: step 'first' could not be measured: ValueError"
-    ):
-        assert Monitor(f, train=(x, None))("first", params) is None
+    monitor = Monitor(f, train=(x, None), every=1, out=tmp_path)
+    with pytest.warns(RuntimeWarning, match="Monitor: step .* could not be measured") as caught:
+        assert monitor(step, params) is None
+    assert (
+        "InvalidInputError: monitor(step, params): expected a step, an integer from 0 to 2^31 - 1; "
+        f"got {step!r}. Pass the number of the step that the parameters belong to: 0 before the "
+        "first update." in str(caught[0].message)
+    )
+    assert not (tmp_path / "watch.jsonl").exists()
+    monitor.close()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.asarray, jnp.asarray, float])
+@pytest.mark.usefixtures("wrong_types")
+def test_a_step_may_be_a_number_of_any_library(kind):
+    params, x, _ = problem()
+    monitor = Monitor(f, train=(x, None), every=1, instruments="trace", time_share=None)
+    assert monitor(kind(7), params).step == 7
 
 
 def test_nan_parameters():
@@ -240,6 +256,7 @@ def test_nan_parameters():
     assert monitor(2, jax.tree.map(lambda a: 2 * a, params)).drift > 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_injected_learning_rate_is_read():
     params, x, _ = problem()
@@ -371,6 +388,7 @@ def test_margin_only_for_what_is_sgd(optimizer, momentum, objection):
     )
 
 
+@pytest.mark.long
 def test_among_the_switches_that_find_faults():
     params, x, y = problem()
     with jax.debug_nans(True), jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):
@@ -426,15 +444,3 @@ def test_a_call_without_an_update_leaves_out_what_needs_one():
         assert np.isfinite(row["ntk_trace"])
     margins = [row["ntk_margin"] for row in memory.rows if "ntk_margin" in row]
     np.testing.assert_allclose(margins, margins[0], rtol=1e-3)
-
-
-def test_instruments_none_of_which_can_measure_are_refused():
-    params, x, y = problem()
-    monitor = Monitor(f, train=(x, y), loss="mse", instruments="spectral")
-    with pytest.warns(RuntimeWarning) as caught:
-        assert monitor(0, params) is None
-    assert (
-        "monitor(step, params, instruments=...): expected instruments of which one at least can measure here; got "
-        "Not measured: margin (the optimizer is not known; pass optimizer= or descent=). Give what is missing, or take "
-        'instruments="auto".'
-    ) in str(caught[0].message)

@@ -166,6 +166,35 @@ def test_messages_when_model_and_probe_meet(options, text):
     assert str(caught.value) == f"{CALL}: {text}"
 
 
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("instruments", [3, None, object(), "a" * 5000])
+def test_message_of_what_is_no_instrument(instruments):
+    _, x, y = problem()
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(SGD, f, train=(x, y), loss="mse", instruments=instruments)
+    text = str(caught.value)
+    assert 'expected "auto", names of tiers or instruments ("economy", ' in text
+    assert len(text) < 1000  # of a name without end the beginning is shown
+    assert repr(instruments)[:90] in text
+
+
+@pytest.mark.parametrize("instruments", ["kernel", "economy"])
+@pytest.mark.parametrize("n_outputs", [1, 2])
+def test_message_of_one_example(instruments, n_outputs):
+    params, x, y = problem()
+    of_some = ntkdiag.functionalize(lambda params, x: f(params, x)[:, :n_outputs], params)
+    for make, call in (
+        (functools.partial(watch, SGD), CALL),
+        (Monitor, "Monitor(f)"),
+    ):
+        with pytest.raises(errors.InvalidInputError) as caught:
+            make(of_some, train=(x[:1], y[:1]), loss="mse", instruments=instruments)
+        assert str(caught.value) == (
+            f"{call}: expected two or more examples on the leading axis of every leaf of x; got "
+            "one. Pass a batch [N ...]: what is centred needs two examples or more."
+        )
+
+
 def test_message_when_examples_interact():
     params, x, y = problem()
 
@@ -197,17 +226,20 @@ def test_message_when_the_model_does_not_run():
     )
 
 
-def test_message_without_parameters():
+def test_an_update_without_parameters_is_said_once_and_passes_through(caplog):
     params, x, y = problem()
     tx = small(f, train=(x, y), every=At((5,)))
     state = tx.init(params)
-    for update in (tx.update, jax.jit(tx.update)):
-        with pytest.raises(errors.InvalidInputError) as caught:
-            update(params, state)
-        assert str(caught.value) == (
-            f"{CALL}.update(updates, state, params): expected the parameters at every update; got params=None. "
-            "Pass them on: tx.update(updates, state, params)."
-        )
+    for update in (tx.update, jax.jit(tx.update), tx.update):
+        updates, state = update(params, state)
+        jax.tree.map(np.testing.assert_allclose, updates, SGD.update(params, SGD.init(params))[0])
+    assert int(state.ntk_count) == 3
+    assert int(state.ntk_measurements) == 0
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{CALL}: tx.update(updates, state) came without the parameters, which are measured. Pass "
+        "them on: tx.update(updates, state, params). This is said once; training goes on."
+    )
 
 
 @pytest.mark.parametrize(

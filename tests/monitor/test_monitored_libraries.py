@@ -18,7 +18,7 @@ from ntkdiag.models import functionalize
 from ntkdiag.monitor import watch
 from ntkdiag.monitor.hook import Monitor
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.monitor.watch import WatchState
+from ntkdiag.monitor.watch_state import WatchState
 from ntkdiag.monitor.writers import InMemory
 
 get = optax.tree_utils.tree_get
@@ -81,6 +81,7 @@ def check(memory, fn, trajectory, *, learning_rate=None):
         np.testing.assert_allclose(row["ntk_eigenvalues"], expected["eigenvalues"][:5], rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", [False, True], ids=["params", "variables"])
 def test_linen_train_state(whole):
     x, y = data()
@@ -109,6 +110,7 @@ def test_linen_train_state(whole):
     np.testing.assert_allclose(get(state.opt_state, "ntk_trace"), memory.rows[-1]["ntk_trace"])
 
 
+@pytest.mark.long
 def test_nnx_optimizer():
     x, y = data()
     model = NnxModel(nnx.Rngs(0))
@@ -136,6 +138,7 @@ def test_nnx_optimizer():
     )
 
 
+@pytest.mark.long
 def test_equinox():
     x, y = data()
     model = eqx.nn.MLP(D, C, H, 1, activation=jnp.tanh, key=jax.random.key(0))
@@ -174,6 +177,7 @@ def run(tx, steps, params, grads=None):
     return trajectory, state
 
 
+@pytest.mark.long
 def test_multi_steps_counts_real_steps():
     params, x, y = problem()
     memory = InMemory()
@@ -186,6 +190,7 @@ def test_multi_steps_counts_real_steps():
     np.testing.assert_array_equal(trajectory[0]["a"], trajectory[2]["a"])
 
 
+@pytest.mark.long
 def test_apply_if_finite():
     params, x, y = problem()
     memory = InMemory()
@@ -199,6 +204,7 @@ def test_apply_if_finite():
     assert int(get(state, "ntk_status")) == Status.MEASURED
 
 
+@pytest.mark.long
 def test_sam_chooses_between_states_by_arithmetic():
     params, x, y = problem()
     memory = InMemory()
@@ -219,6 +225,7 @@ def test_sam_chooses_between_states_by_arithmetic():
     assert np.isfinite(watched.ntk_memory["kernel"].kernel0).all()
 
 
+@pytest.mark.long
 def test_multi_transform_from_outside():
     params, x, y = problem()
     memory = InMemory()
@@ -248,6 +255,7 @@ def test_multi_transform_from_inside_is_refused(known):
     )
 
 
+@pytest.mark.long
 def test_an_injected_rate_is_in_the_margin_of_watch():
     params, x, y = problem()
     options = {"train": (x, y), "loss": "mse", "instruments": ("spectral", "kernel")}
@@ -280,6 +288,7 @@ def test_other_parameters_are_refused():
     assert int(state.ntk_status) == Status.UNMEASURED
 
 
+@pytest.mark.long
 def test_frozen_parameters_in_the_optimizer_are_followed():
     x, y = data()
     model, variables = linen()
@@ -301,6 +310,7 @@ def test_frozen_parameters_in_the_optimizer_are_followed():
     assert note in memory.record["notes"]
 
 
+@pytest.mark.long
 def test_statistics_of_a_batch_are_those_of_the_probe_or_the_ones_handed_in():
     x, y = data()
     model = LinenNormed()

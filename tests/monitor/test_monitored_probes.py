@@ -27,6 +27,7 @@ def aligned(params, x, y):
     return np.sum(kernel * target) / np.linalg.norm(kernel) / np.linalg.norm(target)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["watch", "Monitor"])
 def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
     memory = InMemory()
@@ -59,6 +60,7 @@ def test_margin_and_drift_of_train_and_alignment_of_held_out(kind):
     assert "trained on" not in notes
 
 
+@pytest.mark.long
 def test_held_out_alone_has_no_margin_and_says_why():
     params, _, _ = problem()
     memory = InMemory()
@@ -77,6 +79,7 @@ def test_held_out_alone_has_no_margin_and_says_why():
     )
 
 
+@pytest.mark.long
 def test_examples_in_both_probes_are_counted():
     params, x, y = problem()
     memory = InMemory()
@@ -87,6 +90,7 @@ def test_examples_in_both_probes_are_counted():
     assert text in memory.record["notes"]
 
 
+@pytest.mark.long
 def test_held_out_examples_whose_kernel_is_not_finite_leave_the_step_unmeasured():
     params, x, y = problem()
     x_held_out, y_held_out = held_out()
@@ -115,6 +119,7 @@ def test_the_loop_cannot_change_what_was_held_out():
     assert monitor(1, params).alignment == before
 
 
+@pytest.mark.long
 def test_in_a_scan():
     params, x, y = problem()
     options = {"train": (x, y), "held_out": held_out(), "every": 2, "instruments": "kernel"}

@@ -52,6 +52,7 @@ def test_a_monitor_does_not_change_its_kernel_when_outputs_are_added(before, aft
     assert memory.steps == [0, 2]
 
 
+@pytest.mark.long
 def test_a_state_of_another_reduction_begins_anew():
     """Kernels of "mean" and "trace" have one size: drift between them would be C - 1 = 3."""
     params = head(4)
@@ -67,12 +68,13 @@ def test_a_state_of_another_reduction_begins_anew():
     assert state.ntk_memory["kernel"].step == 2  # and goes on from there
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduction", ["full", "mean"])
 def test_terminal_and_demo_name_the_reduction(reduction):
     with open("/dev/null", "w") as file:
         console = Console(width=60, record=True, file=file)
         labels = np.arange(32) % 3
-        writers = [Terminal(console=console), LiveView(1, console)]
+        writers = [Terminal(digits=4, names=None, console=console), LiveView(1, console)]
         options = {"instruments": "kernel", "reduction": reduction, "writers": writers}
         monitor = Monitor(f, train=(X, labels), **options)
         measured = monitor(0, head(4))
@@ -137,6 +139,7 @@ def test_the_record_says_what_was_chosen(n_outputs, asked, chosen, said):
         assert said in notes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_held_out", [False, True])
 def test_random_projections_estimate_the_trace_with_its_error(with_held_out):
     """On a network whose outputs share their parameters: the interval holds the exact trace."""
@@ -186,6 +189,7 @@ def test_projections_that_do_not_exist_are_refused():
     )
 
 
+@pytest.mark.long
 def test_terminal_and_demo_name_the_examples_of_an_alignment():
     with open("/dev/null", "w") as file:
         console = Console(width=60, record=True, file=file)

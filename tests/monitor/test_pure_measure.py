@@ -59,12 +59,19 @@ def test_layer_norms_under_jit_are_scalars_by_layer():
         for name, tree in trees.items()
         for layer, leaf in tree.items()
     }
+    squares = {name: sum((leaf**2).sum() for leaf in tree.values()) for name, tree in trees.items()}
+    expected |= {f"run_{name}_norm": square**0.5 for name, square in squares.items()}
+    expected["run_update_ratio"] = (squares["update"] / squares["parameter"]) ** 0.5
+    for layer in params:
+        of_layer = expected[f"run_layer_update/{layer}"], expected[f"run_layer_parameter/{layer}"]
+        expected[f"run_layer_update_ratio/{layer}"] = of_layer[0] / of_layer[1]
     assert int(numbers.pop("run_status")) == 1
     assert numbers.keys() == expected.keys()
     for name, number in numbers.items():
         np.testing.assert_allclose(number, expected[name], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_kernel_is_measured_without_memory():
     params, x, y = problem()
     params, x = jax.tree.map(jnp.float32, params), jnp.float32(x)
@@ -92,7 +99,8 @@ def test_the_margin_of_a_state_alone():
 def test_what_is_not_at_hand_is_left_out():
     params, _, _, _ = a_step(optax.sgd(0.1))
     numbers = measured_with("layer_norms", None)(params)
-    assert numbers.keys() == {"ntk_layer_parameter/a", "ntk_layer_parameter/b", "ntk_status"}
+    of_parameters = {"ntk_layer_parameter/a", "ntk_layer_parameter/b", "ntk_parameter_norm"}
+    assert numbers.keys() == {*of_parameters, "ntk_status"}
 
 
 def test_a_single_instrument_without_what_it_needs_is_refused():

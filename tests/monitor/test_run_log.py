@@ -33,6 +33,7 @@ def refused(call, *args, **kwargs):
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_measurements_are_a_stream_of_the_run_directory(tmp_path):
     params, _, _ = problem()
     memory = InMemory()
@@ -46,9 +47,10 @@ def test_measurements_are_a_stream_of_the_run_directory(tmp_path):
     assert run.record()["parameters"] == {"a": "float32[3, 4]", "b": "float32[4, 2]"}
     # The convention record is first.
     first, *_ = run.root.joinpath("watch.jsonl").read_text().splitlines()
-    assert json.loads(first) == {"record": memory.record}
+    assert json.loads(first)["record"] == memory.record
 
 
+@pytest.mark.long
 def test_lists_of_numbers_have_axes(tmp_path):
     pytest.importorskip("xarray")
     params, _, _ = problem()
@@ -62,6 +64,7 @@ def test_lists_of_numbers_have_axes(tmp_path):
     np.testing.assert_array_equal(share, memory.rows[1]["ntk_layer_trace"][place])
 
 
+@pytest.mark.long
 def test_a_resumed_training_goes_on(tmp_path):
     params, _, _ = problem()
     train(watched(tmp_path), params, 5)
@@ -77,6 +80,7 @@ def test_a_resumed_training_goes_on(tmp_path):
     assert run.steps() == [0, 2, 4, 0, 2, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -93,6 +97,7 @@ def test_a_run_of_other_settings_is_refused_where_it_is_made(options, said, tmp_
     assert (tmp_path / "watch.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_other_examples_or_labels_are_refused(tmp_path):
     params, x, y = problem()
     train(watched(tmp_path), params, 1)
@@ -105,6 +110,7 @@ def test_other_examples_or_labels_are_refused(tmp_path):
     assert message.startswith("Monitor(f): expected the settings of ")
 
 
+@pytest.mark.long
 def test_other_parameters_are_refused_where_they_come(tmp_path):
     params, _, _ = problem()
     train(watched(tmp_path), params, 1)
@@ -115,6 +121,7 @@ def test_other_parameters_are_refused_where_they_come(tmp_path):
     assert 'parameters.a="float32[3, 6]"' in refused(watched, tmp_path, functional)
 
 
+@pytest.mark.long
 def test_a_monitor_that_learns_late_that_it_is_another_run_says_so_and_training_goes_on(tmp_path):
     params, x, y = problem()
     with Monitor(f, train=(x, y), loss="mse", every=1, out=tmp_path, time_share=None) as monitor:
@@ -218,6 +225,7 @@ def test_nothing_is_made_before_it_is_needed_and_faults_are_said(tmp_path):
     assert "expected a name for a stream" in refused(RunLog, tmp_path, name="a/b")
 
 
+@pytest.mark.long
 def test_with_out_there_are_alerts(tmp_path):
     params, _, _ = problem()
     rule = ntkdiag.monitor.MarginAbove(1e-9, times=1)

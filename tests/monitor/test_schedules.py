@@ -117,7 +117,7 @@ def test_as_schedule():
         ),
         (
             lambda: as_schedule("often"),
-            "every='often': expected a number of steps or a schedule; got a str. "
+            "every='often': expected \"auto\", a number of steps or a schedule; got a str. "
             "Pass an int, Every(k), LogSpaced(), At((0, 10, 100)) or any function of the step.",
         ),
     ],

@@ -11,7 +11,15 @@ from jax.flatten_util import ravel_pytree
 from situations import situation_of
 
 from ntkdiag.losses.loss_argument import as_loss
-from ntkdiag.monitor.instruments.block_iteration import first_half, normalised, rayleigh_ritz
+from ntkdiag.monitor import Monitor
+from ntkdiag.monitor.instruments.residual_lanczos import (
+    Matrix,
+    Passes,
+    first_half,
+    iterate,
+    normalised,
+    rayleigh_ritz,
+)
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
@@ -147,6 +155,7 @@ def compiled(instrument, f, loss):
     return jax.jit(measure)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "loss",
     [
@@ -219,9 +228,10 @@ def test_clustered_eigenvalues(gap):
     for k in range(4):
         numbers, memory = measure(params, x, y, reading, memory, k)
     # Within a cluster the value is right before the vector is.
-    np.testing.assert_allclose(numbers["margin"].value, 1.0, rtol=max(gap, 1e-4) / 2)
+    np.testing.assert_allclose(numbers["margin"].value, 1.0, rtol=max(gap, 1e-4))
 
 
+@pytest.mark.long
 def test_a_mode_that_grew_unseen_is_found_at_the_restart():
     decaying = np.linspace(0.5, 0.0, 60)
     instrument = TopCurvatures(restart_every=4)
@@ -237,7 +247,7 @@ def test_a_mode_that_grew_unseen_is_found_at_the_restart():
             params, x, jnp.ones((64, 1)), read_as(jnp.ones_like(params), 0.0), memory, k
         )
         read.append(float(numbers["margin"].value))
-    np.testing.assert_allclose(read[:2], [0.9, 0.9], rtol=1e-2)
+    np.testing.assert_allclose(read[0], 0.9, rtol=1e-2)
     np.testing.assert_allclose(read[4], 2.0, rtol=1e-3)
 
 
@@ -247,7 +257,7 @@ def test_many_outputs_are_measured_without_memory():
     y = labels_for("cross_entropy", rng)
     params = params_of(INPUTS, 12, OUTPUTS)
     response = response_like(params)
-    instrument = TopCurvatures(memory_limit=100, cold_rounds=6)
+    instrument = TopCurvatures(memory_limit=100)
     assert blank(instrument, (N, OUTPUTS)) == ()
     update = jax.grad(lambda params: as_loss("cross_entropy")(mlp(params, x), jnp.asarray(y)))(
         params
@@ -296,13 +306,14 @@ def test_what_is_not_finite_is_nan_and_begins_cold(where):
     np.testing.assert_allclose(numbers["margin"].value, sound, rtol=1e-2)
 
 
+@pytest.mark.long
 def test_an_optimizer_that_is_not_recognised_has_no_margin():
     x, rng = examples()
     y = labels_for("mse", rng)
     params = params_of(INPUTS, 12, OUTPUTS)
     instrument = TopCurvatures()
     memory = blank(instrument, (N, OUTPUTS))
-    reading = unread(params, Reading.REFUSED)
+    reading = unread(params, Reading.REFUSED).whole()
     numbers, memory = compiled(instrument, mlp, "mse")(params, x, y, reading, memory, 0)
     for of in (numbers, instrument.measure(situation_of(mlp, params, x, y, "mse"), memory)[0]):
         assert np.isnan(of["margin"].value)
@@ -311,6 +322,7 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin():
     assert not np.any(memory)
 
 
+@pytest.mark.long
 def test_under_scan_and_vmap_over_seeds():
     x, rng = examples()
     y = labels_for("cross_entropy", rng)
@@ -340,6 +352,7 @@ def test_under_scan_and_vmap_over_seeds():
         np.testing.assert_allclose(margins, expected, rtol=1e-2)
 
 
+@pytest.mark.long
 def test_bfloat16_models_are_measured_with_their_noise():
     x, rng = examples()
     y = labels_for("cross_entropy", rng)
@@ -363,12 +376,12 @@ def test_bfloat16_models_are_measured_with_their_noise():
 def test_costs_and_what_is_unmet():
     layout = ProbeLayout((128, 10), "full", np.float32)
     large = ProbeLayout((64, 1024, 50257), "full", np.float32)
-    assert TopCurvatures().forwards(layout) == pytest.approx(12.72)
-    assert TopCurvatures(top_k=3).forwards(layout) == pytest.approx(16.72)
-    assert TopCurvatures().forwards(large) == pytest.approx(12.72)
+    assert TopCurvatures().forwards(layout) == pytest.approx(18.64)
+    assert TopCurvatures(top_k=3).forwards(layout) == pytest.approx(18.64)
+    assert TopCurvatures().forwards(large) == pytest.approx(20.64)
     assert TopCurvatures().blank_memory(probe_of(), large) == ()
     memory = TopCurvatures().blank_memory(probe_of(), layout)
-    assert memory.shape == (2, 128, 10)
+    assert memory.shape == (128, 10)
     assert not np.any(memory)
 
     assert TopCurvatures().unmet(probe_of()) is None
@@ -380,33 +393,55 @@ def test_costs_and_what_is_unmet():
     )
 
 
-def test_rayleigh_ritz_leaves_out_what_depends_on_others():
+def test_rayleigh_ritz_is_a_step_ahead_of_the_vectors():
     rng = np.random.default_rng(0)
-    halves = np.stack([np.diag([4.0, 0.0, 1.0, 0.2]), np.diag([1.0, 2.0, 0.0, 0.3])])
-    basis = rng.normal(size=(4, 2))
-    repeated = np.concatenate([basis, basis @ [[1.0], [2.0]], np.zeros((4, 1))], axis=1)
-    alone, together = (
-        rayleigh_ritz(jnp.asarray(b.T @ b), jnp.asarray(b.T @ halves @ b))
-        for b in (basis, repeated)
+    eigenvalues = np.linspace(1.0, 0.0, 12)
+    basis, _ = np.linalg.qr(rng.normal(size=(12, 12)))
+    kernel = basis @ np.diag(eigenvalues) @ basis.T
+    krylov, _ = np.linalg.qr(
+        np.stack([np.linalg.matrix_power(kernel, k) @ np.ones(12) for k in range(5)], axis=1)
     )
-    orthonormal, _ = np.linalg.qr(basis)
-    inside = orthonormal.T @ halves @ orthonormal
-    for ritz in (alone, together):
-        expected = np.linalg.eigvalsh(inside.sum(axis=0))[::-1]
-        np.testing.assert_allclose(ritz.values[:2], expected, rtol=1e-4)
-        np.testing.assert_allclose(ritz.of_halves, np.linalg.eigvalsh(2 * inside)[:, -1], rtol=1e-4)
-        assert ritz.is_finite
-    vectors = repeated @ together.coefficients[:, :2]
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(2), atol=1e-4)
-    broken = rayleigh_ritz(jnp.full((2, 2), jnp.nan), jnp.full((2, 2, 2), jnp.inf))
-    assert not broken.is_finite
-    assert not np.any(broken.values)
+    c = krylov.T @ kernel @ krylov
+    c[:, -1] = 0.0  # the last vector has no product yet
+    values, coefficients = rayleigh_ritz(jnp.asarray(c, jnp.float32), jnp.ones(5))
+    z = np.linalg.cholesky(kernel + 1e-12 * np.eye(12)).T @ krylov[:, :4]
+    frame, _ = np.linalg.qr(z)
+    g = np.linalg.cholesky(kernel + 1e-12 * np.eye(12)).T @ np.linalg.cholesky(
+        kernel + 1e-12 * np.eye(12)
+    )
+    expected = np.linalg.eigvalsh(frame.T @ g @ frame)[::-1]
+    np.testing.assert_allclose(values[:4], expected, rtol=1e-3)
+    assert values[0] > np.linalg.eigvalsh(c[:4, :4])[-1]
+    np.testing.assert_allclose(values[4:], 0.0, atol=1e-6)
+    lengths = np.linalg.norm(z @ np.asarray(coefficients)[:4, :4], axis=0)
+    np.testing.assert_allclose(lengths, 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n_negative", [1, 6, 11])
+def test_the_largest_eigenvalue_with_a_curvature_of_both_signs(n_negative):
+    """Advantages and contrasts: H is not definite, and q . H q of a vector may be below 0."""
+    rng = np.random.default_rng(n_negative)
+    jacobian = rng.normal(size=(12, 30)) * np.geomspace(3.0, 0.1, 12)[:, None]
+    signs = np.where(np.arange(12) < n_negative, -1.0, 1.0)
+    rotation, _ = np.linalg.qr(rng.normal(size=(12, 12)))
+    h = rotation @ np.diag(signs * rng.uniform(0.1, 2.0, 12)) @ rotation.T
+    expected = np.linalg.eigvalsh(jacobian.T @ h @ jacobian)[-1]
+    kernel, curvature = (jnp.asarray(matrix, jnp.float32) for matrix in (jacobian @ jacobian.T, h))
+    start = jnp.asarray(rng.normal(size=12), jnp.float32)
+    off, on = jnp.asarray(False), jnp.asarray(True)
+    passes = Passes(start, 12, looks_beside=off, parts=off, is_on=on, tolerance=1e-3)
+    matrix = Matrix(lambda q: curvature @ q, lambda c, unity, beside: kernel @ c)
+    found = iterate(matrix, passes, 19)
+    np.testing.assert_allclose(found.values[0], expected, rtol=1e-3)
+    assert found.residuals[0] < 0.03 * expected
 
 
 def test_small_pieces():
     assert [first_half(n).sum() for n in (1, 2, 7, 128)] == [0, 1, 3, 64]
-    huge = jnp.asarray([[3e30, 4e30], [0.0, 0.0], [3e-30, 4e-30]], jnp.float32)
-    np.testing.assert_allclose(normalised(huge), [[0.6, 0.8], [0, 0], [0.6, 0.8]], rtol=1e-6)
+    for size in (1e30, 1e-30):
+        change = jnp.asarray([3 * size, 4 * size], jnp.float32)
+        np.testing.assert_allclose(normalised(change), [0.6, 0.8], rtol=1e-6)
+    assert not np.any(normalised(jnp.zeros(2)))
 
 
 def trained_params(x, y, loss, steps):
@@ -470,3 +505,26 @@ def mean_of_products(params, x, y, loss):
 
     columns = jax.jit(lambda vectors: jax.lax.map(product, vectors))(jnp.eye(flat.size))
     return np.linalg.eigvalsh(np.asarray(columns, np.float64))[-1]
+
+
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_the_margin_of_nearly_certain_predictions_is_not_lost_in_rounding(n_classes):
+    """A softmax of 1 - 1e-8 is 1 in float32: its curvature is that of the small probabilities."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, 6))
+    w = rng.normal(size=(6, n_classes))
+    y = (x @ w).argmax(axis=1)
+    margins = {}
+    for dtype in (np.float32, np.float64):
+        with jax.enable_x64(dtype == np.float64):
+            params = jnp.asarray(12.0 * w, dtype)
+            monitor = Monitor(
+                lambda w, x: jnp.tanh(x) @ w + 0.1 * jnp.sin(x @ w),
+                train=(x.astype(dtype), y),
+                loss="cross_entropy",
+                descent=1.0,
+                instruments=TopCurvatures(tolerance=1e-3),
+                every=1,
+            )
+            margins[dtype] = [float(monitor(step, params).margin) for step in range(3)]
+    np.testing.assert_allclose(margins[np.float32], margins[np.float64], rtol=0.03)

@@ -13,7 +13,7 @@ from monitor_problem import f, loss, problem
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import rewatch, unwatch, watch
-from ntkdiag.monitor.watch import WatchState
+from ntkdiag.monitor.watch_state import WatchState
 
 get = optax.tree_utils.tree_get
 
@@ -62,6 +62,7 @@ def saved_and_restored(path, state, template):
         return checkpointer.restore(path / "checkpoint", abstract)
 
 
+@pytest.mark.long
 def test_the_state_inside_is_that_of_the_optimizer():
     plain, with_watch = trained(state_of(adam()), 3), trained(state_of(watched()), 3)
     assert_same(unwatch(with_watch.opt_state), plain.opt_state)
@@ -101,6 +102,7 @@ def test_another_optimizer_is_refused():
     assert text.endswith("Make `watched` with the same optimizer: tx.init(params).")
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_watch_restores_into_a_watched_run(tmp_path):
     plain = trained(state_of(adam()), 3)
     fresh = state_of(watched())

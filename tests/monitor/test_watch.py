@@ -3,21 +3,23 @@
 import functools
 import importlib
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from monitor_problem import QUANTITIES, C, N, agree, f, loss, naive, problem, train
+from monitor_problem import QUANTITIES, C, H, N, agree, f, loss, naive, problem, train
 
 import ntkdiag
 from ntkdiag import errors
+from ntkdiag.estimate import Estimate
+from ntkdiag.models import functionalize
 from ntkdiag.monitor import watch
-from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.schedule import At, LogSpaced
-from ntkdiag.monitor.watch import WatchState
+from ntkdiag.monitor.watch_state import WatchState
 from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
 
 get = optax.tree_utils.tree_get
@@ -66,6 +68,7 @@ def test_values_at_the_scheduled_steps_match_the_naive_kernel(tmp_path):
         assert float(get(state, name)) == memory.rows[-1][name]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_not_under_jit_the_numbers_are_the_same():
     params, x, y = problem()
@@ -81,6 +84,7 @@ def test_not_under_jit_the_numbers_are_the_same():
         agree(row, naive(moved, params, x=x, y=y))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_inside_scan():
     params, x, y = problem()
@@ -106,6 +110,7 @@ def test_inside_scan():
     np.testing.assert_array_equal(traces[4:], traces[4])
 
 
+@pytest.mark.long
 def test_own_schedule_for_traced_steps_only():
     params, x, y = problem()
     memory = InMemory()
@@ -119,6 +124,7 @@ def test_own_schedule_for_traced_steps_only():
     assert memory.steps == [1]
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_scheduled_runs_no_measurement():
     params, x, y = problem()
     runs = []
@@ -144,6 +150,7 @@ def test_a_step_that_is_not_scheduled_runs_no_measurement():
     assert len(runs) == 2 * measured
 
 
+@pytest.mark.long
 def test_state_has_a_fixed_structure():
     params, x, y = problem()
     tx = kernel_watch(optax.adam(1e-2), train=(x, y))
@@ -164,6 +171,7 @@ def test_state_has_a_fixed_structure():
     assert jax.tree.structure(state.ntk_inner) == jax.tree.structure(optax.adam(1e-2).init(params))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("loss_name", ["cross_entropy", "sigmoid_cross_entropy"])
 def test_critical_learning_rate_of_cross_entropy(loss_name):
@@ -182,6 +190,7 @@ def test_critical_learning_rate_of_cross_entropy(loss_name):
     np.testing.assert_allclose(get(state, "ntk_critical_learning_rate"), expected, rtol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("optimizer", "rate", "threshold"),
@@ -206,6 +215,7 @@ def test_margin_is_read_from_the_optimizer(optimizer, rate, threshold):
     assert int(get(state, "ntk_optimizer_status")) == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_reduced_kernel_has_no_critical_rate_and_says_so():
     params, x, _ = problem()
@@ -226,6 +236,7 @@ def test_reduced_kernel_has_no_critical_rate_and_says_so():
     } <= set(memory.record["notes"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("x64")
 def test_reduced_kernel_of_one_output_is_the_full_kernel():
     params, x, _ = problem()
@@ -246,6 +257,7 @@ def test_reduced_kernel_of_one_output_is_the_full_kernel():
     assert rows[0].keys() == rows[1].keys()
 
 
+@pytest.mark.long
 def test_record():
     params, x, y = problem()
     memory = InMemory()
@@ -288,6 +300,7 @@ def test_record():
     assert other.record["probe"] != digest
 
 
+@pytest.mark.long
 def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     params, x, y = problem()
     memory = InMemory()
@@ -299,6 +312,7 @@ def test_without_a_loss_there_are_no_stability_numbers_and_the_record_says_so():
     assert "No loss was named: no stability numbers; pass loss=..." in memory.record["notes"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
 def test_eigenvalues_below_the_noise_floor_are_nan(compiled):
     memory = InMemory()
@@ -312,6 +326,7 @@ def test_eigenvalues_below_the_noise_floor_are_nan(compiled):
     assert np.isnan(found[2:]).all()
 
 
+@pytest.mark.long
 def test_the_probe_is_copied():
     params, x, y = problem()
     rows = []
@@ -326,6 +341,7 @@ def test_the_probe_is_copied():
     assert str(rows[0]) == str(rows[1])  # as text NaN is NaN
 
 
+@pytest.mark.long
 def test_nan_parameters_are_reported_and_training_goes_on():
     params, x, y = problem()
     memory = InMemory()
@@ -345,6 +361,7 @@ def test_nan_parameters_are_reported_and_training_goes_on():
     assert int(state.ntk_step) == 3
 
 
+@pytest.mark.long
 def test_seeds_in_different_states_are_measured_when_one_is_due():
     params, x, y = problem()
     memory = InMemory()
@@ -375,6 +392,7 @@ def conditionals(function, *args):
     return [equation.primitive.name for equation in equations].count("cond")
 
 
+@pytest.mark.long
 def test_state_may_be_donated():
     params, x, y = problem()
     tx = kernel_watch(optax.sgd(0.1, momentum=0.9), train=(x, y), every=2)
@@ -386,6 +404,7 @@ def test_state_may_be_donated():
     np.testing.assert_array_equal(get(state, "ntk_eigenvalues"), get(donated, "ntk_eigenvalues"))
 
 
+@pytest.mark.long
 def test_differentiating_through_the_update():
     params, x, y = problem()
     tx = kernel_watch(train=(x, y))
@@ -404,17 +423,58 @@ def test_differentiating_through_the_update():
     jax.tree.map(close, jax.jit(jax.grad(after))(params), jax.grad(plain)(params))
 
 
+@pytest.mark.long
 def test_asks_whether_the_compiler_can_be_trusted(monkeypatch):
     asked = []
     # The package attribute is the function.
     module = importlib.import_module("ntkdiag.monitor.watch")
-    monkeypatch.setattr(module, "warn_if_untrusted_jit", lambda reduces: asked.append(reduces))
+    monkeypatch.setattr(module, "warn_if_untrusted_jit", lambda asks: asked.append(asks()))
     params, x, y = problem()
     tx = kernel_watch(train=(x, y))
     tx.update(params, tx.init(params), params)
     assert asked == []  # not compiled by the user: ntkdiag compiles it itself
     jax.jit(tx.update)(params, tx.init(params), params)
-    assert len(asked) == 1
+    assert asked == [False]
+
+
+def with_root_mean_square(params, x):
+    hidden = x @ params["a"]
+    return hidden * jax.lax.rsqrt(jnp.mean(hidden**2, -1, keepdims=True)) @ params["b"]
+
+
+def attention(params, x):
+    """A softmax, a mean, and the root of a width: no normalisation."""
+    hidden = (x @ params["a"]) / jnp.sqrt(H)
+    return jax.nn.softmax(hidden * jnp.mean(hidden, axis=-1, keepdims=True)) @ params["b"]
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "normalises"),
+    [
+        (f, np.float32, False),
+        (attention, np.float32, False),
+        (with_root_mean_square, np.float32, True),
+        (with_root_mean_square, np.float64, False),
+        (nn.Sequential([nn.Dense(H), nn.LayerNorm(), nn.relu, nn.Dense(C)]), np.float32, True),
+        (nn.Sequential([nn.Dense(H), nn.relu, nn.Dense(C)]), np.float32, False),
+        # Evaluated with running statistics, trained with those of the batch.
+        (nn.Sequential([nn.Dense(H), nn.BatchNorm(True), nn.Dense(C)]), np.float32, True),
+    ],
+)
+def test_only_networks_that_normalise_are_warned_of(model, dtype, normalises, monkeypatch):
+    asked = []
+    module = importlib.import_module("ntkdiag.monitor.watch")
+    monkeypatch.setattr(module, "warn_if_untrusted_jit", lambda asks: asked.append(asks()))
+    with jax.enable_x64(dtype == np.float64):
+        params, x, y = problem()
+        params, x = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (params, x))
+        fn = model
+        if isinstance(model, nn.Module):
+            fn = functionalize(model, model.init(jax.random.key(0), x))
+            params = fn.params
+        tx = watch(optax.sgd(0.1), fn, train=(x, y), every=1, instruments="layer_norms")
+        jax.eval_shape(tx.update, params, tx.init(params), params)
+    assert asked == [normalises]
 
 
 def test_without_writers_the_step_has_no_callback():
@@ -423,7 +483,28 @@ def test_without_writers_the_step_has_no_callback():
     for writers, expected in (((), False), ([InMemory()], True)):
         tx = kernel_watch(train=(x, y), writers=writers)
         program = str(jax.make_jaxpr(tx.update)(params, state, params))
-        assert ("debug_callback" in program) == expected
+        assert ("pure_callback" in program) == expected
+        assert "debug_callback" not in program  # an effect: JAX would be slow to call the step
+
+
+def test_in_a_loop_writers_are_called_whether_or_not_the_state_is_used():
+    params, x, y = problem()
+    memory = InMemory()
+    tx = kernel_watch(train=(x, y), writers=memory, every=2)
+
+    @jax.jit
+    def run(params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update(params, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        (params, _), _ = jax.lax.scan(step, (params, tx.init(params)), length=4)
+        return params
+
+    jax.block_until_ready(run(params))
+    jax.effects_barrier()
+    assert memory.steps == [0, 2]
 
 
 def test_the_work_has_a_name_in_profiles():
@@ -496,13 +577,6 @@ def test_the_state_of_an_optimizer_without_watch_is_refused():
     )
 
 
-def test_an_update_without_parameters_is_refused():
-    params, x, y = problem()
-    tx = kernel_watch(train=(x, y))
-    with pytest.raises(errors.InvalidInputError, match="expected the parameters at every update"):
-        tx.update(params, tx.init(params))
-
-
 def state_bytes(state):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
@@ -517,6 +591,7 @@ def test_large_kernels_are_remembered_by_a_sketch():
     assert few.ntk_memory["kernel"].kernel0.shape == (300, 300)
 
 
+@pytest.mark.long
 def test_the_sketch_of_a_kernel_tells_its_drift_with_an_error():
     from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 
@@ -553,6 +628,7 @@ def test_the_sketch_of_a_kernel_tells_its_drift_with_an_error():
     assert np.mean(held) > 0.75  # 95 of 100, of 22 that are not independent
 
 
+@pytest.mark.long
 def test_the_sketch_does_not_begin_with_a_kernel_that_is_not_finite():
     from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 

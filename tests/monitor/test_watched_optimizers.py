@@ -99,6 +99,7 @@ def assert_almost_same_bits(tree, other):
     jax.tree.map(almost, tree, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_the_same_bits(optimizer, loop):
@@ -152,6 +153,7 @@ def conditionals_in(jaxpr):
     return found
 
 
+@pytest.mark.long
 def test_over_seeds_the_measurement_stays_in_a_conditional():
     params, _, _ = problem_in_float32()
     runs = []
@@ -187,6 +189,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_outside", [True, False], ids=["outside", "inside"])
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
 def test_wrappers_of_optax(wrap, is_outside):

@@ -1,5 +1,6 @@
 """Writers: what they write can be read back, and nothing they do reaches the training loop."""
 
+import io
 import json
 import logging
 import shutil
@@ -96,14 +97,52 @@ def test_json_lines_after_a_killed_run(tmp_path):
 
 
 def test_terminal_prints_one_line():
-    console = Console(width=40, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        Terminal(digits=3, console=console).write(
-            12, {**VALUES, "ntk_drift": 0.123456, "ntk_status": 1}
-        )
-    assert console.export_text() == (
+    numbers = {**VALUES, "ntk_drift": 0.123456, "ntk_status": 1}
+    assert printed(Terminal(digits=3, names=None), 12, numbers) == (
         "step 12  ntk_trace 2.5  ntk_eigenvalues [2 -]  ntk_margin -  ntk_drift 0.123  ntk_status 1\n"
     )
+
+
+def test_by_default_a_line_fits_into_80_columns():
+    numbers = {
+        "ntk_trace": 3193.0,
+        "ntk_learning_rate": 3e-4,
+        "ntk_margin": 0.4213,
+        "ntk_margin_lower": 0.3127,
+        "ntk_margin_upper": 0.5211,
+        "ntk_margin_residual": 0.01,
+        "ntk_drift": 0.21417,
+        "ntk_loss": 1.23456e-3,
+    }
+    line = printed(Terminal(), 12_345, numbers)
+    assert line == (
+        "step 12345  loss 0.00123  margin 0.421 [0.31, 0.52]  rate 0.0003  drift 0.214\n"
+    )
+    assert len(line) <= 81
+
+
+def test_a_line_without_data():
+    numbers = {
+        "ntk_batch_loss": 0.01234,
+        "ntk_gradient_norm": 1.5,
+        "ntk_layer_gradient": [0.5, 1.4],
+        "ntk_learning_rate": 3e-4,
+        "ntk_not_finite_step": 120.0,
+        "ntk_not_finite_steps": 2.0,
+        "ntk_update_norm": 0.01,
+        "ntk_update_ratio": 0.00123,
+    }
+    assert printed(Terminal(), 400, numbers) == (
+        "step 400  loss 0.0123  rate 0.0003  gradient 1.5  update/parameter 0.00123  not finite 2\n"
+    )
+
+
+def printed(terminal, step, numbers):
+    """What a terminal prints of one measurement."""
+    text = io.StringIO()
+    terminal.console = Console(width=40, file=text)
+    terminal.write(step, numbers)
+    return text.getvalue()
 
 
 def test_terminal_prints_to_the_default_console(capsys):

@@ -97,6 +97,7 @@ def test_loggers_are_taken_as_they_are(make):
     assert logger.calls == [(7, IN_TRACKER)]
 
 
+@pytest.mark.long
 def test_a_module_with_log():
     run = TrackerRun()
     module = types.ModuleType("tracker")
@@ -108,6 +109,7 @@ def test_a_module_with_log():
     assert scalars["ntkdiag/ntk_trace"] == monitor.last.trace
 
 
+@pytest.mark.long
 def test_jax_monitoring():
     heard = {}
 

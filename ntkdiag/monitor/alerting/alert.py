@@ -58,6 +58,16 @@ def alert_from_dict(entries: Mapping[str, Any]) -> Alert:
     return Alert(**{**entries, **numbers})
 
 
+def is_alert(entries: Mapping[str, Any]) -> bool:
+    """Whether these are the entries of an alert: all of them, each of its kind."""
+    if entries.keys() != {field.name for field in dataclasses.fields(Alert)}:
+        return False
+    are_numbers = [isinstance(entries[name], int | float | None) for name in ("value", "threshold")]
+    texts = [entries[name] for name in ("rule", "quantity", "message", "advice")]
+    are_texts = [isinstance(text, str) for text in texts]
+    return isinstance(entries["step"], int) and all(are_numbers) and all(are_texts)
+
+
 class Rule(abc.ABC):
     """Looks at the last records of a run and tells what is wrong with it.
 
@@ -77,8 +87,9 @@ class Rule(abc.ABC):
         Args:
             history: The last records, newest last, never empty. Each maps names to numbers or
                 lists, without the prefix of the monitor ("margin", not "ntk_margin"), and has its
-                step under "step" and, where there are layers, their names under "layers". A number
-                that was not measured is NaN or not there.
+                step under "step" and, where there are layers, their names under "layers" and the
+                numbers of their axes under "layer_axes". A number that was not measured is NaN or
+                not there.
 
         Returns:
             An alert of the newest record, or None.

@@ -18,6 +18,7 @@ from typing import Any
 from ntkdiag.monitor.alerting.alert import Alert, Row, Rule
 from ntkdiag.monitor.alerting.alert_file import save_alert
 from ntkdiag.monitor.alerting.alerts import Alerts
+from ntkdiag.monitor.alerting.dead_layers import layer_axes
 from ntkdiag.monitor.never_raise import described, warn
 from ntkdiag.monitor.writers import Values
 
@@ -112,6 +113,8 @@ class AlertWriter:
         layers = self._record.get("layers")
         if layers is not None:
             row["layers"] = list(layers)
+        if self._record.get("parameters"):
+            row["layer_axes"] = layer_axes(self._record)
         for name, value in values.items():
             row[name.removeprefix(prefix)] = value
         return row

@@ -1,13 +1,11 @@
 """The rules that a monitor has unless told otherwise.
 
 Each compares the newest record with a threshold, or with what the run itself showed before. What
-fluctuates has to be seen in several measurements in a row; where a number has an error bar, it is
-the end of the interval that speaks against an alert which is compared. A number that was not
-measured raises no alert.
+fluctuates has to be seen in several measurements in a row. A number that was not measured raises no
+alert. All thresholds are attributes of the rules, with their defaults here.
 """
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -24,53 +22,100 @@ from ntkdiag.monitor.alerting.alert import (
     numbers,
     step_of,
 )
+from ntkdiag.monitor.alerting.dead_layers import certainly_dead, dead_layers, layer_names
 from ntkdiag.scalars import require_positive
 
 NON_FINITE = 2  # the status of a measurement that met NaN or infinity
 FEWEST_EARLIER = 3  # numbers that make a median
-MOST_NAMED = 3  # layers in a sentence; more are counted
 
 
 @dataclasses.dataclass(frozen=True)
 class MarginAbove(Rule):
-    """Fires when training is beyond the edge of stability and stays there.
+    """Fires when the stability margin has risen through 1 without a pause, or is far above it.
 
-    The stability margin is above `threshold` in `times` measurements in a row; where it has a 95 %
-    interval, its lower end is. A run at the edge of stability hovers at 1, and after a catapult it
-    comes back: neither is a fault, so one measurement above 1 is none.
+    One of two criteria, on the number itself:
+
+    1. Rise: the margin has risen in each of the last `rises` measurements, from below `calm` times
+       the threshold, and is above the threshold in the last `times`.
+    2. Far above: it is more than `far` times the threshold, after three measurements that were not;
+       or so in `times` measurements in a row without falling.
+
+    Being above 1 is no fault by itself. At the edge of stability the margin hovers there for
+    thousands of steps, 1.0 to 1.2 and with noise of batches to 1.6: whatever grows there is kept
+    small by what it does to the curvature. The loss jumps where nothing has grown yet, and the
+    margin rises smoothly through 1: with Adam it jumped ten- to hundredfold 20 to 70 steps later.
+    Where full-batch gradient descent comes to its edge it is the same, and the loss two- to tenfold
+    for a moment. After a cold start of Adam the margin is far above 1, and falls.
 
     Attributes:
         threshold: Largest margin that is in order.
-        times: Measurements in a row.
+        times: Measurements in a row that are above it.
+        rises: Measurements in a row that are each above the one before; 0 for no such condition:
+            then being above the threshold in `times` measurements in a row is enough.
+        calm: Share of the threshold below which the rise began.
+        far: Multiple of the threshold that is far above it.
 
     Raises:
-        InvalidInputError: When `threshold` is not positive or `times` not a positive integer.
+        InvalidInputError: When a number is not positive, or a count is no integer.
     """
 
     threshold: float | int = 1.0
     times: int = 3
+    rises: int = 8
+    calm: float | int = 0.9
+    far: float | int = 5.0
 
     @errors.public
     def __post_init__(self) -> None:
         require_positive(self.threshold, "threshold")
-        _require_count(self.times)
+        require_positive(self.calm, "calm")
+        require_positive(self.far, "far")
+        _require_count(self.times, "times", least=1)
+        _require_count(self.rises, "rises", least=0)
 
     def check(self, history: Sequence[Row]) -> Alert | None:
-        """An alert where the lower ends of the last margins are all above the threshold."""
-        lower_ends = _lower_ends(history, "margin")
-        if not _are_above(lower_ends, self.threshold, self.times):
+        """An alert where the margin has risen through the threshold, or is far above it."""
+        margins = _numbers_of(history, "margin")
+        if not margins or math.isnan(number(history[-1], "margin")):
             return None
-        value = _numbers_of(history, "margin")[-1]
+        what = self._far_above(margins) or self._rise(margins)
+        if not what:
+            return None
         return Alert(
             rule=self.name,
             step=step_of(history),
             quantity="margin",
-            value=value,
+            value=margins[-1],
             threshold=self.threshold,
-            message=f"The stability margin is {value:.3g} and has been above "
-            f"{self.threshold:g} in {_in_a_row(self.times)}.",
+            message=f"The stability margin is {margins[-1]:.3g}{what}.",
             advice="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
         )
+
+    def _rise(self, margins: Sequence[float]) -> str:
+        """What to say of a rise through the threshold; "" where there is none."""
+        if not _are_above(margins, self.threshold, self.times):
+            return ""
+        above = f"has been above {self.threshold:g} in {_in_a_row(self.times)}"
+        if self.rises == 0:
+            return f" and {above}"
+        begin = len(margins) - 1
+        while begin > 0 and margins[begin - 1] < margins[begin]:
+            begin -= 1
+        n_rises = len(margins) - 1 - begin
+        if n_rises < self.rises or not margins[begin] < self.calm * self.threshold:
+            return ""
+        return f" and {above}: it has risen in {_in_a_row(n_rises)} from {margins[begin]:.3g}"
+
+    def _far_above(self, margins: Sequence[float]) -> str:
+        """What to say of a margin that is far above the threshold; "" where it is not."""
+        limit = self.far * self.threshold
+        if not margins[-1] > limit:
+            return ""
+        before = margins[-1 - FEWEST_EARLIER : -1]
+        has_jumped = len(before) == FEWEST_EARLIER and max(before) <= limit
+        stays = _are_above(margins, limit, self.times) and margins[-1] >= margins[-self.times]
+        is_far = has_jumped or stays
+        return f", more than {self.far:g} times {self.threshold:g}" if is_far else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +139,7 @@ class StepErrorAbove(Rule):
     @errors.public
     def __post_init__(self) -> None:
         require_positive(self.threshold, "threshold")
-        _require_count(self.times)
+        _require_count(self.times, "times", least=1)
 
     def check(self, history: Sequence[Row]) -> Alert | None:
         """An alert where the lower ends of the last errors are all above the threshold."""
@@ -197,12 +242,19 @@ class NaNNear(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class DeadLayer(Rule):
-    """Fires when a layer stops to learn while others go on.
+    """Fires when a layer does not learn while others do.
 
     In two measurements in a row the norm of its gradient is exactly zero, or its share of the trace
-    of the kernel is below `share`, and another layer has a gradient, or a larger share. A layer
-    that was dead before in the history is not told of again: so that one that is frozen on purpose
-    does not hide another.
+    of the kernel is below `share`, and another layer has a gradient, or a larger share. One
+    measurement is enough where both are exactly zero, the gradient of the batch and the share on
+    the probe. Measurements do not count while an array of zeros that is no bias is about to move,
+    as the last layer of a LoRA is at first: what it multiplies has no gradient yet. A layer that
+    was dead before in the history is not told of again: so that one that is frozen on purpose does
+    not hide another.
+
+    A bias alone is not told of. In front of a normalisation, or of the keys of an attention, its
+    gradient is zero by symmetry, while the kernel beside it trains: `use_bias=False` saves it. A
+    layer that is dead is dead in all of its arrays.
 
     Attributes:
         share: Smallest share of the trace of a layer that learns.
@@ -227,26 +279,29 @@ class DeadLayer(Rule):
         """The alert of layers that a quantity shows dead for the first time."""
         rows = [row for row in history if numbers(row, quantity)]
         # Where the newest record has no such list, nothing died now.
-        if len(rows) < 2 or not numbers(history[-1], quantity):
+        if not rows or not numbers(history[-1], quantity):
             return None
-        deaths = [_silent_layers(numbers(row, quantity), threshold) for row in rows]
-        dead_before: set[int] = set()
-        for first, second in itertools.pairwise(deaths[:-1]):
-            dead_before |= first & second
-        died = sorted((deaths[-2] & deaths[-1]) - dead_before)
+        dead = [dead_layers(row, quantity, threshold) for row in rows]
+        told: set[int] = set()
+        newly: set[int] = set()
+        for row, now, before in zip(rows, dead, [set(), *dead[:-1]], strict=True):
+            told |= newly
+            newly = now & (before | certainly_dead(row))
+        died = sorted(newly - told)
         if not died:
             return None
-        what = "a gradient of zero"
-        if quantity == "layer_trace":
-            what = f"less than {threshold:g} of the kernel's trace"
+        what = "a gradient of zero in two measurements in a row"
+        if len(dead) < 2 or not set(died) <= dead[-2]:
+            what = "a gradient of zero and no share of the kernel's trace"
+        elif quantity == "layer_trace":
+            what = f"less than {threshold:g} of the kernel's trace in two measurements in a row"
         return Alert(
             rule=self.name,
             step=step_of(history),
             quantity=quantity,
             value=numbers(history[-1], quantity)[died[0]],
             threshold=threshold,
-            message=f"{_layer_names(history[-1], died)} had {what} in two measurements in a row "
-            "while other layers train.",
+            message=f"{layer_names(history[-1], died)} had {what} while other layers train.",
             advice="If it is not frozen on purpose, look at its initialization, its activations "
             "(dead ReLUs) and its learning rate.",
         )
@@ -307,13 +362,13 @@ class RankCollapse(Rule):
         )
 
 
-def _require_count(times: int) -> None:
-    """Refuse what is not a positive integer."""
-    if isinstance(times, int | np.integer) and not isinstance(times, bool) and times >= 1:
+def _require_count(count: int, name: str, least: int) -> None:
+    """Refuse what is no integer of so many at least."""
+    if isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= least:
         return
     raise errors.InvalidInputError(
-        expected="`times` as a positive integer",
-        got=repr(times),
+        expected=f"`{name}` as {'a positive integer' if least else 'an integer, 0 or more'}",
+        got=repr(count),
         do="It counts measurements in a row.",
     )
 
@@ -350,26 +405,6 @@ def _became_non_finite(history: History, quantity: str) -> bool:
         return False
     earlier = [number(row, quantity) for row in history[:-1]]
     return len(earlier) > 0 and not any(map(math.isnan, earlier))
-
-
-def _silent_layers(values: Sequence[float], threshold: float) -> set[int]:
-    """Layers whose number is 0 or below the threshold, where another layer's is not."""
-    silent = {layer for layer, value in enumerate(values) if value == 0.0 or value < threshold}
-    others = [value for layer, value in enumerate(values) if layer not in silent]
-    some_train = any(value > 0.0 for value in others)
-    return silent if some_train else set()
-
-
-def _layer_names(row: Row, layers: Sequence[int]) -> str:
-    """Layers in words: the first ones by name, all others by their count."""
-    known = row.get("layers")
-    names = known if isinstance(known, list) else []
-    shown = []
-    for layer in layers[:MOST_NAMED]:
-        shown.append(str(names[layer]) if layer < len(names) else f"number {layer}")
-    left = len(layers) - len(shown)
-    more = f" and {left} more" if left else ""
-    return f"Layer{'s' if len(layers) > 1 else ''} {', '.join(shown)}{more}"
 
 
 def _participation_ratio(row: Row) -> float:

@@ -1,13 +1,15 @@
 """The instruments there are, and what `instruments=` may name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
+from ntkdiag.monitor.instruments.gradient_noise import GradientNoise
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.layer_norms import LayerNorms
+from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
 from ntkdiag.monitor.instruments.sampled_trace import SampledTrace
 from ntkdiag.monitor.instruments.spectral_position import SpectralPosition
 from ntkdiag.monitor.instruments.step_error import StepError
@@ -22,8 +24,10 @@ STANDARD: tuple[Instrument, ...] = (
     SpectralPosition(),
     StepError(),
     CriticalMultiple(),
+    GradientNoise(),
     LayerNorms(),
     TopCurvatures(),
+    LeadingEigenvalues(),
     ExactKernel(),
 )
 TIERS = ("economy", "spectral", "kernel")
@@ -35,10 +39,13 @@ def named(instruments: InstrumentsLike) -> tuple[list[Instrument], set[str]]:
     Raises:
         InvalidInputError: A name is not known, or what is no instrument is among them.
     """
-    asked = [instruments] if isinstance(instruments, str | Instrument) else list(instruments)
+    if isinstance(instruments, str | Instrument):
+        instruments = [instruments]
+    elif not isinstance(instruments, Iterable):
+        raise _unknown(instruments)
     chosen: list[Instrument] = []
     singly: set[str] = set()
-    for item in asked:
+    for item in instruments:
         if isinstance(item, Instrument):
             chosen.append(item)
             singly.add(item.name)

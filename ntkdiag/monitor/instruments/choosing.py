@@ -1,67 +1,35 @@
-"""Which instruments measure, on how many examples and how often: what `instruments=` means.
+"""Which instruments measure, and what that costs: what `instruments=` means.
 
-Costs are counted in forward passes F of one example. A step of training on B examples takes 3 F B,
-and a measurement on n examples (1 + sum of the instruments) F n. With "auto" a measurement every k
-steps may take the share s of the work of these steps:
+Costs are counted in forward passes. A step of training is three over a batch of B examples, one
+for the outputs and two for the gradient; a measurement is 1 + sum of the instruments over the n
+examples of the probe, of which the first one is shared:
 
-    (1 + sum) n <= 3 s k B
+    steps a measurement takes = c (1 + sum) max(n / B, 1/3) / 3
 
-The tiers are tried from the dearest down, on fewer examples of the probe where all are too many.
+Of few examples, a pass takes as long as of some more: it has to be begun, too. c covers what is no
+pass, such as reading the optimizer. How often is measured follows from it: see `time_budget`.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
-import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.kernel.reduction import FULL_ROWS
 from ntkdiag.monitor.forward_cost import forward_flops
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.instrument import Instrument
+from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
 from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.schedule import Every, Schedule
+from ntkdiag.monitor.time_budget import Budget
 
-# Fewer examples say little: a largest eigenvalue of 32 is half too large, one of 16 twice.
-FEWEST_EXAMPLES = 16
-FEWEST_FOR_MARGIN = 32
-# Steps between two measurements, where a schedule is no `Every`.
-USUAL_PERIOD = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """How often is measured, and what share of training that may take.
-
-    Attributes:
-        every: The schedule.
-        time_share: Largest share of the work of training; None for no limit.
-        batch_size: Examples of one training step; None for those of the probe.
-    """
-
-    every: Schedule
-    time_share: float | int | np.number | None
-    batch_size: int | None
-
-    @property
-    def period(self) -> int:
-        """Steps between two measurements."""
-        return int(self.every.k) if isinstance(self.every, Every) else USUAL_PERIOD
-
-    def training_forwards(self, layout: ProbeLayout) -> float:
-        """The work of training between two measurements, in forward passes of an example."""
-        batch_size = layout.n_examples if self.batch_size is None else self.batch_size
-        return 3.0 * self.period * batch_size
-
-    def stretched(self, stretch: int) -> Schedule:
-        """The schedule, with only every so many of its steps where it is an `Every`."""
-        if stretch == 1 or not isinstance(self.every, Every):
-            return self.every
-        return Every(self.every.k * stretch)
+# What is no pass of the network, by the clock on MLPs, CNNs and transformers: 1.1 to 1.6.
+_BESIDE_PASSES = 1.5
+# Of a batch, below which a pass gets no faster.
+_LEAST_OF_BATCH = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,7 +62,7 @@ def panel_for(
     params: PyTree,
     budget: Budget,
 ) -> Panel:
-    """The instruments that were asked for, or those that the budget allows.
+    """The instruments that were asked for, or those that are worth their cost.
 
     Raises:
         InvalidInputError: An instrument that was asked for by its name cannot measure here.
@@ -103,16 +71,27 @@ def panel_for(
     tiers = ("economy", "spectral", "kernel")
     asked, singly = named(tiers if is_automatic else instruments)
     able, notes = _able(asked, singly, supply)
-    if not able:
-        raise errors.InvalidInputError(
-            argument="instruments=...",
-            expected="instruments of which one at least can measure here",
-            got=" ".join(notes).rstrip(".") or "none",
-            do='Give what is missing, or take instruments="auto".',
-        )
-    if not is_automatic:
-        return Panel(tuple(able), notes=tuple(notes))
-    return _within(budget, able, notes, supply, layout, params)
+    able = [_sized(one, supply.probe, layout) for one in able]
+    chosen = _without_doubles(able, singly)
+    steps = _steps(chosen, layout, budget)
+    if is_automatic:
+        # The exact kernel costs no more than all others; else its eigenvalues are iterated.
+        by_products = [one for one in able if one.tier != "kernel"]
+        steps = _steps(by_products, layout, budget)
+        kernel = kernel_forwards(supply, layout, params) / (3.0 * budget.batch(layout))
+        if kernel > steps:
+            chosen = by_products
+        else:
+            steps += kernel
+    return Panel(tuple(chosen), steps=steps, notes=tuple(notes))
+
+
+def _sized(instrument: Instrument, probe: Probe, layout: ProbeLayout) -> Instrument:
+    """An instrument with as many eigenvalues as were asked for."""
+    if isinstance(instrument, LeadingEigenvalues):
+        top_k = min(probe.top_k, layout.n_examples * layout.n_outputs)
+        return dataclasses.replace(instrument, top_k=top_k)
+    return instrument
 
 
 def _able(
@@ -137,49 +116,18 @@ def _able(
     return able, notes
 
 
-def _within(
-    budget: Budget,
-    able: Sequence[Instrument],
-    notes: Sequence[str],
-    supply: Supply,
-    layout: ProbeLayout,
-    params: PyTree,
-) -> Panel:
-    """The instruments that fit a budget, on as many examples as fit."""
-    economy = [one for one in able if one.tier == "economy"]
-    cheaper = [one for one in able if one.tier != "kernel"]
-    kernel = [one for one in able if one.tier == "kernel"]
-    n = layout.n_examples
-    if budget.time_share is None:
-        small = layout.n_examples * layout.n_outputs <= FULL_ROWS
-        return Panel((*cheaper, *(kernel if small else ())), notes=tuple(notes))
-
-    allowed = budget.time_share * budget.training_forwards(layout)
-    chosen = cheaper
-    n_affordable = int(allowed / _forwards(cheaper, layout))
-    if n_affordable < min(n, FEWEST_FOR_MARGIN) and len(economy) < len(cheaper):
-        chosen = economy
-        n_affordable = int(allowed / _forwards(economy, layout))
-
-    # Below the fewest examples that say something, fewer steps are measured.
-    n_fewest = min(n, FEWEST_EXAMPLES)
-    stretch = 1
-    if n_affordable < n_fewest:
-        n_affordable = n_fewest
-        stretch = math.ceil(n_fewest * _forwards(chosen, layout) / allowed)
-    stride = math.ceil(n / min(n, n_affordable))
-    n_taken = math.ceil(n / stride)
-
-    taken = n_taken * _forwards(chosen, layout)
-    if kernel and taken + kernel_forwards(supply, layout, params) <= stretch * allowed:
-        chosen = [*chosen, *kernel]
-    note = _note(chosen, n_taken, stretch, taken, budget, layout)
-    return Panel(tuple(chosen), stride, stretch, (*notes, note))
+def _without_doubles(able: Sequence[Instrument], singly: set[str]) -> list[Instrument]:
+    """Without the iteration for eigenvalues where the exact kernel has them."""
+    has_kernel = any(instrument.tier == "kernel" for instrument in able)
+    is_double = has_kernel and "eigenvalues" not in singly
+    return [one for one in able if not (is_double and one.name == "eigenvalues")]
 
 
-def _forwards(instruments: Sequence[Instrument], layout: ProbeLayout) -> float:
-    """Forward passes for each example, with the one that is shared."""
-    return 1.0 + sum(instrument.forwards(layout) for instrument in instruments)
+def _steps(instruments: Sequence[Instrument], layout: ProbeLayout, budget: Budget) -> float:
+    """How many steps of training a measurement takes as long as."""
+    passes = 1.0 + sum(instrument.forwards(layout) for instrument in instruments)
+    of_batch = max(layout.n_examples / budget.batch(layout), _LEAST_OF_BATCH)
+    return _BESIDE_PASSES * passes * of_batch / 3.0
 
 
 def kernel_forwards(supply: Supply, layout: ProbeLayout, params: PyTree) -> float:
@@ -187,27 +135,6 @@ def kernel_forwards(supply: Supply, layout: ProbeLayout, params: PyTree) -> floa
     probe = supply.probe
     flops = forward_flops(probe.function, params, probe.x)
     try:
-        return probe.plan(params, layout).flops / flops if flops else math.inf
+        return probe.plan(params, layout).flops_as_products / flops if flops else math.inf
     except (errors.MemoryBudgetError, errors.InvalidInputError):
         return math.inf  # too large, or of a batch as a whole, which has no plan
-
-
-def _note(
-    chosen: Sequence[Instrument],
-    n_taken: int,
-    stretch: int,
-    taken: float,
-    budget: Budget,
-    layout: ProbeLayout,
-) -> str:
-    """What was chosen, with its share of training."""
-    share = taken / (stretch * budget.training_forwards(layout))
-    batch = f"{budget.batch_size} examples a step"
-    if budget.batch_size is None:
-        batch = f"{layout.n_examples} examples a step, as many as the probe has (batch_size=)"
-    steps = "" if stretch == 1 else f" at every {stretch}. of the scheduled steps"
-    tiers = ", ".join(dict.fromkeys(instrument.tier for instrument in chosen))
-    return (
-        f'instruments="auto" chose {tiers} on {n_taken} of {layout.n_examples} examples{steps}: '
-        f"{100 * share:.2g} % of a training with {batch}, by count of operations."
-    )

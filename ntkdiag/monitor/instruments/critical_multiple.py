@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.traced_program import roundoff_of
 from ntkdiag.monitor.probe import Probe

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
 from ntkdiag.monitor.instruments.kernel_sketch import (
     KernelSketch,

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from jaxtyping import PyTree
 
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.situation import Situation

@@ -22,7 +22,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ntkdiag.analysis.centring import centre_kernel
 from ntkdiag.analysis.collapse import is_constant
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
+from ntkdiag.monitor.instruments.random_signs import random_signs
 from ntkdiag.monitor.instruments.scatter import positive_mean
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.nouns import pytree
@@ -116,4 +117,4 @@ def _norm(kernel: Float[Array, "k k"]) -> Float[Array, ""]:
 
 def _signs(size: int, n_columns: int, dtype: DTypeLike) -> Float[Array, "k s"]:
     """The random signs, the same at every step and in every run."""
-    return jax.random.rademacher(jax.random.key(0), (size, n_columns), jnp.dtype(dtype))
+    return random_signs((size, n_columns), dtype, 0)

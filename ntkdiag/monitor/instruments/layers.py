@@ -12,7 +12,7 @@ through what only moves its axes to the scan that takes it apart.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import jax
@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PyTree
 from ntkdiag import _jax
 from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr
 from ntkdiag.models import paths
+from ntkdiag.scalars import AnyArray
 
 # With more of them, modules are layers.
 MOST_LAYERS = 512
@@ -60,18 +61,35 @@ class Layers:
 
     def sums_of_squares(self, tree: PyTree) -> Float[Array, " L"]:
         """||a||^2 of each layer of a tree like the parameters, in float32 at least."""
-        squares = []
-        for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True):
-            square = jnp.square(jnp.abs(leaf.astype(_jax.at_least_float32(leaf.dtype))))
-            others = [other for other in range(leaf.ndim) if other != axis]
-            squares.append(square.sum(axis=others).reshape(-1))  # [slices], or [1]
-        of_slices = jnp.concatenate(squares)
-        sums = jnp.zeros(len(self.names), of_slices.dtype)
-        return sums.at[np.asarray(self.places)].add(of_slices)
+        return self._sums(tree, _squares)
+
+    def not_finite(self, tree: PyTree) -> Float[Array, " L"]:
+        """How many numbers of each layer of a tree like the parameters are NaN or infinite."""
+        return self._sums(tree, _not_finite)
 
     def norms(self, tree: PyTree) -> Float[Array, " L"]:
         """||a|| of each layer of a tree like the parameters."""
         return jnp.sqrt(self.sums_of_squares(tree))
+
+    def _sums(self, tree: PyTree, number_of: Callable[[Array], Array]) -> Float[Array, " L"]:
+        """The sum over each layer of what is made of every number of a tree."""
+        sums_of_leaves = []
+        for leaf, axis in zip(jax.tree.leaves(tree), self.stacked, strict=True):
+            others = [other for other in range(leaf.ndim) if other != axis]
+            sums_of_leaves.append(number_of(leaf).sum(axis=others).reshape(-1))  # [slices], or [1]
+        of_slices = jnp.concatenate(sums_of_leaves)
+        sums = jnp.zeros(len(self.names), of_slices.dtype)
+        return sums.at[np.asarray(self.places)].add(of_slices)
+
+
+def _squares(leaf: AnyArray) -> Array:
+    """|a|^2, in float32 at least."""
+    return jnp.square(jnp.abs(leaf.astype(_jax.at_least_float32(leaf.dtype))))
+
+
+def _not_finite(leaf: AnyArray) -> Array:
+    """1 for what is NaN or infinite, 0 for a number."""
+    return (~jnp.isfinite(leaf)).astype(jnp.float32)
 
 
 def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Layers:
@@ -86,7 +104,16 @@ def layers_of(f: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) 
 def layers_in(program: ClosedJaxpr, params: PyTree) -> Layers:
     """The layers of the parameters of a program whose first inputs they are."""
     leaves = paths.leaves_by_path(params)
-    stacked = _stacked_axes(program, list(leaves.values()))
+    return _layers(leaves, _stacked_axes(program, list(leaves.values())))
+
+
+def layers_alone(leaves: Mapping[str, AnyArray]) -> Layers:
+    """The layers of parameters by path, of which no program is known: a leaf is a layer."""
+    return _layers(leaves, [None] * len(leaves))
+
+
+def _layers(leaves: Mapping[str, AnyArray], stacked: Sequence[int | None]) -> Layers:
+    """The layers of leaves by path, and the axes that they are stacked along."""
     # One slice for each layer of a stacked leaf, one for any other leaf.
     slices: list[tuple[str, str]] = []
     for (path, leaf), axis in zip(leaves.items(), stacked, strict=True):

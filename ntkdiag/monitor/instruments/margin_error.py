@@ -13,16 +13,26 @@ That of a half is sought in a few directions only, the best vectors and what the
 agree on, which is less than it is. Errors are relative, as the vector makes lambda and a_i large
 together: the interval is that of the logarithm.
 
-Source: Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapters 6 and 8.
+Of n examples out of N there are, drawn without replacement, the error is sqrt(1 - n / N) times as
+large and the bias 1 - n / N times: where the probe is all there is, there is neither.
+
+What the iteration has not resolved is above its value, where the residual says that there may be
+something: an error of its own, independent of the others.
+
+Source: Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, chapters 6 and 8;
+Cochran 1977, Sampling Techniques, chapter 2, for the finite population.
 """
+
+import math
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag.monitor.estimate import student_t
-from ntkdiag.monitor.instruments.block_iteration import Iterates, Ritz
+from ntkdiag.estimate import student_t
+from ntkdiag.monitor.instruments.residual_lanczos import Converged
 from ntkdiag.monitor.situation import Situation
+from ntkdiag.scalars import AnyArray
 
 # Of the bias, so much shows in few directions: 0.55 to 1, the less the closer eigenvalues lie.
 _SHOWN = 0.87
@@ -31,24 +41,45 @@ _WIDENED = 1.03
 
 
 def ends_over_examples(
-    situation: Situation, vector: Iterates, ritz: Ritz
+    situation: Situation, found: Converged
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The ends of the 95 % interval of the largest eigenvalue of all examples there are.
 
     Args:
         situation: The step; its examples are drawn at random from all.
-        vector: The eigenvector.
-        ritz: On a basis that holds what the halves do not agree on.
+        found: In directions that hold what the halves of the examples do not agree on.
     """
-    n = situation.n_examples
-    value = ritz.values[0]
-    if n < 2:
+    value = found.values[0]
+    unresolved = jnp.where(jnp.isfinite(found.residuals[0]), found.residuals[0], 0.0)
+    by_example = (found.product * found.curved).reshape(situation.n_examples, -1).sum(axis=1)
+    bias = (found.of_halves.mean() - value) / _SHOWN
+    return ends_of(value, by_example, bias, situation.n_train, unresolved)
+
+
+def ends_of(
+    value: Float[AnyArray, ""],
+    by_example: Float[AnyArray, " n"],
+    bias: Float[AnyArray, ""],
+    n_train: int | None,
+    unresolved: Float[Array, ""] | float = 0.0,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The same from the parts: lambda, the a_i, and what lambda is too high by.
+
+    Args:
+        value: lambda of n examples.
+        by_example: a_i.
+        bias: How far that is above the eigenvalue of infinitely many, on average.
+        n_train: N, the examples there are; None where that is not known.
+        unresolved: What an iteration may have missed above `value`.
+    """
+    n = len(by_example)
+    missing = 1.0 if n_train is None else max(0.0, 1.0 - n / n_train)
+    if n < 2 and missing:
         return jnp.full_like(value, jnp.nan), jnp.full_like(value, jnp.nan)
-    [change] = vector.t
-    by_example = (change * situation.curve(change)).reshape(n, -1).sum(axis=1)
-    standard_error = np.sqrt(n) * by_example.std(ddof=1)
-    bias = (ritz.of_halves.mean() - value) / _SHOWN
-    centre = jnp.clip(value - bias, 0.0)
-    deviations = _WIDENED * student_t(n - 1)
-    relative = deviations * standard_error / jnp.where(value > 0.0, value, 1.0)
-    return centre * jnp.exp(-relative), centre * jnp.exp(relative)
+    standard_error = np.sqrt(n) * by_example.std(ddof=1) if missing else 0.0
+    centre = jnp.clip(value - missing * bias, 0.0)
+    deviations = _WIDENED * student_t(max(n - 1, 1)) * math.sqrt(missing)
+    divisor = jnp.where(value > 0.0, value, 1.0)
+    relative = deviations * standard_error / divisor
+    above = jnp.hypot(relative, jnp.log1p(unresolved / divisor))
+    return centre * jnp.exp(-relative), centre * jnp.exp(above)

@@ -12,6 +12,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
@@ -81,14 +82,14 @@ def trace_samples(situation: Situation) -> Float[Array, "G L"]:
         return leaf[: n_groups * size].reshape(size, n_groups, *leaf.shape[1:]).swapaxes(0, 1)
 
     def sample(group: tuple[PyTree, Array]) -> Float[Array, " L"]:
-        x, key = group
+        x, number = group
         outputs, pull = jax.vjp(lambda params: situation.evaluate(params, x), situation.params)
-        signs = jax.random.rademacher(key, outputs.shape, outputs.dtype)
+        signs = situation.random_signs("trace", outputs, number)
         [gradient] = pull(signs)
         return layers.sums_of_squares(gradient) * (n / size)
 
-    keys = jax.random.split(situation.random_key("trace"), n_groups)
-    return jax.lax.map(sample, (jax.tree.map(grouped, situation.x), keys))
+    numbers = jnp.arange(n_groups)
+    return jax.lax.map(sample, (jax.tree.map(grouped, situation.x), numbers))
 
 
 def group_count(n: int, is_joint: bool) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag.monitor.estimate import Estimate, student_t
+from ntkdiag.estimate import Estimate, student_t
 
 
 def positive_mean(samples: Float[Array, "n *s"]) -> Estimate:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.sampled_trace import trace_samples
 from ntkdiag.monitor.instruments.scatter import at_most_1, positive_ratio

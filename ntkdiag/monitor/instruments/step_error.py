@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.monitor.estimate import Estimate
+from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import positive_ratio
 from ntkdiag.monitor.instruments.traced_program import roundoff_of

@@ -2,16 +2,12 @@
 
     margin = lambda_max(E^1/2 J^T (d^2 L / df^2) J E^1/2) + b / 2
 
-with E and b from the optimizer itself (see `descent_reading`). Each measurement goes on from the
-vectors of the one before:
+with E and b from the optimizer itself (see `descent_reading`), by Lanczos' iteration on the outputs
+(see `residual_lanczos`). Each measurement goes on from what the one before ended with, a sum of the
+best vectors: a pass or two take it a step further, and one more tells the error over examples.
 
-1. what was kept are the changes of the outputs along them: one pass of `block_iteration`, a push
-   and a pull, takes each of them a step further;
-2. one more pass, for the error over examples;
-3. Rayleigh-Ritz, residuals, and errors.
-
-At first, and then every so many measurements, passes from a random vector come before: for a
-direction that has grown without having been in any of the vectors.
+At first, and then every so many measurements, something random is added to it: for a direction that
+has grown without having been in any of the vectors.
 """
 
 import dataclasses
@@ -21,22 +17,31 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
-from ntkdiag.monitor.estimate import Estimate
-from ntkdiag.monitor.instruments.block_iteration import (
-    Changes,
+from ntkdiag.estimate import Estimate
+from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
+from ntkdiag.monitor.instruments.margin_error import ends_over_examples
+from ntkdiag.monitor.instruments.residual_lanczos import (
+    Change,
+    Matrix,
     Passes,
     iterate,
     normalised,
-    residuals_of,
+    places_for,
 )
-from ntkdiag.monitor.instruments.instrument import Estimates, Instrument, Tier
-from ntkdiag.monitor.instruments.margin_error import ends_over_examples
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
-from ntkdiag.optimizer.descent_reading import Reading
+from ntkdiag.monitor.situation import Situation, inner_product, squared_norm
+from ntkdiag.optimizer.descent_reading import ArrayReading, Reading
+
+# A value with a residual above this share of it is no eigenvalue.
+_MOST_UNRESOLVED = 0.5
+# An array that is not explained may add this share of the largest eigenvalue to its interval; one
+# that might add more leaves no margin.
+_MOST_BESIDE = 0.1
+# Of the gradient beside what is kept: of two modes that cross, that holds the first alone.
+_SHARE_OF_GRADIENT = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,32 +52,42 @@ class TopCurvatures(Instrument):
 
     - `margin`: lambda_1 + b / 2 on the probe, above 1 where the optimizer is unstable. Of few
       examples it is too high; its interval is that of the margin of the training set that the
-      probe is a random sample of, and may lie below it. For a probe that is the training set, the
-      number is exact and the interval has no meaning. NaN where the optimizer was not recognised:
+      probe is a random sample of, and may lie below it. With `n_train=`, the number of examples
+      there are, the interval is that of a part of them: none where the probe is all. What the
+      iteration has not resolved is in its upper end. NaN where the optimizer was not recognised:
       `optimizer_status` is why (a `Reading`).
     - `curvatures` `[top_k]`: the largest eigenvalues of E^1/2 J^T (d^2 L / df^2) J E^1/2 on the
       probe, descending. Each is a lower bound of its eigenvalue. Its upper end is the residual
       above: within it there is an eigenvalue, which need not be the largest one. A mode that grew
-      without being in the vectors is found at the next restart.
+      without being in the vectors or the gradient is found at the next restart.
+    - `learning_rate`: that of the optimizer at this step, read from it; NaN where arrays have
+      several.
     - `margin_residual`: the residual of the first of them, relative.
-    - `optimizer_status`, `optimizer_residual`: what the reading of the optimizer says.
+    - `optimizer_status`, `optimizer_residual`: what the reading of the optimizer says, and
+      `optimizer_array`, the number of the array that is explained worst, -1 where all are. What an
+      array that is not explained can add to the margin is bounded by its part of the trace, and
+      widens the interval; where that is more than a tenth there is no margin.
+
+    - `gradient_scale`, `gradient_cosine`: <g, g'> / ||g'||^2 and the cosine of the gradient g that
+      the optimizer got with that of the named loss on the probe, g'. Another scale than 1 is
+      another loss, such as a sum in the place of a mean.
 
     The matrix is that of Gauss and Newton: it sees no negative curvature, and no noise of batches.
 
-    Cost: each pass is a push and a pull, 4 forward passes. There are one for each vector that is
-    kept, `rounds`, and one for the error over examples: 12 by default, and 0.72 for restarts.
-    Memory: about a dozen arrays of the size of the outputs, and a few of that of the parameters.
+    Cost: each pass is a push and a pull, 4 forward passes. There are two from the vector that is
+    kept, more where these have not converged, one or two in the networks that were tried, and one
+    for the error over examples: 18 by default, and 0.64 for restarts.
+    Memory: a few arrays of the size of the outputs, 16 at most, and two of that of the parameters.
 
     Attributes:
         top_k: How many curvatures, the largest eigenvalues.
-        kept: Vectors that are kept from one measurement to the next, `top_k` at least.
-        rounds: Passes in addition, along the residual.
+        rounds: Passes of a measurement, at least, beside that for the error.
+        most_rounds: And at most.
+        tolerance: The relative residual at which an eigenvalue has converged.
         restart_every: Measurements from one restart to the next, the first of which is one.
-        restart_rounds: Passes from the random vector of a restart, besides its own.
+        restart_rounds: Passes of a restart, at least.
         memory_limit: Most bytes to be kept, in bfloat16 where float32 takes more. Where the changes
-            of the outputs do not fit, each measurement begins from that of the update, and reads a
-            few per cent low.
-        cold_rounds: The rounds then.
+            of the outputs do not fit, each measurement begins from that of the update.
     """
 
     name: ClassVar[str] = "margin"
@@ -80,20 +95,23 @@ class TopCurvatures(Instrument):
     needs_optimizer: ClassVar[bool] = True
 
     top_k: int = 1
-    kept: int = 2
-    rounds: int = 0
+    rounds: int = 2
+    most_rounds: int = 16
+    tolerance: float = 0.05
     restart_every: int = 50
     restart_rounds: int = 8
     memory_limit: int = 512_000
-    cold_rounds: int = 1
 
     def forwards(self, layout: ProbeLayout) -> float:
-        """4 for each pass, a pull and a push, and the share of the restarts."""
-        restarts = (1 + self.restart_rounds) / self.restart_every
-        if self._remembers(layout):
-            return 4.0 * (self._n_vectors + self.rounds + 1 + restarts)
-        # The change by the update is that of `step_error`.
-        return 4.0 * (1 + self.cold_rounds + 1 + restarts)
+        """4 for each pass, a pull and a push."""
+        return 4.0 * self._average_passes(self._remembers(layout))
+
+    def _average_passes(self, remembers: bool) -> float:
+        """Passes of a measurement, with the share of the restarts."""
+        restarts = self.restart_rounds / self.restart_every
+        # From the vectors of before, networks took one or two passes more; from the update two.
+        further = 1.5 if remembers else 2.0
+        return self.rounds + further + 1 + restarts
 
     def unmet(self, probe: Probe) -> str | None:
         """No loss, or held-out examples."""
@@ -104,11 +122,10 @@ class TopCurvatures(Instrument):
         return None
 
     def blank_memory(self, probe: Probe, layout: ProbeLayout) -> PyTree:
-        """The changes of the outputs along each vector: zeros, as nothing is known of them."""
+        """The change of the outputs along the best vectors: zeros, as nothing is known of them."""
         if not self._remembers(layout):
             return ()
-        shape = (self._n_vectors, *layout.output_shape)
-        return jnp.zeros(shape, self._kept_dtype(layout))
+        return jnp.zeros(layout.output_shape, self._kept_dtype(layout))
 
     def measure(self, situation: Situation, memory: PyTree) -> tuple[Estimates, PyTree]:
         """Iterate from the memory, and tell the largest curvatures with their errors."""
@@ -116,74 +133,131 @@ class TopCurvatures(Instrument):
         if reading is None:
             return _without_optimizer(self.top_k), memory
         remembers = bool(jax.tree.leaves(memory))
-        passes = self._passes(situation, memory if remembers else None)
-        is_finite = jnp.isfinite(situation.outputs).all()
-        is_read = jnp.logical_not(jnp.isnan(reading.margin(jnp.zeros(()))))
-        size = self._n_vectors + 2
-        basis, ritz = iterate(situation, reading.response, passes, size, is_finite & is_read)
+        passes = self._passes(situation, reading, memory if remembers else None)
+        n_places = self._places(situation)
+        found = iterate(_curvature_of(situation, reading), passes, n_places)
 
-        best = basis.combined(ritz.coefficients[:, : self._n_vectors])
-        residuals = residuals_of(situation, best, ritz.values[: self._n_vectors])
-        first = jax.tree.map(lambda leaf: leaf[:1], best)
-        lower, upper = ends_over_examples(situation, first, ritz)
+        # What cannot be known is NaN: with an infinite number anywhere, or an unknown optimizer.
+        largest = found.values[0]
+        may_add = jnp.where(largest > 0.0, found.beside / largest, 0.0)
+        matters = ~(may_add <= _MOST_BESIDE)
+        is_known = passes.is_on & found.is_finite & jnp.isfinite(found.kept).all()
+        is_resolved = found.residuals[0] <= _MOST_UNRESOLVED * largest
+        known = jnp.where(is_known & is_resolved & ~matters, 1.0, jnp.nan)
+        status = jnp.where(is_known & ~is_resolved, Reading.UNRESOLVED, reading.status)
+        status = jnp.where(reading.has_numbers & matters, Reading.UNEXPLAINED, status)
 
-        values = ritz.values[: self.top_k]
-        residuals = residuals[: self.top_k]
-        is_finite = is_finite & ritz.is_finite & _all_finite((residuals, best))
-        is_known = is_finite & is_read
-        known = jnp.where(is_known, 1.0, jnp.nan)
-        margin = Estimate.between(
-            *(known * reading.margin(end) for end in (values[0], lower, upper))
-        )
+        lower, upper = ends_over_examples(situation, found)
+        ends = (largest, lower, upper + found.beside)
+        decay = 0.5 * reading.decay
+        values = known * found.values
         estimates = {
-            "margin": margin,
+            "margin": Estimate.between(*(known * (end + decay) for end in ends)),
             "curvatures": Estimate.between(
-                known * values, known * values, known * (values + residuals)
+                values, values, known * (found.values + found.residuals)
             ),
-            "margin_residual": Estimate.exact(known * residuals[0] / jnp.abs(values[0])),
-            "optimizer_status": Estimate.exact(reading.status),
+            "learning_rate": Estimate.exact(reading.learning_rate),
+            "margin_residual": Estimate.exact(known * found.residuals[0] / jnp.abs(largest)),
+            "optimizer_status": Estimate.exact(status),
             "optimizer_residual": Estimate.exact(reading.residual),
+            "optimizer_array": Estimate.exact(_worst_array(reading)),
+            **_gradient_beside_the_loss(situation),
         }
         if not remembers:
             return estimates, memory
-        # The product of each vector is what the next measurement begins from, a step ahead of it.
-        kept = normalised(best.t).astype(memory.dtype)
+        # The product of the best vectors is a step ahead of them.
+        kept = normalised(found.kept).astype(memory.dtype)
         return estimates, jnp.where(is_known, kept, 0.0)
 
-    @property
-    def _n_vectors(self) -> int:
-        """Vectors that are kept."""
-        return max(self.kept, self.top_k)
-
-    def _passes(self, situation: Situation, memory: Changes | None) -> Passes:
-        """Which changes of the outputs are tried one after the other."""
-        # A restart: random, and something of the gradient, which knows of what grows.
-        key = situation.random_key(self.name)
-        random = jax.random.normal(key, situation.outputs.shape, situation.outputs.dtype)[None]
+    def _passes(self, situation: Situation, reading: ArrayReading, memory: Change | None) -> Passes:
+        """Where the iteration begins, and how far it goes."""
         # Derivatives are shared by all instruments, and must be taken outside of the loop.
-        fresh = normalised(random) + normalised(situation.residuals[None])
         is_restart = jnp.asarray(situation.measurements) % self.restart_every == 0
         if memory is not None:
-            starts, n_rounds = memory.astype(fresh.dtype), self.rounds
+            start = memory.astype(situation.outputs.dtype)
             is_restart = is_restart | jnp.logical_not(jnp.any(memory != 0.0))
         elif situation.update is not None:
             # At the edge of stability the update is along the first vectors.
-            starts, n_rounds = situation.predicted_change[None], self.cold_rounds
+            start = normalised(situation.predicted_change)
         else:
-            starts, n_rounds = situation.residuals[None], self.cold_rounds
-        n_fresh = jnp.where(is_restart, 1 + self.restart_rounds, 0)
-        return Passes(fresh, starts, n_fresh, n_rounds)
+            start = normalised(situation.residuals)
+        # The gradient knows of what grows, also of a mode that is in none of the vectors kept.
+        start = start + _SHARE_OF_GRADIENT * normalised(situation.residuals)
+        # A restart: random, and more of the gradient.
+        random = situation.random_signs(self.name, situation.outputs)
+        fresh = normalised(random) + normalised(situation.residuals)
+        looks_beside = jnp.any(~reading.is_explained) & reading.has_numbers
+        least = jnp.where(is_restart, self.restart_rounds + 1, self.rounds) + looks_beside
+        return Passes(
+            situation.without_constants(jnp.where(is_restart, start + fresh, start)),
+            least,
+            looks_beside=looks_beside,
+            parts=jnp.asarray(situation.n_train != situation.n_examples),
+            is_on=jnp.isfinite(situation.outputs).all() & reading.has_numbers,
+            top_k=self.top_k,
+            most=self._places(situation) - 3,
+            tolerance=self.tolerance,
+        )
+
+    def _places(self, situation: Situation) -> int:
+        """How many changes of the outputs the iteration holds."""
+        outputs = situation.outputs
+        most = max(self.most_rounds, self.rounds, self.restart_rounds + 1)
+        return places_for(outputs.size, outputs.dtype.itemsize, most, 16 * self.memory_limit)
 
     def _remembers(self, layout: ProbeLayout) -> bool:
-        """Whether the changes of the outputs are few enough to be kept."""
-        n_numbers = self._n_vectors * math.prod(layout.output_shape)
+        """Whether a change of the outputs is small enough to be kept."""
+        n_numbers = math.prod(layout.output_shape)
         return n_numbers * jnp.dtype(jnp.bfloat16).itemsize <= self.memory_limit
 
     def _kept_dtype(self, layout: ProbeLayout) -> DTypeLike:
-        """That of the outputs, or bfloat16 where they take too much: vectors to begin from."""
-        n_numbers = self._n_vectors * math.prod(layout.output_shape)
+        """That of the outputs, or bfloat16 where they take too much: a vector to begin from."""
+        n_numbers = math.prod(layout.output_shape)
         is_small = n_numbers * jnp.dtype(layout.dtype).itemsize <= self.memory_limit
         return layout.dtype if is_small else jnp.bfloat16
+
+
+def _curvature_of(situation: Situation, reading: ArrayReading) -> Matrix:
+    """The curvature of the loss, as the optimizer meets it."""
+    # Derivatives are shared by all instruments, and must be taken outside of the loop.
+    curve, pull, push = situation.curve, situation.pull, situation.push
+    curve(situation.outputs)
+    explained = reading.explained()
+
+    def through(cotangent: Array, unity: Float[Array, ""], beside: Bool[Array, ""]) -> Array:
+        # E is computed anew in each pass: held, it would take as much as the parameters.
+        response = reading.response(unity)
+
+        def answer(flag: Array, response: Array, gradient: Array) -> Array:
+            """What an array answers, where it is asked for."""
+            is_asked = (flag > 0.0) != beside
+            return jnp.where(is_asked, response * gradient, 0.0)
+
+        change = push(jax.tree.map(answer, explained, response, pull(cotangent)))
+        return situation.without_constants(change)
+
+    return Matrix(curve, through)
+
+
+def _gradient_beside_the_loss(situation: Situation) -> Estimates:
+    """The gradient that the optimizer got, beside that of the loss on the probe."""
+    if situation.gradient is None:
+        return {"gradient_scale": Estimate.unknown(), "gradient_cosine": Estimate.unknown()}
+    product = inner_product(situation.gradient, situation.loss_gradient)
+    of_loss = squared_norm(situation.loss_gradient)
+    sizes = jnp.sqrt(of_loss * squared_norm(situation.gradient))
+    return {
+        "gradient_scale": Estimate.exact(product / of_loss),
+        "gradient_cosine": Estimate.exact(product / sizes),
+    }
+
+
+def _worst_array(reading: ArrayReading) -> Float[Array, ""]:
+    """The number of an array that is not explained, -1 where all are."""
+    if not reading.arrays:
+        return jnp.asarray(-1.0)
+    place = jnp.argmin(reading.is_explained)
+    return jnp.where(reading.is_explained.all(), -1.0, place.astype(jnp.float32))
 
 
 def _without_optimizer(top_k: int) -> Estimates:
@@ -191,14 +265,11 @@ def _without_optimizer(top_k: int) -> Estimates:
     return {
         "margin": Estimate.unknown(),
         "curvatures": Estimate.unknown((top_k,)),
+        "learning_rate": Estimate.unknown(),
         "margin_residual": Estimate.unknown(),
         "optimizer_status": Estimate.exact(float(Reading.REFUSED)),
         "optimizer_residual": Estimate.unknown(),
+        "optimizer_array": Estimate.exact(-1.0),
+        "gradient_scale": Estimate.unknown(),
+        "gradient_cosine": Estimate.unknown(),
     }
-
-
-def _all_finite(tree: PyTree) -> Bool[Array, ""]:
-    is_finite = jnp.asarray(True)
-    for leaf in jax.tree.leaves(tree):
-        is_finite = is_finite & jnp.isfinite(leaf).all()
-    return is_finite

@@ -1,7 +1,6 @@
 """The convention record: what the numbers a monitor writes mean."""
 
 import dataclasses
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,14 +8,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES
 from ntkdiag.descent import Descent, LearningRate
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.kernel.digest import digest
 from ntkdiag.kernel.reduction import FULL_ROWS
-from ntkdiag.losses import Loss
+from ntkdiag.losses import CrossEntropy, Weighted
+from ntkdiag.losses.alignable import why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.models.paths import describe, leaves_by_path
 from ntkdiag.monitor.measurer import Measurer
+from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
@@ -40,6 +42,17 @@ SETTINGS = (
     "parameters",
 )
 
+# Numbers that are lists along the layers.
+_BY_LAYER = (
+    "layer_trace",
+    "layer_gradient",
+    "layer_update",
+    "layer_parameter",
+    "layer_update_ratio",
+    "layer_gradient_not_finite",
+    "layer_parameter_not_finite",
+)
+
 
 def convention_record(
     measurer: Measurer,
@@ -53,13 +66,14 @@ def convention_record(
     layers: Collection[str] = (),
     injected: bool = False,
     followed: Collection[str] = (),
+    batch_size: int | None = None,
 ) -> dict[str, Any]:
     """Everything needed to read the numbers later, as plain JSON values.
 
     `call` is what writes, "watch" or "Monitor"; `params` are those that f takes; `layers` has the
     names of the layers; `injected` says that the learning rate is read from the state of the
     optimizer, `followed` has the paths of arrays beside the parameters whose values in training are
-    taken.
+    taken; `batch_size` is that of a training step, where it was told.
     """
     import ntkdiag  # for its version; at the top of the file this would close a circle
 
@@ -71,7 +85,8 @@ def convention_record(
         "source": "watch",
         "call": call,
         **settings_of(probe, name, params),
-        "schedule": _schedule(every),
+        "schedule": schedule_in_words(every),
+        "batch_size": None if batch_size is None else int(batch_size),
         "instruments": [instrument.name for instrument in panel.instruments],
         "layers": list(layers),
         "reduction": layout.reduction,
@@ -82,10 +97,10 @@ def convention_record(
         "stability_of": "train" if probe.is_trained_on else None,
         **_alignment_probe(probe, layout),
         "labels": probe.y is not None or probe.held_out is not None,
-        "denominator": _denominator(probe.loss, layout),
+        "denominator": _denominator(probe, layout),
         **_optimizer(measurer, injected),
         "notes": notes,
-        **_axes(name, layers),
+        **axes_by_layer(name, layers),
         "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
     }
 
@@ -109,12 +124,13 @@ def settings_of(probe: Probe, name: str, params: PyTree = None) -> dict[str, Any
     return settings
 
 
-def _axes(name: str, layers: Collection[str]) -> dict[str, Any]:
+def axes_by_layer(name: str, layers: Collection[str]) -> dict[str, Any]:
     """Names of the axes of numbers that are lists, and what is along them."""
-    dims = {f"{name}_eigenvalues": ["mode"]}
-    for quantity in ("layer_trace", "layer_gradient", "layer_update", "layer_parameter"):
+    along = {"eigenvalues": "mode"} | dict.fromkeys(_BY_LAYER, "layer")
+    dims = {}
+    for quantity, axis in along.items():
         for end in ("", "_lower", "_upper"):
-            dims[f"{name}_{quantity}{end}"] = ["layer"]
+            dims[f"{name}_{quantity}{end}"] = [axis]
     return {"dims": dims, "coordinates": {"layer": list(layers)}}
 
 
@@ -127,10 +143,18 @@ def _labels_digest(probe: Probe) -> str | None:
 
 def _optimizer(measurer: Measurer, injected: bool) -> dict[str, Any]:
     """The update rule, as it was stated or as it is read."""
-    meanings = {str(int(code)): reason for code, reason in REASONS.items()}
     if measurer.reads_updates:
-        return {"optimizer": "read from its updates", "optimizer_status": meanings}
+        return read_optimizer(measurer.reader)
     return _descent(measurer.probe.descent or Descent(), injected)
+
+
+def read_optimizer(reader: OptimizerReader) -> dict[str, Any]:
+    """The update rule as it is read, and what each answer means."""
+    return {
+        "optimizer": "read from its updates",
+        "optimizer_status": {str(int(code)): reason for code, reason in REASONS.items()},
+        "optimizer_arrays": list(reader.arrays),
+    }
 
 
 def _notes_on_training(measurer: Measurer, layout: ProbeLayout, panel: Panel) -> list[str]:
@@ -143,14 +167,19 @@ def _notes_on_training(measurer: Measurer, layout: ProbeLayout, panel: Panel) ->
             "probe, at the parameters of the step."
         )
     if panel.has("margin"):
-        n_taken = math.ceil(layout.n_examples / panel.stride)
         notes.append(
-            f"The margin is that of {n_taken} examples; its interval that of the training set they "
-            "were drawn from, where the largest curvature is lower."
+            f"The margin is that of {layout.n_examples} examples; its interval that of the "
+            "training set they were drawn from."
         )
+    if panel.has("noise_scale") and measurer.is_joint:
+        notes.append(
+            "The noise scale is NaN: examples interact, and none has a gradient of its own."
+        )
+    if panel.has("noise_scale") and layout.n_examples < FEWEST_EXAMPLES:
+        notes.append(f"The noise scale is NaN: it takes {FEWEST_EXAMPLES} examples or more.")
     if probe.loss is None:
         notes.append(NO_LOSS)
-    return notes
+    return [*notes, *measurer.reader.failures]
 
 
 def _alignment_probe(probe: Probe, layout: ProbeLayout) -> dict[str, Any]:
@@ -164,15 +193,16 @@ def _alignment_probe(probe: Probe, layout: ProbeLayout) -> dict[str, Any]:
     }
 
 
-def _schedule(every: Schedule) -> str:
+def schedule_in_words(every: Schedule) -> str:
     """What the schedule is called: schedules of ours say what they are, functions their name."""
     if dataclasses.is_dataclass(every):
         return repr(every)
     return getattr(every, "__name__", "own")
 
 
-def _denominator(loss: Loss | None, layout: ProbeLayout) -> float | str | None:
+def _denominator(probe: Probe, layout: ProbeLayout) -> float | str | None:
     """What the sum of the loss is divided by, in words where it is counted."""
+    loss = probe.loss
     if loss is None:
         return None
     if isinstance(loss, CustomLoss):
@@ -181,6 +211,10 @@ def _denominator(loss: Loss | None, layout: ProbeLayout) -> float | str | None:
     denominator = loss.denominator_for(layout.output_shape)
     if getattr(loss, "denominator", None) is not None:
         return float(denominator)
+    if isinstance(probe.y, Weighted):
+        return "sum of the weights"
+    if isinstance(loss, CrossEntropy) and loss.ignore is not None:
+        return f"labels other than {loss.ignore}"
     if denominator == layout.n_examples:
         return "examples"
     return "examples and positions"
@@ -241,8 +275,9 @@ def _notes_on_kernel(
     has_stability = probe.loss is not None and probe.is_trained_on
     if has_stability and not has_rate and not injected:
         notes.append("No learning rate was given: the margin is NaN.")
-    if probe.y is None and probe.held_out is None:
-        notes.append("No labels were given: the alignment is NaN.")
+    reason = _why_no_alignment(probe, layout)
+    if reason:
+        notes.append(f"{reason[0].upper()}{reason[1:]}: the alignment is NaN.")
     notes.append("Eigenvalues below the noise floor of the kernel are NaN.")
     return notes
 
@@ -278,7 +313,7 @@ def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
         ]
     return [
         f"Stability numbers use {layout.n_examples} probe examples; with few examples the largest "
-        "eigenvalue per example is estimated too high, which errs on the safe side.",
+        "eigenvalue per example is estimated too high on average.",
         "They hold for SGD with the recorded momentum, not for Adam.",
     ]
 
@@ -291,8 +326,18 @@ def _listed(paths: Sequence[str]) -> str:
     return listed
 
 
+def _why_no_alignment(probe: Probe, layout: ProbeLayout) -> str:
+    """Why there is no alignment; "" where there is one."""
+    y, n_examples = probe.y, layout.n_examples
+    if probe.held_out is not None:
+        y, n_examples = probe.held_out.y, probe.held_out.n_examples
+    return why_not_alignable(y, (n_examples, *layout.output_shape[1:]), probe.loss)
+
+
 def _notes_on_alignment(probe: Probe, layout: ProbeLayout) -> list[str]:
     """What the alignment is of."""
+    if _why_no_alignment(probe, layout):
+        return []
     if probe.held_out is not None:
         reduction = probe.reduction_of_alignment(layout)
         notes = [f"The alignment is of the {reduction} kernel of the held-out examples."]
@@ -302,7 +347,7 @@ def _notes_on_alignment(probe: Probe, layout: ProbeLayout) -> list[str]:
                 "those of train, and were trained on."
             )
         return notes
-    if probe.is_trained_on and probe.y is not None:
+    if probe.is_trained_on:
         return [
             "The alignment is of examples that are trained on, whose labels a kernel comes to "
             "know; pass held_out=(x, y) for others."

@@ -1,0 +1,54 @@
+"""The convention record of a watch without data: what its numbers mean."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from ntkdiag.models.paths import describe
+from ntkdiag.monitor.arrays_of_step import ArrayOrder, arrays_by_path
+from ntkdiag.monitor.convention_record import axes_by_layer, read_optimizer, schedule_in_words
+from ntkdiag.monitor.optimizer_reader import OptimizerReader
+from ntkdiag.monitor.schedule import Schedule
+
+_NO_DATA = (
+    "Measured without data: norms, and the optimizer as it is read. Pass f, train= and loss= for "
+    "the margin and all else."
+)
+
+
+def record_without_data(
+    reader: OptimizerReader,
+    order: ArrayOrder,
+    params: Any,
+    *,
+    name: str,
+    every: Schedule,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Everything needed to read the numbers later, as plain JSON values.
+
+    `params` are the parameters, or a tree like them; `notes` say what is missing, and why.
+    """
+    import ntkdiag  # for its version; at the top of the file this would close a circle
+
+    return {
+        "source": "watch",
+        "call": "watch",
+        **settings_without_data(name, params),
+        "schedule": schedule_in_words(every),
+        "instruments": [],
+        "layers": list(order.layers.names),
+        **read_optimizer(reader),
+        "notes": [_NO_DATA, *notes, *reader.failures],
+        **axes_by_layer(name, order.layers.names),
+        "versions": {"ntkdiag": ntkdiag.__version__, "jax": jax.__version__},
+    }
+
+
+def settings_without_data(name: str, params: Any = None) -> dict[str, Any]:
+    """The entries of a record that are the same over a run; parameters as far as they are known."""
+    if params is None:
+        return {"name": name}
+    arrays = arrays_by_path(params)
+    return {"name": name, "parameters": {path: describe(leaf) for path, leaf in arrays.items()}}

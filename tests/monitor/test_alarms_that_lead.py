@@ -1,0 +1,237 @@
+"""The default alerts on real trainings: before spikes of the loss, on layers that are dead, and never else."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_runs import Cnn, Mlp, Training, Transformer, spikes, train
+
+import ntkdiag
+from ntkdiag.losses import MSE
+from ntkdiag.monitor import Alerts, InMemory
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+
+@pytest.fixture
+def x64():
+    """Float64 on every thread: a compiled step calls back on threads where the context manager is not in force."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def steps_of(alerts, rule):
+    return [alert.step for alert in alerts if alert.rule == rule]
+
+
+def led(alerts, found, most=120):
+    """Of spikes those that an alert came before, by so many steps at most."""
+    return [spike for spike in found if any(0 < spike - step <= most for step in alerts)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("optimizer", "every"),
+    [
+        (optax.adam(0.1), 10),
+        (optax.adam(0.1), 20),
+        (optax.adam(0.2), 10),
+        (optax.adamw(0.1), 10),
+    ],
+    ids=["adam", "every 20", "twice the rate", "adamw"],
+)
+def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
+    """Two parameters, f = a (silu(w x) + silu(-w x)) on y = x^2: the loss jumps again and again."""
+    x = jnp.linspace(-1, 1, 101)
+    f = lambda v, x: v[0] * (jax.nn.silu(v[1] * x) + jax.nn.silu(-v[1] * x))
+    loss = lambda v: jnp.mean((f(v, x) - x**2) ** 2)
+    alerts = []
+    tx = ntkdiag.watch(
+        optimizer,
+        f,
+        train=(x, x**2),
+        loss=MSE(denominator=101 / 2),
+        every=every,
+        instruments=("economy", "spectral"),
+        time_share=None,
+        writers=InMemory(),
+        alerts=Alerts(on_alert=alerts.append),
+    )
+
+    def step(carry, _):
+        v, state = carry
+        value, gradient = jax.value_and_grad(loss)(v)
+        updates, state = tx.update(gradient, state, v)
+        return (optax.apply_updates(v, updates), state), value
+
+    v = jnp.array([0.0, 1.0])
+    _, losses = jax.jit(lambda carry: jax.lax.scan(step, carry, None, length=5000))((v, tx.init(v)))
+    losses = np.asarray(losses)
+    jax.effects_barrier()
+    # How many there are is a matter of rounding.
+    found = [spike for spike in spikes(losses, 5, quiet=200) if spike > 1000]
+    told = steps_of(alerts, "MarginAbove")
+    assert len(found) >= 4
+    assert len(led(told, found)) >= 0.8 * len(found)
+    assert len(told) <= len(found) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "steps"),
+    [(optax.adam(5e-3), 1100), (optax.sgd(optax.linear_schedule(0.0, 1.0, 300)), 300)],
+    ids=["adam on all examples", "a warm-up that goes too far"],
+)
+def test_the_margin_tells_of_spikes_of_networks(optimizer, steps):
+    full = {"batch": None, "n": 128, "probe": 128, "loss": "mse"}
+    model = Mlp(activation=nn.tanh)
+    losses, _, alerts = train(Training(model, optimizer, steps=steps, **full))
+    first = spikes(losses, 3, quiet=50)[:1]
+    assert len(first) == 1
+    assert led(steps_of(alerts, "MarginAbove"), first, most=150) == first
+
+
+def warmup(rate, steps):
+    return optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps)
+
+
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(warmup(1e-2, 300)))
+STEPS_DOWN = optax.piecewise_constant_schedule(0.1, {150: 0.1})
+ALL = {"batch": None, "n": 128, "probe": 128, "loss": "mse", "steps": 1000}
+SOUND = {
+    "mlp, sgd": Training(Mlp(), optax.sgd(0.1)),
+    "mlp, sgd, high rate": Training(Mlp(), optax.sgd(0.5)),
+    "mlp, momentum": Training(Mlp(), optax.sgd(0.05, 0.9)),
+    "mlp, momentum, rate in steps": Training(Mlp(), optax.sgd(STEPS_DOWN, 0.9)),
+    "mlp, adam": Training(Mlp(), optax.adam(1e-3)),
+    "mlp, adam, high rate": Training(Mlp(), optax.adam(5e-3)),
+    "mlp, adam, rate that falls": Training(
+        Mlp(), optax.adam(optax.linear_schedule(5e-3, 0.0, 300))
+    ),
+    "mlp, adamw, warm-up and cosine": Training(Mlp(), optax.adamw(warmup(3e-3, 300))),
+    "mlp, rmsprop": Training(Mlp(), optax.rmsprop(1e-3)),
+    "mlp, sgd, warm-up": Training(Mlp(), optax.sgd(optax.linear_schedule(0.0, 0.3, 150))),
+    "mlp with norms, sgd": Training(Mlp(normalises=True), optax.sgd(0.2)),
+    "mlp with norms, adamw": Training(Mlp(normalises=True), optax.adamw(3e-3)),
+    "cnn, sgd": Training(Cnn(), optax.sgd(0.1)),
+    "cnn, momentum": Training(Cnn(), optax.sgd(0.05, 0.9)),
+    "cnn, adam": Training(Cnn(), optax.adam(1e-3)),
+    "cnn, adamw, warm-up and cosine": Training(Cnn(), optax.adamw(warmup(5e-3, 300))),
+    "cnn, sgd, very high rate": Training(Cnn(), optax.sgd(0.3), steps=600),
+    "transformer, adam": Training(Transformer(), optax.adam(3e-3)),
+    "transformer, adamw, clipped": Training(Transformer(), CLIPPED),
+    "transformer, momentum": Training(Transformer(), optax.sgd(0.2, 0.9)),
+    "edge of stability, batches": Training(
+        Mlp(activation=nn.tanh), optax.sgd(0.35), steps=1000, probe=128, loss="mse"
+    ),
+    "edge of stability, batches, high rate": Training(
+        Mlp(activation=nn.tanh), optax.sgd(0.5), steps=1000, probe=128, loss="mse"
+    ),
+    "edge of stability, all examples": Training(Mlp(), optax.sgd(0.2), **ALL),
+}
+AT_THE_EDGE = 0.75  # the least median of the margin there, over the second half of a run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_runs_raise_no_alert(name):
+    losses, margins, alerts = train(SOUND[name])
+    assert [str(alert) for alert in alerts] == []
+    assert np.mean(losses[-20:]) < 0.7 * losses[0]  # it does train
+    if name.startswith("edge"):
+        assert np.nanmedian(margins[len(margins) // 2 :]) > AT_THE_EDGE
+
+
+def alerts_of_steps(model, x, y, params, n_steps=2, **options):
+    """The alerts of a few steps of Adam, in the default configuration of alerts."""
+    alerts = []
+    options = {"loss": "cross_entropy", "instruments": "economy", "time_share": None} | options
+    tx = ntkdiag.watch(
+        optax.adam(1e-3),
+        ntkdiag.functionalize(model, {"params": params}),
+        train=(x, y),
+        every=1,
+        writers=InMemory(),
+        alerts=Alerts(on_alert=alerts.append),
+        **options,
+    )
+
+    @jax.jit
+    def step(params, state):
+        def loss(params):
+            outputs = model.apply({"params": params}, x)
+            return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
+
+        updates, state = tx.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(n_steps):
+        params, state = step(params, state)
+    jax.effects_barrier()
+    return alerts
+
+
+class Deep(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = nn.relu(nn.Dense(8)(x))
+        return nn.Dense(3)(x)
+
+
+def labelled(shape, n_classes):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype(np.float32)
+    return x, rng.integers(0, n_classes, shape[0])
+
+
+def test_a_dead_middle_layer_is_named_at_the_first_measurement():
+    x, y = labelled((16, 4), 3)
+    params = Deep().init(jax.random.key(0), x)["params"]
+    assert alerts_of_steps(Deep(), x, y, params) == []
+    params["Dense_1"]["bias"] = jnp.full(8, -100.0)
+    (alert,) = alerts_of_steps(Deep(), x, y, params)
+    assert (alert.rule, alert.step) == ("DeadLayer", 0)
+    assert "Dense_1" in alert.message
+
+
+class KeyBias(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.MultiHeadDotProductAttention(2)(x))[:, 0]
+
+
+class BiasBeforeNorm(nn.Module):
+    """Each unit is normalised over the positions of an example: what is added to all of them does nothing."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(8)(x)
+        x = (x - x.mean(1, keepdims=True)) / jnp.sqrt(x.var(1, keepdims=True) + 1e-5)
+        return nn.Dense(3)(nn.relu(x).max(axis=1))
+
+
+class LowRank(nn.Module):
+    """A LoRA: what its last matrix of zeros multiplies has no gradient at first."""
+
+    @nn.compact
+    def __call__(self, x):
+        low = nn.Dense(2, use_bias=False, name="lora_a")(x)
+        low = nn.Dense(8, use_bias=False, kernel_init=nn.initializers.zeros, name="lora_b")(low)
+        return nn.Dense(3)(nn.relu(nn.Dense(8)(x) + low))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(KeyBias(), (16, 5, 4)), (LowRank(), (16, 4)), (BiasBeforeNorm(), (16, 5, 4))],
+    ids=["keys of an attention", "lora", "normalisation"],
+)
+def test_what_is_dead_by_symmetry_or_at_first_raises_no_alert(model, shape):
+    x, y = labelled(shape, 3)
+    params = model.init(jax.random.key(0), x)["params"]
+    assert alerts_of_steps(model, x, y, params, n_steps=4) == []

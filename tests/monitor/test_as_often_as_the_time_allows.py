@@ -1,0 +1,280 @@
+"""`every="auto"`: which steps are measured, by count and by the clock, and what is said of it once."""
+
+import importlib
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from monitor_problem import f, problem
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.monitor import InMemory, Monitor
+from ntkdiag.monitor.first_remarks import FirstRemarks
+from ntkdiag.monitor.pace import Pace
+
+get = optax.tree_utils.tree_get
+
+
+@pytest.fixture
+def pace_clock(monkeypatch):
+    """A clock that a test sets."""
+
+    class Clock:
+        seconds = 0.0
+
+        def perf_counter(self):
+            return self.seconds
+
+    clock = Clock()
+    monkeypatch.setattr(importlib.import_module("ntkdiag.monitor.pace"), "time", clock)
+    return clock
+
+
+def measured(pace, clock, step, *, until, took):
+    """The answer of a pace to a measurement that began at a time and took some seconds."""
+    clock.seconds = until
+    pace.begin()
+    clock.seconds = until + took
+    return pace.end(step)
+
+
+def test_the_clock_decides(pace_clock):
+    pace = Pace(time_share=0.01)
+    assert measured(pace, pace_clock, 0, until=0.0, took=50.0) == 0  # no step is known
+    # 10 steps in 1 s, and 0.8 s of measuring: 800 steps for one per cent, a third of them at first.
+    assert measured(pace, pace_clock, 10, until=51.0, took=0.8) == 266
+    assert measured(pace, pace_clock, 20, until=52.8, took=0.8) == 266
+    assert measured(pace, pace_clock, 30, until=54.6, took=0.8) == 800
+    # One that falls into a pause is not believed.
+    assert measured(pace, pace_clock, 40, until=56.4, took=80.0) == 800
+    assert pace.end(40) == 800  # another seed at the same step
+
+
+def test_without_a_share_the_clock_says_nothing(pace_clock):
+    pace = Pace(time_share=None)
+    for step in range(3):
+        assert measured(pace, pace_clock, step, until=float(step), took=0.1) == 0
+
+
+def trained(steps, **options):
+    """A training under jit of plain descent, and its last state."""
+    params, x, y = problem()
+    tx = ntkdiag.watch(optax.sgd(0.01), f, train=(x, y), loss="mse", **options)
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for _ in range(steps):
+        _, state = step(params, state, params)
+    return jax.block_until_ready(state)
+
+
+def test_without_writers_the_count_decides():
+    state = trained(3)
+    params, x, y = problem()
+    period = ntkdiag.monitor.plan(f, params, train=(x, y), loss="mse").period
+    assert (int(state.ntk_measurements), int(state.ntk_step)) == (1, 0)
+    assert int(state.ntk_next) == period // 3  # the first intervals are a third as long
+    for name in ("ntk_margin", "ntk_learning_rate", "ntk_loss"):
+        assert np.isfinite(get(state, name))
+    assert np.isfinite(state.ntk_numbers["ntk_eigenvalues"]).all()
+    assert get(state, "ntk_learning_rate") == pytest.approx(0.01)
+
+
+def test_a_share_of_ones_own_thins_a_schedule_out():
+    assert int(trained(5, every=1, time_share=0.01).ntk_measurements) == 1
+    assert int(trained(5, every=1).ntk_measurements) == 5
+
+
+def test_a_monitor_goes_by_the_clock(pace_clock):
+    params, x, y = problem()
+    memory = InMemory()
+    monitor = Monitor(f, train=(x, y), loss="mse", descent=0.1, writers=memory)
+
+    def timed(step):
+        pace_clock.seconds += 0.1
+        before = len(memory.steps)
+        monitor(step, params)
+        return len(memory.steps) > before
+
+    assert timed(0)
+    second = next(step for step in itertools.count(1) if timed(step))
+    assert 1 < second < 2000
+    # The second took no time of this clock: the next may come at once.
+    assert timed(second + 1)
+
+
+def test_what_fails_is_not_tried_at_every_step():
+    params, x, y = problem()
+    attempts = []
+
+    def broken(params, x):
+        attempts.append(1)
+        raise ValueError("broken")
+
+    monitor = Monitor(broken, train=(x, y))
+    with pytest.warns(RuntimeWarning, match="broken"):
+        assert [monitor(step, params) for step in range(250)] == [None] * 250
+    assert len(attempts) == 3  # at 0, 100 and 200
+
+
+# What is said at the start, and of the first measurements.
+
+
+def test_a_dear_schedule_is_obeyed_and_its_cost_said(caplog):
+    state = trained(3, every=1, instruments="margin")
+    assert int(state.ntk_measurements) == 3
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "watch(optimizer, f): a measurement takes about 9.8 training steps: every=1 is 982 % of "
+        "training; every=982 would be 1 %."
+    )
+
+
+def test_a_cheap_schedule_is_not_spoken_of(caplog):
+    trained(1, every=100_000)
+    assert not caplog.records
+
+
+def test_what_is_not_measured_is_said(caplog):
+    params, x, y = problem()
+    ntkdiag.watch(optax.sgd(0.1), f, train=(x, y)).init(params)
+    texts = [record.getMessage() for record in caplog.records]
+    assert (
+        "watch(optimizer, f): Not measured: margin (the curvature is that of the loss; pass loss=)."
+    ) in texts
+
+
+def test_why_there_is_no_margin_is_said_once(caplog):
+    params, x, y = problem()
+    memory = InMemory()
+    tx = ntkdiag.watch(
+        optax.lion(0.1), f, train=(x, y), loss="mse", every=1, writers=memory, instruments="margin"
+    )
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for _ in range(3):
+        _, state = step(params, state, params)
+    jax.block_until_ready(state)
+    assert np.isnan(memory.series("ntk_margin")).all()
+    said = [record.getMessage() for record in caplog.records if "no margin" in record.getMessage()]
+    assert said == [
+        "watch: no margin: The update does not shrink with the gradient, as that of sign descent: "
+        "there is no margin of stability, and it is NaN. This is said once."
+    ]
+
+
+def test_the_array_that_is_explained_worst_has_a_name(caplog):
+    remarks = FirstRemarks()
+    record = {"name": "ntk", "call": "watch", "optimizer_arrays": ["['w']", "['b']"]}
+    row = {"ntk_margin": 0.5, "ntk_optimizer_status": 0.0, "ntk_optimizer_array": -1.0}
+    unknown = {"ntk_margin": math.nan, "ntk_optimizer_status": 3.0, "ntk_optimizer_array": 1.0}
+    for values in (row, unknown, unknown):
+        remarks.look(values, record)
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "watch: no margin: The update that was made is not the one that the optimizer's state and "
+        "the gradient predict, in arrays that matter: the optimizer is unknown there, and the "
+        "margin is NaN. The array that is explained worst is ['b']. This is said once."
+    )
+
+
+def test_an_error_of_ours_costs_the_margin_alone(monkeypatch):
+    """Under tests it fails the measurement; elsewhere it is a status, with its text in the record."""
+
+    def failing(*args, **kwargs):
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr(
+        importlib.import_module("ntkdiag.monitor.optimizer_reader"), "read_arrays", failing
+    )
+    with pytest.warns(RuntimeWarning, match="could not be measured: ZeroDivisionError: of ours"):
+        trained(1, every=1, writers=InMemory())
+    monkeypatch.setenv("NTKDIAG_RAISE", "0")
+    memory = InMemory()
+    with pytest.warns(RuntimeWarning, match="The optimizer could not be read.*This is an error"):
+        state = trained(1, every=1, writers=memory)
+    assert int(get(state, "ntk_optimizer_status")) == 11
+    assert np.isnan(get(state, "ntk_margin"))
+    assert np.isfinite(get(state, "ntk_trace"))
+    failure = "The optimizer could not be read: ZeroDivisionError: of ours"
+    assert failure in memory.record["notes"]
+
+
+# Arguments.
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("share", [0, -0.5, "1%"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda params, **options: ntkdiag.watch(optax.sgd(0.1), f, **options),
+        lambda params, **options: ntkdiag.monitor.plan(f, params, **options),
+    ],
+    ids=["watch", "plan"],
+)
+def test_a_share_that_is_none_is_refused(call, share):
+    params, x, y = problem()
+    with pytest.raises(InvalidInputError) as caught:
+        call(params, train=(x, y), time_share=share)
+    assert f"expected a positive share of the wall time; got time_share={share!r}." in str(
+        caught.value
+    )
+
+
+def test_a_batch_of_no_examples_is_refused():
+    _, x, y = problem()
+    with pytest.raises(InvalidInputError, match="expected a positive `batch_size`; got 0"):
+        ntkdiag.watch(optax.sgd(0.1), f, train=(x, y), batch_size=0)
+
+
+@pytest.mark.usefixtures("wrong_types")
+@pytest.mark.parametrize("n_train", [1, 2.5, True])
+def test_fewer_examples_than_the_probe_has_are_no_training_set(n_train):
+    _, x, y = problem()
+    with pytest.raises(InvalidInputError) as caught:
+        ntkdiag.watch(optax.sgd(0.1), f, train=(x, y), n_train=n_train)
+    assert str(caught.value) == (
+        f"watch(optimizer, f, n_train={n_train!r}): expected the number of examples of the whole "
+        f"training set, of which train=(x, y) are some; got {n_train!r} beside a probe of "
+        f"{len(x)}. Leave it out where it is not known."
+    )
+
+
+def test_of_a_whole_training_set_the_margin_is_exact():
+    _, x, _ = problem()
+    widths = []
+    for n_train in (None, 10 * len(x), len(x)):
+        instrument = ntkdiag.monitor.TopCurvatures(tolerance=1e-6)
+        state = trained(1, every=1, instruments=instrument, n_train=n_train)
+        lower, upper = get(state, "ntk_margin_lower"), get(state, "ntk_margin_upper")
+        widths.append(float((upper - lower) / get(state, "ntk_margin")))
+    assert widths[0] > widths[1] > 0.1
+    assert widths[2] < 1e-3  # of what float32 resolves
+
+
+def test_the_state_hands_on_what_is_inside():
+    params, x, y = problem()
+    options = {"train": (x, y), "loss": "mse", "instruments": "trace"}
+    injected = ntkdiag.watch(optax.inject_hyperparams(optax.sgd)(0.5), f, **options).init(params)
+    assert injected.hyperparams["learning_rate"] == 0.5
+    accumulated = ntkdiag.watch(optax.MultiSteps(optax.sgd(0.1), 2), f, **options).init(params)
+    assert accumulated.gradient_step == 0
+    with pytest.raises(AttributeError, match="no_such_field"):
+        _ = accumulated.no_such_field
+
+
+def test_eigenvalues_by_products_are_those_of_the_kernel():
+    params, x, y = problem()
+    dense = np.asarray(ntkdiag.spectrum(ntkdiag.ntk(f, params, x, reduction="full")).eigenvalues)
+    monitor = Monitor(f, train=(x, y), every=1, instruments="eigenvalues", top_k=3)
+    rows = [monitor(step, params)["eigenvalues"] for step in range(5)]
+    for step in (0, 4):
+        np.testing.assert_allclose(rows[step].value, dense[:3], rtol=0.03)
+        assert (np.asarray(rows[step].upper) >= dense[:3] * (1 - 1e-5)).all()
+    for step in (1, 2, 3):
+        assert np.isnan(jnp.asarray(rows[step].value)).all()

@@ -1,0 +1,244 @@
+"""The compiled step, read: at steps that are not measured nothing of the size of a parameter is copied for `watch`.
+
+Counted outside of all conditionals, against the step without `watch`: copies, and collectives over devices.
+"""
+
+import collections
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ntkdiag
+
+N_PROBE, D, WIDTH, N_CLASSES = 16, 64, 128, 8
+OPTIMIZERS = {
+    "adam": lambda: optax.adam(1e-3),
+    "clipped adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+}
+# Arrays of less than this are no parameter here.
+_LARGE = 8 * 64
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+
+
+def f(params, x):
+    return jax.nn.relu(x @ params["a"] + params["c"]) @ params["b"]
+
+
+def loss(params, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
+
+
+def start():
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a": rng.normal(size=(D, WIDTH)) / 8,
+        "b": rng.normal(size=(WIDTH, N_CLASSES)) / 11,
+        "c": np.zeros(WIDTH),
+    }
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), arrays)
+
+
+def examples(n=64):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(n, D)).astype(np.float32), rng.integers(0, N_CLASSES, n)
+
+
+def watched(optimizer, instruments="margin", **options):
+    x, y = examples(N_PROBE)
+    options = {"loss": "cross_entropy", "every": 100, "time_share": None, **options}
+    return ntkdiag.watch(optimizer, f, train=(x, y), instruments=instruments, **options)
+
+
+def step_of(tx):
+    def step(params, state, x, y):
+        updates, state = tx.update(jax.grad(loss)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def scanned(tx):
+    def run(params, state, x, y):
+        def step(carry, _):
+            return step_of(tx)(*carry, x, y), None
+
+        return jax.lax.scan(step, (params, state), length=50)[0]
+
+    return run
+
+
+def text_of(make, tx, params, *, donates, x_y=None):
+    """The compiled program of a step, as text."""
+    x, y = examples() if x_y is None else x_y
+    donated = (0, 1) if donates else ()
+    lowered = jax.jit(make(tx), donate_argnums=donated).lower(
+        params, jax.jit(tx.init)(params), x, y
+    )
+    return lowered.compile().as_text()
+
+
+def computations(text):
+    """Name -> lines, of each computation of a program; the first one is the name of the entry."""
+    found, entry, name = {}, None, None
+    for line in text.splitlines():
+        begins = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if begins:
+            name = begins.group(2)
+            found[name] = []
+            entry = name if begins.group(1) else entry
+        elif name is not None:
+            found[name].append(line)
+    return entry, found
+
+
+def outside_of_conditionals(text):
+    """The lines that run at every step: all that the entry calls but branches."""
+    entry, found = computations(text)
+    assert entry is not None
+    ahead, seen, lines = [entry], set(), []
+    while ahead:
+        name = ahead.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for line in found[name]:
+            lines.append(line)
+            if " conditional(" not in line:
+                ahead += [word for word in re.findall(r"%([\w.\-]+)", line) if word in found]
+    return lines
+
+
+def large_copies(lines):
+    """Shape -> how many copies, fused ones and those to be awaited among them."""
+    count = collections.Counter()
+    for line in lines:
+        made = re.search(r"= \(?\w+\[([\d,]*)\]\S* (copy|copy-start)\(", line)
+        if made and np.prod([int(n) for n in made.group(1).split(",") if n]) >= _LARGE:
+            count[made.group(1)] += 1
+    return count
+
+
+def collectives(lines):
+    """Kind -> how many."""
+    kinds = "|".join(_COLLECTIVES)
+    found = (re.search(rf"= .*? ({kinds})(-start)?\(", line) for line in lines)
+    return collections.Counter(each.group(1) for each in found if each)
+
+
+def check(plain, text):
+    """No copies and collectives beyond those of the step without `watch`."""
+    assert " conditional(" in text
+    lines, plain_lines = outside_of_conditionals(text), outside_of_conditionals(plain)
+    assert len(plain_lines) > 10
+    assert not large_copies(lines) - large_copies(plain_lines)
+    assert not collectives(lines) - collectives(plain_lines)
+
+
+def reading_before(tx):
+    """A step with a branch that reads parameters and state before it, as `watch` must not."""
+
+    def step(params, state, x, y):
+        updates, after = tx.update(jax.grad(loss)(params, x, y), state, params)
+
+        def measured():
+            return sum(
+                jnp.linalg.norm(jnp.sin(leaf)) for leaf in jax.tree.leaves((params, updates))
+            )
+
+        number = jax.lax.cond(x[0, 0] > 9.0, measured, lambda: 0.0)
+        return optax.apply_updates(params, updates), after, number
+
+    return step
+
+
+def test_copies_are_seen_where_they_are():
+    text = text_of(reading_before, OPTIMIZERS["adam"](), start(), donates=True)
+    assert large_copies(outside_of_conditionals(text))
+
+
+def test_what_a_loop_calls_runs_at_every_step_and_what_a_branch_calls_does_not():
+    program = """%body (p: f32[64,128]) -> f32[64,128] {
+  %c = f32[64,128]{1,0} copy(%p)
+}
+%never (p: f32[]) -> f32[] {
+  %d = f32[9999]{0} copy(%p)
+}
+ENTRY %main (p: f32[64,128]) -> f32[64,128] {
+  %w = f32[64,128]{1,0} while(%p), condition=%less, body=%body
+  %q = f32[] conditional(%w), branch_computations={%never}
+}
+"""
+    assert large_copies(outside_of_conditionals(program)) == {"64,128": 1}
+
+
+@pytest.mark.parametrize("donates", [True, False], ids=["donated", "kept"])
+def test_nothing_large_is_copied_for_norms_of_layers(donates):
+    optimizer = OPTIMIZERS["adam"]()
+    plain = text_of(step_of, optimizer, start(), donates=donates)
+    check(plain, text_of(step_of, watched(optimizer, "layer_norms"), start(), donates=donates))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("donates", [True, False], ids=["donated", "kept"])
+@pytest.mark.parametrize("make", [step_of, scanned], ids=["step", "scan"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nothing_large_is_copied(name, make, donates):
+    optimizer = OPTIMIZERS[name]()
+    plain = text_of(make, optimizer, start(), donates=donates)
+    check(plain, text_of(make, watched(optimizer), start(), donates=donates))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [step_of, scanned], ids=["step", "scan"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nor_with_writers_and_two_tiers(name, make):
+    optimizer = OPTIMIZERS[name]()
+    plain = text_of(make, optimizer, start(), donates=True)
+    options = {"instruments": ("economy", "spectral"), "writers": ntkdiag.monitor.InMemory()}
+    check(plain, text_of(make, watched(optimizer, **options), start(), donates=True))
+
+
+def fsdp_holds():
+    """Parameters and examples lie on all devices in parts."""
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    assert mesh.size == 8
+    part = NamedSharding(mesh, PartitionSpec("d"))
+    params = jax.device_put(start(), part)
+    x_y = jax.device_put(examples(), part)
+    for name, make_optimizer in OPTIMIZERS.items():
+        optimizer = make_optimizer()
+        for make in (step_of, scanned):
+            plain = text_of(make, optimizer, params, donates=True, x_y=x_y)
+            assert collectives(outside_of_conditionals(plain)), name
+            check(plain, text_of(make, watched(optimizer), params, donates=True, x_y=x_y))
+
+
+@pytest.mark.slow
+def test_parameters_in_parts_on_eight_devices():
+    here = pathlib.Path(__file__)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    script = f"import {here.stem} as steps; steps.fsdp_holds(); print('all held')"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=here.parents[2],
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags,
+            "PYTHONPATH": f"{here.parents[2]}{os.pathsep}{here.parent}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith("all held\n")

@@ -1,0 +1,169 @@
+"""With `every="auto"` a Monitor compiles its first measurement beside the training loop."""
+
+import contextvars
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ntkdiag.monitor import InMemory, Monitor
+from ntkdiag.monitor import hook as monitor_hook
+
+N, D = 16, 3
+X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+Y = X[:, :1]
+
+
+def f(params, x):
+    return jnp.tanh(x @ params["w"])
+
+
+def start():
+    return {"w": jnp.full((D, 1), 0.3)}
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_no_errors():
+    """Where they are, as in these tests, the filters of the thread would be those of the loop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.filters[:] = [filter for filter in warnings.filters if filter[0] != "error"]
+        yield
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Measurements wait for this event."""
+    event = threading.Event()
+    measure = Monitor._measure
+
+    def waiting(self, *args, **kwargs):
+        event.wait(60)
+        return measure(self, *args, **kwargs)
+
+    monkeypatch.setattr(Monitor, "_measure", waiting)
+    return event
+
+
+def trained(monitor, steps, *, donate=True):
+    """Train as everybody does, with buffers donated; the parameters of the first step."""
+    optimizer = optax.adamw(1e-2)
+
+    def step_of(params, state):
+        gradient = jax.grad(lambda params: jnp.mean((f(params, X) - Y) ** 2))(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step_of = jax.jit(step_of, donate_argnums=(0, 1) if donate else ())
+    params, state = start(), optimizer.init(start())
+    for step in range(steps):
+        monitor(step, params, state)
+        params, state = step_of(params, state)
+    return params
+
+
+def of_two_steps(monitor):
+    trained(monitor, 2)
+    return monitor.last
+
+
+def monitored(**options):
+    options = {"train": (X, Y), "loss": "mse", "optimizer": optax.adamw(1e-2), **options}
+    return Monitor(f, **options)
+
+
+def test_training_goes_on_and_the_first_step_is_measured(held_back):
+    log = InMemory()
+    monitor = monitored(writers=log)
+    trained(monitor, 50)  # while nothing could be measured
+    assert not log.rows
+    assert monitor.cost.measurements == 0
+    held_back.set()
+    last = monitor.last  # waits
+    assert int(last.step) == 0
+    monitor.close()
+    assert [row["step"] for row in log.rows] == [0]
+    # Of the parameters that were there at step 0, whose buffers were donated since.
+    at_start = monitored(every=1)(0, start(), optax.adamw(1e-2).init(start()))
+    assert last.trace == pytest.approx(at_start.trace, rel=1e-6)
+
+
+def test_closing_waits_for_it(held_back):
+    log = InMemory()
+    with monitored(writers=log) as monitor:
+        trained(monitor, 3)
+        threading.Timer(0.2, held_back.set).start()
+    assert [row["step"] for row in log.rows] == [0]
+
+
+def test_the_measurements_after_it_are_made_in_the_loop(monkeypatch):
+    monitor = monitored(time_share=0.99)
+    trained(monitor, 2)
+    monitor.last  # noqa: B018  it waits
+    trained(monitor, 400)
+    assert monitor.cost.measurements > 1
+    assert int(monitor.last.step) > 0
+
+
+def test_a_schedule_that_is_said_is_obeyed_at_once():
+    monitor = monitored(every=100)
+    measurement = monitor(0, start(), optax.adamw(1e-2).init(start()))
+    assert int(measurement.step) == 0
+
+
+def test_what_goes_wrong_in_it_is_said_once(monkeypatch):
+    def broken(self, *args, **kwargs):
+        raise ValueError("broken in the thread")
+
+    monkeypatch.setattr(Monitor, "_measure", broken)
+    monitor = monitored()
+    with pytest.warns(RuntimeWarning, match="step 0 could not be measured: ValueError: broken in"):
+        measured = of_two_steps(monitor)
+    assert measured is None
+    trained(monitor, 1)
+
+
+def test_where_warnings_are_errors_the_call_waits():
+    warnings.simplefilter("error")
+    assert monitored()(0, start(), optax.adamw(1e-2).init(start())) is not None
+
+
+def test_the_thread_has_the_context_of_the_loop():
+    current, seen = contextvars.ContextVar("current", default="nothing"), []
+
+    class Looking(InMemory):
+        def write(self, step, values):
+            seen.append(current.get())
+
+    current.set("the run of the script")
+    with monitored(writers=Looking()) as monitor:
+        trained(monitor, 1)
+    assert seen == ["the run of the script"]
+
+
+def test_a_copy_that_is_too_large_is_not_made(monkeypatch):
+    monkeypatch.setattr(monitor_hook, "_MOST_COPIED", 0.0)
+    monitor = monitored()
+    assert monitor(0, start(), optax.adamw(1e-2).init(start())) is not None
+
+
+def test_it_has_the_settings_of_the_loop():
+    """float64 and precision, where they hold in one thread alone."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        params = {"w": jnp.full((D, 1), 0.3, jnp.float64)}
+        monitor = Monitor(f, train=(X.astype(np.float64), Y.astype(np.float64)), loss="mse")
+        assert monitor(0, params) is None
+        assert monitor.last.trace.dtype == np.float64
+
+
+def test_arrays_of_numpy_may_change_afterwards(held_back):
+    params = {"w": np.full((D, 1), 0.3, np.float32)}
+    monitor = monitored(optimizer=None)
+    monitor(0, params)
+    params["w"][:] = 0.0
+    held_back.set()
+    assert monitor.last.trace > 0.1

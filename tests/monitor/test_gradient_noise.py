@@ -1,0 +1,189 @@
+"""The noise scale as an instrument: against the gradient kernel, by redraws, and where there is none."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from situations import situation_of
+
+import ntkdiag
+from ntkdiag.analysis import noise_scale
+from ntkdiag.errors import InvalidInputError
+from ntkdiag.losses import Weighted
+from ntkdiag.monitor import GradientNoise, InMemory
+from ntkdiag.monitor.probe_layout import ProbeLayout
+
+N = 2048
+
+
+def f(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"] + params["c"]
+
+
+@functools.cache
+def population(strength):
+    """Parameters, examples and labels; a bias of the labels that the network does not know yet."""
+    rng = np.random.default_rng(0)
+    params = {
+        "a": rng.normal(size=(16, 24)) / 4,
+        "b": rng.normal(size=(24, 10)) / 5,
+        "c": np.zeros(10),
+    }
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    x = rng.normal(size=(N, 16)).astype(np.float32)
+    logits = np.array(f(params, x)) + rng.gumbel(size=(N, 10))
+    logits[:, 0] += strength
+    return params, x, logits.argmax(axis=1)
+
+
+def measured(params, x, y, loss="cross_entropy", **options):
+    situation = situation_of(f, params, x, y, loss, **options)
+    return jax.jit(lambda: GradientNoise().measure(situation, ())[0]["noise_scale"])()
+
+
+def test_a_large_probe_has_the_noise_scale_of_its_gradient_kernel():
+    """Groups of 16 examples at random: the same number to the scatter among groups."""
+    params, x, y = population(2.0)
+    x, y = x[:512], y[:512]
+    exact = noise_scale(ntkdiag.gradient_kernel(f, params, x, y, loss="cross_entropy"))
+    estimate = measured(params, x, y)
+    np.testing.assert_allclose(estimate.value, exact.value, rtol=0.3)
+    assert estimate.lower < exact.value < estimate.upper
+    assert not estimate.is_exact
+    # Labels in order make groups no more alike.
+    order = np.argsort(y, kind="stable")
+    in_order = measured(params, x[order], y[order])
+    assert in_order.lower < exact.value < in_order.upper
+
+
+def test_identical_examples_have_no_noise():
+    params, x, y = population(2.0)
+    estimate = measured(params, np.tile(x[:1], (32, 1)), np.tile(y[:1], 32))
+    assert estimate.value < 1e-6
+    assert estimate.lower < 1e-6
+
+
+def test_the_unit_of_the_loss_does_not_count():
+    """Neither a denominator, nor equal weights, nor a loss of the user that is a mean or a sum."""
+    params, x, y = population(2.0)
+    x, y = x[:64], y[:64]
+    want = measured(params, x, y)
+    of_one = lambda outputs, y: optax.softmax_cross_entropy_with_integer_labels(outputs, y)
+    for loss, labels in [
+        (ntkdiag.losses.CrossEntropy(denominator=7.0), y),
+        ("cross_entropy", Weighted(y, np.full(64, 3.0))),
+        (lambda outputs, y: of_one(outputs, y).mean(), y),
+        (lambda outputs, y: of_one(outputs, y).sum(), y),
+    ]:
+        got = measured(params, x, labels, loss)
+        for name in ("value", "lower", "upper"):
+            np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-3)
+
+
+def test_where_no_example_has_a_gradient_it_is_nan():
+    params, x, y = population(2.0)
+    x, y = x[:64], y[:64]
+    contrast = lambda outputs, y: jnp.square(outputs - outputs.mean(axis=0)).mean() * 5
+    assert np.isnan(measured(params, x, y, contrast).value)
+    assert np.isnan(measured(params, x, y, contrast).upper)
+    assert np.isnan(measured(params, x, y, is_joint=True).value)
+
+
+@pytest.mark.parametrize(
+    ("n", "groups", "forwards"), [(8, 8, 3.0), (12, 8, 2.0), (20, 10, 1.5), (64, 16, 1.5)]
+)
+def test_cost(n, groups, forwards):
+    assert GradientNoise().forwards(ProbeLayout((n, 10), "full", np.dtype(np.float32))) == forwards
+    params, x, y = population(2.0)
+    program = jax.make_jaxpr(
+        lambda params: GradientNoise().measure(
+            situation_of(f, params, x[:n], y[:n], "cross_entropy"), ()
+        )
+    )(params)
+    lengths = [eqn.params["length"] for eqn in program.eqns if eqn.primitive.name == "scan"]
+    assert lengths == [groups]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [32, 64, 256])
+@pytest.mark.parametrize("strength", [0.5, 1.0, 3.0])
+def test_intervals_cover_that_of_all_examples(strength, n):
+    """Of 400 redraws 88 % or more; not all of them where the upper end is no infinity."""
+    params, x, y = population(strength)
+    whole = noise_scale(ntkdiag.gradient_kernel(f, params, x, y, loss="cross_entropy"))
+    truth = float(whole.variance) / float(whole.squared_gradient)
+
+    @jax.jit
+    def redraw(rows):
+        situation = situation_of(
+            f, params, jnp.asarray(x)[rows], jnp.asarray(y)[rows], "cross_entropy"
+        )
+        return GradientNoise().measure(situation, ())[0]["noise_scale"]
+
+    rows = [np.random.default_rng(seed).choice(N, n, replace=False) for seed in range(400)]
+    found = jax.lax.map(redraw, jnp.asarray(np.stack(rows)))
+    covered = np.mean((found.lower <= truth) & (truth <= found.upper))
+    print(f"noise scale {truth:.0f}, probe {n}: {covered:.3f} covered, lower {np.median(found.lower):.0f}, "
+          f"upper {np.median(found.upper):.0f}")  # fmt: skip
+    assert covered >= 0.88
+    assert covered <= 0.99 or truth > n / 2
+
+
+def options(memory, **changes):
+    return {"loss": "cross_entropy", "instruments": "noise_scale", "writers": memory} | changes
+
+
+def test_monitor_and_watch():
+    params, x, y = population(2.0)
+    want = measured(params, x[:64], y[:64])
+    of_monitor, of_watch = InMemory(), InMemory()
+    monitor = ntkdiag.Monitor(f, train=(x[:64], y[:64]), every=1, **options(of_monitor))
+    monitor(0, params)
+    monitor.close()
+    np.testing.assert_allclose(of_monitor.rows[0]["ntk_noise_scale"], want.value, rtol=1e-4)
+    np.testing.assert_allclose(of_monitor.rows[0]["ntk_noise_scale_lower"], want.lower, rtol=1e-4)
+    tx = ntkdiag.watch(optax.sgd(0.1), f, train=(x[:64], y[:64]), every=1, **options(of_watch))
+    state = tx.init(params)
+    tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+    jax.effects_barrier()
+    np.testing.assert_allclose(of_watch.rows[0]["ntk_noise_scale"], want.value, rtol=1e-4)
+
+
+def test_a_loss_has_to_be_named():
+    params, x, y = population(2.0)
+    message = "no loss was named, and its gradient is what is noisy"
+    with pytest.raises(InvalidInputError, match=message):
+        ntkdiag.monitor.plan(f, params, train=(x, y), instruments="noise_scale")
+
+
+def test_of_few_examples_it_is_nan_and_the_record_says_why():
+    params, x, y = population(2.0)
+    memory = InMemory()
+    monitor = ntkdiag.Monitor(f, train=(x[:7], y[:7]), every=1, **options(memory))
+    monitor(0, params)
+    monitor.close()
+    assert np.isnan(memory.rows[0]["ntk_noise_scale"])
+    assert "The noise scale is NaN: it takes 8 examples or more." in memory.record["notes"]
+
+
+class Normalised(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=True):
+        return nn.Dense(10)(nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x)))
+
+
+def test_batch_norm_says_why():
+    _, x, y = population(2.0)
+    model = Normalised()
+    variables = model.init(jax.random.key(0), x[:4])
+    fn = ntkdiag.functionalize(model, variables)
+    memory = InMemory()
+    tx = ntkdiag.watch(optax.sgd(0.1), fn, train=(x[:32], y[:32]), every=1, **options(memory))
+    tx.update(fn.params, tx.init(fn.params), fn.params)
+    jax.effects_barrier()
+    assert np.isnan(memory.rows[0]["ntk_noise_scale"])
+    assert any("The noise scale is NaN: examples interact" in n for n in memory.record["notes"])

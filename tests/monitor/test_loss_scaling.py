@@ -1,0 +1,107 @@
+"""Dynamic loss scaling: a step whose gradient overflows is taken back, and made once more with a smaller scale."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag.monitor import Alert, InMemory
+
+# The second value overflows; at step 0 and step 4, which are measured, as well as at step 3, which is not.
+OVERFLOWS = {0, 1, 6, 7, 9}
+EVERY, N_STEPS = 4, 14
+get = optax.tree_utils.tree_get
+
+
+def _f(params, x):
+    return jnp.tanh(x @ params["w"])
+
+
+def _problem():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(8, 3)), jnp.float32)
+    y = jnp.asarray(rng.normal(size=(8, 2)), jnp.float32)
+    return {"w": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32)}, x, y
+
+
+def _gradient(params, x, y, is_overflow):
+    loss = lambda params: ((_f(params, x) - y) ** 2).sum(axis=-1).mean() / 2
+    return jax.tree.map(lambda g: jnp.where(is_overflow, jnp.inf, g), jax.grad(loss)(params))
+
+
+def _is_finite(gradient):
+    return jnp.asarray([jnp.isfinite(g).all() for g in jax.tree.leaves(gradient)]).all()
+
+
+def _taken_back(tx):
+    """As jmp and Flax's `DynamicScale` have it: parameters and state are selected leaf by leaf."""
+
+    def step(params, state, x, y, is_overflow):
+        gradient = _gradient(params, x, y, is_overflow)
+        updates, after = tx.update(gradient, state, params)
+        new = (optax.apply_updates(params, updates), after)
+        is_finite = _is_finite(gradient)
+        return jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), new, (params, state))
+
+    return step
+
+
+def _as_it_is(tx):
+    """Whatever is taken back, the optimizer takes back."""
+
+    def step(params, state, x, y, is_overflow):
+        gradient = _gradient(params, x, y, is_overflow)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def _watched(inner, memory, x, y):
+    return ntkdiag.watch(
+        inner, _f, train=(x, y), loss="mse", every=EVERY, time_share=None, writers=[memory]
+    )
+
+
+def _optimizer_of(form, memory, x, y):
+    if form == "selected":
+        return _watched(optax.adam(1e-2), memory, x, y), _taken_back
+    if form == "guard outside":
+        return optax.apply_if_finite(_watched(optax.adam(1e-2), memory, x, y), 9), _as_it_is
+    return _watched(optax.apply_if_finite(optax.adam(1e-2), 9), memory, x, y), _as_it_is
+
+
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("form", ["selected", "guard outside", "guard inside"])
+def test_one_row_for_each_step_and_no_alert(form, is_compiled):
+    params, x, y = _problem()
+    memory = InMemory()
+    tx, step_of = _optimizer_of(form, memory, x, y)
+    step = jax.jit(step_of(tx)) if is_compiled else step_of(tx)
+    state = tx.init(params)
+    for t in range(N_STEPS):
+        params, state = step(params, state, x, y, jnp.asarray(t in OVERFLOWS))
+    jax.block_until_ready(params)
+    jax.effects_barrier()
+    assert len(memory.steps) == len(set(memory.steps)) >= 2
+    assert all(row["ntk_status"] == 1 for row in memory.rows)
+    assert np.isfinite([row["ntk_loss"] for row in memory.rows]).all()
+    assert not memory.alerts
+
+
+def test_a_training_that_is_lost_is_said_one_step_later():
+    params, x, y = _problem()
+    memory = InMemory()
+    tx = _watched(optax.adam(1e-2), memory, x, y)
+    step = jax.jit(_as_it_is(tx))
+    state = tx.init(params)
+    for t in range(N_STEPS):
+        params, state = step(params, state, x, y, jnp.asarray(t == EVERY))
+    jax.block_until_ready(params)
+    jax.effects_barrier()
+    # The step after the broken batch has parameters of NaN.
+    assert memory.steps[:2] == [0, EVERY + 1]
+    assert memory.rows[1]["ntk_status"] == 2
+    assert isinstance(memory.alerts[0], Alert)

@@ -1,0 +1,358 @@
+"""More loops of public repositories: each starts `watch` in one line plus its loss, and has a margin at every reading.
+
+What these losses have: outputs that are no predictions of the labels, masks beside the labels, padded graphs,
+accumulated gradients; and an update that is made without parameters.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+import ntkdiag
+from ntkdiag.monitor import InMemory
+from ntkdiag.monitor.measurement import Status
+from ntkdiag.optimizer.descent_reading import Reading
+
+# Compiling is most of the time that these loops take.
+quickly = pytest.mark.usefixtures("light_compilation")
+
+
+def watched(f, loss, **options):
+    """What `watch` takes here, but for the optimizer and the examples; and where its numbers go."""
+    memory = InMemory()
+    watch = functools.partial(
+        ntkdiag.watch, f=f, loss=loss, every=5, instruments="margin", writers=memory, **options
+    )
+    return watch, memory
+
+
+def check_margins(memory, due):
+    """A number from every measurement, of an optimizer that was recognised."""
+    jax.effects_barrier()
+    assert memory.steps == due
+    for row in memory.rows:
+        assert row["ntk_status"] == Status.MEASURED
+        assert row["ntk_optimizer_status"] in (Reading.RECOGNISED, Reading.YOUNG), row
+        assert np.isfinite(row["ntk_margin"]), row
+        assert 0 < row["ntk_margin"] <= row["ntk_margin_upper"], row
+
+
+# flax/examples/vae, with a key for each example
+
+
+class VAE(nn.Module):
+    """Black and white images of 16 pixels, by 3 numbers."""
+
+    latents: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.relu(nn.Dense(24)(x["image"]))
+        mean = nn.Dense(self.latents)(h)
+        log_variance = nn.Dense(self.latents)(h)
+        draw = lambda key: jax.random.normal(key, (self.latents,))
+        code = mean + jnp.exp(0.5 * log_variance) * jax.vmap(draw)(x["key"])
+        logits = nn.Dense(16)(nn.relu(nn.Dense(24)(code)))
+        return logits, mean, log_variance
+
+
+def evidence(outputs, image):
+    """Reconstruction and divergence, the mean over examples."""
+    logits, mean, log_variance = jnp.split(outputs, (16, 19), axis=-1)
+    of_image = optax.sigmoid_binary_cross_entropy(logits, image).sum(axis=-1)
+    divergence = 0.5 * (mean**2 + jnp.exp(log_variance) - 1 - log_variance).sum(axis=-1)
+    return jnp.mean(of_image + divergence)
+
+
+@pytest.mark.slow
+@quickly
+def test_a_variational_autoencoder():
+    rng = np.random.default_rng(0)
+    image = (rng.random((64, 16)) < rng.random((64, 1))).astype(np.float32)
+    model = VAE()
+    x = {"image": image, "key": jax.random.split(jax.random.key(0), len(image))}
+    params = jax.jit(model.init)(jax.random.key(1), x)["params"]
+    f = lambda params, x: jnp.concatenate(model.apply({"params": params}, x), axis=-1)
+    watch, memory = watched(f, evidence)
+    probe = jax.tree.map(lambda leaf: leaf[:24], x)
+    tx = watch(optax.adam(1e-3), train=(probe, image[:24]))
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+
+    @jax.jit
+    def train_step(state, image, rng):
+        x = {"image": image, "key": jax.random.split(rng, len(image))}
+        grads = jax.grad(lambda params: evidence(f(params, x), image))(state.params)
+        return state.apply_gradients(grads=grads)
+
+    for step in range(16):
+        batch = image[rng.integers(0, len(image), 32)]
+        state = train_step(state, batch, jax.random.fold_in(jax.random.key(2), step))
+    check_margins(memory, [0, 5, 10, 15])
+
+
+# flax/examples/seq2seq: sums in digits, an encoder and a decoder of LSTM
+
+DIGITS, LENGTH, END = 8, 5, 0
+
+
+class Seq2Seq(nn.Module):
+    """The question is read to its end, and the answer begins from what was remembered."""
+
+    @nn.compact
+    def __call__(self, x):
+        embed = nn.Embed(DIGITS, 12)
+        encoder = nn.RNN(nn.OptimizedLSTMCell(16), return_carry=True)
+        carry, _ = encoder(embed(x["question"]), seq_lengths=x["length"])
+        answers = nn.RNN(nn.OptimizedLSTMCell(16))(embed(x["teacher"]), initial_carry=carry)
+        return nn.Dense(DIGITS)(answers)
+
+
+def questions(n):
+    """Answers are the questions backwards, with an end, and nothing behind it counts."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, LENGTH, n)
+    question, answer = np.zeros((2, n, LENGTH), np.int64)
+    for row, length in enumerate(lengths):
+        digits = rng.integers(1, DIGITS, length)
+        question[row, :length], answer[row, :length] = digits, digits[::-1]
+    teacher = np.pad(answer, ((0, 0), (1, 0)))[:, :-1]
+    mask = np.arange(LENGTH) <= lengths[:, None]
+    x = {"question": question, "length": lengths, "teacher": teacher}
+    return x, {"tokens": answer, "mask": mask}
+
+
+def of_what_counts(logits, y):
+    """Cross-entropy of the tokens that are not padding."""
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, y["tokens"])
+    return jnp.sum(each * y["mask"]) / jnp.sum(y["mask"])
+
+
+@pytest.mark.slow
+@quickly
+def test_sequence_to_sequence_with_masks():
+    x, y = questions(48)
+    model = Seq2Seq()
+    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+    f = lambda params, x: model.apply({"params": params}, x)
+    watch, memory = watched(f, of_what_counts)
+    tx = watch(optax.adam(3e-3), train=jax.tree.map(lambda leaf: leaf[:16], (x, y)))
+
+    @jax.jit
+    def train_step(params, opt_state, x, y):
+        grads = jax.grad(lambda params: of_what_counts(f(params, x), y))(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    opt_state, rng = tx.init(params), np.random.default_rng(1)
+    for _ in range(11):
+        chosen = rng.integers(0, 48, 16)
+        batch = jax.tree.map(lambda leaf: leaf[chosen], (x, y))  # noqa: B023
+        params, opt_state = train_step(params, opt_state, *batch)
+    check_margins(memory, [0, 5, 10])
+
+
+# jraph and flax/examples/ogbg_molpcba: graphs padded to as many nodes and edges, the last graphs are padding
+
+NODES, EDGES, FEATURES, CLASSES = 7, 12, 4, 3
+
+
+class GraphNet(nn.Module):
+    """Messages along the edges of one graph; the last node is where padded edges end."""
+
+    @nn.compact
+    def __call__(self, graph):
+        senders, receivers = graph["senders"], graph["receivers"]
+        h = nn.relu(nn.Dense(12)(graph["nodes"]))
+        messages = nn.relu(nn.Dense(12)(h[senders] - h[receivers]))
+        received = jax.ops.segment_sum(messages, receivers, num_segments=NODES)
+        return nn.Dense(CLASSES)(jnp.concatenate([h, received], axis=-1))
+
+
+def padded_graphs(n, n_padding):
+    """Graphs, the last of them without nodes; a class for each node that is one."""
+    rng = np.random.default_rng(0)
+    graphs = {
+        "nodes": np.zeros((n, NODES, FEATURES), np.float32),
+        "senders": np.full((n, EDGES), NODES - 1),
+        "receivers": np.full((n, EDGES), NODES - 1),
+    }
+    is_node = np.zeros((n, NODES), bool)
+    for i in range(n - n_padding):
+        n_nodes, n_edges = rng.integers(2, NODES), rng.integers(2, EDGES)
+        graphs["nodes"][i, :n_nodes] = rng.normal(size=(n_nodes, FEATURES))
+        graphs["senders"][i, :n_edges] = rng.integers(0, n_nodes, n_edges)
+        graphs["receivers"][i, :n_edges] = rng.integers(0, n_nodes, n_edges)
+        is_node[i, :n_nodes] = True
+    labels = {
+        "class": np.argmax(graphs["nodes"], axis=-1) % CLASSES,
+        "node_mask": is_node,
+        "graph_mask": is_node.any(axis=1),
+    }
+    return graphs, labels
+
+
+def of_nodes(logits, labels):
+    """Mean over graphs of the mean over nodes, without those that are padding."""
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels["class"])
+    n_nodes = jnp.maximum(labels["node_mask"].sum(axis=1), 1)
+    of_graph = jnp.sum(each * labels["node_mask"], axis=1) / n_nodes
+    return jnp.sum(of_graph * labels["graph_mask"]) / jnp.sum(labels["graph_mask"])
+
+
+@pytest.mark.slow
+@quickly
+def test_padded_graphs():
+    graphs, labels = padded_graphs(24, 4)
+    model = GraphNet()
+    one = jax.tree.map(lambda leaf: leaf[0], graphs)
+    params = jax.jit(model.init)(jax.random.key(0), one)["params"]
+    f = lambda params, graphs: jax.vmap(lambda graph: model.apply({"params": params}, graph))(
+        graphs
+    )
+    watch, memory = watched(f, of_nodes)
+    tx = watch(optax.adamw(3e-3, weight_decay=1e-2), train=(graphs, labels))
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+
+    @jax.jit
+    def train_step(state, graphs, labels):
+        grads = jax.grad(lambda params: of_nodes(f(params, graphs), labels))(state.params)
+        return state.apply_gradients(grads=grads)
+
+    for _ in range(16):
+        state = train_step(state, graphs, labels)
+    check_margins(memory, [0, 5, 10, 15])
+
+
+# google-deepmind/nanodo: a decoder, weights where there are tokens, accumulated and clipped gradients
+
+WORDS, WINDOW, PADDING = 16, 8, 0
+
+
+class Block(nn.Module):
+    """Attention to what came before, and two layers, without biases as in nanodo."""
+
+    @nn.compact
+    def __call__(self, h):
+        mask = nn.make_causal_mask(h[..., 0])
+        attention = nn.MultiHeadDotProductAttention(2, use_bias=False)
+        h = h + attention(nn.LayerNorm(use_bias=False)(h), mask=mask)
+        wide = nn.Dense(32, use_bias=False)(nn.LayerNorm(use_bias=False)(h))
+        return h + nn.Dense(12, use_bias=False)(nn.gelu(wide))
+
+
+class Decoder(nn.Module):
+    """Tokens in, logits of the next ones out by the same embedding."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(WORDS, 12)
+        h = embed(tokens) + nn.Embed(WINDOW, 12)(jnp.arange(tokens.shape[-1]))
+        h = Block()(h)
+        return embed.attend(nn.LayerNorm(use_bias=False)(h))
+
+
+def texts(n):
+    """Texts that count up by three; behind their ends is padding."""
+    rng = np.random.default_rng(0)
+    tokens = 1 + (rng.integers(0, WORDS - 1, (n, 1)) + 3 * np.arange(WINDOW + 1)) % (WORDS - 1)
+    tokens[np.arange(WINDOW + 1) >= rng.integers(4, WINDOW + 2, (n, 1))] = PADDING
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.slow
+@quickly
+def test_accumulated_gradients_of_a_decoder():
+    x, y = texts(64)
+    weights = (y != PADDING).astype(np.float32)
+    model = Decoder()
+    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
+    f = lambda params, x: model.apply({"params": params}, x)
+    rates = optax.warmup_cosine_decay_schedule(1e-4, 3e-3, 4, 16)
+    decayed = lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    adamw = optax.adamw(rates, b2=0.98, weight_decay=0.1, mask=decayed)
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), adamw)
+    watch, memory = watched(f, "cross_entropy")
+    tx = watch(optax.MultiSteps(clipped, every_k_schedule=2), train=(x[:16], y[:16], weights[:16]))
+
+    def loss(params, x, y, weights):
+        each = optax.softmax_cross_entropy_with_integer_labels(f(params, x), y)
+        return jnp.sum(each * weights) / jnp.sum(weights)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def train_step(params, opt_state, batch):
+        grads = jax.grad(loss)(params, *batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    opt_state, rng = tx.init(params), np.random.default_rng(1)
+    for _ in range(22):
+        chosen = rng.integers(0, 64, 16)
+        params, opt_state = train_step(params, opt_state, (x[chosen], y[chosen], weights[chosen]))
+    # A step is two gradients.
+    check_margins(memory, [0, 5, 10])
+    assert int(opt_state.gradient_step) == 11
+
+
+# google/brax: `optimizer.update(grads, optimizer_state)` in a scan
+
+
+def gradient_update_fn(loss_fn, optimizer):
+    """brax.training.gradients, without pmap."""
+    loss_and_grad = jax.value_and_grad(loss_fn)
+
+    def f(params, data, optimizer_state):
+        value, grads = loss_and_grad(params, data)
+        params_update, optimizer_state = optimizer.update(grads, optimizer_state)
+        return value, optax.apply_updates(params, params_update), optimizer_state
+
+    return f
+
+
+def policy_trained(optimizer, f, loss, batches, params):
+    """Parameters after a pass through the batches, in one program."""
+    update = gradient_update_fn(lambda params, data: loss(f(params, data["x"]), data), optimizer)
+
+    def sgd_step(carry, data):
+        params, optimizer_state = carry
+        value, params, optimizer_state = update(params, data, optimizer_state)
+        return (params, optimizer_state), value
+
+    start = params, optimizer.init(params)
+    (params, optimizer_state), losses = jax.jit(lambda: jax.lax.scan(sgd_step, start, batches))()
+    return params, optimizer_state, losses
+
+
+@quickly
+def test_an_update_without_parameters_passes_through():
+    rng = np.random.default_rng(0)
+    batches = {
+        "x": rng.normal(size=(12, 16, 5)).astype(np.float32),
+        "action": rng.integers(0, 3, (12, 16)),
+        "advantage": rng.normal(size=(12, 16)).astype(np.float32),
+    }
+    shapes = {"hidden": (5, 16), "logits": (16, 3)}
+    params = {k: jnp.asarray(rng.normal(size=s) / 4, jnp.float32) for k, s in shapes.items()}
+    f = lambda params, x: jax.nn.swish(x @ params["hidden"]) @ params["logits"]
+
+    def surrogate(logits, y):
+        taken = jax.nn.log_softmax(logits)[jnp.arange(len(logits)), y["action"]]
+        return -jnp.mean(taken * y["advantage"])
+
+    probe = jax.tree.map(lambda leaf: leaf[0], batches)
+    watch, memory = watched(f, surrogate)
+    tx = watch(optax.adam(3e-4), train=(probe["x"], probe))
+    with pytest.warns(RuntimeWarning, match="came without the parameters") as said:
+        after, state, losses = policy_trained(tx, f, surrogate, batches, params)
+    jax.effects_barrier()
+    assert len(said) == 1
+    assert memory.rows == []
+    assert int(state.ntk_measurements) == 0
+    plain = policy_trained(optax.adam(3e-4), f, surrogate, batches, params)
+    jax.tree.map(np.testing.assert_array_equal, (after, state.ntk_inner, losses), plain)
+    assert int(state.ntk_count) == 12

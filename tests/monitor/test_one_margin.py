@@ -1,0 +1,184 @@
+"""One step of training has one margin: in `watch`, in `Monitor`, and of the checkpoint afterwards."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+
+N, D, C = 24, 5, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, D)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
+OPTIONS = {"train": (X, Y), "loss": "cross_entropy", "n_train": N}
+STEPS = (0, 3, 10)
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(C)(jnp.tanh(nn.Dense(8)(x)))
+
+
+class Normalised(nn.Module):
+    """A bias before a normalisation, as most networks have it."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
+        return nn.Dense(C)(jnp.tanh(x))
+
+
+class SeveralOutputs(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        features = Normalised()(x, train)
+        return {"logits": features, "features": features**2}
+
+
+def loss_of(model, params, statistics):
+    """The loss on all examples, and the running statistics after it."""
+    variables = {"params": params, **statistics}
+    outputs, updated = model.apply(variables, X, train=True, mutable=list(statistics))
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs
+    return optax.softmax_cross_entropy_with_integer_labels(logits, Y).mean(), updated
+
+
+def trained(model, optimizer, of_variables):
+    """Margins of watch and of Monitor at some steps, and the checkpoints of these."""
+    variables = model.init(jax.random.key(0), X)
+    params = variables.pop("params")
+    fn = ntkdiag.functionalize(model, {"params": params, **variables}, output=output_of(model))
+    log = ntkdiag.monitor.InMemory()
+    options = {**OPTIONS, "every": ntkdiag.monitor.At(STEPS), "instruments": "margin"}
+    watched = ntkdiag.watch(optimizer, fn, writers=log, **options)
+    monitor = ntkdiag.Monitor(fn, optimizer=optimizer, **options)
+
+    def held(params):
+        return {"params": params} if of_variables else params
+
+    gradient_of = jax.jit(jax.grad(loss_of, argnums=1, has_aux=True), static_argnums=0)
+    update, watched_update = jax.jit(optimizer.update), jax.jit(watched.update)
+    state, watched_state = optimizer.init(held(params)), watched.init(held(params))
+    of_monitor, checkpoints = {}, {}
+    for step in range(max(STEPS) + 1):
+        gradient, moved = gradient_of(model, params, variables)
+        gradient = held(gradient)
+        if step in STEPS:
+            checkpoints[step] = {"params": params, "opt_state": state, **variables}
+        updates, state = update(gradient, state, held(params))
+        measured = monitor(
+            step,
+            held(params),
+            state,
+            updates=updates,
+            gradient=gradient,
+            model_state=variables or None,
+        )
+        if measured is not None:
+            of_monitor[step] = float(measured.margin)
+        _, watched_state = watched_update(gradient, watched_state, held(params))
+        new = optax.apply_updates(held(params), updates)
+        params, variables = new["params"] if of_variables else new, moved
+    jax.effects_barrier()
+    of_watch = {row["step"]: row["ntk_margin"] for row in log.rows}
+    return of_watch, of_monitor, checkpoints
+
+
+def output_of(model):
+    return "logits" if isinstance(model, SeveralOutputs) else None
+
+
+CASES = {
+    "plain, AdamW": (Plain(), optax.adamw(1e-2), False),
+    "linen variables in the optimizer": (Plain(), optax.sgd(0.1, momentum=0.9), True),
+    "BatchNorm, AdamW": (Normalised(), optax.adamw(1e-2), False),
+    "BatchNorm, one of several outputs, clipped": (
+        SeveralOutputs(),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
+        False,
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_has_one_margin_in_training_and_afterwards(name):
+    model, optimizer, of_variables = CASES[name]
+    of_watch, of_monitor, checkpoints = trained(model, optimizer, of_variables)
+    tracked = ntkdiag.track(checkpoints, model=model, optimizer=optimizer, **OPTIONS)
+    _, first, last = STEPS
+    comparison = ntkdiag.compare(
+        checkpoints[first], checkpoints[last], model=model, optimizer=optimizer, **OPTIONS
+    )
+    of_track = dict(zip(STEPS, tracked.series("margin"), strict=True))
+    for step in STEPS:
+        # In training a few passes go on from the vectors of before: 5 % is what they resolve.
+        tolerance = 2e-3 if step == STEPS[0] else 0.06
+        np.testing.assert_allclose(of_watch[step], of_track[step], rtol=tolerance)
+        np.testing.assert_allclose(of_monitor[step], of_track[step], rtol=tolerance)
+    np.testing.assert_allclose(comparison.a.margin, of_track[first], rtol=1e-4)
+    np.testing.assert_allclose(comparison.b.margin, of_track[last], rtol=1e-4)
+    # The probe is all there is.
+    lower, upper = comparison.b.margin_interval
+    np.testing.assert_allclose([lower, upper], comparison.b.margin, rtol=5e-3)
+    np.testing.assert_allclose(tracked.series("margin_lower")[-1], lower, rtol=1e-4)
+
+
+@pytest.mark.long
+def test_the_interval_of_some_examples_is_narrower_where_they_are_a_large_part():
+    model, optimizer = Plain(), optax.adamw(1e-2)
+    _, _, checkpoints = trained(model, optimizer, of_variables=False)
+    sides = checkpoints[STEPS[1]], checkpoints[STEPS[2]]
+    options = {"model": model, "optimizer": optimizer, "loss": "cross_entropy"}
+    widths = []
+    for n_train in (None, 2 * N, N):
+        measured = ntkdiag.compare(*sides, train=(X, Y), n_train=n_train, **options).b
+        lower, upper = measured.margin_interval
+        widths.append((upper - lower) / measured.margin)
+    np.testing.assert_allclose(widths[1], widths[0] / np.sqrt(2), rtol=0.15)
+    assert widths[2] < 5e-3 < widths[1]
+
+
+def test_n_train_is_checked():
+    with pytest.raises(
+        ntkdiag.errors.InvalidInputError, match=r"n_train=12\): expected the number"
+    ):
+        ntkdiag.compare({"w": X}, {"w": X}, model=lambda p, x: x, train=(X, Y), n_train=12)
+    with pytest.raises(
+        ntkdiag.errors.InvalidInputError, match=r"n_train=12\): expected the number"
+    ):
+        ntkdiag.track([{"w": X}], model=lambda p, x: x, train=(X, Y), n_train=12)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*normalis.*:RuntimeWarning")
+@pytest.mark.parametrize("reduction", ["full", "mean"])
+def test_a_stated_rule_has_the_margin_of_the_optimizer_that_follows_it(reduction):
+    """A network that normalises does so by the batch, as trained, however the rule is told."""
+    model, optimizer = Normalised(), optax.sgd(0.1, momentum=0.9)
+    _, _, checkpoints = trained(model, optimizer, False)
+    options = {"model": model, "reduction": reduction, **OPTIONS}
+    stated = {**options, "descent": ntkdiag.Descent(0.1, momentum=0.9)}
+    of_optimizer = ntkdiag.track(checkpoints, optimizer=optimizer, **options)
+    of_rule = ntkdiag.track(checkpoints, **stated)
+    _, first, last = STEPS
+    compared = ntkdiag.compare(checkpoints[first], checkpoints[last], **stated)
+    for name in ("margin", "margin_lower", "margin_upper", "critical_learning_rate"):
+        np.testing.assert_allclose(of_rule.series(name), of_optimizer.series(name), rtol=2e-3)
+    assert compared.b.margin == pytest.approx(of_rule.series("margin")[-1], rel=1e-4)
+    # Without a rate there is the critical one alone.
+    without = ntkdiag.Descent(momentum=0.9)
+    unstated = ntkdiag.compare(
+        checkpoints[first], checkpoints[last], **{**stated, "descent": without}
+    )
+    assert unstated.b.margin is None
+    assert unstated.b.critical_learning_rate == pytest.approx(
+        compared.b.critical_learning_rate, rel=2e-3
+    )

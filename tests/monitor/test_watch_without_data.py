@@ -1,0 +1,308 @@
+"""`ntkdiag.watch(optimizer)` alone: norms by layer, the learning rate, NaN and infinity, without data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from typer.testing import CliRunner
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.commands.command_line import app
+from ntkdiag.monitor import InMemory
+from ntkdiag.monitor.measurement import Status
+from ntkdiag.optimizer.descent_reading import Reading
+
+LAYERS = ["a/bias", "a/kernel", "b/kernel"]
+
+
+def start():
+    rng = np.random.default_rng(0)
+    weights = {
+        "a": {"kernel": rng.normal(size=(20, 30)) / 4, "bias": np.zeros(30)},
+        "b": {"kernel": rng.normal(size=(30, 3)) / 5},
+    }
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), weights)
+
+
+def loss(params, x, y):
+    hidden = jnp.tanh(x @ params["a"]["kernel"] + params["a"]["bias"])
+    return jnp.mean((hidden @ params["b"]["kernel"] - y) ** 2)
+
+
+def batch(step):
+    rng = np.random.default_rng(step)
+    x = rng.normal(size=(32, 20)).astype(np.float32)
+    return x, np.sin(x[:, :3])
+
+
+def step_of(tx, *, has_params=True, hands_loss=False):
+    """The usual step, in donated buffers; it also returns what it made."""
+
+    def step(params, opt_state, x, y):
+        value, gradient = jax.value_and_grad(loss)(params, x, y)
+        arguments = {"value": value} if hands_loss else {}
+        handed = (params,) if has_params else ()
+        updates, opt_state = tx.update(gradient, opt_state, *handed, **arguments)
+        return optax.apply_updates(params, updates), opt_state, (gradient, updates, value)
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def train(tx, n_steps, *, broken=(), **options):
+    """Parameters, state and what the last step made; batches of some steps have a NaN."""
+    step = step_of(tx, **options)
+    params = start()
+    opt_state = tx.init(params)
+    made = None
+    for number in range(n_steps):
+        x, y = batch(number)
+        if number in broken:
+            x[3, 4] = np.nan
+        params, opt_state, made = step(params, opt_state, x, y)
+    return params, opt_state, made
+
+
+def norms(tree):
+    by_layer = [np.linalg.norm(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(tree)]
+    return np.array(by_layer), np.linalg.norm(by_layer)
+
+
+def test_numbers_are_those_of_the_step():
+    plain = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.1))
+    before, _, _ = train(plain, 6)
+    _, state, (gradient, updates, value) = train(ntkdiag.watch(plain, every=3), 7, hands_loss=True)
+    numbers = ntkdiag.record(state)
+    assert numbers["step"] == 6
+    assert numbers["ntk_status"] == Status.MEASURED
+    for name, tree in {"gradient": gradient, "update": updates, "parameter": before}.items():
+        by_layer, in_all = norms(tree)
+        np.testing.assert_allclose(numbers[f"ntk_layer_{name}"], by_layer, rtol=1e-4)
+        np.testing.assert_allclose(numbers[f"ntk_{name}_norm"], in_all, rtol=1e-4)
+    ratios = norms(updates)[0] / norms(before)[0]
+    np.testing.assert_allclose(numbers["ntk_layer_update_ratio"], ratios, rtol=1e-4)
+    ratio = norms(updates)[1] / norms(before)[1]
+    np.testing.assert_allclose(numbers["ntk_update_ratio"], ratio, rtol=1e-4)
+    np.testing.assert_allclose(numbers["ntk_learning_rate"], 1e-2, rtol=1e-4)
+    np.testing.assert_allclose(numbers["ntk_batch_loss"], value, rtol=1e-6)
+    assert numbers["ntk_optimizer_status"] == Reading.YOUNG
+    assert numbers["ntk_optimizer_residual"] < 1e-3
+    assert numbers["ntk_not_finite_steps"] == 0
+    assert np.isnan(numbers["ntk_not_finite_step"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [optax.adam, optax.adamw])
+def test_fifty_steps_to_the_last_bit(optimizer):
+    plain, plain_state, _ = train(optimizer(1e-2), 50)
+    watched, state, _ = train(ntkdiag.watch(optimizer(1e-2)), 50)
+    jax.tree.map(np.testing.assert_array_equal, watched, plain)
+    jax.tree.map(np.testing.assert_array_equal, ntkdiag.unwatch(state), plain_state)
+
+
+def schedule():
+    return optax.warmup_cosine_decay_schedule(0.0, 1e-2, 4, 20)
+
+
+def groups():
+    transforms = {"a": optax.adam(1e-2), "b": optax.adam(1e-3)}
+    return optax.multi_transform(transforms, {"a": "a", "b": "b"})
+
+
+# Optimizer, and its rate at step 8.
+RATES = {
+    "schedule": (lambda: optax.adamw(schedule()), lambda: schedule()(8)),
+    "momentum": (lambda: optax.sgd(0.3, momentum=0.9, nesterov=True), lambda: 0.3),
+    "injected": (lambda: optax.inject_hyperparams(optax.adam)(schedule()), lambda: schedule()(8)),
+    "sign descent": (lambda: optax.inject_hyperparams(optax.lion)(3e-3), lambda: 3e-3),
+    "of groups": (groups, lambda: np.nan),
+    "of no rule": (lambda: optax.contrib.muon(1e-2), lambda: np.nan),
+}
+
+
+@pytest.mark.slow
+def test_a_rate_of_zero_is_zero():
+    _, state, _ = train(ntkdiag.watch(optax.adam(schedule()), every=4), 2)
+    assert ntkdiag.record(state)["step"] == 0
+    assert ntkdiag.record(state)["ntk_learning_rate"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RATES)
+def test_the_learning_rate_in_use(name):
+    optimizer, rate = RATES[name]
+    _, state, _ = train(ntkdiag.watch(optimizer(), every=4), 10)
+    assert ntkdiag.record(state)["step"] == 8
+    np.testing.assert_allclose(ntkdiag.record(state)["ntk_learning_rate"], rate(), rtol=1e-4)
+
+
+def test_without_parameters_what_needs_them_is_nan_and_the_record_says_so(caplog):
+    memory = InMemory()
+    tx = ntkdiag.watch(optax.adam(1e-2), every=2, writers=memory)
+    _, state, (gradient, updates, _) = train(tx, 5, has_params=False)
+    numbers = ntkdiag.record(state)
+    np.testing.assert_allclose(numbers["ntk_layer_gradient"], norms(gradient)[0], rtol=1e-4)
+    np.testing.assert_allclose(numbers["ntk_layer_update"], norms(updates)[0], rtol=1e-4)
+    np.testing.assert_allclose(numbers["ntk_learning_rate"], 1e-2, rtol=1e-4)
+    for name in ("parameter_norm", "update_ratio", "layer_parameter", "layer_update_ratio"):
+        assert np.isnan(numbers[f"ntk_{name}"]).all(), name
+    numbers = ntkdiag.record(train(ntkdiag.watch(optax.adam(1e-2)), 1, has_params=False)[1])
+    assert numbers["step"] == 0
+    reason = "tx.update(updates, state) comes without the parameters"
+    assert sum(reason in note for note in memory.record["notes"]) == 1
+    assert sum(reason in text for text in caplog.messages) == 2  # of each watch
+
+
+@pytest.mark.slow
+def test_the_default_schedule_begins_at_once_and_is_rare():
+    memory = InMemory()
+    train(ntkdiag.watch(optax.adam(1e-2), writers=memory), 12)
+    assert memory.steps == [0]
+    assert memory.record["layers"] == LAYERS
+    assert memory.record["parameters"]["a/kernel"] == "float32[20, 30]"
+
+
+@pytest.mark.parametrize("survives", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_batch_with_nan_is_one_finding(survives, tmp_path):
+    plain = optax.adam(1e-2)
+    if survives:
+        plain = optax.apply_if_finite(plain, max_consecutive_errors=5)
+    expected, _, _ = train(plain, 30, broken=[13])
+    tx = ntkdiag.watch(plain, every=10, out=tmp_path / "run")
+    params, state, _ = train(tx, 30, broken=[13])
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+    rows = {row["step"]: row for row in ntkdiag.open_run(tmp_path / "run").rows("watch")}
+    assert list(rows)[:4] == [0, 10, 13, 14]
+    assert rows[13]["ntk_status"] == Status.POSTPONED
+    assert rows[13]["ntk_layer_gradient_not_finite"] == [30, 600, 90]
+    assert rows[13]["ntk_not_finite_step"] == 13
+    found = {one.id: one for one in ntkdiag.open_run(tmp_path / "run").findings}
+    finding = found.pop("gradient-not-finite")
+    assert finding.step == 13
+    assert "a/bias, a/kernel, b/kernel" in finding.sentence
+    if survives:
+        assert not found
+        assert finding.severity == "warning"
+        assert list(rows) == [0, 10, 13, 14, 20]
+        # The next measurement is that of a training which never had it.
+        clean, _, _ = train(plain, 14, broken=[13])
+        assert rows[14]["ntk_status"] == Status.MEASURED
+        np.testing.assert_allclose(rows[14]["ntk_layer_parameter"], norms(clean)[0], rtol=1e-4)
+        assert ntkdiag.record(state)["ntk_not_finite_steps"] == 1
+    else:
+        assert finding.severity == "error"
+        assert "the run ends with others in the parameters" in finding.sentence
+        assert rows[14]["ntk_status"] == Status.NON_FINITE
+
+
+@pytest.mark.slow
+def test_a_run_without_findings_ends_with_status_zero(tmp_path):
+    train(ntkdiag.watch(optax.adam(1e-2), every=5, out=tmp_path), 11)
+    ended = CliRunner().invoke(app, ["check", str(tmp_path)])
+    assert ended.exit_code == 0, ended.output
+    assert ended.output == ""
+
+
+@pytest.mark.slow
+def test_one_layer_alone_is_named():
+    """An infinity in a few elements, which only measured steps count."""
+    memory = InMemory()
+    tx = ntkdiag.watch(optax.apply_if_finite(optax.sgd(0.1), 9), every=2, writers=memory)
+    params = start()
+    gradient = jax.tree.map(jnp.ones_like, params)
+    gradient["a"]["kernel"] = gradient["a"]["kernel"].at[1, 1].set(jnp.inf)
+    state = tx.init(params)
+    _, state = jax.jit(tx.update)(gradient, state, params)
+    assert memory.steps == [0]
+    assert memory.rows[0]["ntk_layer_gradient_not_finite"] == [0, 1, 0]
+    assert memory.rows[0]["ntk_layer_parameter_not_finite"] == [0, 0, 0]
+    assert ntkdiag.record(state)["ntk_not_finite_step"] == 0
+
+
+@pytest.mark.slow
+def test_an_update_that_is_not_finite_is_seen_in_its_step():
+    memory = InMemory()
+    rate = lambda count: jnp.where(count == 4, jnp.inf, 0.1)
+    train(ntkdiag.watch(optax.sgd(rate), every=100, writers=memory), 5)
+    row = memory.rows[1]
+    assert row["step"] == 4
+    assert row["ntk_layer_gradient_not_finite"] == [0, 0, 0]
+    assert min(row["ntk_layer_parameter_not_finite"]) > 0
+
+
+@pytest.mark.slow
+def test_wide_numbers_and_strict_promotion():
+    """What users switch on holds for the optimizer, which is strict itself."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), start())
+        tx = ntkdiag.watch(optax.sgd(0.25), every=1)
+        _, state = jax.jit(tx.update)(params, tx.init(params), params)
+    numbers = ntkdiag.record(state)
+    np.testing.assert_allclose(numbers["ntk_learning_rate"], 0.25, rtol=1e-6)
+    np.testing.assert_allclose(numbers["ntk_update_ratio"], 0.25, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_differentiating_through_the_update():
+    def after(scale, tx):
+        params = start()
+        gradient = jax.tree.map(lambda leaf: scale * leaf, params)
+        updates, _ = tx.update(gradient, tx.init(params), params)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(updates))
+
+    tx = ntkdiag.watch(optax.sgd(0.1), every=1, writers=InMemory())
+    derivative = jax.jit(jax.grad(lambda scale: after(scale, tx)))(2.0)
+    expected = jax.grad(lambda scale: after(scale, optax.sgd(0.1)))(2.0)
+    np.testing.assert_allclose(derivative, expected, rtol=1e-6)
+
+
+def test_the_state_is_small():
+    tx = ntkdiag.watch(optax.adam(1e-2))
+    own = tx.init(start())._replace(ntk_inner=())
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(own)) < 200
+    assert len(jax.tree.leaves(own)) == 4
+
+
+def test_arguments_for_data_are_refused_without_f():
+    with pytest.raises(errors.InvalidInputError) as caught:
+        ntkdiag.watch(optax.adam(1e-2), train=batch(0), loss="mse")
+    assert str(caught.value) == (
+        "watch(optimizer): expected f, the function that is trained, beside "
+        "train, loss; got f=None. Pass ntkdiag.functionalize(model, variables) or any f(params, x) "
+        "after the optimizer; without data, watch(optimizer) alone."
+    )
+
+
+def test_record_of_a_state_that_is_not_watched_is_refused():
+    with pytest.raises(errors.InvalidInputError) as caught:
+        ntkdiag.record(optax.sgd(0.1).init(start()))
+    assert "expected the state of a watched optimizer; got a tuple without one" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_record_reads_a_watch_with_data_too():
+    x, _ = batch(0)
+    tx = ntkdiag.watch(
+        optax.sgd(0.1), lambda w, x: x @ w, train=(x, None), instruments="layer_norms", every=1
+    )
+    w = jnp.ones((20, 1))
+    state = tx.init(w)
+    assert ntkdiag.record(state)["step"] == -1
+    _, state = tx.update(2 * w, state, w)
+    numbers = ntkdiag.record({"inside": state}, name="mine")
+    assert numbers["step"] == 0
+    np.testing.assert_allclose(numbers["mine_gradient_norm"], 2 * 20**0.5, rtol=1e-5)
+    np.testing.assert_allclose(numbers["mine_update_ratio"], 0.2, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_fails_is_said_once_and_training_goes_on():
+    tx = ntkdiag.watch(optax.sgd(0.1), every=1)
+    state = tx.init(start())
+    other = {"c": jnp.ones(2)}
+    with pytest.warns(RuntimeWarning, match="could not be measured: .*like the parameters of"):
+        updates, state = tx.update(other, state, other)
+    np.testing.assert_allclose(updates["c"], -0.1)
+    tx.update(other, state, other)
