@@ -1,0 +1,143 @@
+"""Findings of comparisons and runs: what is found, and that all who print say the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.margin_finding import margin_findings
+
+N, C = 24, 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 5)).astype(np.float32)
+Y = np.arange(N) % C
+
+
+def network(params, x):
+    return jnp.tanh(x @ params["first"] + params["bias"]) @ params["last"]
+
+
+def start(scale=1.0):
+    rng = np.random.default_rng(1)
+    return {
+        "first": jnp.asarray(scale * rng.normal(size=(5, 16)), jnp.float32),
+        "bias": jnp.zeros(16),
+        "last": jnp.asarray(scale * rng.normal(size=(16, C)), jnp.float32),
+    }
+
+
+def trained(params, rate, steps=60):
+    def loss(params):
+        return optax.softmax_cross_entropy_with_integer_labels(network(params, X), Y).mean()
+
+    step = jax.jit(lambda params: jax.tree.map(jnp.add, params, gradient_step(params)))
+
+    def gradient_step(params):
+        return jax.tree.map(lambda leaf: -rate * leaf, jax.grad(loss)(params))
+
+    for _ in range(steps):
+        params = step(params)
+    return params
+
+
+def compare(a, b, rate):
+    return ntkdiag.compare(
+        a, b, model=network, train=(X, Y), loss="cross_entropy", descent=rate, progress=False
+    )
+
+
+def ids(found):
+    return [finding.id for finding in found]
+
+
+@pytest.fixture(scope="module")
+def beyond():
+    params = start()
+    return compare(params, trained(params, 0.05), 50.0)
+
+
+def test_a_margin_beyond_the_edge(beyond):
+    found = next(finding for finding in beyond.findings if finding.id == "margin-beyond-edge")
+    assert found.severity == "warning"
+    assert found.value == pytest.approx(beyond.b.margin)
+    assert found.interval == beyond.b.margin_interval
+    assert found.threshold == 1.1
+    assert found.do.startswith("Lower the learning rate")
+
+
+def test_everybody_prints_the_same(beyond, tmp_path):
+    said = beyond.findings
+    assert [Finding.of_dict(entries) for entries in beyond.to_dict()["findings"]] == said
+    markdown = beyond.to_markdown()
+    page = beyond.save(tmp_path / "report.html").read_text()
+    for finding in said:
+        assert f"**{finding.severity}** `{finding.id}`" in markdown
+        assert f"<code>{finding.id}</code>" in page
+    assert "| stability margin | η/η\\_c |" in markdown.replace("η/η_c", "η/η\\_c")
+    beyond.save(tmp_path / "run")
+    stored = ntkdiag.open_run(tmp_path / "run").findings
+    assert stored == said
+
+
+def test_a_dead_network_is_an_error_and_nothing_else():
+    dead = jax.tree.map(jnp.zeros_like, start())
+    found = compare(start(), dead, 0.1).findings
+    assert ids(found) == ["dead"]
+    assert found[0].severity == "error"
+
+
+def test_the_same_of_all_checkpoints():
+    params = start()
+    run = [params, trained(params, 0.05, 10), trained(params, 0.05)]
+    options = {"model": network, "train": (X, Y), "loss": "cross_entropy", "progress": False}
+    tracked = ntkdiag.track(run, descent=50.0, **options)
+    compared = ntkdiag.compare(run[0], run[-1], descent=50.0, **options)
+    assert set(ids(compared.findings)) >= {"margin-beyond-edge"}
+    assert set(ids(tracked.findings)) >= {"margin-beyond-edge"}
+    [of_run] = [found for found in tracked.findings if found.id == "margin-beyond-edge"]
+    [of_two] = [found for found in compared.findings if found.id == "margin-beyond-edge"]
+    assert of_run.value == pytest.approx(of_two.value, rel=1e-6)
+    assert of_run.interval == pytest.approx(of_two.interval, rel=1e-6)
+
+
+def test_a_rate_that_could_be_larger_needs_the_upper_ends():
+    values = np.asarray([0.2, 0.3])
+    assert margin_findings([0, 10], values, values, values, "") == []
+    [found] = margin_findings([0, 10], values, 0.9 * values, 1.5 * values, "")
+    assert (found.id, found.step) == ("rate-could-be-larger", 10)
+    assert margin_findings([0, 10], values, 0.9 * values, 1.8 * values, "") == []
+
+
+def test_what_is_not_a_number_is_on_no_side_of_a_threshold():
+    unknown = np.asarray([np.nan, np.nan])
+    assert margin_findings([0, 10], unknown, unknown, unknown, "") == []
+    values = np.asarray([1.4, np.nan])
+    [found] = margin_findings([0, 10], values, values, values, "")
+    assert (found.id, found.step) == ("margin-was-beyond-edge", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_the_interval_of_a_stated_rule_holds_the_margin_of_the_set(loss):
+    """Of 40 draws of 32 from 256 examples, 95 % on average; the finite set narrows it."""
+    rng = np.random.default_rng(3)
+    x = (rng.normal(size=(256, 5)) * rng.lognormal(size=(256, 1), sigma=0.5)).astype(np.float32)
+    y = rng.integers(0, C, 256)
+    labels = y if loss == "cross_entropy" else np.eye(C, dtype=np.float32)[y]
+    params = start()
+
+    def side(chosen, n_train):
+        options = {"loss": loss, "descent": 0.1, "n_train": n_train, "progress": False}
+        train = (x[chosen], labels[chosen])
+        return ntkdiag.compare(params, params, model=network, train=train, **options).b
+
+    whole = side(np.arange(256), 256)
+    assert whole.margin_interval == pytest.approx((whole.margin, whole.margin))
+    inside = []
+    for _ in range(40):
+        lower, upper = side(rng.permutation(256)[:32], 256).margin_interval
+        inside.append(lower <= whole.margin <= upper)
+    assert np.mean(inside) >= 0.85
