@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.location import finished_steps, locate
+from ntkdiag.checkpoints.location import finished_steps, locate, require_whole_steps
 from ntkdiag.comparison.placing import Model
 from ntkdiag.comparison.sides import Source, model_among
 from ntkdiag.comparison.snapshots import (
@@ -32,6 +32,7 @@ from ntkdiag.comparison.snapshots import (
     snapshots_of,
     step_of,
 )
+from ntkdiag.path_argument import as_path
 
 POLL_SECONDS = 1.0
 # Whether to wait for new checkpoints; a function is asked before every look whether to go on.
@@ -77,7 +78,7 @@ def arrivals_of(
     is_generator = isinstance(run, Iterator)
     _require_fitting(run, last, follow, patience, is_generator)
     if follow is not False:
-        root = pathlib.Path(os.fspath(run)).expanduser().absolute()
+        root = as_path(run)
         _require_root(root)
         goes_on = follow if callable(follow) else _always
         limit = math.inf if patience is None else patience
@@ -142,9 +143,11 @@ def _followed(
 def _finished(root: pathlib.Path) -> dict[int, pathlib.Path]:
     """Finished steps; none where there is no such folder yet, or it changed under the look."""
     try:
-        return finished_steps(root)
+        steps = finished_steps(root)
     except OSError:
         return {}
+    require_whole_steps(root, steps)
+    return {int(step): path for step, path in steps.items()}
 
 
 def _always() -> bool:

@@ -16,7 +16,9 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.analysis.stability import critical_rate_and_margin
+from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale
+from ntkdiag.analysis.self_influence import self_influence
+from ntkdiag.comparison.condition import condition, traced_over_outputs
 from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.label_fit import (
     ProbeLabels,
@@ -25,16 +27,16 @@ from ntkdiag.comparison.label_fit import (
     fit_outputs,
 )
 from ntkdiag.comparison.leaf_traces import LeafTraces, shares_of_leaves
-from ntkdiag.comparison.modes_overlap import N_MODES
-from ntkdiag.comparison.optimizer_margin import OptimizerMargins, Stability
+from ntkdiag.comparison.modes_overlap import leading_modes
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.descent import Descent
+from ntkdiag.comparison.stated_margin import Stability, stated_stability
 from ntkdiag.engine.ntk import ntk
+from ntkdiag.gradients import gradient_kernel
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.kernel.reduction import reduction_of_leaves
+from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.models.paths import leaves_by_path
-from ntkdiag.optimizer.saved_state import OptimizerState
 from ntkdiag.scalars import nan_if_unknown
 
 
@@ -72,19 +74,14 @@ class TrackedModel:
     @functools.cached_property
     def leaf_traces(self) -> LeafTraces:
         """Traces of the kernels of the leaves."""
-        return LeafTraces(self.f, math.prod(self.outputs_of_one), self.settings.memory)
+        reduction = reduction_of_leaves(self.settings.reduction)
+        n_outputs = math.prod(self.outputs_of_one)
+        return LeafTraces(self.f, n_outputs, self.settings.memory, reduction)
 
     @functools.cached_property
     def _evaluate(self) -> Callable[..., Array]:
         # XLA on CPU compiles some float32 reductions wrongly by default: these options are checked.
         return jax.jit(self.f, compiler_options=compiler_options(reduces=True))
-
-    @functools.cached_property
-    def optimizer_margins(self) -> OptimizerMargins | None:
-        """Margins by the optimizer's state; None where no optimizer is given."""
-        if self.settings.optimizers is None:
-            return None
-        return OptimizerMargins(self.f, self.settings, self.settings.optimizers[0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,7 +92,8 @@ class CheckpointNumbers:
         row: Numbers by name, as JSON has them.
         kernel: The kernel on the probe.
         eigenvalues: `[k]` of the kernel, descending.
-        modes: `[k m]` its leading eigenvectors, in columns.
+        modes: `[k m]` leading eigenvectors of the centred kernel, in columns; zeros where there is
+            none that is resolved.
         outputs: `[n *o]` outputs on the probe.
     """
 
@@ -120,9 +118,9 @@ def measure_checkpoint(
     model: TrackedModel,
     params: PyTree,
     kwargs: Mapping[str, PyTree],
-    optimizer_state: OptimizerState | None = None,
+    of_optimizer: Stability | None = None,
 ) -> CheckpointNumbers:
-    """Measure one checkpoint; its parameters, what else the function takes, the optimizer's state.
+    """Measure one checkpoint; its parameters, what else the function takes, its optimizer.
 
     Cost: one kernel, and its blocks of examples with themselves by leaf; one eigendecomposition
     (N C)^3, with another loss than the squared error a second one; one reduced kernel of the
@@ -139,7 +137,7 @@ def measure_checkpoint(
         **kwargs,
     )
     traces = model.leaf_traces(params, model.x, **kwargs)
-    decomposed = spectrum(kernel, vectors=True)
+    decomposed = spectrum(kernel)
     row: dict[str, Any] = {
         "trace": float(np.trace(np.asarray(kernel.matrix, np.float64))),
         "norm": float(np.linalg.norm(np.asarray(kernel.matrix, np.float64))),
@@ -149,66 +147,92 @@ def measure_checkpoint(
         "participation_ratio": float(decomposed.participation_ratio),
         "entropy_rank": float(decomposed.entropy_rank),
         "leaf_shares": shares_of_leaves(traces, params),
+        **_condition_numbers(model, outputs, kernel),
     }
     if model.labels is not None:
         fit = fit_outputs(outputs, model.labels, settings.loss)
         row |= {"loss": nan_if_unknown(fit.loss), "accuracy": nan_if_unknown(fit.accuracy)}
-        trained_on = settings.probes.train is not None
-        alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
-        row |= _alignment_numbers(alignment)
-    if model.optimizer_margins is None:
-        row |= _stability(model, decomposed, outputs)
-    else:
-        found = model.optimizer_margins.at(params, kwargs, outputs, optimizer_state, model.roundoff)
-        row |= stability_numbers(found)
+        if model.labels.flat_targets is not None:
+            trained_on = settings.probes.train is not None
+            alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
+            row |= _alignment_numbers(alignment)
+    stability = of_optimizer or stated_stability(
+        decomposed,
+        outputs,
+        settings,
+        functools.partial(NTKOperator, model.f, params, model.x, **kwargs),
+    )
+    if stability is not None:
+        row |= stability_numbers(stability)
+    if settings.gradient_kernel:
+        row |= _gradient_numbers(model, params, kwargs)
     if model.held_out is not None:
         row |= _held_out_numbers(model, model.held_out, params, kwargs)
-        row |= _alignment_gap(model, kernel, row["held_out_alignment_above"])
-    vectors = np.asarray(decomposed.vectors)
+        row |= _alignment_gap(model, kernel, row.get("held_out_alignment_above"))
     return CheckpointNumbers(
         row={name: _known(value) for name, value in row.items()},
         # On the host: there will be one for each checkpoint.
         kernel=dataclasses.replace(kernel, array=np.asarray(kernel.array), leaves=None),
         eigenvalues=np.asarray(decomposed.eigenvalues),
-        modes=vectors[:, :N_MODES],
+        modes=leading_modes(kernel.array, float(decomposed.noise_floor)),
         outputs=outputs,
     )
 
 
-def stability_numbers(stability: Stability) -> dict[str, Any]:
-    """The stability of one optimizer's next step by the names that rows have for it."""
+def _condition_numbers(
+    model: TrackedModel, outputs: Float[np.ndarray, "n *o"], kernel: Kernel
+) -> dict[str, Any]:
+    """Whether examples are still told apart, 1 for yes, and what that rests on."""
+    found = condition(model.settings, outputs, kernel, traced_over_outputs(kernel), model.roundoff)
     return {
-        "critical_learning_rate": stability.critical_learning_rate,
-        "margin": stability.margin,
-        "learning_rate": stability.learning_rate,
-        "update_norm": stability.update_norm,
-        "margin_status": stability.status,
+        "dead": int(found.dead),
+        "equal_outputs": int(found.equal),
+        "output_spread": found.spread,
+        "constant_loss": nan_if_unknown(found.constant_loss),
     }
+
+
+def stability_numbers(stability: Stability) -> dict[str, Any]:
+    """The stability at a checkpoint by the names that rows have for it."""
+    numbers: dict[str, Any] = {"critical_learning_rate": stability.critical_learning_rate}
+    if stability.margin is not None:
+        numbers["margin"] = stability.margin
+        numbers["learning_rate"] = stability.learning_rate
+    if stability.interval is not None:
+        numbers["margin_lower"], numbers["margin_upper"] = stability.interval
+    if stability.update_norm is not None:
+        numbers["update_norm"] = stability.update_norm
+        numbers["margin_status"] = stability.status
+    return numbers
+
+
+def _gradient_numbers(
+    model: TrackedModel, params: PyTree, kwargs: Mapping[str, PyTree]
+) -> dict[str, Any]:
+    """The noise scale, and the squared gradient of every example."""
+    settings = model.settings
+    assert settings.loss is not None  # `with_gradient_kernel` refuses a run without
+    G = gradient_kernel(
+        model.f,
+        params,
+        settings.x,
+        settings.y,
+        loss=settings.loss,
+        memory=settings.memory,
+        **kwargs,
+    )
+    numbers: dict[str, Any] = {"self_influence": np.asarray(self_influence(G), float).tolist()}
+    if G.n_examples >= FEWEST_EXAMPLES:
+        noise = noise_scale(G)
+        numbers["noise_scale"] = float(noise.value)
+        numbers["noise_scale_lower"] = float(noise.lower)
+        numbers["noise_scale_upper"] = float(noise.upper)
+    return numbers
 
 
 def leaf_names(params: PyTree) -> list[str]:
     """The leaves that shares are of."""
     return list(leaves_by_path(params))
-
-
-def _stability(
-    model: TrackedModel, decomposed: Spectrum, outputs: Float[np.ndarray, "n *o"]
-) -> dict[str, float]:
-    """Critical learning rate and margin of the full kernel of examples that are trained on."""
-    settings = model.settings
-    convention = decomposed.convention
-    assert convention is not None  # that of a `Kernel`
-    is_reduced = convention.reduction != "full" and convention.n_outputs > 1
-    if settings.loss is None or settings.probes.train is None or is_reduced:
-        return {}
-    descent = settings.descent or Descent()
-    rate, margin = critical_rate_and_margin(
-        decomposed, descent, loss=settings.loss, outputs=outputs, y=settings.y
-    )
-    numbers = {"critical_learning_rate": float(rate)}
-    if descent.learning_rate is not None:
-        numbers["margin"] = float(margin)
-    return numbers
 
 
 def _held_out_numbers(
@@ -218,26 +242,27 @@ def _held_out_numbers(
     settings = model.settings
     outputs = model.outputs(params, kwargs, probe.x)
     fit = fit_outputs(outputs, probe.labels, settings.loss)
-    kernel = ntk(
-        model.f, params, probe.x, reduction=probe.reduction, memory=settings.memory, **kwargs
-    )
-    alignment = fit_alignment(
-        averaged_over_outputs(kernel), probe.labels.flat_targets, trained_on=False
-    )
     numbers = {"loss": nan_if_unknown(fit.loss), "accuracy": nan_if_unknown(fit.accuracy)}
-    numbers |= _alignment_numbers(alignment)
+    targets = probe.labels.flat_targets
+    if targets is not None:
+        kernel = ntk(
+            model.f, params, probe.x, reduction=probe.reduction, memory=settings.memory, **kwargs
+        )
+        alignment = fit_alignment(averaged_over_outputs(kernel), targets, trained_on=False)
+        numbers |= _alignment_numbers(alignment)
     return {f"held_out_{name}": value for name, value in numbers.items()}
 
 
-def _alignment_gap(model: TrackedModel, kernel: Kernel, held_out: float) -> dict[str, float]:
+def _alignment_gap(model: TrackedModel, kernel: Kernel, held_out: float | None) -> dict[str, float]:
     """What the alignment of examples trained on has more than that of held-out ones.
 
     Both of kernels averaged over outputs: alignments of two reductions do not compare.
     """
-    if model.labels is None:
+    targets = None if model.labels is None else model.labels.flat_targets
+    if targets is None or held_out is None:
         return {}
     averaged = averaged_over_outputs(kernel)
-    alignment = fit_alignment(averaged, model.labels.flat_targets, trained_on=True)
+    alignment = fit_alignment(averaged, targets, trained_on=True)
     return {"alignment_gap": float(alignment.above) - held_out}
 
 

@@ -1,7 +1,7 @@
 """What lies between two checkpoints of a run: their kernels, and how far one predicts the other.
 
-With K_i the kernel, U_i its leading modes, f_i the outputs and theta_i the parameters of checkpoint
-i, and s_i what the model holds beside them, such as running statistics:
+With K_i the kernel, U_i the leading modes of the centred one, f_i the outputs and theta_i the
+parameters of checkpoint i, and s_i what the model holds beside them, such as running statistics:
 
     distance            S   = 1 - <K_i, K_j> / (||K_i|| ||K_j||), and S_c, centred over examples
     overlap             ||U_i^T U_j||_F^2 / m, of the m <= 10 leading modes that both resolve
@@ -29,7 +29,7 @@ from ntkdiag.analysis.drift import unit_kernels
 from ntkdiag.comparison.checkpoint_numbers import CheckpointNumbers, TrackedModel
 from ntkdiag.comparison.decisions import Rule, agreement, decision_rule
 from ntkdiag.comparison.linearized_change import resolved_error
-from ntkdiag.comparison.modes_overlap import modes_to_compare, overlap_of_modes
+from ntkdiag.comparison.modes_overlap import overlap_of_modes
 from ntkdiag.scalars import nan_if_unknown
 
 # Ways of one call of the program, and bytes that their parameters and outputs may take.
@@ -89,7 +89,7 @@ class Pairs:
             before_unit, before_centred = earlier.unit_kernels
             numbers["distance"].append(_distance(before_unit, unit))
             numbers["distance_centred"].append(_distance(before_centred, unit_centred))
-            numbers["overlap"].append(_overlap(earlier.numbers, now.numbers))
+            numbers["overlap"].append(overlap_of_modes(earlier.numbers.modes, now.numbers.modes))
         ways_to = [DirectedPair(earlier, now) for earlier in before]
         ways_from = [DirectedPair(now, earlier) for earlier in before]
         linearized = self._linearized(ways_to + ways_from)
@@ -176,9 +176,3 @@ def _stacked(trees: Sequence[PyTree]) -> PyTree:
 def _distance(a: Float[np.ndarray, "..."], b: Float[np.ndarray, "..."]) -> float:
     """S of two kernels at unit length."""
     return 0.5 * float(np.sum((a - b) ** 2, dtype=np.float64))
-
-
-def _overlap(a: CheckpointNumbers, b: CheckpointNumbers) -> float:
-    """How much of the leading subspace of one kernel is that of the other; NaN without modes."""
-    m = modes_to_compare(a.row["rank"], b.row["rank"])
-    return overlap_of_modes(a.modes, b.modes, m)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
@@ -38,28 +38,29 @@ from ntkdiag.comparison.fixed_arrays_change import (
     differing_fixed_arrays,
     start_of_parameters,
 )
+from ntkdiag.comparison.forecast import announce_forecast, forecast_of
 from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.linearized_change import predict
 from ntkdiag.comparison.measured import evaluate, measure_side
-from ntkdiag.comparison.optimizer_margin import (
-    OptimizerMargins,
-    Stability,
+from ntkdiag.comparison.parameter_movement import parameter_movement
+from ntkdiag.comparison.placing import Model, Template, is_with_state, split_optimizer
+from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
+from ntkdiag.comparison.sides import Side, Source, model_among, read_side, require_comparable
+from ntkdiag.comparison.stated_margin import Stability
+from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
+from ntkdiag.comparison.training_margin import (
+    TrainingMargins,
+    needs_training,
     require_some_state,
     state_of,
 )
-from ntkdiag.comparison.parameter_movement import parameter_movement
-from ntkdiag.comparison.placing import Model, Template, is_with_state
-from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
-from ntkdiag.comparison.sides import Side, Source, model_among, read_side, require_comparable
-from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
 from ntkdiag.comparison.two_sides import require_two
 from ntkdiag.comparison.verdict import judge
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.engine.independence import roundoff_of
-from ntkdiag.kernel.reduction import automatic
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.optimizer.saved_state import OptimizerState
 from ntkdiag.probe_batch import Pair
@@ -75,10 +76,11 @@ def compare(
     variables: PyTree = None,
     train: Pair | None = None,
     held_out: Pair | None = None,
-    reduction: str = "auto",
+    reduction: ReductionLike = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
     optimizer: OptimizerLike | None = None,
+    n_train: int | np.integer | None = None,
     memory: Memory | None = None,
     names: tuple[str, str] | list[str] | None = None,
     parameter_names: ParameterNames | None = None,
@@ -125,12 +127,16 @@ def compare(
         train: Examples of the training set with their labels, (x, y): N examples on the leading
             axis of every leaf of x, 64 to 256 are enough; y `[N]` class numbers or values, `[N T]`
             class numbers of tokens, targets of the shape of the outputs, or None, which leaves out
-            alignment, loss and accuracy. Beside a step of a run directory the examples that were
-            tracked; of two such steps neither probe is needed.
+            alignment, loss and accuracy. A loss of your own gets y as it comes, a tree of arrays
+            too; (x, y, weights) weights the losses of ntkdiag, sum w l / sum w, by example or
+            position. Beside a step of a run directory the examples that were tracked; of two such
+            steps neither probe is needed.
         held_out: Examples that are not trained on, with their labels. At least one of the two is
             given. Their kernel is the mean over outputs, unless `reduction` states another one.
         reduction: Reduction of the kernels as `ntk` has it; "auto" is "full" up to 2048 rows N C
-            (N T C), else "mean". Reduced kernels have no stability margin.
+            (N T C), beyond them "mean" up to 64 outputs of an example, its positions counted, and
+            `ntkdiag.kernel.RandomProjections(8)` of more, an estimate of the trace; the notes say
+            so. The margin of a reduced kernel comes from products with the full one.
         loss: The loss that is trained: "mse", "cross_entropy", "sigmoid_cross_entropy", an object
             of `ntkdiag.losses`, or a function `loss(outputs, y)`. None leaves out the loss and all
             numbers about stability.
@@ -140,12 +146,16 @@ def compare(
             (of A, of B). Learning rate, momentum and preconditioner of each side are read from the
             state that lies beside its parameters: `opt_state` of a train state, `optimizer`, or a
             pair (parameters, state). The margin is that of the next step, with the gradient of
-            `train`; NaN, and why, where a side has no state or the optimizer is not recognised.
+            `train`, measured as `ntkdiag.watch` does, with the interval of all training examples;
+            NaN, and why, where a side has no state or the optimizer is not recognised.
+        n_train: Examples of the whole training set, of which `train` are some: the interval of the
+            margin is that of a part of them, none where the probe is all.
         memory: Memory budget of a kernel, as `ntk` takes it.
         names: Names of the two sides in tables.
         parameter_names: What paths the names of a safetensors file have, as in `load_params`.
         progress: Whether to show how far it has come, and the time left. None does on a terminal
-            and in a notebook, after two seconds; True wherever output goes.
+            and in a notebook, after two seconds, and in a log twice a minute; True everywhere;
+            False never, nor says beforehand how long it will take.
 
     Returns:
         The comparison.
@@ -166,7 +176,9 @@ def compare(
     if without_examples and step_a is not None and step_b is not None:
         settings = settings_of_run(step_a, step_b, reduction, loss, descent, memory)
     else:
-        settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
+        settings = read_settings(
+            train, held_out, reduction, loss, descent, memory, optimizer, n_train
+        )
 
     # Parameters mean nothing without a model: the argument, or the side that is one itself.
     template_a, template_b = _templates(
@@ -198,10 +210,22 @@ def compare(
     require_outputs(side_b, settings)
     labels = read_labels(settings.probes.of_kernel, settings, output_shape[1:])
     held_out_probe = read_held_out(settings, output_shape[1:])
-    if settings.reduction == "auto":
-        n_outputs = math.prod(output_shape[1:])
-        chosen = automatic(settings.n_examples, n_outputs)
-        settings = dataclasses.replace(settings, reduction=chosen)
+    settings = settings.for_outputs(math.prod(output_shape[1:]))
+    if progress is not False:
+        f, params = side_a.functional
+        forecast = forecast_of(
+            f,
+            params,
+            settings,
+            held_out_probe,
+            output_shape[1:],
+            evaluate=evaluate,
+            work="comparing two checkpoints",
+            n_checkpoints=2,
+            n_ways=1,
+            leaves_of_pairs=True,
+        )
+        announce_forecast(forecast, progress)
     with under_way("comparing", steps=4, show=progress) as work:
         return _measure(side_a, side_b, settings, labels, held_out_probe, states, work.advance)
 
@@ -215,7 +239,8 @@ def _templates(
     """
     make = functools.partial(Template.of, **reading)
     is_pair = isinstance(model, tuple | list) and len(model) == 2
-    if not is_pair or is_with_state(model):
+    _, optimizer_state = split_optimizer(model)
+    if not is_pair or is_with_state(model) or optimizer_state is not None:
         template = make(model, common=model_among(sources), variables=variables)
         return template, template
     are_pair = isinstance(variables, tuple | list) and len(variables) == 2
@@ -277,7 +302,7 @@ def _measure(
     f_b, params_b = b.functional
     outputs_a = evaluate(f, params_a, settings.x)
     outputs_b = evaluate(f_b, params_b, settings.x)
-    stability_a, stability_b = _of_optimizers((a, b), settings, (outputs_a, outputs_b), states)
+    stability_a, stability_b = _in_training((a, b), settings, states)
     measured_a = measure_side(a, settings, outputs_a, labels, held_out, stability_a)
     advance()
     measured_b = measure_side(b, settings, outputs_b, labels, held_out, stability_b)
@@ -324,24 +349,30 @@ def _measure(
         verdict=verdict,
         facts=facts(a, b, settings, outputs_a.shape, measured_a, measured_b),
         notes=notes(a, b, settings, outputs_a.shape, measured_a, measured_b),
-        classes=None if labels is None else class_numbers(labels.targets),
+        classes=None if targets is None else class_numbers(targets),
         fixed_arrays=fixed_arrays,
     )
 
 
-def _of_optimizers(
-    sides: tuple[Side, Side],
-    settings: Settings,
-    outputs: tuple[Float[np.ndarray, "n *o"], Float[np.ndarray, "n *o"]],
-    states: list[OptimizerState | None] | None,
+def _in_training(
+    sides: tuple[Side, Side], settings: Settings, states: list[OptimizerState | None] | None
 ) -> list[Stability | None]:
-    """The stability of each side by the state of its optimizer; None where none is given."""
-    if settings.optimizers is None or states is None:
-        return [None, None]
+    """The stability of each side as it is trained; None where its kernel tells it."""
+    a, b = sides
+    of_a, of_b = settings.optimizers or (None, None)
+    # Compiled once for both sides, where one function and one optimizer is theirs.
+    is_common = a.functional.apply is b.functional.apply and of_a is of_b
+    margins: TrainingMargins | None = None
     found: list[Stability | None] = []
-    for place, (side, optimizer) in enumerate(zip(sides, settings.optimizers, strict=True)):
-        f, params = side.functional
-        margins = OptimizerMargins(f, settings, optimizer)
-        roundoff = roundoff_of(f, params, settings.x)
-        found.append(margins.at(params, {}, outputs[place], states[place], roundoff))
+    for place, (side, optimizer) in enumerate(((a, of_a), (b, of_b))):
+        functional = side.functional
+        if optimizer is None and not needs_training(functional, settings):
+            found.append(None)
+            continue
+        if margins is None or not is_common:
+            margins = TrainingMargins(functional, settings, optimizer)
+        if optimizer is None or states is None:
+            found.append(margins.stated(functional.params, functional.fixed))
+        else:
+            found.append(margins.at(functional.params, functional.fixed, states[place]))
     return found

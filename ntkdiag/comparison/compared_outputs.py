@@ -6,6 +6,7 @@ the classes; axes between it and the examples are positions, such as those of to
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 from jaxtyping import PyTree
@@ -13,8 +14,7 @@ from jaxtyping import PyTree
 from ntkdiag import errors
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
-from ntkdiag.losses.custom_loss import CustomLoss
-from ntkdiag.models.functional import Apply
+from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import describe, leaves_by_path
 from ntkdiag.user_function import refusal
 
@@ -59,12 +59,6 @@ def require_outputs(side: Side, settings: Settings) -> tuple[int, ...]:
     shape = tuple(leaves[0].shape)
     if settings.loss is not None:
         settings.loss.require_fit(shape)
-    if isinstance(settings.loss, CustomLoss) and settings.y is None:
-        raise errors.InvalidInputError(
-            expected="the labels `y` beside a loss of the user: it may depend on them",
-            got="None",
-            do=f"Write {settings.probes.of_kernel.name}=(x, y), or leave the loss out.",
-        )
     return shape
 
 
@@ -77,10 +71,23 @@ def _chosen(paths: list[str]) -> str | None:
 
 def _selecting(side: Side, path: str, set_aside: tuple[str, ...]) -> Side:
     """A side whose function returns the array at a path alone."""
-    functional = side.functional
-    apply = Apply(functional.apply, functional.library, functional.mode, path)
-    functional = dataclasses.replace(functional, apply=apply)
+    functional = _with_output(side.functional, path)
     return dataclasses.replace(side, functional=functional, output=path, set_aside=set_aside)
+
+
+def _with_output(functional: Functional, path: str) -> Functional:
+    """A model that returns the array at a path alone, in its other modes and states, too."""
+
+    def of(make: Callable[..., Functional] | None) -> Callable[..., Functional] | None:
+        """The same way to another Functional, with this output."""
+        if make is None:
+            return None
+        return lambda *arguments: _with_output(make(*arguments), path)
+
+    apply = Apply(functional.apply, functional.library, functional.mode, path)
+    return dataclasses.replace(
+        functional, apply=apply, rebuild=of(functional.rebuild), in_mode=of(functional.in_mode)
+    )
 
 
 def _shapes_of_outputs(side: Side, settings: Settings) -> PyTree:

@@ -28,7 +28,7 @@ from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.stored_step import AnySide, StoredStep, require_probe
 from ntkdiag.comparison.verdict import judge_kernels
-from ntkdiag.kernel.reduction import automatic
+from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic_of_probe
 from ntkdiag.models.paths import differences
 from ntkdiag.progress import under_way
 
@@ -118,22 +118,22 @@ def _with_shape(side: AnySide, settings: Settings) -> tuple[AnySide, tuple[int, 
 
 def _reduction(
     sides: tuple[AnySide, AnySide], shapes: tuple[tuple[int, ...], ...], settings: Settings
-) -> str:
+) -> ReductionLike:
     """The reduction of both kernels: that of stored ones, the one asked for, or the automatic."""
-    stored = {side.kernel.convention.reduction for side in sides if isinstance(side, StoredStep)}
+    stored = {side.reduction for side in sides if isinstance(side, StoredStep)}
     n_outputs_a, n_outputs_b = (math.prod(shape[1:]) for shape in shapes)
     asked = settings.reduction
-    if asked == "auto":
+    if not isinstance(asked, RandomProjections) and asked == "auto":
         asked = "mean"
         if stored:
-            asked = sorted(stored)[0]
+            asked = min(stored, key=str)
         elif n_outputs_a == n_outputs_b:
-            asked = automatic(settings.n_examples, n_outputs_a)
+            asked = automatic_of_probe(settings.n_examples, n_outputs_a)
     if stored - {asked}:
         raise errors.InvalidInputError(
             argument=f"reduction={settings.reduction!r}",
             expected="kernels of one reduction",
-            got=f"{asked!r} beside a stored kernel of {sorted(stored - {asked})[0]!r}",
+            got=f"{asked!r} beside a stored kernel of {min(stored - {asked}, key=str)!r}",
             do="Kernels of two reductions do not compare: track once more with the other one.",
         )
     if asked == "full" and n_outputs_a != n_outputs_b:

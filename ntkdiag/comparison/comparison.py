@@ -33,6 +33,9 @@ from ntkdiag.comparison.stored_comparison import (
     require_writable,
 )
 from ntkdiag.comparison.verdict import Verdict
+from ntkdiag.judging.finding import Finding
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.shared_call import by_first_process
 
 if TYPE_CHECKING:
     import pandas
@@ -160,6 +163,28 @@ class Comparison:
         """
         return comparison_dataset(self)
 
+    @property
+    def findings(self) -> list[Finding]:
+        """What is found in the numbers, the most urgent first; none where all is well.
+
+        Dead or collapsed networks, margins beyond the edge of stability, the regime, labels that
+        the kernel lost, parameters that no gradient reaches any more. docs/findings.md tells what
+        each means.
+        """
+        from ntkdiag.report.comparison_findings import comparison_findings
+
+        return comparison_findings(self)
+
+    def to_markdown(self) -> str:
+        """Verdict, findings and numbers as Markdown, for a pull request or an issue.
+
+        Returns:
+            A heading, a list and a table.
+        """
+        from ntkdiag.report.markdown import comparison_markdown
+
+        return comparison_markdown(self)
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain JSON values; what is not finite or not known is None.
 
@@ -172,6 +197,7 @@ class Comparison:
             prediction = {name: getattr(self.prediction, name) for name in PREDICTION}
         content = {
             "verdict": self.verdict.to_dict(),
+            "findings": [finding.to_dict() for finding in self.findings],
             "facts": self.facts,
             "notes": list(self.notes),
             "a": self.a.to_dict(),
@@ -241,28 +267,36 @@ class Comparison:
                 written, or `history` holds no measurement or is not for an ``.html`` file.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
         """
-        path = pathlib.Path(path).expanduser()
-        check_report(path, history=history)
-        if is_run_directory(path):
-            spectra = {
-                "a": np.asarray(self.a.spectrum.eigenvalues),
-                "b": np.asarray(self.b.spectrum.eigenvalues),
-            }
-            append_comparison(path, self.to_dict(), spectra)
-            return path
-        if path.suffix == ".json":
-            text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
-        else:
-            from ntkdiag.report.html import comparison_html
+        return _save(path, self, history)
 
-            text = comparison_html(self, history=history)
-        from ntkdiag.report.report_file import replace_file
 
-        replace_file(path, text)
+@by_first_process
+def _save(
+    path: str | os.PathLike[str], comparison: Comparison, history: "History | None"
+) -> pathlib.Path:
+    """Write a comparison to a path of any kind."""
+    path = as_path(path)
+    check_report(path, history=history)
+    if is_run_directory(path):
+        spectra = {
+            "a": np.asarray(comparison.a.spectrum.eigenvalues),
+            "b": np.asarray(comparison.b.spectrum.eigenvalues),
+        }
+        append_comparison(path, comparison.to_dict(), spectra)
         return path
+    if path.suffix == ".json":
+        text = json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n"
+    else:
+        from ntkdiag.report.html import comparison_html
+
+        text = comparison_html(comparison, history=history)
+    from ntkdiag.report.report_file import replace_file
+
+    replace_file(path, text)
+    return path
 
 
-def check_report(path: pathlib.Path, *, history: "History | None" = None) -> None:
+def check_report(path: str | os.PathLike[str], *, history: "History | None" = None) -> None:
     """Refuse what `Comparison.save` cannot do, before there is a comparison.
 
     Raises:
@@ -272,7 +306,7 @@ def check_report(path: pathlib.Path, *, history: "History | None" = None) -> Non
     """
     from ntkdiag.report.report_file import require_report_file
 
-    path = path.expanduser()
+    path = as_path(path)
     if is_run_directory(path) and history is None:
         require_writable(path)
         return

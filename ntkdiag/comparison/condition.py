@@ -9,13 +9,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.analysis import collapse
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.engine.jacobian.roundoff import eps_of
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy
+from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy, Weighted
+from ntkdiag.losses.weighted import beside
 
 _LEAST_PROBABILITY = 1e-30  # of a class that no example has: its logarithm stays finite
 
@@ -79,28 +80,50 @@ def condition(
     )
 
 
-def loss_of_constant_outputs(
-    loss: Loss, y: Array | np.ndarray, shape: tuple[int, ...]
-) -> float | None:
+def traced_over_outputs(kernel: Kernel) -> Float[np.ndarray, "n n"] | None:
+    """sum_c Theta_cc of a kernel; None where its reduction does not tell it."""
+    array = np.asarray(kernel.array, np.float64)
+    if kernel.convention.reduction == "full":
+        return np.einsum("nomo->nm", array)
+    if kernel.convention.reduction == "mean":
+        return array * kernel.convention.n_outputs
+    is_of_trace = kernel.convention.reduction in ("trace", "random-projections")
+    return array if is_of_trace else None
+
+
+def loss_of_constant_outputs(loss: Loss, y: PyTree, shape: tuple[int, ...]) -> float | None:
     """The least loss that outputs of this shape can have if they are equal over examples.
 
     ln C for cross-entropy and C classes of equal size; None for a loss of the user, which does not
     say where its minimum is.
     """
     labels = loss.read(y, shape)
-    targets = labels
+    targets, weights = labels, None
+    if isinstance(labels, Weighted):
+        targets = labels.y
+        weights = jnp.broadcast_to(beside(labels.weights, len(shape)), shape)
     if isinstance(loss, CrossEntropy):
-        if labels.shape != shape:
+        if targets.shape != shape:
             targets = jax.nn.one_hot(targets, shape[-1])  # class numbers [n ...] -> [n ... c]
-        best = jnp.log(jnp.maximum(targets.mean(axis=0), _LEAST_PROBABILITY))
+        best = jnp.log(jnp.maximum(_mean(targets, weights), _LEAST_PROBABILITY))
     elif isinstance(loss, SigmoidCrossEntropy):
-        share = jnp.clip(targets.mean(axis=0), _LEAST_PROBABILITY, 1 - 1e-16)
+        share = jnp.clip(_mean(targets, weights), _LEAST_PROBABILITY, 1 - 1e-16)
         best = jnp.log(share) - jnp.log1p(-share)
     elif isinstance(loss, MSE):
-        best = targets.mean(axis=0)
+        best = _mean(targets, weights)
     else:
         return None
     return float(loss(jnp.broadcast_to(best, shape), labels))
+
+
+def _mean(
+    targets: Float[Array, "n *o"], weights: Float[Array, "n *o"] | None
+) -> Float[Array, "*o"]:
+    """The mean over examples; 0 where none has weight."""
+    if weights is None:
+        return targets.mean(axis=0)
+    total = weights.sum(axis=0)
+    return (weights * targets).sum(axis=0) / jnp.where(total > 0, total, 1.0)
 
 
 def certainty(loss: Loss | None, outputs: Float[np.ndarray, "n *o"]) -> float | None:

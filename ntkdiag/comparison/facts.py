@@ -14,6 +14,7 @@ from ntkdiag.comparison.stored_step import AnySide, StoredStep
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.descent import Descent
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.losses.alignable import why_not_alignable
 from ntkdiag.models.paths import shown
 from ntkdiag.optimizer.saved_state import optimizer_in_words
 from ntkdiag.probe_batch import Probes, shared_examples
@@ -39,9 +40,7 @@ def facts(
     kernel = measured.kernel
     label_kernel = kernel if measured.held_out is None else measured.held_out.kernel
     descent = settings.descent or Descent()
-    loss = NO_LOSS
-    if settings.loss is not None:
-        loss = settings.loss.describe(output_shape)
+    loss = settings.loss_in_words(output_shape) or NO_LOSS
     learning_rate = None
     if descent.learning_rate is not None:
         learning_rate = descent.require_learning_rate()
@@ -146,11 +145,11 @@ def notes(
             "Parameters saved as float64 were computed in float32: switch on jax_enable_x64 to use "
             "them as saved."
         )
-    sentences.extend(_notes_on_probes(settings))
+    sentences.extend(_notes_on_probes(settings, measured_a))
     n_outputs = measured_a.kernel.convention.n_outputs
     if settings.reduction != "full" and n_outputs > 1:
         rows = settings.n_examples * n_outputs
-        chosen = settings.reduction
+        chosen = str(settings.reduction)
         if settings.reduction_asked == "auto":
             chosen = f'{chosen}, which reduction="auto" chose for both sides'
         of_an_example = "outputs"
@@ -169,10 +168,10 @@ def notes(
         # Of few rows, the first eigenvalue takes in more of the trace than of many.
         sentence = (
             f"With {settings.n_examples} probe examples the largest eigenvalue per example is "
-            "estimated too high"
+            "estimated too high on average"
         )
-        if measured_a.critical_learning_rate is not None:
-            sentence += "; the critical learning rate errs on the safe side"
+        if measured_a.margin_interval is not None:
+            sentence += "; the interval of the margin allows for it"
         sentences.append(f"{sentence}.")
     if settings.loss is None:
         sentences.append("No loss was named: no stability numbers; pass loss=...")
@@ -185,17 +184,32 @@ def notes(
         if side.margin_status != "ok":
             sentences.append(f"{side.label}: {side.margin_status}")
     sentences += _notes_on_fixed_arrays(a, b)
+    sentences += _notes_on_what_is_not_read(a, b)
     if a.set_aside:
         sentences.append(
             f"The model returns {shown(a.set_aside, MOST_PATHS)} beside {a.output}, which is "
             "compared: functionalize(model, variables, output=...) chooses another."
         )
-    if settings.probes.of_labels.y is None:
-        sentences.append(
-            "No labels were given: alignment, label power, leave-one-out, loss and accuracy are "
-            "left out, and whether the kernel turned to the task is unknown."
-        )
+    sentences += _notes_on_labels(settings, output_shape, measured_a)
     return tuple(sentences)
+
+
+def _notes_on_labels(
+    settings: Settings, output_shape: tuple[int, ...], measured: Measured
+) -> list[str]:
+    """What is left out where labels are no targets of the outputs, or there are none."""
+    probe = settings.probes.of_labels
+    shape = (probe.n_examples, *output_shape[1:])
+    reason = why_not_alignable(probe.y, shape, settings.loss)
+    if not reason:
+        return []
+    and_loss = (
+        ", accuracy and loss" if probe.y is None and measured.loss is None else " and accuracy"
+    )
+    return [
+        f"{reason[0].upper()}{reason[1:]}: alignment, label power, leave-one-out{and_loss} are "
+        "left out, and whether the kernel turned to the task is unknown."
+    ]
 
 
 def _notes_on_fixed_arrays(a: AnySide, b: AnySide) -> list[str]:
@@ -219,7 +233,19 @@ def _notes_on_fixed_arrays(a: AnySide, b: AnySide) -> list[str]:
     return sentences
 
 
-def _notes_on_probes(settings: Settings) -> list[str]:
+def _notes_on_what_is_not_read(a: AnySide, b: AnySide) -> list[str]:
+    """Dictionaries beside the parameters that took no part in any number."""
+    if a.left_out and a.left_out == b.left_out:
+        return [f"Both sides hold {_not_read(a.left_out)}."]
+    return [f"{side.label} holds {_not_read(side.left_out)}." for side in (a, b) if side.left_out]
+
+
+def _not_read(names: tuple[str, ...]) -> str:
+    """What is left out, in words."""
+    return f"{shown(names, MOST_PATHS)} beside the parameters, which the model does not read"
+
+
+def _notes_on_probes(settings: Settings, measured: Measured) -> list[str]:
     """What the probes that were given cannot tell, and which one would."""
     probes = settings.probes
     if probes.train is None and settings.loss is not None:
@@ -230,7 +256,7 @@ def _notes_on_probes(settings: Settings) -> list[str]:
             "would read 1.7 to 2.5 times too high and more. Pass train=(x, y), a part of the "
             "training set."
         ]
-    if probes.held_out is None and probes.of_kernel.y is not None:
+    if probes.held_out is None and measured.alignment is not None:
         return [
             "Alignment, label power and leave-one-out are of examples that were trained on. After "
             "training a kernel knows their labels: leave-one-out may then read half of the true "
@@ -253,6 +279,7 @@ def _describe_kernel(kernel: Kernel) -> str:
         "full": "full kernel J Jᵀ",
         "mean": "mean over outputs, Σ_c Θ_cc / C",
         "trace": "trace over outputs, Σ_c Θ_cc",
+        "random-projections": "trace over outputs, estimated from random directions",
         "sum-of-logits": "kernel of the summed outputs Σ_c f_c / √C",
     }[kernel.convention.reduction]
     return f"{reduction}, {n_rows} × {n_rows}"

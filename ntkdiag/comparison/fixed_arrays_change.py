@@ -31,6 +31,7 @@ from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import reduction_of_leaves
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,20 +149,24 @@ def start_of_parameters(
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     # The alignment of the examples that the sides have theirs of.
     alignment = None
-    if held_out is not None:
+    held_out_targets = None if held_out is None else held_out.labels.flat_targets
+    targets = None if labels is None else labels.flat_targets
+    if held_out is not None and held_out_targets is not None:
         of_held_out = ntk(
             f, params, held_out.x, reduction=held_out.reduction, memory=settings.memory
         )
-        alignment = fit_alignment(of_held_out, held_out.labels.flat_targets, trained_on=False)
-    elif labels is not None:
+        alignment = fit_alignment(of_held_out, held_out_targets, trained_on=False)
+    elif held_out is None and targets is not None:
         trained_on = settings.probes.train is not None
-        alignment = fit_alignment(kernel, labels.flat_targets, trained_on=trained_on)
+        alignment = fit_alignment(kernel, targets, trained_on=trained_on)
     return Start(
         f=f,
         params=params,
         outputs=outputs.reshape(outputs.shape[0], -1),  # [n ...] -> [n o]
         kernel=kernel,
-        leaf_kernels=leaf_kernels(f, params, settings.x, settings.memory),
+        leaf_kernels=leaf_kernels(
+            f, params, settings.x, settings.memory, reduction_of_leaves(settings.reduction)
+        ),
         alignment=alignment,
     )
 

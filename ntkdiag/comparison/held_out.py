@@ -9,6 +9,7 @@ from jaxtyping import Float, PyTree
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import ReductionLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,7 +24,7 @@ class HeldOutProbe:
 
     x: PyTree
     labels: ProbeLabels
-    reduction: str
+    reduction: ReductionLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,16 +1,18 @@
 """What two kernels and the outputs beside them say, where no parameters lead from A to B."""
 
 import dataclasses
-
-import numpy as np
+import math
 
 from ntkdiag import display
 from ntkdiag.comparison.decisions import Rule, agreement
 from ntkdiag.comparison.measured import Measured
-from ntkdiag.comparison.modes_overlap import modes_to_compare, overlap_of_modes
-from ntkdiag.kernel.decomposition import spectrum
+from ntkdiag.comparison.modes_overlap import (
+    Modes,
+    leading_modes,
+    modes_to_compare,
+    overlap_of_modes,
+)
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.spectrum import Spectrum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +23,10 @@ class KernelsAlone:
         reason: Why they have none: that is why movement, e1 and the learning of layers are not
             there.
         modes: How many leading modes `overlap` is of.
-        overlap: ||U_A^T U_B||_F^2 / m of these m modes: 1 for the same subspace; NaN where a kernel
-            resolves none.
-        overlap_by_chance: That of random subspaces, m over the rows of the kernel.
+        overlap: ||U_A^T U_B||_F^2 / m of these m modes of the centred kernels: 1 for the same
+            subspace; NaN where a kernel resolves none.
+        overlap_by_chance: That of random subspaces, m over the rows of the kernel less the
+            constants of the outputs.
         agreement: Share of the decisions on the probe that A and B both take; None where outputs
             decide nothing, or have other shapes.
     """
@@ -42,13 +45,12 @@ class KernelsAlone:
 def kernels_alone(
     a: Measured, b: Measured, reason: str, rule: Rule, shapes: tuple[tuple[int, ...], ...]
 ) -> KernelsAlone:
-    """Lay modes and decisions of two sides beside each other; two eigendecompositions (N C)^3.
+    """Lay modes and decisions of two sides beside each other; ten eigenvectors of each, (N C)^3.
 
     `shapes` are those of the outputs of A and B.
     """
-    spectrum_a = _with_modes(a.kernel)
-    spectrum_b = _with_modes(b.kernel)
-    m = modes_to_compare(int(spectrum_a.rank), int(spectrum_b.rank))
+    modes_a, modes_b = _modes_of(a), _modes_of(b)
+    m = modes_to_compare(modes_a, modes_b)
     shape_a, shape_b = shapes
     agreeing = None
     if shape_a == shape_b:
@@ -56,11 +58,17 @@ def kernels_alone(
     return KernelsAlone(
         reason=reason,
         modes=m,
-        overlap=overlap_of_modes(np.asarray(spectrum_a.vectors), np.asarray(spectrum_b.vectors), m),
-        overlap_by_chance=m / spectrum_a.size,
+        overlap=overlap_of_modes(modes_a, modes_b),
+        overlap_by_chance=m / _centred_dimension(a.kernel),
         agreement=agreeing,
     )
 
 
-def _with_modes(kernel: Kernel) -> Spectrum:
-    return spectrum(kernel, vectors=True)
+def _modes_of(side: Measured) -> Modes:
+    return leading_modes(side.kernel.array, float(side.spectrum.noise_floor))
+
+
+def _centred_dimension(kernel: Kernel) -> int:
+    """Rows less the constants of the outputs, which centring takes away."""
+    rows = math.isqrt(kernel.array.size)
+    return rows - rows // kernel.n_examples

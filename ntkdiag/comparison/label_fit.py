@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis.alignment import Alignment, alignment_beside_chance, label_power
 from ntkdiag.analysis.generalization import leave_one_out
@@ -20,7 +20,6 @@ from ntkdiag.comparison.decisions import accuracy, decision_rule
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
-from ntkdiag.losses.targets import Labels
 
 # Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as the baselines have.
 RELATIVE_RIDGE = 1e-3
@@ -33,16 +32,16 @@ class ProbeLabels:
     Attributes:
         y: As they came, for the loss.
         targets: `[n *o]` targets in float64 shaped like the outputs, one-hot where they are class
-            numbers.
+            numbers; None where a kernel cannot be laid beside them, see `alignable_targets`.
     """
 
-    y: Labels
-    targets: Float[np.ndarray, "n *o"]
+    y: PyTree
+    targets: Float[np.ndarray, "n *o"] | None
 
     @property
-    def flat_targets(self) -> Float[np.ndarray, "n o"]:
+    def flat_targets(self) -> Float[np.ndarray, "n o"] | None:
         """The targets as the kernel has its rows: all outputs of an example side by side."""
-        return self.targets.reshape(self.targets.shape[0], -1)
+        return None if self.targets is None else self.targets.reshape(self.targets.shape[0], -1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,10 +122,13 @@ def fit_outputs(
     value = None
     if loss is not None:
         value = float(_loss(outputs, labels.y, loss))
-    return OutputFit(value, accuracy(outputs, labels.targets, rule))
+    share = None
+    if labels.targets is not None:
+        share = accuracy(outputs, labels.targets, rule)
+    return OutputFit(value, share)
 
 
 @keeps_float64
-def _loss(outputs: Float[np.ndarray, "n *o"], y: Labels, loss: Loss) -> Float[jax.Array, ""]:
+def _loss(outputs: Float[np.ndarray, "n *o"], y: PyTree, loss: Loss) -> Float[jax.Array, ""]:
     """The loss on a probe, in float64 like the outputs."""
     return loss(jnp.asarray(outputs), loss.read(y, outputs.shape))

@@ -9,24 +9,34 @@ from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.kernel.reduction import automatic_of_held_out
-from ntkdiag.losses.targets import as_numbers, read_targets, require_labels_differ
+from ntkdiag.losses.alignable import alignable_targets
+from ntkdiag.losses.custom_loss import CustomLoss
+from ntkdiag.losses.targets import require_labels_differ
 from ntkdiag.probe_batch import ProbeBatch
 
 
 def read_labels(
     probe: ProbeBatch, settings: Settings, outputs_of_one: tuple[int, ...]
 ) -> ProbeLabels | None:
-    """Labels of a probe in float64; refused where targets or the loss cannot be made of them."""
-    if probe.y is None:
+    """Labels of a probe in float64; refused where the loss cannot read them.
+
+    None without labels, unless the loss is the user's, who may need none.
+    """
+    loss = settings.loss
+    if probe.y is None and not isinstance(loss, CustomLoss):
         return None
     shape = (probe.n_examples, *outputs_of_one)
     # In float64, as the diagnostics are, whatever the model computes in.
     with jax.enable_x64(True):
-        targets = read_targets(probe.y, shape)
+        if isinstance(loss, CustomLoss):
+            loss.require_runs(shape, np.float64, probe.y)
+        if loss is not None and probe.y is not None:
+            loss.read(probe.y, shape)
+        targets = alignable_targets(probe.y, shape, loss)
+        if targets is None:
+            return ProbeLabels(probe.y, None)
         require_labels_differ(targets)
-        if settings.loss is not None:
-            settings.loss.read(as_numbers(probe.y), shape)
-    return ProbeLabels(as_numbers(probe.y), np.asarray(targets, np.float64))
+    return ProbeLabels(probe.y, np.asarray(targets, np.float64))
 
 
 def read_held_out(settings: Settings, outputs_of_one: tuple[int, ...]) -> HeldOutProbe | None:

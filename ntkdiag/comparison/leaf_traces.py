@@ -21,6 +21,7 @@ from ntkdiag.comparison.leaf_kernels import leaf_of
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import ReductionLike, passes_of
 from ntkdiag.models.paths import leaves_by_path
 
 # Examples that are differentiated together, and bytes that their Jacobians may take.
@@ -39,16 +40,19 @@ class LeafTraces:
         f: The function.
         n_outputs: C, of one example.
         memory: Memory budget, where kernels of all pairs are computed.
+        reduction: "trace", or random directions, which estimate it.
     """
 
     f: Callable[..., PyTree]
     n_outputs: int
     memory: Memory | None
+    reduction: ReductionLike = "trace"
 
     def __call__(self, params: PyTree, x: PyTree, **kwargs: PyTree) -> Traces:
         """The trace of the kernel of every leaf that the outputs depend on.
 
-        Cost: one forward and C backward passes of each example, and N C P multiply-adds.
+        Cost: of each example one forward and k backward passes, C or one for each direction, and
+        N k P multiply-adds.
         """
         if getattr(self.f, "joint", False) or self._examples_together(params) == 0:
             kernel = self._per_leaf(params, x, memory=self.memory, **kwargs)
@@ -72,12 +76,13 @@ class LeafTraces:
         return jax.jit(of_each, compiler_options=compiler_options(reduces=True))
 
     def _examples_together(self, params: PyTree) -> int:
-        """How many Jacobians [C P] there is room for; 0 if not for one."""
+        """How many Jacobians [k P] there is room for; 0 if not for one."""
         n_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-        return min(MOST_TOGETHER, BYTES_TOGETHER // (4 * self.n_outputs * n_params))
+        n_passes = passes_of(self.reduction, self.n_outputs)
+        return min(MOST_TOGETHER, BYTES_TOGETHER // (4 * n_passes * n_params))
 
     def _per_leaf(self, params: PyTree, x: PyTree, **kwargs: Any) -> Kernel:
-        return ntk(self.f, params, x, reduction="trace", per_leaf=True, **kwargs)
+        return ntk(self.f, params, x, reduction=self.reduction, per_leaf=True, **kwargs)
 
 
 def shares_of_leaves(traces: Traces, params: PyTree) -> list[float]:

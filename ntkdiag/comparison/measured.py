@@ -1,6 +1,7 @@
 """Everything measured of one side by itself."""
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -10,10 +11,11 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from ntkdiag import display
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.collapse import AT_CONSTANT_LOSS
-from ntkdiag.analysis.stability import critical_rate_and_margin
+from ntkdiag.checkpoints.step_names import Step
 from ntkdiag.comparison.condition import Condition, condition
 from ntkdiag.comparison.held_out import HeldOut, HeldOutProbe
 from ntkdiag.comparison.label_fit import (
@@ -25,17 +27,16 @@ from ntkdiag.comparison.label_fit import (
     fit_outputs,
 )
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
-from ntkdiag.comparison.optimizer_margin import Stability
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
-from ntkdiag.descent import Descent
+from ntkdiag.comparison.stated_margin import Stability, stated_stability
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.decomposition import spectrum
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import reduction_of_leaves
 from ntkdiag.kernel.spectrum import Spectrum, require_decomposable
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.models.functional import Functional
 from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.scalars import Number
 
@@ -69,13 +70,15 @@ class Measured:
         margin: learning rate / critical learning rate; None without a learning rate, too; NaN where
             the optimizer or its state is not known.
         learning_rate: That of the margin; NaN where the optimizer does not tell.
+        margin_interval: The 95 % interval of the margin of all training examples; None beside a
+            stated rule where the kernel is reduced or the loss not convex in the outputs.
         margin_status: "ok", or a sentence on what to know of the margin, or why there is none.
         held_out: The same side on held-out examples; None unless they were given beside `train`.
     """
 
     label: str
     path: str | None
-    step: int | None
+    step: Step | None
     fixed_state: str
     params_sha256: str
     kernel: Kernel
@@ -91,6 +94,7 @@ class Measured:
     critical_learning_rate: float | None = None
     margin: float | None = None
     learning_rate: float | None = None
+    margin_interval: tuple[float, float] | None = None
     margin_status: str = "ok"
     held_out: HeldOut | None = None
 
@@ -147,6 +151,7 @@ class Measured:
             "critical_learning_rate": self.critical_learning_rate,
             "stability_margin": self.margin,
             "learning_rate": self.learning_rate,
+            "margin_interval": self.margin_interval,
             "margin_status": self.margin_status,
             "alignment_gap": self.alignment_gap,
             "held_out": None if self.held_out is None else self.held_out.to_dict(),
@@ -174,20 +179,23 @@ def measure_side(
     # Before any work; "auto" is full for small kernels alone.
     rows = n * n_outputs if settings.reduction == "full" else n
     # Its modes are laid beside labels only where there are no held-out examples for that.
-    require_decomposable(rows, vectors=labels is not None and held_out is None)
+    has_targets = labels is not None and labels.targets is not None
+    require_decomposable(rows, vectors=has_targets and held_out is None)
     kernel = ntk(f, params, settings.x, reduction=settings.reduction, memory=settings.memory)
     flat_outputs = outputs.reshape(outputs.shape[0], -1)  # [n ...] -> [n o]
     # The loss takes the outputs in their own shape, whose axes tell classes from positions.
     kernel_spectrum = spectrum(kernel)
     stability = of_optimizer or stated_stability(
-        side.functional, kernel_spectrum, outputs, settings
+        kernel_spectrum, outputs, settings, functools.partial(NTKOperator, f, params, settings.x)
     )
-    kernels_of_leaves = leaf_kernels(f, params, settings.x, settings.memory)
+    kernels_of_leaves = leaf_kernels(
+        f, params, settings.x, settings.memory, reduction_of_leaves(settings.reduction)
+    )
     traced = sum(kernels_of_leaves.values(), np.zeros((n, n)))  # sum_c Theta_cc
     roundoff = roundoff_of(f, params, settings.x)
     measured = Measured(
         label=side.label,
-        path=side.path,
+        path=None if side.path is None else display.printable(side.path),
         step=side.step,
         fixed_state=side.fixed_state,
         params_sha256=fingerprint(params),
@@ -215,6 +223,7 @@ def with_stability(measured: Measured, stability: Stability | None) -> Measured:
         critical_learning_rate=stability.critical_learning_rate,
         margin=stability.margin,
         learning_rate=stability.learning_rate,
+        margin_interval=stability.interval,
         margin_status=stability.status,
     )
 
@@ -225,6 +234,8 @@ def beside_labels(
     """The measurements completed by those of outputs and kernel beside the labels of the probe."""
     measured = _with_output_fit(measured, outputs, labels, settings)
     trained_on = settings.probes.train is not None
+    if labels.flat_targets is None:
+        return measured
     fit = fit_kernel(measured.kernel, labels.flat_targets, trained_on=trained_on)
     return _with_kernel_fit(measured, fit)
 
@@ -251,7 +262,7 @@ def _beside_held_out(
     of_outputs = fit_outputs(outputs, held_out.labels, settings.loss)
     # Alignments compare only where kernels are reduced alike.
     alignment_of_train = None
-    if labels is not None:
+    if labels is not None and labels.flat_targets is not None:
         kernel_of_train = measured.kernel
         if held_out.reduction == "mean":
             kernel_of_train = averaged_over_outputs(kernel_of_train)
@@ -264,6 +275,8 @@ def _beside_held_out(
         alignment_of_train=alignment_of_train,
     )
     measured = dataclasses.replace(measured, held_out=on_held_out)
+    if held_out.labels.flat_targets is None:
+        return measured
     fit = fit_kernel(kernel, held_out.labels.flat_targets, trained_on=False)
     return _with_kernel_fit(measured, fit)
 
@@ -290,7 +303,7 @@ def fingerprint(params: PyTree) -> str:
     digest = hashlib.sha256()
     for path, leaf in leaves_by_path(params).items():
         array = np.asarray(leaf)
-        digest.update(f"{path}:{array.dtype}{array.shape}".encode())
+        digest.update(f"{path}:{array.dtype}{array.shape}".encode(errors="surrogatepass"))
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
@@ -305,37 +318,3 @@ def _aligned(aligned: Alignment | None) -> dict[str, Number | None]:
         "alignment_standard_deviation": aligned.standard_deviation,
         "alignment_above": aligned.above,
     }
-
-
-def stated_stability(
-    functional: Functional | None,
-    spectrum: Spectrum,
-    outputs: Float[np.ndarray, "n *o"],
-    settings: Settings,
-) -> Stability | None:
-    """Critical learning rate and margin of the stated rule, as far as loss and kernel allow.
-
-    Without a function a reduced kernel allows none.
-    """
-    convention = spectrum.convention
-    assert convention is not None  # that of a `Kernel`
-    is_reduced = convention.reduction != "full" and convention.n_outputs > 1
-    # The curvature of held-out examples is not that of the loss that is trained.
-    if settings.loss is None or settings.probes.train is None:
-        return None
-    full: Spectrum | NTKOperator = spectrum
-    if is_reduced:
-        # The largest eigenvalue of a reduced kernel is too small: the learning rate would be
-        # unsafe. That of the full kernel takes some products with it, which never form it.
-        if functional is None or not settings.margin_by_products(convention):
-            return None
-        f, params = functional
-        full = NTKOperator(f, params, settings.x)
-    descent = settings.descent or Descent()
-    critical_rate, margin = critical_rate_and_margin(
-        full, descent, loss=settings.loss, outputs=outputs, y=settings.y
-    )
-    if descent.learning_rate is None:
-        return Stability(float(critical_rate), margin=None, learning_rate=None)
-    rate = float(descent.require_learning_rate())
-    return Stability(float(critical_rate), float(margin), rate)

@@ -10,6 +10,7 @@ import math
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from ntkdiag import display
 from ntkdiag.analysis import drift
 from ntkdiag.models.paths import leaves_by_path
 
@@ -81,7 +82,7 @@ def parameter_movement(
         before = np.asarray(leaf_a, np.float64)
         after = np.asarray(leaves_b[path], np.float64)
         row = LeafMovement(
-            path=path,
+            path=display.printable(path),
             size=before.size,
             norm=float(np.linalg.norm(before)),
             moved=float(np.linalg.norm(after - before)),

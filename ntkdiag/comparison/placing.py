@@ -4,12 +4,13 @@ Every library holds its arrays in another container; a Functional names all of t
 
 1. read the arrays of the model by path: parameters, which have to be saved, and fixed arrays, such
    as batch statistics, which may be;
-2. refuse collections that the model does not read, and saved arrays of other paths, shapes or
-   dtypes, with all differences at once;
+2. leave out dictionaries that the model does not read, such as a history of the loss, and refuse
+   saved arrays of other paths, shapes or dtypes, with all differences at once;
 3. put the saved arrays in the place of the model's own, which stay only where none were saved;
 4. say in a sentence where the fixed arrays come from.
 
-A linen module alone does not know its arrays: it takes what was saved.
+A linen module alone does not know its arrays: its `init` says, on the probe, which parameters it
+has.
 """
 
 import dataclasses
@@ -27,7 +28,8 @@ from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.models import functionalize, registry
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_equinox_state, is_module_of
-from ntkdiag.models.paths import describe, differences, leaves_by_path, with_leaves
+from ntkdiag.models.paths import describe, differences, leaves_by_path, shown, with_leaves
+from ntkdiag.optimizer.saved_state import is_optimizer_state
 
 # A linen module, an NNX or Equinox model, a Functional, or a callable f(params, x): the libraries
 # are not imported to name their types.
@@ -48,8 +50,8 @@ class Template:
         options: The Functional handed in as the model, whose options hold for models of a library,
             too; None where there is none.
         x: The probe, on which a linen module shows which collections it reads.
-        skeleton: An Equinox module, or one with its state, of the structure that a file of Equinox
-            was written from; None where there is none.
+        skeleton: An Equinox module, or one with its state and that of an optimizer, of the
+            structure that a file of Equinox was written from; None where there is none.
         parameter_names: What paths the names of a safetensors file have.
         with_optimizer: Whether states of optimizers are read from checkpoints, too.
     """
@@ -77,13 +79,14 @@ class Template:
         A Functional that is handed in brings its options, such as the mode and what is trainable;
         one that is a side does not.
         """
-        chosen = common if model is None else unbound(model)
+        of_file = common if model is None else unbound(model)
+        chosen, _ = split_optimizer(of_file)
         return Template(
             model=chosen,
             variables=variables,
             options=model if isinstance(model, Functional) else None,
             x=x,
-            skeleton=_skeleton_of(chosen),
+            skeleton=_skeleton_of(of_file),
             parameter_names=parameter_names,
             with_optimizer=with_optimizer,
         )
@@ -100,6 +103,13 @@ class Template:
             return functionalize(self.model, check=False)
         return None
 
+    @functools.cached_property
+    def declared(self) -> list[PyTree]:
+        """Shapes of the parameters of a linen module, of which each is one answer of its `init`."""
+        from ntkdiag.models.linen import declared_parameters
+
+        return declared_parameters(self.model, self.x)
+
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
@@ -110,11 +120,13 @@ class Placed:
         fixed_state: Where the fixed arrays come from, in words.
         lacking: Paths of the fixed arrays that were not among the values: the model's own stand in
             for them.
+        left_out: Dictionaries beside the parameters that the model does not read, by name.
     """
 
     functional: Functional
     fixed_state: str
     lacking: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def place(template: Template, params: PyTree, collections: Mapping[str, PyTree]) -> Placed:
@@ -130,7 +142,6 @@ def place(template: Template, params: PyTree, collections: Mapping[str, PyTree])
 
     Raises:
         StructureError: Paths, shapes or dtypes differ from the model's; all differences are listed.
-            Or the model has no such collection.
     """
     if is_module_of("flax.linen", template.model):
         return _into_linen(template, params, collections)
@@ -145,6 +156,21 @@ def is_with_state(candidate: object) -> bool:
         return False
     module, state = candidate
     return is_module_of("equinox", module) and is_equinox_state(state)
+
+
+def split_optimizer(source: Any) -> tuple[Any, PyTree]:
+    """What is saved with the state of its optimizer, and that state: None where there is none.
+
+    A pair of something and the state; or an Equinox module, its own state and the optimizer's.
+    """
+    is_tuple = isinstance(source, tuple | list) and len(source) in (2, 3)
+    if not is_tuple or not is_optimizer_state(source[-1]):
+        return source, None
+    if len(source) == 2:
+        return source[0], source[1]
+    if is_with_state(source[:2]):
+        return source[:2], source[2]
+    return source, None
 
 
 def holds_parameters(model: Model) -> bool:
@@ -162,8 +188,9 @@ def is_plain_callable(model: Model) -> bool:
 
 
 def _skeleton_of(model: Model) -> PyTree:
-    """The Equinox module in a model, with its state where it has one; None in other models."""
-    if is_with_state(model) or is_module_of("equinox", model):
+    """The Equinox module in a model, with what it comes with; None in other models."""
+    of_optimizer, _ = split_optimizer(model)
+    if is_with_state(of_optimizer) or is_module_of("equinox", of_optimizer):
         return model
     if isinstance(model, Functional) and model.library == "equinox":
         return model.restore(model.params)
@@ -179,14 +206,18 @@ def unbound(model: Model) -> Model:
     return model
 
 
-def structure_error(lines: list[str]) -> errors.StructureError:
-    """The error that lists every difference by path."""
-    count = "1 difference" if len(lines) == 1 else f"{len(lines)} differences"
+def structure_error(lines: list[str], do: str = "") -> errors.StructureError:
+    """The error that lists every difference by path; `do` is what to do where that is known."""
     return errors.StructureError(
         expected="parameters with the same paths, shapes and dtypes on both sides and in the model",
-        got=f"{count}: {'; '.join(lines)}",
-        do="Compare checkpoints of one model; nothing is restored in part.",
+        got=f"{counted(lines)}: {'; '.join(lines)}",
+        do=do or "Compare checkpoints of one model; nothing is restored in part.",
     )
+
+
+def counted(lines: list[str]) -> str:
+    """How many differences there are, in words."""
+    return "1 difference" if len(lines) == 1 else f"{len(lines)} differences"
 
 
 def same_leaves(a: Leaves, b: Leaves) -> bool:
@@ -200,19 +231,16 @@ def _into_linen(template: Template, params: PyTree, collections: Mapping[str, Py
 
     stated = {} if template.variables is None else core.unfreeze(template.variables)
     stated_collections = {name: tree for name, tree in stated.items() if name != "params"}
+    if not stated:
+        _require_declared(template, params)
     placed = {**stated_collections, **collections, "params": params}
-    functional = functionalize(template.model, placed, check=False)
-    unknown = []
+    left_out = []
     for name in collections:
-        is_known = name in stated_collections if stated else _reads(template, placed, name)
-        if not is_known:
-            unknown.append(name)
-    if unknown:
-        known = {}
-        for path, leaf in functional.fixed.items():
-            if path.split("/")[0] not in unknown:
-                known[path] = leaf
-        raise _unknown_collections_error(unknown, known)
+        is_read = name in stated_collections if stated else _reads(template, placed, name)
+        if not is_read:
+            left_out.append(name)
+            del placed[name]
+    collections = {name: tree for name, tree in collections.items() if name not in left_out}
 
     lines = []
     if "params" in stated:
@@ -222,16 +250,48 @@ def _into_linen(template: Template, params: PyTree, collections: Mapping[str, Py
             lines += differences({name: stated_collections[name]}, {name: tree})
     if lines:
         raise structure_error(lines)
-    return _placed(functional, leaves_by_path(dict(collections)), functional.fixed)
+    functional = functionalize(template.model, placed, check=False)
+    return _placed(functional, leaves_by_path(collections), functional.fixed, left_out)
+
+
+def _require_declared(template: Template, params: PyTree) -> None:
+    """Refuse parameters that are not those of a linen module, in paths or shapes."""
+    from flax.linen import meta
+
+    # Boxes hold how arrays are laid out on devices. Which dtype they are saved in is left open.
+    saved = leaves_by_path(meta.unbox(params))
+    expected: Leaves = {}
+    fewest: list[str] | None = None
+    for declared in template.declared:
+        expected = {}
+        for path, leaf in leaves_by_path(declared).items():
+            dtype = getattr(saved.get(path), "dtype", leaf.dtype)
+            expected[path] = jax.ShapeDtypeStruct(leaf.shape, dtype)
+        lines = differences(expected, saved)
+        if fewest is None or len(lines) < len(fewest):
+            fewest = lines
+    if fewest:
+        name = type(template.model).__name__
+        raise errors.StructureError(
+            expected=f"parameters of the model: those that {name}.init makes on the examples",
+            got=f"{counted(fewest)}: {shown(fewest)}",
+            do=_where_they_are(expected, saved)
+            or "They are of another model: pass the one that was saved. Where init makes some that "
+            "are called elsewhere alone, variables= states all that there are.",
+        )
 
 
 def _reads(template: Template, variables: dict[str, PyTree], name: str) -> bool:
     """Whether the outputs of a linen module on the probe need one of its collections."""
+    without = {key: tree for key, tree in variables.items() if key != name}
 
     def outputs(collection: PyTree) -> PyTree:
-        functional = functionalize(template.model, {**variables, name: collection}, check=False)
+        functional = functionalize(template.model, {**without, name: collection}, check=False)
         return functional(functional.params, template.x)
 
+    # Settings and names are no arrays, and nothing that a layer computes with.
+    if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(variables[name])):
+        return False
     try:
         return needs_inputs(outputs, variables[name])
     except Exception:
@@ -250,14 +310,18 @@ def _into_functional(
     saved = {}
     for path, leaf in leaves_by_path(params).items():
         saved[model.aliases.get(path, path)] = leaf
-    unknown = []
+    left_out = []
+    collection_of: dict[str, str] = {}
+    of_params = set(saved)
     for name, tree in collections.items():
         leaves = _leaves_of_collection(name, tree, fixed)
-        if leaves.keys() & saved.keys() or not leaves.keys() & fixed.keys():
-            unknown.append(name)
-        saved.update(leaves)
-    if unknown:
-        raise _unknown_collections_error(unknown, model.fixed)
+        if leaves.keys() & of_params or not leaves.keys() & fixed.keys():
+            left_out.append(name)
+            continue
+        for path in leaves.keys() & collection_of.keys():
+            raise _two_collections_error(collection_of[path], name, path)
+        collection_of |= dict.fromkeys(leaves, name)
+        saved |= leaves
     saved = {path: leaf for path, leaf in saved.items() if path not in streams}
     _require_fit({**fixed, **trainable}, saved, trainable)
 
@@ -278,7 +342,7 @@ def _into_functional(
     if not same_leaves(own_fixed, saved_fixed):
         functional = functional.with_fixed(saved_fixed)
     held = {path: leaf for path, leaf in model.fixed.items() if path not in streams}
-    return _placed(functional, saved_fixed, held)
+    return _placed(functional, saved_fixed, held, left_out)
 
 
 def _leaves_of_collection(name: str, tree: PyTree, fixed: Leaves) -> Leaves:
@@ -313,33 +377,44 @@ def _require_fit(in_model: Leaves, saved: Leaves, trainable: Leaves) -> None:
             expected[path] = leaf
     lines = differences(expected, saved)
     if lines:
-        raise structure_error(lines)
+        raise structure_error(lines, _where_they_are(expected, saved))
 
 
-def _unknown_collections_error(unknown: list[str], fixed: Leaves) -> errors.StructureError:
-    """The error for saved collections that the model has no place for."""
+def _where_they_are(expected: Iterable[str], saved: Leaves) -> str:
+    """What to do where all that is expected stands under one key; empty where it does not."""
+    paths = list(expected)
+    for path in saved:
+        key = path.removesuffix(f"/{paths[0]}") if paths else path
+        if key != path and all(f"{key}/{name}" in saved for name in paths):
+            return f"They stand under {key!r}: pass load_params(path, at={key!r})."
+    return ""
+
+
+def _two_collections_error(first: str, second: str, path: str) -> errors.StructureError:
+    """The error for two saved collections that would both stand in one place of the model."""
     return errors.StructureError(
-        expected="collections that the model reads beside its parameters; it holds fixed "
-        f"{_some(fixed) or 'nothing'}",
-        got=f"a side with {', '.join(unknown)}",
-        do="Pass the model that was saved, or a side without them: parameters and collections as a "
-        'dictionary such as {"params": ..., "batch_stats": ...}.',
+        expected="one collection for each of the fixed arrays of the model",
+        got=f"{first} and {second}, which both hold {path}",
+        do="Pass parameters and collections that are meant as a dictionary such as "
+        '{"params": ..., "batch_stats": ...}.',
     )
 
 
-def _placed(functional: Functional, saved: Leaves, fixed: Leaves) -> Placed:
+def _placed(
+    functional: Functional, saved: Leaves, fixed: Leaves, left_out: Iterable[str]
+) -> Placed:
     """What was placed, with words on where the fixed arrays come from."""
-    if not fixed:
-        return Placed(functional, "none")
-    fixed_saved = [path for path in fixed if path in saved]
     lacking = tuple(path for path in fixed if path not in saved)
-    if not fixed_saved:
+    fixed_saved = [path for path in fixed if path in saved]
+    if not fixed:
+        origin = "none"
+    elif not fixed_saved:
         origin = f"those of the model as given ({_some(fixed)}); none were saved"
     elif lacking:
         origin = f"as saved ({_some(fixed_saved)}); {_some(lacking)} those of the model as given"
     else:
         origin = f"as saved ({_some(fixed_saved)})"
-    return Placed(functional, origin, lacking)
+    return Placed(functional, origin, lacking, tuple(left_out))
 
 
 def _some(paths: Iterable[str]) -> str:

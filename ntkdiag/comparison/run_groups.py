@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 from ntkdiag import errors
 from ntkdiag.comparison.member_run import MemberRun, RunLike, read_member
 from ntkdiag.comparison.tracked import Track
+from ntkdiag.display import shortened
+from ntkdiag.path_argument import as_path
 from ntkdiag.runs.run_reader import RunReader
 
 RunsLike: TypeAlias = (
@@ -48,6 +50,14 @@ _ONE_RUN = (str, os.PathLike, RunReader, Track)
 
 def read_groups(runs: RunsLike, by: str | None, stream: str) -> list[MemberRun]:
     """Read all runs, each with its name and the label of its group."""
+    for argument, text in (("by", by), ("stream", stream)):
+        if text is not None and not isinstance(text, str):
+            raise errors.InvalidInputError(
+                argument=f"{argument}=...",
+                expected=f"{argument}= as text",
+                got=shortened(text),
+                do='Write stream="watch", or by="descent".',
+            )
     listed = list(_listed(runs))
     if not listed:
         raise _no_runs(runs)
@@ -64,6 +74,13 @@ def read_groups(runs: RunsLike, by: str | None, stream: str) -> list[MemberRun]:
 
 def require_comparable(members: Sequence[MemberRun], may_differ: Sequence[str]) -> None:
     """Refuse runs whose numbers are of different things, and groups that are not of one setting."""
+    if isinstance(may_differ, str) or not isinstance(may_differ, Sequence):
+        raise errors.InvalidInputError(
+            argument="may_differ=...",
+            expected="a list of entries of the records",
+            got=shortened(may_differ),
+            do='Write may_differ=["probes"].',
+        )
     first = members[0]
     entries = [name for name in MEANING if name not in may_differ]
     for member in members[1:]:
@@ -89,6 +106,23 @@ def require_comparable(members: Sequence[MemberRun], may_differ: Sequence[str]) 
             )
 
 
+def varying_settings(members: Sequence[MemberRun]) -> dict[str, dict[str, str]]:
+    """Name of a run -> dotted path and text of the settings that are not the same in all runs."""
+    entries = []
+    for member in members:
+        of_member = {}
+        for path, text in _entries(member.record):
+            entry = path.partition(".")[0]
+            if entry == "seed" or entry not in _OF_NO_SETTING:
+                of_member[path] = text
+        entries.append(of_member)
+    paths = _varying(entries)
+    settings = {}
+    for member, of_member in zip(members, entries, strict=True):
+        settings[member.name] = {path: of_member.get(path, "nothing") for path in paths}
+    return settings
+
+
 def _listed(runs: RunsLike) -> Iterator[tuple[str, str, RunLike]]:
     """Name, label and run of everything that was passed."""
     if isinstance(runs, Mapping):
@@ -107,6 +141,11 @@ def _listed(runs: RunsLike) -> Iterator[tuple[str, str, RunLike]]:
 
 def _named(runs: Sequence[RunLike]) -> list[tuple[str, RunLike]]:
     """Each run with the name of its folder, or its whole path where folders share a name."""
+    if not isinstance(runs, Sequence):
+        raise _no_run(runs)
+    for run in runs:
+        if not isinstance(run, _ONE_RUN):
+            raise _no_run(run)
     names = [_folder_name(run) or f"run {place}" for place, run in enumerate(runs)]
     if len(set(names)) < len(names):
         names = [_whole_path(run) or f"run {place}" for place, run in enumerate(runs)]
@@ -128,12 +167,12 @@ def _whole_path(run: RunLike) -> str:
 def _folder_name(run: RunLike) -> str:
     """The last part of the path of a run; empty for one in memory."""
     path = _whole_path(run)
-    return pathlib.Path(path).expanduser().absolute().name if path else ""
+    return as_path(path).name if path else ""
 
 
 def _folders(path: str | os.PathLike[str]) -> list[str]:
     """The run directories that fit a pattern, or lie in a folder, or are the folder itself."""
-    root = os.path.expanduser(os.fspath(path))
+    root = os.fspath(as_path(path))
     if _is_run(root):
         return [root]
     pattern = os.path.join(glob.escape(root), "*") if os.path.isdir(root) else root
@@ -142,6 +181,15 @@ def _folders(path: str | os.PathLike[str]) -> list[str]:
 
 def _is_run(folder: str) -> bool:
     return any(pathlib.Path(folder).glob("*.jsonl"))
+
+
+def _no_run(run: object) -> errors.InvalidInputError:
+    """The error for something else than a run, or several."""
+    return errors.InvalidInputError(
+        expected="run directories as paths or as ntkdiag.Run, or results of track",
+        got=f"a {type(run).__name__}",
+        do='Write open_runs(["a", "b"]).',
+    )
 
 
 def _no_runs(runs: RunsLike) -> errors.NtkdiagError:

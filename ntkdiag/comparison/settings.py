@@ -3,7 +3,6 @@
 import dataclasses
 from typing import TypeAlias
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -11,11 +10,25 @@ from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike, as_descent
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.kernel.convention import Convention
+from ntkdiag.kernel.reduction import (
+    RandomProjections,
+    Reduction,
+    ReductionLike,
+    automatic_of_probe,
+)
 from ntkdiag.losses import Loss
+from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
-from ntkdiag.losses.targets import Labels, as_numbers
+from ntkdiag.losses.weighted import Weighted
 from ntkdiag.optimizer.saved_state import Optimizer
-from ntkdiag.probe_batch import Pair, ProbeBatch, Probes, read_probes
+from ntkdiag.probe_batch import (
+    Pair,
+    ProbeBatch,
+    Probes,
+    read_n_train,
+    read_probes,
+    require_label_of_each,
+)
 
 # Rows of a kernel up to which the margin comes from products with it: vectors of 8 MB.
 MOST_ROWS_OF_PRODUCTS = 1_000_000
@@ -37,15 +50,19 @@ class Settings:
         reduction_asked: As the call states it, also where it is "auto".
         optimizers: The optimizers of A and B, from whose states the margin is read; None where
             the update rule is stated, or nothing is known of it.
+        gradient_kernel: Whether the gradient kernel is measured, too.
+        n_train: Examples of the whole training set; None where it is not known.
     """
 
     probes: Probes
-    reduction: str
+    reduction: ReductionLike
     loss: Loss | None
     descent: Descent | None
     memory: Memory | None
-    reduction_asked: str
+    reduction_asked: ReductionLike
     optimizers: tuple[Optimizer, Optimizer] | None = None
+    gradient_kernel: bool = False
+    n_train: int | None = None
 
     @property
     def x(self) -> PyTree:
@@ -53,11 +70,16 @@ class Settings:
         return self.probes.of_kernel.x
 
     @property
-    def y(self) -> Labels | None:
-        """Labels of that probe, or None."""
-        labels = self.probes.of_kernel.y
-        assert labels is None or isinstance(labels, jax.Array | np.ndarray)  # `_checked` saw to it
-        return labels
+    def y(self) -> PyTree:
+        """Labels of that probe as the loss takes them, or None."""
+        return self.probes.of_kernel.y
+
+    def loss_in_words(self, shape: tuple[int, ...]) -> str | None:
+        """The loss, with what its sum is divided by for outputs of a shape; None without."""
+        if self.loss is None:
+            return None
+        words = self.loss.describe(shape)
+        return f"{words}, with weights" if isinstance(self.y, Weighted) else words
 
     def margin_by_products(self, convention: Convention) -> bool:
         """Whether a reduced kernel leaves the margin to products with the full one.
@@ -69,6 +91,16 @@ class Settings:
             return False
         return self.n_examples * convention.n_outputs <= MOST_ROWS_OF_PRODUCTS
 
+    def for_outputs(self, n_outputs: int) -> "Settings":
+        """The settings for so many outputs of an example: "auto" becomes what it stands for."""
+        if isinstance(self.reduction, RandomProjections):
+            Reduction.of(self.reduction, n_outputs)  # refuses more directions than there are
+            return self
+        if self.reduction != "auto":
+            return self
+        chosen = automatic_of_probe(self.n_examples, n_outputs)
+        return dataclasses.replace(self, reduction=chosen)
+
     @property
     def n_examples(self) -> int:
         """Number of its examples."""
@@ -78,32 +110,36 @@ class Settings:
 def read_settings(
     train: Pair | None,
     held_out: Pair | None,
-    reduction: str,
+    reduction: ReductionLike,
     loss: LossLike | None,
     descent: DescentLike | None,
     memory: Memory | None,
     optimizer: OptimizerLike | None = None,
+    n_train: int | np.integer | None = None,
 ) -> Settings:
     """Check the arguments of `compare` that do not depend on the model."""
     probes = read_probes(train, held_out)
     probes = Probes(_checked(probes.train), _checked(probes.held_out))
-    return settings_of(probes, reduction, loss, descent, memory, optimizer)
+    settings = settings_of(probes, reduction, loss, descent, memory, optimizer)
+    return dataclasses.replace(settings, n_train=read_n_train(n_train, probes))
 
 
 def settings_of(
     probes: Probes,
-    reduction: str,
+    reduction: ReductionLike,
     loss: LossLike | None,
     descent: DescentLike | None,
     memory: Memory | None,
     optimizer: OptimizerLike | None = None,
 ) -> Settings:
     """Check the conventions of a comparison beside probes that are checked already."""
-    # "auto" is decided where the number of outputs is known.
-    if reduction not in REDUCTIONS:
+    # "auto", and whether there are so many directions, is decided where the number of outputs is
+    # known.
+    is_name = isinstance(reduction, str) and reduction in REDUCTIONS
+    if not is_name and not isinstance(reduction, RandomProjections):
         raise errors.InvalidInputError(
             argument=f"reduction={reduction!r}",
-            expected=f"one of {REDUCTIONS}",
+            expected=f"one of {REDUCTIONS}, or RandomProjections(k)",
             got=repr(reduction),
             do='The default is "auto".',
         )
@@ -116,6 +152,13 @@ def settings_of(
         return settings
     _require_gradients(settings)
     return dataclasses.replace(settings, optimizers=_of_both_sides(optimizer))
+
+
+def with_gradient_kernel(settings: Settings) -> Settings:
+    """The same settings, with the gradient kernel, refused without what it is a kernel of."""
+    reason = "it is the kernel of the gradients of single examples"
+    _require_loss_of_examples(settings, "gradient_kernel=True", reason)
+    return dataclasses.replace(settings, gradient_kernel=True)
 
 
 def _of_both_sides(optimizer: OptimizerLike) -> tuple[Optimizer, Optimizer]:
@@ -142,38 +185,35 @@ def _require_gradients(settings: Settings) -> None:
             got="both",
             do="optimizer= reads learning rate, momentum and preconditioner from the state.",
         )
+    _require_loss_of_examples(settings, "optimizer=...", "its next step needs a gradient")
+
+
+def _require_loss_of_examples(settings: Settings, argument: str, reason: str) -> None:
+    """Refuse what needs the gradient of a loss where there is no loss, or no labels."""
     train = settings.probes.train
     lacking = []
-    if train is None or train.y is None:
+    # A loss of the user may need no labels.
+    needs_labels = not isinstance(settings.loss, CustomLoss)
+    if train is None or (train.y is None and needs_labels):
         lacking.append("no train=" if train is None else "train=(x, None)")
     if settings.loss is None:
         lacking.append("no loss=")
     if lacking:
         raise errors.InvalidInputError(
-            argument="optimizer=...",
-            expected="train=(x, y) and loss= beside it: its next step needs a gradient",
+            argument=argument,
+            expected=f"train=(x, y) and loss= beside it: {reason}",
             got=", ".join(lacking),
             do="Pass a part of the training set with its labels, and the loss that is trained.",
         )
 
 
 def _checked(probe: ProbeBatch | None) -> ProbeBatch | None:
-    """A probe with two examples or more, all finite, and a label for each where it has labels."""
+    """A probe with two examples or more, and a label for each where it has labels."""
     if probe is None:
         return None
     _require_examples(probe)
-    if probe.y is None:
-        return probe
-    # Whether they are classes or targets is decided beside the outputs.
-    labels = as_numbers(probe.y)
-    if labels.shape[:1] != (probe.n_examples,):
-        raise errors.InvalidInputError(
-            argument=f"{probe.name}=(x, y)",
-            expected=f"one label for each of the {probe.n_examples} examples of x",
-            got=f"shape {labels.shape}",
-            do="x and y are the same examples in the same order.",
-        )
-    return dataclasses.replace(probe, y=labels)
+    require_label_of_each(probe)  # whether they are classes or targets the outputs decide
+    return probe
 
 
 def _require_comparable_rule(update_rule: Descent) -> None:

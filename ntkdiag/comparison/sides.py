@@ -17,14 +17,11 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
-from ntkdiag.checkpoints.contents import (
-    NOT_COLLECTIONS,
-    OPTIMIZER_STATES,
-    read_contents,
-    strip_value_level,
-)
+from ntkdiag.checkpoints.contents import read_contents, strip_value_level
+from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, OPTIMIZER_STATES, PARAMETERS, PROGRESS
+from ntkdiag.checkpoints.step_names import NUMBER, Step, read_number
 from ntkdiag.comparison.placing import (
     Leaves,
     Model,
@@ -35,19 +32,19 @@ from ntkdiag.comparison.placing import (
     is_with_state,
     place,
     same_leaves,
+    split_optimizer,
     structure_error,
 )
 from ntkdiag.models import functionalize, registry
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.paths import differences, leaves_by_path
-from ntkdiag.optimizer.saved_state import is_optimizer_state
 
 # A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
 Source: TypeAlias = Any
 
 # "root@100": step 100 of the checkpoints in `root`.
-_AT_STEP = re.compile(r"(?P<root>.+)@(?P<step>\d+)")
+_AT_STEP = re.compile(rf"(?P<root>.+)@(?P<step>{NUMBER})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +60,7 @@ class Side:
         saved_dtypes: Dtypes of the parameters as they came, before JAX could narrow them.
         shares_model: Whether the values were put into the model common to both sides.
         lacking: Paths of fixed arrays that this side does not hold: those of the model stand in.
+        left_out: Dictionaries beside its parameters that the model does not read, by name.
         output: Path of the array that is compared, where the model returns no array by itself.
         set_aside: Paths of what else the model returns.
         optimizer_state: The state of its optimizer, as it came; None where it has none.
@@ -73,10 +71,11 @@ class Side:
     functional: Functional
     fixed_state: str
     path: str | None
-    step: int | None
+    step: Step | None
     saved_dtypes: tuple[str, ...]
     shares_model: bool
     lacking: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     output: str = ""
     set_aside: tuple[str, ...] = ()
     optimizer_state: PyTree = None
@@ -110,7 +109,7 @@ class _Values:
     params: PyTree
     collections: dict[str, PyTree]
     path: str | None = None
-    step: int | None = None
+    step: Step | None = None
     label: str | None = None
     optimizer_state: PyTree = None
     top_level: str = ""
@@ -131,14 +130,16 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
         values = _Values(functional.params, {}, top_level="a model")
     else:
         values = _read_values(source, template)
-        _require_finite(
-            {**leaves_by_path(values.params), **leaves_by_path(values.collections)}, label
-        )
+        _require_finite(leaves_by_path(values.params), label)
         _require_model(template.model)
         placed = place(template, values.params, values.collections)
+        # A history that nobody reads may hold NaN.
+        for collection, tree in values.collections.items():
+            if collection not in placed.left_out:
+                _require_finite(leaves_by_path({collection: tree}), label)
     _require_finite(leaves_by_path(placed.functional.params), label)
     return Side(
-        label=label or values.label or name,
+        label=display.printable(label or values.label or name),
         functional=placed.functional,
         fixed_state=placed.fixed_state,
         path=values.path,
@@ -146,6 +147,7 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
         saved_dtypes=_floating_dtypes(values.params),
         shares_model=not brings_function,
         lacking=placed.lacking,
+        left_out=placed.left_out,
         optimizer_state=values.optimizer_state if optimizer_state is None else optimizer_state,
         top_level=values.top_level,
     )
@@ -162,15 +164,7 @@ def model_among(sources: Iterable[Source]) -> Model:
     return next((source for source in without_optimizer if is_model(source)), None)
 
 
-def split_optimizer(source: Source) -> tuple[Source, PyTree]:
-    """A pair in memory of something and the state of its optimizer, which else is None."""
-    is_pair = isinstance(source, tuple | list) and len(source) == 2
-    if is_pair and is_optimizer_state(source[1]):
-        return source[0], source[1]
-    return source, None
-
-
-def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
+def split_step(source: str | os.PathLike[str]) -> tuple[str, Step | None]:
     """A path and the step it names.
 
     ``root@100`` is step 100 of a manager root, unless there is a path of that name.
@@ -179,7 +173,7 @@ def split_step(source: str | os.PathLike[str]) -> tuple[str, int | None]:
     at_step = _AT_STEP.fullmatch(path)
     if at_step is None or os.path.exists(os.path.expanduser(path)):
         return path, None
-    return at_step["root"], int(at_step["step"])
+    return at_step["root"], read_number(at_step["step"])
 
 
 def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
@@ -246,7 +240,8 @@ def _read_values(source: Source, template: Template) -> _Values:
 
 def _has_optimizer(tree: Mapping[str, PyTree]) -> bool:
     """Whether a dictionary holds the state of an optimizer beside the parameters."""
-    return "params" in tree and any(name in tree for name in OPTIMIZER_STATES)
+    has_params = any(name in tree for name in PARAMETERS)
+    return has_params and any(name in tree for name in OPTIMIZER_STATES)
 
 
 def _is_saved_pair(saved: PyTree, template: Template) -> bool:
@@ -258,6 +253,8 @@ def _is_saved_pair(saved: PyTree, template: Template) -> bool:
 
 def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
     """A dictionary: parameters and what is beside them by name, or parameters alone."""
+    if "params" not in tree and _has_optimizer(tree):
+        tree = {"params" if name == "model" else name: tree[name] for name in tree}
     if "params" not in tree:
         return _Values(_without_value_level(tree), {}, top_level=", ".join(map(str, tree)))
     states = [tree[name] for name in OPTIMIZER_STATES if tree.get(name) is not None]
@@ -269,7 +266,7 @@ def _values_of_mapping(tree: Mapping[str, PyTree]) -> _Values:
     for name, subtree in tree.items():
         is_collection = isinstance(subtree, Mapping) or name == "state"
         is_filled = len(jax.tree.leaves(subtree)) > 0
-        if is_collection and is_filled and name not in ("params", *NOT_COLLECTIONS):
+        if is_collection and is_filled and name not in ("params", *NOT_COLLECTIONS, *PROGRESS):
             collections[name] = _without_value_level(subtree)
     # Some keep all the variables of a linen module under `params`.
     params = tree["params"]

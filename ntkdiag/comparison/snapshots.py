@@ -14,13 +14,17 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.formats import checkpoint_error
-from ntkdiag.checkpoints.location import finished_steps, locate
+from ntkdiag.checkpoints.location import finished_steps, locate, require_whole_steps
 from ntkdiag.comparison.sides import Source, split_step
+from ntkdiag.display import shortened
+from ntkdiag.path_argument import as_path
+from ntkdiag.runs.json_lines import LARGEST_STEP
 
 # A root, a list or a generator of sources, or step -> source.
 RunSource: TypeAlias = Any
 # Which steps: a schedule, `step -> bool`, or the steps themselves.
 StepsLike: TypeAlias = Callable[..., Any] | Iterable[int]
+_STEPS_IN_WORDS = "integers from 0 to 2^63 - 1"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,14 +59,23 @@ class Selection:
             return Selection()
         if callable(steps):
             return Selection(rule=steps)
-        if not isinstance(steps, Iterable):
+        if isinstance(steps, str | bytes) or not isinstance(steps, Iterable):
             raise errors.InvalidInputError(
                 argument=f"steps={steps!r}",
                 expected="a schedule, or the steps",
                 got=f"a {type(steps).__name__}",
                 do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
             )
-        return Selection(steps=frozenset(int(step) for step in steps))
+        listed = list(steps)
+        for step in listed:
+            if not is_step(step):
+                raise errors.InvalidInputError(
+                    argument="steps=...",
+                    expected=f"steps, which are {_STEPS_IN_WORDS}",
+                    got=shortened(step),
+                    do="Write steps=[0, 100], or steps=ntkdiag.monitor.LogSpaced().",
+                )
+        return Selection(steps=frozenset(int(step) for step in listed))
 
     def has(self, step: int) -> bool:
         """Whether a step is asked for."""
@@ -126,12 +139,14 @@ def _all_of(run: RunSource) -> Iterable[Snapshot]:
 
 def _of_root(root: str | os.PathLike[str]) -> list[Snapshot]:
     """The finished steps of a manager root."""
+    as_path(root)  # refuses what is none
     # Whatever is no checkpoint at all has an error of its own.
     location = locate(split_step(root)[0])
     steps = finished_steps(location.root)
     if not steps:
         raise one_checkpoint_error(root)
-    return [Snapshot(step, os.fspath(directory)) for step, directory in steps.items()]
+    require_whole_steps(location.root, steps)
+    return [Snapshot(int(step), os.fspath(directory)) for step, directory in steps.items()]
 
 
 def one_checkpoint_error(root: str | os.PathLike[str]) -> errors.CheckpointError:
@@ -147,7 +162,7 @@ def is_step(value: object) -> bool:
     """Whether a value is a number of a step."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return False
-    return int(value) >= 0
+    return 0 <= int(value) <= LARGEST_STEP
 
 
 def _require_steps(run: Mapping[Any, Source]) -> None:
@@ -155,8 +170,8 @@ def _require_steps(run: Mapping[Any, Source]) -> None:
     for step in run:
         if not is_step(step):
             raise errors.InvalidInputError(
-                expected="a dictionary from steps, integers of at least 0, to checkpoints",
-                got=f"the key {step!r}",
+                expected=f"a dictionary from steps, {_STEPS_IN_WORDS}, to checkpoints",
+                got=f"the key {shortened(step)}",
                 do="One checkpoint alone has no run: see compare(a, b).",
             )
 
@@ -189,7 +204,7 @@ def step_of(source: Source, place: int) -> int:
         return place
     path, step = split_step(source)
     found = locate(path, step).step
-    return place if found is None else found
+    return place if found is None or not is_step(found) else int(found)
 
 
 def _listed(numbers: Sequence[int]) -> str:

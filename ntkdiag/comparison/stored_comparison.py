@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ntkdiag import errors
+from ntkdiag.runs.files_on_disk import require_room
 from ntkdiag.runs.run_writer import RunWriter
 
 FILE_ENDINGS = (".html", ".json")
@@ -32,7 +33,7 @@ def is_run_directory(path: str | os.PathLike[str]) -> bool:
 
 def require_writable(path: pathlib.Path) -> None:
     """Refuse a run directory that cannot be written to, or made."""
-    candidates = (path.absolute(), *path.absolute().parents)
+    candidates = (path, *path.parents)
     folder = next(candidate for candidate in candidates if candidate.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise errors.InvalidInputError(
@@ -41,6 +42,7 @@ def require_writable(path: pathlib.Path) -> None:
             got=f"{folder}, which cannot",
             do="Choose another path.",
         )
+    require_room(path)
 
 
 def append_comparison(
@@ -55,6 +57,7 @@ def append_comparison(
     for name in names:
         row[f"movement_{name}"] = [leaf[name] for leaf in movement]
     row["notes"] = content["notes"]
+    row["findings"] = content["findings"]
     record = _record(content["facts"], [leaf["path"] for leaf in movement])
     with RunWriter.open(root, record, name=STREAM) as writer:
         arrays = {f"{side}_eigenvalues": array for side, array in spectra.items()}

@@ -2,13 +2,13 @@
 
 They are written once, as step 0 of the stream "probe" of a run directory:
 
-    labels        as they were handed in
+    labels        as they were handed in, where they are one array
+    weights       beside them, where there are some
     thumbnails    [m h w c] in uint8, of the first m examples
 
 Anything else than images has no thumbnails: a report then names examples by their numbers.
 """
 
-import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -18,8 +18,10 @@ import jax
 import numpy as np
 from jaxtyping import UInt8
 
-from ntkdiag import errors
+from ntkdiag.arrays import is_one_array
 from ntkdiag.comparison.versions import installed_versions
+from ntkdiag.kernel.digest import host_numbers
+from ntkdiag.losses import Weighted
 from ntkdiag.probe_batch import ProbeBatch
 from ntkdiag.runs.run_writer import RunWriter
 
@@ -47,11 +49,7 @@ def store_probe(
         "versions": installed_versions(),
     }
     arrays = _shown(probe)
-    # What is refused here, the stream of the checkpoints refuses next, and says why.
-    with (
-        contextlib.suppress(errors.InvalidInputError),
-        RunWriter.open(out, record, name=STREAM) as writer,
-    ):
+    with RunWriter.open(out, record, name=STREAM) as writer:
         if 0 not in writer.finished:
             writer.write(0, {"examples": probe.n_examples}, arrays)
 
@@ -59,8 +57,12 @@ def store_probe(
 def _shown(probe: ProbeBatch) -> dict[str, np.ndarray]:
     """Labels and thumbnails, as far as there are any."""
     arrays = {}
-    if probe.y is not None:
-        arrays["labels"] = np.asarray(probe.y)
+    labels = probe.y
+    if isinstance(labels, Weighted):
+        arrays["weights"] = np.asarray(labels.weights)
+        labels = labels.y
+    if is_one_array(labels):
+        arrays["labels"] = host_numbers(labels)
     images = thumbnails(probe.x)
     if images is not None:
         arrays["thumbnails"] = images

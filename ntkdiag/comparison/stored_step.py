@@ -5,10 +5,9 @@ conventions they are of. What is measured beside it has to be of the same.
 """
 
 import dataclasses
-import json
 import math
 import os
-import pathlib
+import re
 from typing import Any, TypeAlias
 
 import jax
@@ -20,17 +19,21 @@ from ntkdiag import errors
 from ntkdiag.checkpoints.location import finished_steps
 from ntkdiag.comparison.settings import Settings, settings_of
 from ntkdiag.comparison.sides import Side, Source, split_step
+from ntkdiag.comparison.stored_checkpoint import (
+    STREAM,
+    convention_of,
+    read_track,
+    stored_array,
+)
 from ntkdiag.comparison.stored_probe import STREAM as PROBE_STREAM
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
-from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
+from ntkdiag.kernel.reduction import ReductionLike, recorded_reduction
 from ntkdiag.losses.loss_argument import LossLike
+from ntkdiag.path_argument import as_path
 from ntkdiag.probe_batch import ProbeBatch, Probes
-from ntkdiag.runs.run_stream import CommittedStep, RunStream
-from ntkdiag.runs.zarr_array import read_array
-
-STREAM = "track"  # of a run directory, by `track`
+from ntkdiag.runs.run_stream import RunStream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +51,7 @@ class StoredStep:
         fixed_state: Where the arrays that are not parameters come from, in words.
         saved_dtypes: Of its parameters: none, as these are not stored.
         lacking: Fixed arrays that it does not hold: none is needed any more.
+        left_out: Dictionaries that no model reads: it has none.
         output: Path of the array that is compared.
         set_aside: Paths of what else the model returned.
     """
@@ -62,6 +66,7 @@ class StoredStep:
     fixed_state: str = "those of the checkpoint that was tracked"
     saved_dtypes: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     output: str = ""
     set_aside: tuple[str, ...] = ()
 
@@ -69,6 +74,11 @@ class StoredStep:
     def probe(self) -> dict[str, Any]:
         """The record of the probe of the kernel: "name", "examples", and hashes of "x" and "y"."""
         return self.record["probes"][0]  # those of `train` come first
+
+    @property
+    def reduction(self) -> ReductionLike:
+        """The reduction of its kernel, as `ntk` takes it."""
+        return recorded_reduction(self.record["reduction"])
 
     @property
     def model(self) -> str:
@@ -90,8 +100,8 @@ class StoredStep:
     def n_parameters(self) -> int:
         """The number of parameters."""
         # "float32[3, 4]" has 12.
-        shapes = [text[text.index("[") :] for text in self.record["parameters"].values()]
-        return sum(math.prod(json.loads(shape)) for shape in shapes)
+        shapes = [text.partition("[")[2] for text in self.record["parameters"].values()]
+        return sum(math.prod(map(int, re.findall(r"\d+", shape))) for shape in shapes)
 
 
 AnySide: TypeAlias = Side | StoredStep
@@ -102,37 +112,36 @@ def read_stored_step(source: Source, label: str | None) -> StoredStep | None:
     if not isinstance(source, str | os.PathLike):
         return None
     path, step = split_step(source)
-    root = pathlib.Path(path).expanduser()
+    root = as_path(path)
     # Where checkpoints lie beside them, they say more.
     if not RunStream(root, STREAM).path.is_file() or finished_steps(root):
         return None
-    contents = RunStream(root, STREAM).read()
-    if not contents.committed or not contents.records:
+    contents = read_track(root)
+    if not contents.committed:
         raise _run_error(path, "one without a finished step", "Wait for the first, or track again.")
     if step is None:
         step = max(contents.committed)
-    if step not in contents.committed:
+    if not isinstance(step, int) or step not in contents.committed:
         steps = ", ".join(map(str, contents.committed))
         raise _run_error(path, f"no step {step}", f"Finished steps there: {steps}.")
     committed = contents.committed[step]
-    row = committed.row
-    # NaN stands for what is not known.
-    known = {name: value for name, value in row["convention"].items() if value == value}
+    record = contents.records[-1]
+    kernel = stored_array(root, record, committed, "kernel")
     return StoredStep(
         label=label or f"step {step}",
         path=path,
         step=step,
-        record=contents.records[-1],
-        row=row,
-        kernel=Kernel(_array(root, step, "kernel", committed), Convention(**known)),
-        outputs=_array(root, step, "outputs", committed),
+        record=record,
+        row=committed.row,
+        kernel=Kernel(kernel, convention_of(committed.row, step)),
+        outputs=stored_array(root, record, committed, "outputs"),
     )
 
 
 def settings_of_run(
     a: StoredStep,
     b: StoredStep,
-    reduction: str,
+    reduction: ReductionLike,
     loss: LossLike | None,
     descent: DescentLike | None,
     memory: Memory | None,
@@ -162,15 +171,15 @@ def settings_of_run(
 
 def _stored_labels(step: StoredStep) -> np.ndarray | None:
     """The labels of the examples of a run; None where it was tracked without."""
-    stream = RunStream(pathlib.Path(step.path).expanduser(), PROBE_STREAM)
+    stream = RunStream(as_path(step.path), PROBE_STREAM)
     if not stream.path.is_file():
         return None
     contents = stream.read()
     committed = contents.committed.get(0)
-    is_of_step = bool(contents.records) and contents.records[-1]["probes"] == step.record["probes"]
-    if committed is None or not is_of_step or "labels" not in committed.sha256s:
+    record = contents.records[-1] if contents.records else {}
+    if committed is None or record.get("probes") != step.record["probes"]:
         return None
-    return read_array(stream.folder_of(0) / "labels", committed.sha256s["labels"])
+    return stream.array(committed, "labels") if "labels" in committed.sha256s else None
 
 
 def require_probe(step: StoredStep, settings: Settings) -> None:
@@ -196,11 +205,6 @@ def require_probe(step: StoredStep, settings: Settings) -> None:
 def _described(probe: dict[str, Any]) -> str:
     """The probe of a run in words."""
     return f"{probe['name']}= with {probe['examples']} of SHA-256 {str(probe['x'])[:12]}"
-
-
-def _array(root: pathlib.Path, step: int, key: str, committed: CommittedStep) -> np.ndarray:
-    """One array of a finished step."""
-    return read_array(RunStream(root, STREAM).folder_of(step) / key, committed.sha256s[key])
 
 
 def _run_error(path: str, got: str, do: str) -> errors.CheckpointError:

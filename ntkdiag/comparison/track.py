@@ -5,14 +5,16 @@
 2. One after the other, as they come: what is stored already is read; what is not is measured by
    itself, and then beside every checkpoint before it. Pairs that an earlier call left out are made
    up for.
-3. Each is stored as soon as it is measured: its arrays first, then its line.
+3. Each is stored as soon as it is measured: its arrays first, then its line. Of several processes
+   of a program all measure, and the first one stores.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from jaxtyping import PyTree
@@ -22,22 +24,27 @@ from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.arrivals import Arrivals, FollowLike, arrivals_of
 from ntkdiag.comparison.checkpoint_pairs import Place
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
-from ntkdiag.comparison.optimizer_margin import require_some_state, state_of
+from ntkdiag.comparison.forecast import announce_forecast
 from ntkdiag.comparison.placing import Model, Template
-from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
+from ntkdiag.comparison.settings import (
+    OptimizerLike,
+    Settings,
+    read_settings,
+    with_gradient_kernel,
+)
 from ntkdiag.comparison.sides import Side, read_side
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
-from ntkdiag.comparison.stored_probe import store_probe
 from ntkdiag.comparison.track_record import record_of_run
-from ntkdiag.comparison.track_store import opened_store
+from ntkdiag.comparison.track_store import Destination, Store, destination
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.comparison.tracker import Tracker
+from ntkdiag.comparison.training_margin import require_some_state, state_of
 from ntkdiag.descent import DescentLike
 from ntkdiag.engine.calls.call import Memory
+from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.probe_batch import Pair
-from ntkdiag.progress import under_way
-from ntkdiag.runs.run_reader import RunReader, require_run
+from ntkdiag.progress import Work, under_way
 
 
 @errors.public
@@ -48,10 +55,12 @@ def track(
     variables: PyTree = None,
     train: Pair | None = None,
     held_out: Pair | None = None,
-    reduction: str = "auto",
+    reduction: ReductionLike = "auto",
     loss: LossLike | None = None,
     descent: DescentLike | None = None,
     optimizer: OptimizerLike | None = None,
+    n_train: int | np.integer | None = None,
+    gradient_kernel: bool = False,
     steps: StepsLike | None = None,
     last: int | None = None,
     follow: FollowLike = False,
@@ -72,7 +81,9 @@ def track(
     With `out`, each checkpoint is stored as soon as it is measured, and found there the next time:
     a call that was interrupted goes on where it was, and one after more training measures what is
     new. A folder of another model, probe or setting is refused, and so is a checkpoint that is not
-    the one that was measured. A second process is refused while one measures.
+    the one that was measured. A second process is refused while one measures. The processes of one
+    JAX program, which all make this call, all measure and have the same result: the first one
+    stores it, the others go on when it has, and end with its error where it ends with one.
 
     With `follow` it waits for new checkpoints of a training that is going on, and measures each as
     soon as it is finished. Ctrl-C ends it, and returns what there is.
@@ -94,14 +105,21 @@ def track(
             for one after the other.
         model: What gives parameters their meaning, as in `compare`.
         variables: Variables of a linen module, as in `compare`.
-        train: Examples of the training set with their labels, (x, y), as in `compare`.
+        train: Examples of the training set with their labels, (x, y) or (x, y, weights), as in
+            `compare`.
         held_out: Examples that are not trained on, with their labels. At least one of the two.
-        reduction: Reduction of the kernels: "auto" is "full" up to 2048 rows N C, else "mean".
+        reduction: Reduction of the kernels, as in `compare`: "auto" is "full" up to 2048 rows N C,
+            beyond them "mean" up to 64 outputs of an example, and
+            `ntkdiag.kernel.RandomProjections(8)` of more.
         loss: The loss that is trained, as in `compare`; None leaves out loss and stability.
         descent: How it is trained, for the margin: a `Descent`, or a learning rate.
         optimizer: The Optax optimizer it is trained with, in the place of `descent`: the margin of
             each checkpoint is that of the next step from the state that lies beside its parameters,
             as in `compare`.
+        n_train: Examples of the whole training set, as in `compare`.
+        gradient_kernel: Whether to measure the `gradient_kernel` of `train`, too: the noise scale
+            of each checkpoint and the `self_influence` of each example, for
+            `Track.self_influence`.
         steps: Which checkpoints: a schedule such as `LogSpaced()`, or the steps; None for all. A
             generator, or a training that is followed, ends when all that are named have come.
         last: The last so many of these; not of a generator, and not with `follow`.
@@ -127,55 +145,85 @@ def track(
             state of an optimizer where one is given; or `out` holds something else, or is being
             written to.
     """
-    # What does not depend on the model is checked before a checkpoint is read.
-    settings = read_settings(train, held_out, reduction, loss, descent, memory, optimizer)
-    arrivals = arrivals_of(run, steps, last, follow, patience)
-    template = Template.of(
-        model,
-        common=arrivals.model,
-        variables=variables,
-        x=settings.x,
-        parameter_names=parameter_names,
-        with_optimizer=optimizer is not None,
-    )
-    sides = _read_all(arrivals, template)
-    first_snapshot, first = _require_first(next(sides, None), run)
-    _require_optimizer_state(first, arrivals.end, template, settings)
-    first, _ = with_one_output(first, first, settings)
-    shape = require_outputs(first, settings)
-    tracker = Tracker.of(first, settings, shape[1:])
-    record = record_of_run(first, tracker.model.settings, shape)
-    if out is not None:
-        store_probe(out, tracker.model.settings.probes.of_kernel, record["probes"])
-    with (
-        opened_store(out, record) as store,
-        # Without a number of checkpoints no share of the work can be told.
-        under_way("tracking", steps=arrivals.count or math.inf, show=progress) as work,
-    ):
-        places: list[Place] = []
-        try:
-            for snapshot, side in itertools.chain([(first_snapshot, first)], sides):
-                place = tracker.place(snapshot, side, store)
-                row = tracker.row(place, places)
-                stored = store.finished.get(snapshot.step)
-                if stored is None:
-                    store.write(snapshot.step, row, place.numbers.arrays)
-                elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
-                    store.amend(snapshot.step, row)
-                places.append(place)
-                if arrivals.count is None:
-                    work.text = f"tracking, step {place.step}"
-                work.advance()
-        except KeyboardInterrupt:
-            # The way to end what is followed; what was under way is not stored.
-            if arrivals.root is None or not places:
-                raise
-        places.sort(key=lambda place: place.step)
-        rows = [{**store.finished[place.step], "step": place.step} for place in places]
-    eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
-    outputs = np.stack([place.numbers.outputs for place in places])
-    reader = None if out is None else RunReader(require_run(out))
-    return Track.of(record, rows, eigenvalues, outputs, reader)
+    with destination(out) as place_of_results:
+        # What does not depend on the model is checked before a checkpoint is read.
+        settings = read_settings(
+            train, held_out, reduction, loss, descent, memory, optimizer, n_train
+        )
+        if gradient_kernel:
+            settings = with_gradient_kernel(settings)
+        arrivals = arrivals_of(run, steps, last, follow, patience)
+        template = Template.of(
+            model,
+            common=arrivals.model,
+            variables=variables,
+            x=settings.x,
+            parameter_names=parameter_names,
+            with_optimizer=optimizer is not None,
+        )
+        sides = _read_all(arrivals, template)
+        first_snapshot, first = _require_first(next(sides, None), run)
+        _require_optimizer_state(first, arrivals.end, template, settings)
+        first, _ = with_one_output(first, first, settings)
+        shape = require_outputs(first, settings)
+        tracker = Tracker.of(first, settings, shape[1:])
+        record = record_of_run(first, tracker.model.settings, shape)
+        in_order = itertools.chain([(first_snapshot, first)], sides)
+        with (
+            place_of_results.opened(record, tracker.model.settings.probes.of_kernel) as store,
+            _begun(tracker, first, arrivals.count, store, progress) as work,
+        ):
+            places = _measured(in_order, tracker, store, place_of_results, arrivals, work)
+            rows = [{**store.finished[place.step], "step": place.step} for place in places]
+        eigenvalues = np.stack([place.numbers.eigenvalues for place in places])
+        outputs = np.stack([place.numbers.outputs for place in places])
+        return Track.of(record, rows, eigenvalues, outputs, place_of_results.reader())
+
+
+def _measured(
+    sides: Iterable[tuple[Snapshot, Side]],
+    tracker: Tracker,
+    store: Store,
+    place_of_results: Destination,
+    arrivals: Arrivals,
+    work: Work,
+) -> list[Place]:
+    """Measure and store one checkpoint after the other; all of them, in the order of the steps."""
+    places: list[Place] = []
+    try:
+        for snapshot, side in sides:
+            work.text = f"tracking, step {snapshot.step}"
+            place = tracker.place(snapshot, side, store)
+            row = tracker.row(place, places)
+            stored = store.finished.get(snapshot.step)
+            if stored is None:
+                store.write(snapshot.step, row, place.numbers.arrays)
+            elif row["pairs"] != stored["pairs"]:  # it was measured without some of the others
+                store.amend(snapshot.step, row)
+            if not place_of_results.is_common(snapshot.step):
+                break
+            places.append(place)
+            work.advance()
+        else:
+            place_of_results.is_common(None)
+    except KeyboardInterrupt:
+        # The way to end what is followed; what was under way is not stored.
+        if arrivals.root is None or not places:
+            raise
+        place_of_results.is_common(None)
+    return sorted(places, key=lambda place: place.step)
+
+
+@contextlib.contextmanager
+def _begun(
+    tracker: Tracker, first: Side, count: int | None, store: Store, show: bool | None
+) -> Iterator[Work]:
+    """Say what the checkpoints that are not stored will take, and show how far they have come."""
+    if show is not False and count is not None and count > len(store.finished):
+        announce_forecast(tracker.forecast(first, count, len(store.finished)), show)
+    # Without a number of checkpoints no share of the work can be told.
+    with under_way("tracking", steps=count or math.inf, show=show) as work:
+        yield work
 
 
 def _read_all(arrivals: Arrivals, template: Template) -> Iterator[tuple[Snapshot, Side]]:

@@ -31,16 +31,21 @@ def record_of_run(first: Side, settings: Settings, shape: tuple[int, ...]) -> di
         "kernel": _DIMS_OF_FULL_KERNEL if is_full else _DIMS_OF_KERNEL,
         "outputs": ["example", *positions, "output"][: len(shape)],
     }
+    if settings.gradient_kernel:
+        dims["self_influence"] = ["example"]
     content = {
         "format": "ntkdiag run 1",
         "source": "track",
         "model": {"library": functional.library, "mode": functional.mode},
         "parameters": {path: describe(leaf) for path, leaf in leaves.items()},
         "outputs": list(shape[1:]),
-        "reduction": settings.reduction,
-        "loss": None if settings.loss is None else settings.loss.describe(shape),
+        "reduction": str(settings.reduction),
+        "loss": settings.loss_in_words(shape),
         "descent": None if settings.descent is None else repr(settings.descent),
         **_optimizer_entry(functional, settings),
+        **({"gradient_kernel": True} if settings.gradient_kernel else {}),
+        **_left_out_entry(first),
+        **_lacking_entry(first),
         "probes": [_described(probe) for probe in _probes(settings)],
         "dims": dims,
         "coordinates": {"leaf": leaf_names(functional.params)},
@@ -54,6 +59,16 @@ def _optimizer_entry(functional: Functional, settings: Settings) -> dict[str, st
     if settings.optimizers is None:
         return {}
     return {"optimizer": optimizer_in_words(settings.optimizers[0], functional.params)}
+
+
+def _left_out_entry(first: Side) -> dict[str, list[str]]:
+    """Dictionaries beside the parameters that the model does not read; no entry without any."""
+    return {"not_read": list(first.left_out)} if first.left_out else {}
+
+
+def _lacking_entry(first: Side) -> dict[str, list[str]]:
+    """Fixed arrays for which those of the model stand in; no entry without any."""
+    return {"not_saved": list(first.lacking)} if first.lacking else {}
 
 
 def _probes(settings: Settings) -> Iterable[ProbeBatch]:

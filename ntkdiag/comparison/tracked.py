@@ -1,6 +1,7 @@
 """What `track` returns: numbers of every checkpoint, and matrices over all pairs of them."""
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -11,8 +12,11 @@ import numpy as np
 from jaxtyping import Float
 
 from ntkdiag import display, errors
+from ntkdiag.comparison.stored_checkpoint import read_track, stored_array
+from ntkdiag.judging.finding import Finding
 from ntkdiag.runs.labelled import as_dataset, as_frame
 from ntkdiag.runs.run_reader import RunReader
+from ntkdiag.scalars import Number
 
 if TYPE_CHECKING:
     import pandas
@@ -68,15 +72,22 @@ class Track:
         Raises:
             InvalidInputError: No checkpoint has a number of that name.
         """
-        if name not in self.names:
+        if not isinstance(name, str) or name not in self.names:
             raise errors.InvalidInputError(
                 expected=f"one of {', '.join(self.names)}",
-                got=repr(name),
+                got=display.shortened(name),
                 do="What needs labels, a loss or held-out examples is there where they were given.",
             )
-        return np.asarray([row.get(name, math.nan) for row in self.rows], np.float64)
+        try:
+            return np.asarray([row.get(name, math.nan) for row in self.rows], np.float64)
+        except (TypeError, ValueError) as error:
+            raise errors.CheckpointError(
+                expected=f"{name!r} as a number of every checkpoint, or lists of one length",
+                got=f"{type(error).__name__}: {error}",
+                do="The run was changed: track once more into another folder.",
+            ) from error
 
-    @property
+    @functools.cached_property
     def names(self) -> list[str]:
         """Names of the numbers that there are."""
         names = dict.fromkeys(name for row in self.rows for name in row)
@@ -99,13 +110,58 @@ class Track:
         Raises:
             InvalidInputError: There is no matrix of that name.
         """
-        if name not in MATRICES:
+        if not isinstance(name, str) or name not in MATRICES:
             raise errors.InvalidInputError(
                 expected=f"one of {', '.join(MATRICES)}",
-                got=repr(name),
+                got=display.shortened(name),
                 do="Write run.matrix('e1').",
             )
         return self.matrices[name]
+
+    @errors.public
+    def self_influence(self, *, learning_rate: Number | None = None) -> Float[np.ndarray, " n"]:
+        """By how much each example of `train` trained itself, summed over the checkpoints (TracIn).
+
+        sum_t eta_t G_t[i, i], as `analysis.self_influence` at each checkpoint. Mislabelled and hard
+        examples have most; look at the first twenty of ``np.argsort(-run.self_influence())``.
+
+        Args:
+            learning_rate: eta of all checkpoints; None for that of each where `optimizer=` told it,
+                and 1 elsewhere.
+
+        Returns:
+            `[n]`.
+
+        Raises:
+            InvalidInputError: The run was tracked without `gradient_kernel=True`.
+
+        Cost: none.
+
+        Source: Pruthi et al. 2020 (TracIn), arXiv:2002.08484.
+        """
+        if "self_influence" not in self.names:
+            raise errors.InvalidInputError(
+                expected="a run that was tracked with the gradient kernel",
+                got="no self_influence",
+                do="Pass track(..., train=(x, y), loss=..., gradient_kernel=True).",
+            )
+        rates = np.ones(len(self.rows))
+        if learning_rate is not None:
+            rates *= float(learning_rate)
+        elif "learning_rate" in self.names:
+            rates = self.series("learning_rate")
+        return np.einsum("t,tn->n", rates, self.series("self_influence"))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is found in the run, the most urgent first, as `Run.findings`.
+
+        Where it is stored in a run directory, with what was measured there while it trained.
+        """
+        from ntkdiag.report.run_findings import findings_of
+        from ntkdiag.report.run_subject import RunSubject
+
+        return findings_of(RunSubject.of(self, self.run))
 
     @staticmethod
     def of(
@@ -138,26 +194,31 @@ class Track:
 
         Raises:
             InvalidInputError: There is no stream "track" in it, or no finished checkpoint.
-            CheckpointError: An array is damaged; the message names its folder.
+            CheckpointError: An array is damaged, or the record or a row is not what `track` writes;
+                the message names the file.
 
         Cost: reading eigenvalues and outputs of all checkpoints.
         """
-        rows = [row for row in run.rows("track") if "pairs" in row]
-        if not rows:
+        contents = read_track(run.root) if "track" in run.names else None
+        if contents is None or not contents.committed:
             raise errors.InvalidInputError(
                 expected="a run directory with a finished checkpoint",
                 got=f"{run}",
                 do="Track it: ntkdiag.track(..., out=...).",
             )
-        eigenvalues = run.arrays("eigenvalues", name="track")
-        outputs = run.arrays("outputs", name="track")
-        return cls.of(run.record("track"), rows, eigenvalues, outputs, run)
+        record = contents.records[-1]
+        steps = contents.committed.values()
+        rows = [step.row for step in steps]
+        eigenvalues = [stored_array(run.root, record, step, "eigenvalues") for step in steps]
+        outputs = [stored_array(run.root, record, step, "outputs") for step in steps]
+        return cls.of(record, rows, np.stack(eigenvalues), np.stack(outputs), run)
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers as plain JSON values."""
         return display.plain(
             {
                 "record": dict(self.record),
+                "findings": [finding.to_dict() for finding in self.findings],
                 "checkpoints": [dict(row) for row in self.rows],
                 "matrices": dict(self.matrices),
             }
@@ -181,7 +242,7 @@ class Track:
         Raises:
             InvalidInputError: The path has another ending, or cannot be written.
             MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
-            CheckpointError: A stored kernel is damaged; the message names its folder.
+            CheckpointError: A stored kernel is damaged; the message names its file.
 
         Cost: some seconds for the figures; one decomposition n^3 for each stored kernel.
         """
@@ -312,8 +373,9 @@ def _motion(
     """
     distance = matrices["distance"][0, place]
     ratio = rows[place]["norm"] / rows[0]["norm"] if rows[0]["norm"] > 0 else math.nan
+    square = (ratio - 1.0) * (ratio - 1.0) + 2.0 * ratio * distance
     motion = {
-        "drift": math.sqrt((ratio - 1.0) ** 2 + 2.0 * ratio * distance),
+        "drift": math.sqrt(square) if square >= 0 else math.nan,
         "drift_scale": ratio * (1.0 - distance),
         "drift_rotation": 2.0 * math.asin(math.sqrt(min(max(distance / 2.0, 0.0), 1.0))),
         "drift_distance_centred": float(matrices["distance_centred"][0, place]),

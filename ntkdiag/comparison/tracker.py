@@ -7,7 +7,7 @@ checkpoint has to be the one that comes: of the same parameters, outputs and los
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,19 +21,20 @@ from ntkdiag.comparison.checkpoint_numbers import (
     measure_checkpoint,
 )
 from ntkdiag.comparison.checkpoint_pairs import Pairs, Place
+from ntkdiag.comparison.forecast import Forecast, forecast_of
 from ntkdiag.comparison.label_fit import fit_outputs
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.measured import fingerprint
-from ntkdiag.comparison.optimizer_margin import state_of
 from ntkdiag.comparison.placing import structure_error
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.snapshots import Snapshot
+from ntkdiag.comparison.stated_margin import Stability
+from ntkdiag.comparison.stored_checkpoint import convention_of, require_row, shapes_of_arrays
 from ntkdiag.comparison.track_store import Store
+from ntkdiag.comparison.training_margin import TrainingMargins, needs_training, state_of
 from ntkdiag.engine.independence import roundoff_of
-from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.reduction import automatic
 from ntkdiag.models.following import Following
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import differences, leaves_by_path
@@ -69,22 +70,47 @@ class Tracker:
         following = Following(functional)
         f = functional.apply
         if following.followed(functional.fixed):
-            output = first.output or None
-            f = Apply(following.function, functional.library, functional.mode, output)
+            f = Apply(following.function, functional.library, functional.mode)
         labels = read_labels(settings.probes.of_kernel, settings, outputs_of_one)
         held_out = read_held_out(settings, outputs_of_one)
-        if settings.reduction == "auto":
-            chosen = automatic(settings.n_examples, math.prod(outputs_of_one))
-            settings = dataclasses.replace(settings, reduction=chosen)
+        settings = settings.for_outputs(math.prod(outputs_of_one))
         of_first = functools.partial(f, **_arguments(following, functional))
         roundoff = roundoff_of(of_first, functional.params, settings.x)
         model = TrackedModel(f, settings, labels, held_out, outputs_of_one, roundoff)
         return Tracker(model, Pairs(model), first, following)
 
+    def forecast(self, first: Side, count: int, n_stored: int) -> Forecast:
+        """What so many checkpoints will take, of which some are stored."""
+        model = self.model
+        kwargs = _arguments(self.following, first.functional)
+
+        def evaluate(_: Callable[..., PyTree], params: PyTree, x: PyTree) -> np.ndarray:
+            """The outputs by the program that all checkpoints share."""
+            return model.outputs(params, kwargs, x)
+
+        n_new = count - n_stored
+        # Each new one is linearized for all others, and they for it.
+        n_ways = count * (count - 1) - n_stored * (n_stored - 1)
+        return forecast_of(
+            functools.partial(model.f, **kwargs),
+            first.functional.params,
+            model.settings,
+            model.held_out,
+            model.outputs_of_one,
+            evaluate=evaluate,
+            work=f"tracking {_counted(n_new)}",
+            n_checkpoints=n_new,
+            n_ways=n_ways,
+            leaves_of_pairs=False,
+        )
+
     def place(self, snapshot: Snapshot, side: Side, store: Store) -> Place:
         """A checkpoint with what is measured of it by itself, now or before."""
         lines = differences(self.first.functional.params, side.functional.params)
         lines += differences(self._held(self.first), self._held(side))
+        # Those of the model stand in for what no checkpoint holds; else steps would be mixed.
+        lines += [f"{path}: missing" for path in side.lacking if path not in self.first.lacking]
+        lines += [f"{path}: unexpected" for path in self.first.lacking if path not in side.lacking]
         if lines:
             raise structure_error([f"{side.label}: {line}" for line in lines])
         # On the host: the parameters of a whole run are many.
@@ -96,20 +122,22 @@ class Tracker:
         arrays = None if stored is None else store.read(snapshot.step)
         if stored is None or arrays is None:  # new, or damaged
             self._require_one_function(side, params, kwargs)
-            state = self._optimizer_state(side)
-            numbers = measure_checkpoint(self.model, params, kwargs, state)
+            numbers = measure_checkpoint(self.model, params, kwargs, self._in_training(side))
             numbers.row["params_sha256"] = sha256
             numbers.row["convention"] = numbers.kernel.convention.to_dict()
             return Place(snapshot.step, params, kwargs, numbers)
-        if stored["params_sha256"] != sha256:
+        if stored.get("params_sha256") != sha256:
             raise _other_run(snapshot, "other parameters at the same step")
-        numbers = _stored_numbers(stored, arrays)
+        outputs = self.model.outputs(params, kwargs, self.model.x)
+        is_full = self.model.settings.reduction == "full"
+        shapes = shapes_of_arrays(outputs.shape, is_full=is_full)
+        numbers = _stored_numbers(snapshot, stored, arrays, shapes)
         # Neither a model nor a loss of the user can be told by its name.
-        if not self._are_equal(self.model.outputs(params, kwargs, self.model.x), numbers.outputs):
+        if not self._are_equal(outputs, numbers.outputs):
             raise _other_run(snapshot, "another model, with other outputs for the same parameters")
         if not self._has_loss_of(numbers):
             raise _other_run(snapshot, "another loss, with another value at the same outputs")
-        if not self._has_optimizer_of(numbers, side, params, kwargs):
+        if not self._has_optimizer_of(numbers, side):
             raise _other_run(snapshot, "another optimizer, with another update at the same state")
         return Place(snapshot.step, params, kwargs, numbers)
 
@@ -140,25 +168,42 @@ class Tracker:
         if model.labels is None or model.settings.loss is None:
             return True
         loss = fit_outputs(numbers.outputs, model.labels, model.settings.loss).loss
-        stored = numbers.row["loss"]
+        stored = numbers.row.get("loss", math.nan)
         return loss is None or bool(np.isclose(loss, stored, rtol=1e-5, equal_nan=True))
+
+    @functools.cached_property
+    def _margins(self) -> TrainingMargins | None:
+        """Margins of the network as it is trained; None where the kernel tells them."""
+        settings = self.model.settings
+        optimizer = None if settings.optimizers is None else settings.optimizers[0]
+        if optimizer is None and not needs_training(self.first.functional, settings):
+            return None
+        return TrainingMargins(self.first.functional, settings, optimizer)
 
     def _optimizer_state(self, side: Side) -> OptimizerState | None:
         """The state of a checkpoint's optimizer; None where there is none, or no optimizer."""
         optimizers = self.model.settings.optimizers
         return None if optimizers is None else state_of(side, optimizers[0])
 
-    def _has_optimizer_of(
-        self, numbers: CheckpointNumbers, side: Side, params: PyTree, kwargs: Mapping[str, PyTree]
-    ) -> bool:
+    def _in_training(self, side: Side) -> Stability | None:
+        """The stability of a checkpoint's next step; None where its kernel tells it."""
+        if self._margins is None:
+            return None
+        functional = side.functional
+        if self.model.settings.optimizers is None:
+            return self._margins.stated(functional.params, functional.fixed)
+        return self._margins.at(functional.params, functional.fixed, self._optimizer_state(side))
+
+    def _has_optimizer_of(self, numbers: CheckpointNumbers, side: Side) -> bool:
         """Whether the next update is of the size that is stored."""
-        margins, state = self.model.optimizer_margins, self._optimizer_state(side)
-        if margins is None or state is None:
+        state = self._optimizer_state(side)
+        if self._margins is None or state is None:
             return True
-        step = margins.next_step(params, kwargs, numbers.outputs.shape, state)
-        stored = numbers.row["update_norm"]
+        functional = side.functional
+        norm = self._margins.update_norm(functional.params, functional.fixed, state)
+        stored = numbers.row.get("update_norm", math.nan)
         tolerance = max(SAME, SAME_IN_ROUNDOFF * self.model.roundoff)
-        return bool(np.isclose(step.update_norm, stored, rtol=tolerance, equal_nan=True))
+        return bool(np.isclose(norm, stored, rtol=tolerance, equal_nan=True))
 
     def row(self, place: Place, before: list[Place]) -> dict[str, Any]:
         """All numbers of a checkpoint: by itself, and beside each one before it."""
@@ -173,6 +218,10 @@ class Tracker:
     def _held(self, side: Side) -> dict[str, PyTree]:
         """What a checkpoint holds beside the parameters, as far as outputs depend on it."""
         return self.following.followed(side.functional.fixed)
+
+
+def _counted(n: int) -> str:
+    return "1 checkpoint" if n == 1 else f"{n} checkpoints"
 
 
 def _arguments(following: Following, functional: Functional) -> dict[str, PyTree]:
@@ -201,8 +250,19 @@ def _other_run(snapshot: Snapshot, got: str) -> errors.InvalidInputError:
     )
 
 
-def _stored_numbers(row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> CheckpointNumbers:
-    kernel = Kernel(arrays["kernel"], Convention(**row["convention"]))
+def _stored_numbers(
+    snapshot: Snapshot,
+    row: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> CheckpointNumbers:
+    """What was measured of a checkpoint before."""
+    for key, shape in shapes.items():
+        array = arrays.get(key)
+        if array is None or array.dtype.kind != "f" or array.shape != shape:
+            raise _other_run(snapshot, f"a step without {key} of such a model")
+    require_row(row, f"step {snapshot.step}")
+    kernel = Kernel(arrays["kernel"], convention_of(row, snapshot.step))
     return CheckpointNumbers(
         dict(row), kernel, arrays["eigenvalues"], arrays["modes"], arrays["outputs"]
     )

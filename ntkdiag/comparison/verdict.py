@@ -1,50 +1,27 @@
 """What happened between two checkpoints, along two axes, with the criterion spelled out.
 
 First of all, whether B still tells examples apart: DEAD and COLLAPSED are defined in
-`ntkdiag.analysis.collapse`, and say more than the axes do.
-
-The regime says how far the model linearized at A explains B. It rests on
-
-- e1, the error of the linearized model at B over the change of the outputs;
-- S_c, the distance of the centred kernels, 1 - cosine between them: 0 is the same direction.
-
-Where no parameters lead from A to B there is no e1, and no regime.
-
-A network may leave the linear regime by a kernel that turns, or by one that grows: then S_c is
-small, and e1 is not.
-
-The task says whether the kernel became more that of the labels. An alignment a has a chance level
-c, its mean over permuted labels, and ends at 1. Its growth is that of
-
-    odds = (a - c) / (1 - a),
-
-the part above chance over the distance that remains. Near chance, twice the odds is twice the part
-above chance; near 1 it is half the distance that remains. So a network that starts at 0.6 can grow,
-too: the ratio of alignments cannot reach 2 from there, nor can that of the parts above chance.
+`ntkdiag.analysis.collapse`, and say more than the axes do. The regime says how far the model
+linearized at A explains B; where no parameters lead from A to B there is no e1, and no regime. The
+task says whether the kernel became more that of the labels.
 """
 
 import dataclasses
 import math
-from typing import Literal
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.analysis.collapse import have_collapsed
 from ntkdiag.comparison.measured import Measured
+from ntkdiag.judging.alignment_growth import GROWTH, Task, odds, task_of
+from ntkdiag.judging.network_state import State, state
+from ntkdiag.judging.regime import (
+    LAZY_DISTANCE,
+    LAZY_E1,
+    NONLINEAR_DISTANCE,
+    NONLINEAR_E1,
+    Regime,
+    regime_of,
+)
 from ntkdiag.scalars import Number
-
-# Bounds of the regimes.
-LAZY_E1 = 0.1
-LAZY_DISTANCE = 0.01
-NONLINEAR_E1 = 0.5
-NONLINEAR_DISTANCE = 0.1
-# Bound of the task: odds at B over odds at A.
-GROWTH = 1.5
-# Standard deviations over permuted labels within which an alignment may be the luck of a draw.
-LUCK = 2.0
-
-State = Literal["alive", "dead", "collapsed"]
-Regime = Literal["lazy", "between", "nonlinear", "unchanged", "unknown", "kernels alone"]
-Task = Literal["grew", "same", "fell", "unknown"]
 
 CRITERION = (
     "DEAD if no parameter tells two examples apart, COLLAPSED if the outputs are equal over "
@@ -132,15 +109,15 @@ def judge(
     if a.condition.dead or b.condition.dead:
         distance_centred = None
     # What other statistics took away, parameters did not lose.
-    state = state_of(b, spread_before=min(a.condition.spread, spread_before))
-    if state == "alive":
+    state_of_b = state_of(b, spread_before=min(a.condition.spread, spread_before))
+    if state_of_b == "alive":
         regime_numbers = _describe_regime(e1, distance_centred)
         task_numbers = _describe_task(a.alignment, alignment_before, b.alignment)
         numbers = f"{regime_numbers} {task_numbers}"
     else:
         numbers = _describe_state(a, b)
     return Verdict(
-        state=state,
+        state=state_of_b,
         regime=regime_of(e1, distance_centred),
         task=task_of(alignment_before, b.alignment),
         numbers=numbers,
@@ -150,13 +127,13 @@ def judge(
 def judge_kernels(a: Measured, b: Measured, *, distance_centred: float) -> Verdict:
     """Decide what two kernels and outputs say by themselves: the state of B, and the task."""
     # B did not come from A: that its outputs spread less than those of A says nothing.
-    state = state_of(b, spread_before=math.nan)
+    state_of_b = state_of(b, spread_before=math.nan)
     numbers = _describe_state(a, b)
-    if state == "alive":
+    if state_of_b == "alive":
         task_numbers = _describe_task(a.alignment, a.alignment, b.alignment)
         numbers = f"S_c = {_written(distance_centred)}. {task_numbers}"
     return Verdict(
-        state=state,
+        state=state_of_b,
         regime="kernels alone",
         task=task_of(a.alignment, b.alignment),
         numbers=numbers,
@@ -165,59 +142,13 @@ def judge_kernels(a: Measured, b: Measured, *, distance_centred: float) -> Verdi
 
 def state_of(b: Measured, *, spread_before: float) -> State:
     """Whether B is dead or collapsed, by the definitions of `ntkdiag.analysis.collapse`."""
-    if b.condition.dead:
-        return "dead"
-    collapsed = have_collapsed(
+    return state(
+        is_dead=b.condition.dead,
         equal=b.condition.equal,
         spread=b.condition.spread,
         spread_before=spread_before,
         at_constant_loss=b.is_at_constant_loss,
     )
-    return "collapsed" if collapsed else "alive"
-
-
-def regime_of(e1: float | None, distance_centred: float | None) -> Regime:
-    """How far the model linearized at A explains B."""
-    if e1 is None:
-        return "unchanged"
-    if e1 >= NONLINEAR_E1:
-        return "nonlinear"
-    if distance_centred is None or not math.isfinite(distance_centred):
-        return "between" if e1 >= LAZY_E1 else "unknown"
-    if e1 < LAZY_E1 and distance_centred < LAZY_DISTANCE:
-        return "lazy"
-    if e1 >= LAZY_E1 and distance_centred > NONLINEAR_DISTANCE:
-        return "nonlinear"
-    return "between"
-
-
-def task_of(before: Alignment | None, after: Alignment | None) -> Task:
-    """Whether the odds of the alignment grew or fell by `GROWTH`, beyond what chance gives."""
-    if before is None or after is None:
-        return "unknown"
-    # Not a number where a kernel is constant over examples, or permuting labels changes nothing.
-    if not (math.isfinite(before.above) and math.isfinite(after.above)):
-        return "unknown"
-    if _exceeds(after, before):
-        return "grew"
-    if _exceeds(before, after):
-        return "fell"
-    return "same"
-
-
-def _exceeds(larger: Alignment, smaller: Alignment) -> bool:
-    """Whether one alignment is more than the luck of a draw, and `GROWTH` times the other."""
-    is_luck = not larger.deviations > LUCK
-    return not is_luck and odds(larger) >= GROWTH * odds(smaller)
-
-
-def odds(alignment: Alignment) -> float:
-    """(a - c) / (1 - a): the part above chance over the distance that remains; 0 below chance."""
-    value = float(alignment.value)
-    remaining = 1.0 - value
-    if remaining <= 0:  # the kernel of the labels themselves
-        return math.inf
-    return max(value - float(alignment.chance), 0.0) / remaining
 
 
 def _describe_state(a: Measured, b: Measured) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ntkdiag.checking import selfcheck
 from ntkdiag.comparison.compare import compare
 from ntkdiag.errors import InvalidInputError
 from ntkdiag.models import functionalize
@@ -121,6 +122,7 @@ def test_statistics_missing_on_one_side():
         compare(a, {"params": b["params"]}, model=Net(), train=(X, None))
 
 
+@pytest.mark.long
 def test_many_outputs_are_reduced_unless_asked_for():
     rng = np.random.default_rng(0)
     params = [{"w": rng.normal(size=(3, 400)).astype(np.float32)} for _ in range(2)]
@@ -138,3 +140,17 @@ def test_names_of_the_sides_are_no_labels(names):
     match = r'the two sides, such as \("start", "end"\); got a .* Class labels and targets go with'
     with pytest.raises(InvalidInputError, match=match):
         compare(mlp_params(0), mlp_params(1), model=mlp, train=(X, None), names=names)
+
+
+@pytest.mark.long
+def test_names_of_half_a_character_are_shown_as_a_question_mark(tmp_path):
+    def model(params, x):
+        return x @ params["a\ud800"]["w"]
+
+    sides = [{"a\ud800": {"w": (1.0 + scale) * X[:3, :C]}} for scale in (0, 1)]
+    comparison = compare(*sides, model=model, train=(X, Y))
+    assert "a?/w" in comparison.text(everything=True)
+    assert "a?/w" in comparison.save(tmp_path / "report.html").read_text()
+    paper = comparison.save_paper(tmp_path / "paper")
+    assert any("a?/w" in table.read_text() for table in paper.rglob("*.csv"))
+    assert "a?/w" in str(selfcheck(model, sides[0], X))

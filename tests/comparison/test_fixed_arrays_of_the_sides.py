@@ -225,6 +225,7 @@ def test_a_stateful_module_without_its_state():
         compare(a, b[0], train=(X, None))
 
 
+@pytest.mark.long
 def test_the_state_of_equinox_on_disk(tmp_path):
     (first, a, b), (_, of_a, of_b) = equinox_sides()
     make = EQUINOX_FORMS["dictionary"]
@@ -261,6 +262,7 @@ def test_frozen_parameters_are_those_of_each_side():
     require_outputs(comparison, f(trees[1], X), f(trees[2], X))
 
 
+@pytest.mark.long
 def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
     module, variables, a, b = linen_sides()
     fn = functionalize(module, variables, mode="train", statistics=X)
@@ -270,6 +272,7 @@ def test_statistics_of_a_batch_are_taken_at_the_parameters_of_each_side():
     assert comparison.a.fixed_state == "statistics of the batch in statistics=, at its parameters"
 
 
+@pytest.mark.long
 def test_a_side_without_statistics_beside_one_with_its_own():
     module, variables, a, b = linen_sides()
     comparison = compare(a, b["params"], model=functionalize(module, variables), train=(X, None))
@@ -287,6 +290,7 @@ def test_a_side_without_statistics_beside_one_with_its_own():
     assert note in comparison.notes
 
 
+@pytest.mark.long
 def test_statistics_that_only_the_model_has():
     module, variables, a, b = linen_sides()
     comparison = compare(
@@ -299,28 +303,47 @@ def test_statistics_that_only_the_model_has():
 
 
 @pytest.mark.parametrize("template", ["Functional", "variables", "module"])
-def test_collections_that_the_model_does_not_know(template):
+def test_collections_that_the_model_does_not_know_are_left_out_with_a_note(template):
     module, variables, a, b = linen_sides()
     model = {
         "Functional": {"model": functionalize(module, variables)},
         "variables": {"model": module, "variables": variables},
         "module": {"model": module},
     }[template]
-    match = (
-        r"expected collections that the model reads beside its parameters; it holds fixed "
-        r"batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var, scales/scale; "
-        r"got a side with spectra\. Pass the model that was"
-    )
-    with pytest.raises(StructureError, match=match):
-        compare(a, {**b, "spectra": {"sigma": np.ones(2)}}, train=(X, None), **model)
+    beside = {"spectra": {"sigma": np.ones(2)}, "config": {"name": "net", "width": 4}}
+    comparison = compare(a, {**b, **beside}, train=(X, None), **model)
+    note = "B holds spectra; config beside the parameters, which the model does not read."
+    assert note in comparison.notes
+    assert comparison.b.fixed_state == comparison.a.fixed_state
+    expected = compare(a, b, train=(X, None), **model)
+    assert comparison.drift.relative == expected.drift.relative
 
 
 def test_collections_beside_a_model_of_nnx_that_it_does_not_know():
     template, a, b = nnx_sides()
-    with pytest.raises(StructureError, match="got a side with teacher"):
-        compare(
-            a, {"params": nnx.state(b), "teacher": nnx.state(a)}, model=template, train=(X, None)
-        )
+    sides = [{"params": nnx.state(side), "teacher": nnx.state(a)} for side in (a, b)]
+    comparison = compare(*sides, model=template, train=(X, None))
+    note = "Both sides hold teacher beside the parameters, which the model does not read."
+    assert note in comparison.notes
+    assert comparison.drift.relative == compare(a, b, train=(X, None)).drift.relative
+
+
+def test_two_collections_for_the_same_arrays_are_refused():
+    template, a, b = nnx_sides()
+    params, others = nnx.state(b, nnx.Param), nnx.state(b, nnx.Not(nnx.Param))
+    both = {"params": params, "averaged_stats": others, "batch_stats": others}
+    with pytest.raises(
+        StructureError, match=r"got averaged_stats and batch_stats, which both hold"
+    ) as caught:
+        compare(a, both, model=template, train=(X, None))
+    assert 'a dictionary such as {"params": ..., "batch_stats": ...}' in str(caught.value)
+
+
+def test_a_collection_that_the_model_reads_and_the_side_lacks_is_an_error():
+    module, _, a, b = linen_sides()
+    beside = {"history": {"loss": np.zeros(3)}}
+    with pytest.raises(InvalidInputError, match=r'collection "batch_stats" .* Pass variables='):
+        compare(a, {"params": b["params"], **beside}, model=module, train=(X, None))
 
 
 def test_a_functional_of_another_adapter_cannot_take_other_arrays():

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import shutil
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ from ntkdiag.comparison import Comparison
 from ntkdiag.errors import CheckpointError, InvalidInputError, StructureError
 from ntkdiag.report.advice import advice
 from ntkdiag.report.reading import readings
+from ntkdiag.runs.json_lines import checked_line_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 3)).astype(np.float32)
@@ -63,8 +65,8 @@ def matrix(kernel):
 
 
 def overlap(a, b, m):
-    modes_a = np.linalg.eigh(matrix(a))[1][:, -m:]
-    modes_b = np.linalg.eigh(matrix(b))[1][:, -m:]
+    modes_a = np.linalg.eigh(matrix(centred(a)))[1][:, -m:]
+    modes_b = np.linalg.eigh(matrix(centred(b)))[1][:, -m:]
     return np.sum((modes_a.T @ modes_b) ** 2) / m
 
 
@@ -80,6 +82,7 @@ def two_models():
     )
 
 
+@pytest.mark.long
 def test_kernels_of_two_models(two_models):
     params_a, params_b = params_of(NARROW), params_of(WIDE, 1)
     kernel_a = jacobian_kernel(NARROW, params_a, "full")
@@ -94,7 +97,7 @@ def test_kernels_of_two_models(two_models):
     alone = found.kernels_alone
     assert alone.modes == 10
     np.testing.assert_allclose(alone.overlap, overlap(kernel_a, kernel_b, 10), rtol=1e-3)
-    assert alone.overlap_by_chance == 10 / 12
+    assert alone.overlap_by_chance == 1.0  # of 12 rows, centred
     decided = [
         np.asarray(net.apply({"params": params}, X)).argmax(1)
         for net, params in ((NARROW, params_a), (WIDE, params_b))
@@ -243,6 +246,7 @@ def test_two_models_of_one_structure():
     assert found.drift.distance > 0
 
 
+@pytest.mark.long
 def test_models_of_two_structures_need_no_pair():
     a = functionalize(NARROW, {"params": params_of(NARROW)})
     b = functionalize(WIDE, {"params": params_of(WIDE)})
@@ -257,6 +261,7 @@ def test_models_of_two_structures_need_no_pair():
     assert same.kernels_alone is None
 
 
+@pytest.mark.long
 def test_variables_of_two_models():
     of_a, of_b = {"params": params_of(NARROW)}, {"params": params_of(WIDE)}
     found = compare(
@@ -270,6 +275,7 @@ def test_variables_of_two_models():
         compare(of_a, of_b, model=(NARROW, WIDE), variables=of_a, train=(X, None))
 
 
+@pytest.mark.long
 def test_held_out_examples_of_two_models():
     x2 = RNG.normal(size=(4, 3)).astype(np.float32)
     found = compare(
@@ -283,6 +289,7 @@ def test_held_out_examples_of_two_models():
     assert found.a.alignment_gap is not None
 
 
+@pytest.mark.long
 def test_a_model_that_is_dead_is_dead_beside_another_one():
     dead = jax.tree.map(np.zeros_like, params_of(WIDE))
     found = compare(params_of(NARROW), dead, model=(NARROW, WIDE), train=(X, Y))
@@ -326,6 +333,7 @@ def assert_same_kernels(found, expected):
         np.testing.assert_allclose(side.alignment.value, same.alignment.value, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_two_steps_of_a_run(run, in_memory, tmp_path):
     out, _ = run
     found = compare(f"{out}@0", f"{out}@100")
@@ -367,6 +375,7 @@ def test_two_steps_of_a_run_without_labels(tmp_path):
         compare(f"{tmp_path}/run@0", f"{tmp_path}/run@1", loss="mse")
 
 
+@pytest.mark.long
 def test_a_checkpoint_beside_a_step_of_a_run(run, in_memory):
     out, checkpoints = run
     options = {"train": (X, Y), "loss": "cross_entropy"}
@@ -421,6 +430,21 @@ def test_steps_that_are_not_there(run, tmp_path):
         compare(tmp_path, out)
 
 
+@pytest.mark.parametrize("entry", ["params_sha256", "rank", "norm", "pairs", "convention"])
+def test_steps_whose_line_was_changed_are_refused(run, entry, tmp_path):
+    out, _ = run
+    shutil.copytree(out, tmp_path / "ntk")
+    record, *rows = map(json.loads, (tmp_path / "ntk" / "track.jsonl").read_text().splitlines())
+    for row in rows:
+        del row[entry]
+    contents = [{key: line[key] for key in line if key != "crc32"} for line in (record, *rows)]
+    lines = "\n".join(map(checked_line_of, contents))
+    (tmp_path / "ntk" / "track.jsonl").write_text(lines + "\n")
+    with pytest.raises(CheckpointError, match=f"got (no {entry}|it = None)"):
+        compare(f"{tmp_path}/ntk@0", f"{tmp_path}/ntk@100")
+
+
+@pytest.mark.long
 def test_reduced_kernels_of_a_run(tmp_path):
     checkpoints = {step: params_of(NARROW, step) for step in (0, 1)}
     options = {"train": (X, Y), "loss": "mse", "reduction": "mean"}

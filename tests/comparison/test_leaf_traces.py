@@ -36,6 +36,7 @@ def expected_shares(f, params, x):
     return [squares[path] / sum(squares.values()) for path in sorted(squares)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [4, 1000, 0])
 def test_shares_are_squares_of_the_jacobian(params, together, monkeypatch):
     n_params = sum(leaf.size for leaf in params.values())
@@ -45,6 +46,7 @@ def test_shares_are_squares_of_the_jacobian(params, together, monkeypatch):
     np.testing.assert_allclose(shares, expected_shares(layers, params, X), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_joint_batch_is_taken_whole():
     def normalised(params, x):
         h = x @ params["first"]

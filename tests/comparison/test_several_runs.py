@@ -194,6 +194,49 @@ def test_what_differs_in_its_steps_is_nan_where_it_was_not_measured(root, tmp_pa
     assert known.values.tolist() == [[True] * 4 + [False], [True, False, True, False, True]]
 
 
+@pytest.mark.parametrize("band", ["interval", "deviation", None])
+@pytest.mark.parametrize("n_seeds", [1, 2, 3, 4])
+def test_axes_have_room_for_the_runs_and_no_more(root, tmp_path, n_seeds, band):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    store(tmp_path / "fourth", 9)
+    members = [*paths(root, "a0 a1 a2"), tmp_path / "fourth"][:n_seeds]
+    runs = ntkdiag.open_runs({"slow": members})
+    axes = runs.plot("loss", band=band)
+    values = np.concatenate(list(runs.series("loss").values()))
+    lowest, highest = axes.get_ylim()
+    room = 0.05 * (values.max() - values.min())
+    np.testing.assert_allclose([lowest, highest], [values.min() - room, values.max() + room])
+    has_band = (band == "interval" and n_seeds == 4) or (band == "deviation" and n_seeds > 1)
+    assert bool(axes.collections) == has_band
+    if has_band:
+        mean = runs.mean("loss")["slow"]
+        upper = mean.upper if band == "interval" else mean.mean + mean.standard_deviation
+        drawn = axes.collections[0].get_datalim(axes.transData).y1
+        np.testing.assert_allclose(drawn, upper.max())
+    plt.close(axes.figure)
+
+
+def test_axes_of_a_quantity_that_does_not_change(root):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    runs = ntkdiag.open_runs(paths(root, "a0 b0"))
+    axes = runs.plot.rank()  # the same at every step
+    lowest, highest = axes.get_ylim()
+    assert lowest < runs.series("rank")["a0"][0] < highest
+    plt.close(axes.figure)
+
+
+def test_settings_that_differ(runs):
+    rates = {name: settings["descent.learning_rate"] for name, settings in runs.settings.items()}
+    assert set(rates.values()) == {"0.1", "0.3"}
+    assert rates["fast: b0"] == "0.3"
+    assert all(list(of_run) == ["descent.learning_rate"] for of_run in runs.settings.values())
+
+
+def test_runs_of_one_setting_differ_in_nothing(root):
+    runs = ntkdiag.open_runs(paths(root, "a0 a1"))
+    assert runs.settings == {"a0": {}, "a1": {}}
+
+
 def test_plot(runs):
     plt = pytest.importorskip("matplotlib.pyplot")
     assert {"drift", "loss"} <= set(dir(runs.plot))
@@ -205,8 +248,7 @@ def test_plot(runs):
     np.testing.assert_array_equal(labelled["slow (n = 3)"], means["slow"].mean)
     np.testing.assert_array_equal(labelled["fast (n = 2)"], means["fast"].mean)
     assert len(axes.lines) == 2 + 5
-    top = axes.collections[0].get_datalim(axes.transData).y1
-    np.testing.assert_allclose(top, means["slow"].upper.max())
+    assert not axes.collections  # of two or three runs an interval says nothing
     plt.close(figure)
     axes = runs.plot("drift", band="deviation")
     slow = means["slow"]

@@ -34,6 +34,7 @@ def comparisons():
     return [compared(1), compared(2)]
 
 
+@pytest.mark.long
 def test_each_comparison_is_a_row(comparisons, tmp_path):
     with RunWriter.open(tmp_path / "run", {"source": "track"}) as writer:  # another stream
         writer.write(0, {"trace": 1.0}, {})

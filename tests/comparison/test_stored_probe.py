@@ -36,6 +36,7 @@ def result(folder):
     )
 
 
+@pytest.mark.long
 def test_examples_are_stored_once(result, folder):
     run = ntkdiag.open_run(folder)
     assert run.rows("probe") == [{"step": 0, "examples": 6}]

@@ -93,6 +93,13 @@ def kernel_of(variables):
     return np.concatenate(rows, axis=1) @ np.concatenate(rows, axis=1).T
 
 
+def centred(kernel):
+    """Every output over the 24 examples, on both sides."""
+    kernel = kernel.reshape(24, 3, 24, 3)
+    kernel = kernel - kernel.mean(axis=0, keepdims=True)
+    return (kernel - kernel.mean(axis=2, keepdims=True)).reshape(72, 72)
+
+
 def test_kernels_and_their_distances(run, result):
     kernels = [kernel_of(variables) for variables in run.values()]
     assert result.steps == list(STEPS)
@@ -114,7 +121,8 @@ def test_kernels_and_their_distances(run, result):
 
 
 def test_overlap_of_the_leading_modes(run, result):
-    modes = [np.linalg.eigh(kernel_of(variables))[1][:, -10:] for variables in run.values()]
+    kernels = [kernel_of(variables) for variables in run.values()]
+    modes = [np.linalg.eigh(centred(kernel))[1][:, -10:] for kernel in kernels]
     expected = np.sum((modes[0].T @ modes[3]) ** 2) / 10
     np.testing.assert_allclose(result.matrix("overlap")[0, 3], expected, rtol=1e-3)
 
@@ -156,6 +164,7 @@ def test_numbers_of_one_checkpoint_are_those_of_compare(run, result):
         np.testing.assert_allclose(row["held_out_accuracy"], side.held_out.accuracy)
 
 
+@pytest.mark.long
 def test_the_model_is_traced_once_for_the_run(run):
     traces = []
 
@@ -180,6 +189,7 @@ def test_the_model_is_traced_once_for_the_run(run):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.long
 def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     out = tmp_path / "ntk"
     begun = {step: run[step] for step in STEPS[:2]}
@@ -203,6 +213,7 @@ def test_a_run_is_continued_where_it_was(run, tmp_path, monkeypatch):
     np.testing.assert_array_equal(continued.eigenvalues, again.eigenvalues)
 
 
+@pytest.mark.long
 def test_what_was_finished_before_an_error_stays(run, tmp_path, monkeypatch):
     measure = tracker.measure_checkpoint
     calls = []
@@ -270,7 +281,9 @@ def test_roots_of_managers_lists_and_selections(run, tmp_path):
         ([], {}, "got an empty list"),
         ({"params": 1}, {}, "got the key 'params'"),
         ({True: 1}, {}, "got the key True"),
-        ({-1: 1}, {}, "got the key -1"),
+        ({-1: 1}, {}, r"steps, integers from 0 to 2\^63 - 1, to checkpoints; got the key -1"),
+        ({2**63: 1}, {}, f"got the key {2**63}"),  # no reader of the run directory takes it
+        ([1, 2], {"steps": [2**63]}, r"are integers from 0 to 2\^63 - 1; got 9223372036854775808"),
         ([1, 2], {"steps": 5}, "expected a schedule, or the steps; got a int"),
         ([1, 2], {"steps": lambda step: False}, "none of the steps 0, 1"),
         ([1, 2], {"last": 0}, "a number of checkpoints, 1 at least; got 0"),
@@ -283,6 +296,7 @@ def test_what_is_no_run_is_refused_before_anything_is_read(source, options, said
         tracked(source, **options)
 
 
+@pytest.mark.long
 def test_checkpoints_that_cannot_be_compared_are_named(run):
     other = jax.tree.map(lambda leaf: leaf[..., :2], run[1])
     with pytest.raises(errors.StructureError, match=r"Dense_0/kernel: .* checkpoint of step 1\."):
@@ -310,6 +324,7 @@ def two_checkpoints():
     ]
 
 
+@pytest.mark.long
 def test_another_model_or_loss_of_the_user_is_refused(tmp_path):
     first, second = two_checkpoints()
 
@@ -329,6 +344,7 @@ def test_another_model_or_loss_of_the_user_is_refused(tmp_path):
         ntkdiag.track([first, second], model=tanh_model, loss=loss_times(2.0), **options)
 
 
+@pytest.mark.long
 def test_models_of_several_functions_are_refused():
     first, second = two_checkpoints()
     functions = (tanh_model, sine_model)
@@ -342,6 +358,7 @@ def test_models_of_several_functions_are_refused():
     assert ntkdiag.track(of_one, train=TRAIN).steps == [0, 1]
 
 
+@pytest.mark.long
 def test_overlap_is_of_modes_that_are_resolved():
     def squares(params, x):
         return (x[:, :3] @ params) ** 2
@@ -352,6 +369,7 @@ def test_overlap_is_of_modes_that_are_resolved():
     np.testing.assert_allclose(result.matrix("overlap"), 1.0, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_in_training_mode_what_is_frozen_is_that_of_each_checkpoint(run):
     fn = ntkdiag.functionalize(
         MODEL, run[0], mode="train", trainable="Dense_1/*", call_kwargs={"train": True}
@@ -361,6 +379,32 @@ def test_in_training_mode_what_is_frozen_is_that_of_each_checkpoint(run):
     for place, step in enumerate((0, 16)):
         expected, _ = MODEL.apply(run[step], x, train=True, mutable=["batch_stats"])
         np.testing.assert_allclose(result.outputs[place], expected, atol=1e-5)
+
+
+def test_statistics_that_one_checkpoint_lacks_are_not_those_of_another(run):
+    """A collection that the model reads stays an error where it is missing, at every step."""
+    first, last = run[0], run[16]
+    bare = {"params": last["params"]}
+    with pytest.raises(errors.StructureError) as caught:
+        ntkdiag.track({0: first, 16: bare}, model=MODEL, train=TRAIN)
+    assert "got 2 differences: step 16: batch_stats/BatchNorm_0/mean: missing; " in str(
+        caught.value
+    )
+    with pytest.raises(
+        errors.StructureError, match=r"step 16: batch_stats/BatchNorm_0/mean: unexpected"
+    ):
+        ntkdiag.track(
+            {0: {"params": first["params"]}, 16: last}, model=MODEL, variables=first, train=TRAIN
+        )
+    # Where no checkpoint has them those of the model stand in, and the record says so.
+    result = ntkdiag.track({0: bare, 16: bare}, model=MODEL, variables=last, train=TRAIN)
+    assert result.record["not_saved"] == [
+        "batch_stats/BatchNorm_0/mean",
+        "batch_stats/BatchNorm_0/var",
+    ]
+    np.testing.assert_allclose(
+        result.outputs[1], outputs_of(last["params"], last["batch_stats"], TRAIN[0]), atol=1e-5
+    )
 
 
 def test_kernels_of_held_out_examples_are_means(result, run):
@@ -392,6 +436,7 @@ def test_tables_and_labelled_arrays(result, tmp_path):
     dataset.to_netcdf(tmp_path / "run.nc")
 
 
+@pytest.mark.long
 def test_pairs_that_go_one_at_a_time_for_memory_are_the_same(result, run, monkeypatch):
     monkeypatch.setattr(checkpoint_pairs, "BYTES_OF_WAYS", 1)
     one_at_a_time = tracked({step: run[step] for step in STEPS})
@@ -409,6 +454,7 @@ def test_outputs_of_the_ways_that_go_together_are_within_memory():
     assert together * outputs.nbytes <= checkpoint_pairs.BYTES_OF_WAYS
 
 
+@pytest.mark.long
 def test_it_shows_itself(result):
     assert repr(result).startswith("Track(4 checkpoints, steps 0 to 16, drift 0 to ")
     assert "<caption>4 checkpoints" in result._repr_html_()

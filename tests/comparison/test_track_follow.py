@@ -76,6 +76,7 @@ class Training:
         return bool(self.steps)
 
 
+@pytest.mark.long
 def test_new_checkpoints_are_measured_until_training_says_that_it_ended(expected, tmp_path):
     training = Training(tmp_path / "run", *STEPS)  # the folder is not there at first
     assert_same(tracked(tmp_path / "run", follow=training, out=tmp_path / "ntk"), expected)
@@ -199,9 +200,9 @@ def test_what_a_generator_yielded_before_an_error_stays(expected, tmp_path):
 
 def test_a_damaged_step_is_measured_once_more(expected, tmp_path):
     tracked(RUN, out=tmp_path)
-    (kernel,) = (tmp_path / "arrays" / "track" / "10" / "kernel").glob("c.*")
+    kernel = tmp_path / "arrays" / "track" / "10" / "kernel.npy"
     damaged = bytearray(kernel.read_bytes())
-    damaged[7] ^= 1
+    damaged[-7] ^= 1
     kernel.write_bytes(damaged)
     assert_same(tracked(RUN, out=tmp_path), expected)
     ntkdiag.open_run(tmp_path).arrays("kernel")  # as written

@@ -15,8 +15,9 @@ import pytest
 
 import ntkdiag
 from ntkdiag.errors import CheckpointError
+from ntkdiag.monitor import Monitor
 
-KILLS = int(os.environ.get("NTKDIAG_KILLS", "20"))
+KILLS = int(os.environ.get("NTKDIAG_KILLS", "50"))
 # Tracks a run of tiny networks, and says which step is stored as soon as it is.
 TRACKER = """
 import os, sys
@@ -36,7 +37,8 @@ def checkpoints(count):
 
 def telling(self, step, row, arrays):
     write(self, step, row, arrays)
-    os.write(1, f"{step}\\n".encode())
+    if self.stream.name == "track":
+        os.write(1, f"{step}\\n".encode())
 
 write, RunWriter.write = RunWriter.write, telling
 x = np.random.default_rng(1).normal(size=(16, 5)).astype(np.float32)
@@ -55,14 +57,14 @@ def tracker(out, count):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def steps_in(out):
-    """The finished steps, each with all its arrays."""
+def steps_in(out, looked_at=slice(None)):
+    """The finished steps; those that are looked at have all their arrays."""
     try:
         run = ntkdiag.open_run(out)
     except CheckpointError:
         return []  # before the first line
     steps = run.steps()
-    for step in steps:
+    for step in steps[looked_at]:
         assert run.array(step, "kernel").shape == (16, 3, 16, 3)
         assert np.isfinite(run.array(step, "eigenvalues")).all()
     return steps
@@ -77,7 +79,8 @@ def kill(process, out, draw):
         said = [process.stdout.readline()]
     end = time.monotonic() + 0.15 * draw.random()
     while time.monotonic() < end:
-        steps_in(out)  # it is read while it is written
+        # It is read while it is written; all of it would take longer than the next 400 steps.
+        steps_in(out, looked_at=slice(-3, None))
     process.send_signal(signal.SIGKILL)
     told, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -113,3 +116,23 @@ def test_no_finished_checkpoint_is_lost(first_kill, tmp_path):
         assert row["pairs"]["step"] == expected["pairs"]["step"] == list(range(row["step"]))
         for name in row["pairs"].keys() - {"step"}:
             np.testing.assert_allclose(row["pairs"][name], expected["pairs"][name], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_tracker_that_is_killed_beside_a_monitor_of_the_same_folder(tmp_path):
+    draw, said, kills = random.Random(7), set(), 10
+    out = tmp_path / "run"
+    x = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    options = {"train": (x, np.arange(6) % 2), "loss": "mse", "instruments": "kernel"}
+    with Monitor(lambda w, x: x @ w, out=out, every=1, time_share=None, **options) as monitor:
+        for number in range(kills):
+            assert monitor(2 * number, x[:3, :2]) is not None
+            said |= kill(tracker(out, count=len(said) + 400), out, draw)
+            # The lock of the dead one holds nobody up, nor does it free that of the monitor.
+            assert monitor(2 * number + 1, x[:3, :2]) is not None
+            run = ntkdiag.open_run(out)
+            assert run.steps("watch") == list(range(2 * number + 2))
+            assert said <= set(steps_in(out))
+            said = set(steps_in(out))
+    assert run.passed_over("watch") == 0
+    assert np.isfinite([row["ntk_trace"] for row in run.rows("watch")]).all()

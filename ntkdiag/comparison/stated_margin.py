@@ -1,0 +1,117 @@
+"""How close training is to divergence at one checkpoint, where the update rule is stated."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from ntkdiag.analysis.stability import critical_rate_and_margin, gauss_newton_matrix
+from ntkdiag.comparison.settings import Settings
+from ntkdiag.descent import Descent
+from ntkdiag.kernel.spectrum import Spectrum
+from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.monitor.instruments.margin_error import ends_of
+from ntkdiag.monitor.instruments.residual_lanczos import first_half
+
+
+@dataclasses.dataclass(frozen=True)
+class Stability:
+    """How close the learning rate of one checkpoint is to divergence; NaN for what is not known.
+
+    Attributes:
+        critical_learning_rate: Where the margin would be 1.
+        margin: Learning rate over the critical one.
+        learning_rate: Of the next step; None where none was stated.
+        status: "ok", or a sentence on what to know, or why the margin is not known.
+        update_norm: Size of the optimizer's next update; None where the update rule was stated.
+        interval: The 95 % interval of the margin of all training examples; None beside a stated
+            rule where the kernel is reduced or the loss not convex in the outputs.
+    """
+
+    critical_learning_rate: float
+    margin: float | None
+    learning_rate: float | None
+    status: str = "ok"
+    update_norm: float | None = None
+    interval: tuple[float, float] | None = None
+
+    @staticmethod
+    def unknown(status: str) -> "Stability":
+        """All NaN, and why."""
+        nan = math.nan
+        return Stability(nan, nan, nan, status, update_norm=nan, interval=(nan, nan))
+
+
+def stated_stability(
+    spectrum: Spectrum,
+    outputs: Float[np.ndarray, "n *o"],
+    settings: Settings,
+    full: Callable[[], NTKOperator] | None = None,
+) -> Stability | None:
+    """Critical learning rate and margin of the stated rule, as far as loss and kernel allow.
+
+    The largest eigenvalue of a reduced kernel is too small, and the learning rate would be unsafe:
+    that of the `full` one takes some products with it, which never form it. Without them a reduced
+    kernel allows nothing.
+    """
+    convention = spectrum.convention
+    assert convention is not None  # that of a `Kernel`
+    # The curvature of held-out examples is not that of the loss that is trained.
+    if settings.loss is None or settings.probes.train is None:
+        return None
+    kernel: Spectrum | NTKOperator = spectrum
+    if convention.reduction != "full" and convention.n_outputs > 1:
+        if full is None or not settings.margin_by_products(convention):
+            return None
+        kernel = full()
+    descent = settings.descent or Descent()
+    critical_rate, margin = critical_rate_and_margin(
+        kernel, descent, loss=settings.loss, outputs=outputs, y=settings.y
+    )
+    if descent.learning_rate is None:
+        return Stability(float(critical_rate), margin=None, learning_rate=None)
+    rate = float(descent.require_learning_rate())
+    interval = None
+    if isinstance(kernel, Spectrum):
+        interval = _interval(kernel, descent, outputs, settings)
+    return Stability(float(critical_rate), float(margin), rate, interval=interval)
+
+
+def _interval(
+    kernel: Spectrum, descent: Descent, outputs: Float[np.ndarray, "n *o"], settings: Settings
+) -> tuple[float, float] | None:
+    """Both ends of the margin of the training set, as `margin_error` has them.
+
+    Halves of the examples are decomposed as they are: one eigenvalue of each.
+    """
+    assert settings.loss is not None
+    found = gauss_newton_matrix(
+        kernel, loss=settings.loss, outputs=jnp.asarray(outputs), y=settings.y
+    )
+    if found is None:
+        return None
+    matrix = np.asarray(found, np.float64)
+    if not np.isfinite(matrix).all():
+        return math.nan, math.nan
+    n = len(outputs)
+    value, vector = _largest(matrix)
+    by_example = value * np.square(vector).reshape(n, -1).sum(axis=1)
+    half = np.repeat(first_half(n), len(matrix) // n)
+    # Twice that of a half: D counts all examples.
+    of_halves = [2.0 * _largest(matrix[rows][:, rows])[0] for rows in (half, ~half)]
+    bias = np.asarray(np.mean(of_halves) - value)
+    ends = ends_of(np.asarray(value), by_example, bias, settings.n_train)
+    lower, upper = (float(descent.margin(float(end))) for end in ends)
+    return lower, upper
+
+
+def _largest(matrix: Float[np.ndarray, "k k"]) -> tuple[float, Float[np.ndarray, " k"]]:
+    """The largest eigenvalue and its vector."""
+    import scipy.linalg  # here, because it is slow to import
+
+    last = len(matrix) - 1
+    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(last, last))
+    return float(values[0]), vectors[:, 0]

@@ -1,0 +1,423 @@
+"""Checkpoints in the layouts that people have: compare, track and the margin of the saved optimizer, as in memory."""
+
+import warnings
+
+import equinox as eqx
+import flax
+import flax.linen as nn
+import flax.serialization
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx, traverse_util
+from flax.training import checkpoints
+from flax.training.train_state import TrainState
+
+import ntkdiag
+from ntkdiag.errors import CheckpointError, InvalidInputError, StructureError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(8, 4)).astype("f"), np.arange(8) % 3
+NET = nn.Dense(3)
+TX = optax.adam(1e-2)
+OPTIONS = {"train": (X, Y), "loss": "cross_entropy"}
+
+
+def params_of(seed, net=NET):
+    return net.init(jax.random.key(seed), X)["params"]
+
+
+def stepped(params, tx=TX):
+    gradient = jax.tree.map(lambda leaf: 0.1 * leaf + 0.01, params)
+    return tx.update(gradient, tx.init(params), params)[1]
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    """The comparison of two pairs (parameters, state of the optimizer)."""
+    pairs = [(params_of(seed), stepped(params_of(seed))) for seed in (0, 1)]
+    return ntkdiag.compare(*pairs, model=NET, optimizer=TX, **OPTIONS)
+
+
+def assert_close(got, want):
+    """Numbers of two comparisons up to rounding of another program."""
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=1e-4)
+
+
+def save_manager(root, layout):
+    with ocp.CheckpointManager(root) as manager:
+        for step in (0, 1):
+            params = params_of(step)
+            manager.save(step, args=layout(params, stepped(params)))
+
+
+def one_tree(layout):
+    return lambda params, state: ocp.args.StandardSave(layout(params, state))
+
+
+def items(**names):
+    def layout(params, state):
+        trees = {"params": params, "state": state}
+        saves = {name: ocp.args.StandardSave(trees[of]) for name, of in names.items()}
+        return ocp.args.Composite(**saves)
+
+    return layout
+
+
+def write_files(root, names):
+    """Files by `serialization.to_bytes`; a name has a place for the step."""
+    root.mkdir()
+    for step in (0, 1):
+        params = params_of(step)
+        trees = {
+            "params": params,
+            "state": stepped(params),
+            "both": {"model": params, "opt_state": stepped(params)},
+        }
+        for name, of in names.items():
+            (root / name.format(step)).write_bytes(flax.serialization.to_bytes(trees[of]))
+
+
+LAYOUTS = {
+    "train state": one_tree(lambda p, s: TrainState(0, None, p, TX, s)),
+    "model and optimizer": one_tree(lambda p, s: {"model": p, "optimizer": s}),
+    "pair": one_tree(lambda p, s: (p, s)),
+    "items model and optimizer": items(model="params", optimizer="state"),
+    "items params and opt_state": items(params="params", opt_state="state"),
+    "files checkpoint_0": {"checkpoint_{}": "both"},
+    "files model-0, optimizer-0": {"model-{}": "params", "optimizer-{}": "state"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_compare_track_and_margin_of_model_and_optimizer(tmp_path, in_memory, name):
+    layout = LAYOUTS[name]
+    root = tmp_path / "run"
+    write_files(root, layout) if isinstance(layout, dict) else save_manager(root, layout)
+    got = ntkdiag.compare(f"{root}@0", f"{root}@1", model=NET, optimizer=TX, **OPTIONS)
+    assert_close(got.drift.relative, in_memory.drift.relative)
+    assert got.a.params_sha256 == in_memory.a.params_sha256
+    for side in "ab":
+        of_file, expected = getattr(got, side), getattr(in_memory, side)
+        assert of_file.margin_status == expected.margin_status
+        assert_close(of_file.margin, expected.margin)
+    tracked = ntkdiag.track(root, model=NET, optimizer=TX, **OPTIONS)
+    assert tracked.steps == [0, 1]
+    margins = [in_memory.a.margin, in_memory.b.margin]
+    assert_close(tracked.series("margin"), margins)
+
+
+def test_model_and_optimizer_in_memory(in_memory):
+    sides = [
+        {"model": params_of(seed), "optimizer": stepped(params_of(seed)), "step": 3}
+        for seed in (0, 1)
+    ]
+    for model in (NET, lambda params, x: NET.apply({"params": params}, x)):
+        got = ntkdiag.compare(*sides, model=model, optimizer=TX, **OPTIONS)
+        assert_close(got.drift.relative, in_memory.drift.relative)
+        assert_close(got.b.margin, in_memory.b.margin)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["items", "pair", "dictionary"])
+def test_nnx_model_and_optimizer(tmp_path, layout):
+    models = [nnx.Linear(4, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1)]
+    root = tmp_path / "run"
+    pairs = []
+    with ocp.CheckpointManager(root) as manager:
+        for step, model in enumerate(models):
+            optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
+            params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+            optimizer.update(
+                model, jax.tree.map(lambda leaf: 0.1 * leaf + 0.01, nnx.state(model, nnx.Param))
+            )
+            pairs.append((nnx.to_pure_dict(nnx.state(model, nnx.Param)), stepped(params)))
+            trees = {"model": nnx.state(model), "optimizer": nnx.state(optimizer)}
+            if layout == "items":
+                args = ocp.args.Composite(**{k: ocp.args.StandardSave(v) for k, v in trees.items()})
+            elif layout == "pair":
+                args = ocp.args.StandardSave(nnx.state((model, optimizer)))
+            else:
+                args = ocp.args.StandardSave(trees)
+            manager.save(step, args=args)
+    right = ntkdiag.compare(*pairs, model=models[0], optimizer=TX, **OPTIONS)
+    got = ntkdiag.compare(f"{root}@0", f"{root}@1", model=models[0], optimizer=TX, **OPTIONS)
+    numbers = [got.drift.relative, got.a.margin, got.b.margin]
+    assert_close(numbers, [right.drift.relative, right.a.margin, right.b.margin])
+    tracked = ntkdiag.track(root, model=models[0], optimizer=TX, **OPTIONS)
+    assert_close(tracked.series("margin"), numbers[1:])
+
+
+@pytest.mark.long
+def test_files_of_flax_without_an_ending(tmp_path, in_memory):
+    flax.config.update("flax_use_orbax_checkpointing", False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Orbax is to be used now
+            for step, seed in ((0, 0), (100, 1)):
+                state = TrainState(step, NET.apply, params_of(seed), TX, stepped(params_of(seed)))
+                checkpoints.save_checkpoint(tmp_path, state, step, keep=9)
+    finally:
+        flax.config.update("flax_use_orbax_checkpointing", True)
+    got = ntkdiag.compare(f"{tmp_path}@0", f"{tmp_path}@100", model=NET, optimizer=TX, **OPTIONS)
+    assert_close(got.drift.relative, in_memory.drift.relative)
+    assert_close(got.b.margin, in_memory.b.margin)
+    assert ntkdiag.track(tmp_path, model=NET, **OPTIONS).steps == [0, 100]
+
+
+def test_steps_that_are_no_integers_from_0_on(tmp_path, in_memory):
+    for seed, step in enumerate(("-1", "0.5")):
+        content = flax.serialization.to_bytes({"params": params_of(seed)})
+        (tmp_path / f"checkpoint_{step}").write_bytes(content)
+    got = ntkdiag.compare(f"{tmp_path}@-1", f"{tmp_path}@0.5", model=NET, **OPTIONS)
+    assert_close(got.drift.relative, in_memory.drift.relative)
+    assert (got.a.label, got.b.label) == ("step -1", "step 0.5")
+    with pytest.raises(CheckpointError) as caught:
+        ntkdiag.track(tmp_path, model=NET, **OPTIONS)
+    assert (
+        "got steps that are no integers from 0 on: checkpoint_-1, checkpoint_0.5. Number them: {0: '"
+        in str(caught.value)
+    )
+    paths = {0: tmp_path / "checkpoint_-1", 1: tmp_path / "checkpoint_0.5"}
+    assert ntkdiag.track(paths, model=NET, **OPTIONS).steps == [0, 1]
+
+
+@pytest.mark.long
+def test_arrays_of_numpy(tmp_path, in_memory):
+    for step in (0, 1):
+        flat = traverse_util.flatten_dict({"params": params_of(step)}, sep=".")
+        np.savez(tmp_path / f"run_{step}.npz", **flat)
+    got = ntkdiag.compare(f"{tmp_path}@0", tmp_path / "run_1.npz", model=NET, **OPTIONS)
+    assert_close(got.drift.relative, in_memory.drift.relative)
+    names = {"params.kernel": "kernel", "params.bias": "bias"}
+    tracked = ntkdiag.track(tmp_path, model=NET, parameter_names=names, **OPTIONS)
+    assert_close(tracked.series("drift")[1], in_memory.drift.relative)
+
+
+BESIDE = {
+    "last_batch": {"x": X, "y": Y},
+    "history": {"loss": np.array([1.0, np.nan, 0.5])},
+    "config": {"widths": np.array([4, 2])},
+    "hparams": {"lr": np.float32(0.1)},
+    "lr_state": {"scale": np.ones(())},
+    "average": params_of,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BESIDE)
+def test_dictionaries_beside_params(tmp_path, in_memory, name):
+    extra = BESIDE[name]
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        for step in (0, 1):
+            beside = extra(0) if callable(extra) else extra
+            tree = {"params": params_of(step), "opt_state": stepped(params_of(step)), name: beside}
+            manager.save(step, args=ocp.args.StandardSave(tree))
+    root = tmp_path / "run"
+    for model in (NET, ntkdiag.functionalize(NET, {"params": params_of(5)})):
+        got = ntkdiag.compare(f"{root}@0", f"{root}@1", model=model, **OPTIONS)
+        assert_close(got.drift.relative, in_memory.drift.relative)
+        note = f"Both sides hold {name} beside the parameters, which the model does not read."
+        assert note in got.notes
+    tracked = ntkdiag.track(root, model=NET, **OPTIONS)
+    assert tracked.record["not_read"] == [name]
+    assert (
+        "not_read" not in ntkdiag.track([params_of(0), params_of(1)], model=NET, **OPTIONS).record
+    )
+
+
+def test_settings_in_words_beside_params(tmp_path, in_memory):
+    for step in (0, 1):
+        tree = {"params": params_of(step), "config": {"name": "net", "rate": 0.1, "norm": None}}
+        (tmp_path / f"{step}.msgpack").write_bytes(flax.serialization.to_bytes(tree))
+    got = ntkdiag.compare(f"{tmp_path}@0", f"{tmp_path}@1", model=NET, **OPTIONS)
+    assert_close(got.drift.relative, in_memory.drift.relative)
+
+
+# Another model.
+
+
+class Deep(nn.Module):
+    depth: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(self.depth):
+            x = nn.tanh(nn.Dense(4)(x))
+        return nn.Dense(3)(x)
+
+
+class TwoMethods(nn.Module):
+    def setup(self):
+        self.encoder, self.decoder = nn.Dense(3), nn.Dense(4)
+
+    def __call__(self, x):
+        return self.encoder(x)
+
+    def reconstructed(self, x):
+        return self.decoder(self.encoder(x))
+
+
+class InTrainingAlone(nn.Module):
+    """An auxiliary head that is called in training alone."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        if train:
+            nn.Dense(2)(x)
+        return nn.Dense(3, name="head")(x)
+
+
+@pytest.mark.parametrize(
+    ("depth", "difference"),
+    [
+        (1, "Dense_2/kernel: missing, expected float32[4, 3]"),
+        (3, "Dense_3/kernel: unexpected float32[4, 3]"),
+    ],
+)
+def test_parameters_of_another_model_are_told_as_that(depth, difference):
+    sides = [params_of(seed, Deep(depth)) for seed in (0, 1)]
+    with pytest.raises(StructureError) as caught:
+        ntkdiag.compare(*sides, model=Deep(2), **OPTIONS)
+    text = str(caught.value)
+    assert text.startswith(
+        "compare(a, b): expected parameters of the model: those that Deep.init makes on the examples; "
+        "got 4 differences: "
+    )
+    assert difference in text
+    assert "They are of another model: pass the one that was saved." in text
+
+
+def test_parameters_under_a_key_that_is_not_known(tmp_path):
+    sides = [{"brain": params_of(seed), "x": np.ones(3)} for seed in (0, 1)]
+    for model in (NET, ntkdiag.functionalize(NET, {"params": params_of(2)})):
+        with pytest.raises(StructureError) as caught:
+            ntkdiag.compare(*sides, model=model, **OPTIONS)
+        assert "They stand under 'brain': pass load_params(path, at='brain')." in str(caught.value)
+
+
+def test_a_shallower_model_does_not_run_on_the_first_layers_of_a_deeper_one():
+    deep, shallow = (nn.Sequential([nn.Dense(4) for _ in range(depth)]) for depth in (3, 2))
+    sides = [params_of(seed, deep) for seed in (0, 1)]
+    with pytest.raises(
+        StructureError, match=r"2 differences: layers_2/bias: unexpected float32\[4\]"
+    ):
+        ntkdiag.compare(*sides, model=shallow, train=(X, None))
+
+
+def test_parameters_of_another_width_and_of_another_dtype():
+    halves = [
+        jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params_of(seed)) for seed in (0, 1)
+    ]
+    assert ntkdiag.compare(*halves, model=NET, **OPTIONS).verdict.state == "alive"
+    with pytest.raises(
+        StructureError, match=r"kernel: expected float32\[4, 5\], got float32\[4, 3\]"
+    ):
+        ntkdiag.compare(params_of(0), params_of(1), model=nn.Dense(5), **OPTIONS)
+
+
+def test_boxes_of_partitioned_parameters_are_no_other_parameters():
+    net = nn.Dense(
+        3, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+    )
+    variables = [net.init(jax.random.key(seed), X) for seed in (0, 1)]
+    assert isinstance(variables[0]["params"]["kernel"], nn.Partitioned)
+    boxed = ntkdiag.compare(*variables, model=net, **OPTIONS)
+    bare = ntkdiag.compare(*nn.meta.unbox(variables), model=net, **OPTIONS)
+    assert boxed.drift.relative == bare.drift.relative
+
+
+@pytest.mark.long
+def test_parameters_that_init_makes_elsewhere():
+    variables = [TwoMethods().init(jax.random.key(s), X, method="reconstructed") for s in (0, 1)]
+    with pytest.raises(
+        StructureError, match=r"decoder/bias: unexpected .* variables= states all that there are"
+    ):
+        ntkdiag.compare(*variables, model=TwoMethods(), **OPTIONS)
+    stated = ntkdiag.compare(*variables, model=TwoMethods(), variables=variables[0], **OPTIONS)
+    assert stated.verdict.state == "alive"
+    sides = [InTrainingAlone().init(jax.random.key(s), X, train=True) for s in (0, 1)]
+    assert ntkdiag.compare(*sides, model=InTrainingAlone(), **OPTIONS).verdict.state == "alive"
+
+
+def test_track_tells_another_model_too(tmp_path):
+    with pytest.raises(
+        StructureError, match=r"They are of another model.* It is the checkpoint of step 0\."
+    ):
+        ntkdiag.track([params_of(0, Deep(1)), params_of(1, Deep(1))], model=Deep(2), **OPTIONS)
+
+
+# Files of Equinox.
+
+
+def both(seed):
+    model = eqx.nn.MLP(4, 3, 8, 1, key=jax.random.key(seed))
+    return model, stepped(eqx.filter(model, eqx.is_inexact_array))
+
+
+@pytest.mark.long
+def test_an_equinox_file_of_model_and_optimizer(tmp_path):
+    for seed in (0, 1):
+        eqx.tree_serialise_leaves(tmp_path / f"{seed}.eqx", both(seed))
+    expected = ntkdiag.compare(both(0), both(1), optimizer=TX, **OPTIONS)
+    options = {"model": both(5), "optimizer": TX, **OPTIONS}
+    got = ntkdiag.compare(tmp_path / "0.eqx", tmp_path / "1.eqx", **options)
+    numbers = [got.drift.relative, got.a.margin, got.b.margin]
+    of_memory = [expected.drift.relative, expected.a.margin, expected.b.margin]
+    assert_close(numbers, of_memory)
+    tracked = ntkdiag.track(tmp_path, **options)
+    assert_close(tracked.series("margin"), numbers[1:])
+    with pytest.raises(
+        StructureError, match=r"9 more in the file .* \(model, opt_state\) or \(model, state\)"
+    ):
+        ntkdiag.compare(tmp_path / "0.eqx", tmp_path / "1.eqx", model=both(5)[0], **OPTIONS)
+
+
+@pytest.mark.slow
+def test_an_equinox_file_of_model_state_and_optimizer(tmp_path):
+    norm = eqx.nn.make_with_state(eqx.nn.BatchNorm)
+    model, state = norm(4, "batch", mode="batch")
+
+    def moved(by):
+        arrays = jax.tree.map(
+            lambda leaf: leaf + by if eqx.is_inexact_array(leaf) else leaf, (model, state)
+        )
+        return *arrays, stepped(eqx.filter(arrays[0], eqx.is_inexact_array))
+
+    for step in (0, 1):
+        eqx.tree_serialise_leaves(tmp_path / f"{step}.eqx", moved(0.1 + step))
+    options = {"train": (X, X), "loss": "mse", "optimizer": TX}
+    expected = ntkdiag.compare(moved(0.1), moved(1.1), **options)
+    got = ntkdiag.compare(f"{tmp_path}@0", f"{tmp_path}@1", model=moved(3), **options)
+    assert got.fixed_arrays is not None
+    numbers = [got.drift.relative, got.a.margin, got.b.margin]
+    of_memory = [expected.drift.relative, expected.a.margin, expected.b.margin]
+    assert_close(numbers, of_memory)
+
+
+def test_several_trees_are_named_with_how_to_choose(tmp_path):
+    for step in (0, 1):
+        params = params_of(step)
+        tree = {"actor": params, "critic": params, "opt_state": stepped(params)}
+        (tmp_path / f"{step}.msgpack").write_bytes(flax.serialization.to_bytes(tree))
+    with pytest.raises(CheckpointError) as caught:
+        ntkdiag.track(tmp_path, model=NET, **OPTIONS)
+    assert (
+        'several parameter trees: actor, critic. Choose one: load_params(path, at="actor").'
+        in str(caught.value)
+    )
+    chosen = [ntkdiag.load_params(tmp_path, step, at="critic") for step in (0, 1)]
+    assert ntkdiag.track(chosen, model=NET, **OPTIONS).steps == [0, 1]
+
+
+def test_an_optimizer_that_is_asked_for_and_not_there(tmp_path):
+    write_files(tmp_path / "run", {"model-{}": "params"})
+    with pytest.raises(
+        InvalidInputError, match=r"expected the state of the optimizer beside the parameters"
+    ):
+        ntkdiag.compare(
+            f"{tmp_path}/run@0", f"{tmp_path}/run@1", model=NET, optimizer=TX, **OPTIONS
+        )

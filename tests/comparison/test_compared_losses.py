@@ -1,0 +1,136 @@
+"""Losses as people train them, in `compare` and `track`: margins of dense matrices, losses, what is left out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from losses_of_people import CASES, curvature_of
+
+import ntkdiag
+
+pytestmark = pytest.mark.slow
+RATE_ONE = 1.0
+NAMES = (
+    "masked_tokens",
+    "weighted_tokens",
+    "ignored_tokens",
+    "contrastive",
+    "vae",
+    "actor_critic",
+    "two_terms",
+)
+
+
+def moved(params):
+    return jax.tree.map(lambda leaf: 1.1 * leaf, params)
+
+
+def rows(tree, begin, end):
+    return jax.tree.map(lambda leaf: leaf[begin:end], tree)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_margins_and_losses_of_both_sides(name):
+    """By the full kernel, by products beside a reduced one, and by the state of the optimizer."""
+    case = CASES[name]()
+    want = 0.5 * curvature_of(case)
+    loss = case.of_outputs(case.f(case.params, case.train[0]))
+    state = optax.sgd(RATE_ONE).init(case.params)
+    plain = case.params, moved(case.params)
+    stored = tuple({"params": params, "opt_state": state} for params in plain)
+    ways = [
+        (plain, {"descent": RATE_ONE}),
+        (plain, {"descent": RATE_ONE, "reduction": "mean"}),
+        (stored, {"optimizer": optax.sgd(RATE_ONE)}),
+    ]
+    for sides, options in ways:
+        comparison = ntkdiag.compare(
+            *sides, model=case.f, train=case.train, loss=case.loss, **options
+        )
+        np.testing.assert_allclose(comparison.a.margin, want, rtol=1e-4)
+        np.testing.assert_allclose(comparison.a.loss, loss, rtol=1e-5)
+        assert comparison.a.alignment is None
+        assert comparison.a.accuracy is None
+        assert any("alignment, label power, leave-one-out" in note for note in comparison.notes)
+
+
+def test_labels_that_all_have_weight_are_aligned_with():
+    case = CASES["weighted_regression"]()
+    comparison = ntkdiag.compare(
+        case.params, moved(case.params), model=case.f, train=case.train, loss=case.loss
+    )
+    x, y, _ = case.train
+    plain = ntkdiag.compare(
+        case.params, moved(case.params), model=case.f, train=(x, y), loss=case.loss
+    )
+    np.testing.assert_allclose(comparison.a.alignment.value, plain.a.alignment.value)
+    assert comparison.a.loss != pytest.approx(plain.a.loss, rel=1e-3)
+    assert comparison.facts["loss"] == (
+        "1/2 squared error, summed over outputs, mean over examples, with weights"
+    )
+
+
+@pytest.mark.parametrize("name", ["masked_tokens", "weighted_tokens"])
+def test_held_out_examples_have_a_loss(name):
+    case = CASES[name]()
+    train, held_out = rows(case.train, 0, 5), rows(case.train, 5, 8)
+    comparison = ntkdiag.compare(
+        case.params,
+        moved(case.params),
+        model=case.f,
+        train=train,
+        held_out=held_out,
+        loss=case.loss,
+    )
+    x, *labels = held_out
+    each = optax.softmax_cross_entropy_with_integer_labels
+    y, weights = labels if len(labels) == 2 else (labels[0]["tokens"], labels[0]["weights"])
+    want = jnp.sum(each(case.f(case.params, x), y) * weights) / jnp.sum(weights)
+    np.testing.assert_allclose(comparison.a.held_out.loss, want, rtol=1e-5)
+    assert comparison.a.alignment is None
+
+
+def test_the_loss_of_constant_outputs_is_weighted():
+    """Outputs that are no better than a constant: the best one is that of the labels that count."""
+    case = CASES["weighted_examples"]()
+    x, y, weights = case.train
+    comparison = ntkdiag.compare(
+        case.params, moved(case.params), model=case.f, train=case.train, loss=case.loss
+    )
+    kept = np.repeat(np.arange(len(y)), weights)
+    repeated = ntkdiag.compare(
+        case.params, moved(case.params), model=case.f, train=(x[kept], y[kept]), loss=case.loss
+    )
+    np.testing.assert_allclose(
+        comparison.a.condition.constant_loss, repeated.a.condition.constant_loss, rtol=1e-5
+    )
+    np.testing.assert_allclose(comparison.a.loss, repeated.a.loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["masked_tokens", "weighted_tokens", "two_terms"])
+def test_a_run_is_tracked_and_shown(name, tmp_path):
+    case = CASES[name]()
+    checkpoints = [case.params, moved(case.params)]
+    options = {"model": case.f, "loss": case.loss, "descent": RATE_ONE, "out": tmp_path}
+    track = ntkdiag.track(checkpoints, train=case.train, **options)
+    np.testing.assert_allclose(track.series("margin")[0], 0.5 * curvature_of(case), rtol=1e-4)
+    track.save(tmp_path / "report.html")
+    assert "margin" in (tmp_path / "report.html").read_text()
+    again = ntkdiag.track(checkpoints, train=case.train, **options)
+    np.testing.assert_array_equal(again.series("margin"), track.series("margin"))
+    x, *labels = case.train
+    other = (x, *jax.tree.map(lambda leaf: leaf[::-1], labels))
+    if name != "two_terms":  # whose labels are zeros
+        with pytest.raises(ntkdiag.errors.InvalidInputError, match="y"):
+            ntkdiag.track(checkpoints, train=other, **options)
+
+
+def test_a_loss_without_labels_is_measured():
+    case = CASES["contrastive"]()
+    track = ntkdiag.track(
+        [case.params, moved(case.params)], model=case.f, train=case.train, loss=case.loss
+    )
+    want = case.of_outputs(case.f(case.params, case.train[0]))
+    np.testing.assert_allclose(track.series("loss")[0], want, rtol=1e-5)
+    assert "alignment" not in track.names or not np.isfinite(track.series("alignment")).any()

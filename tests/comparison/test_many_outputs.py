@@ -1,0 +1,177 @@
+"""Models of many outputs, such as language models: a sketch of them in the place of a pass for each.
+
+`watch`, `compare` and `track` choose by one rule.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ntkdiag
+from ntkdiag import errors
+from ntkdiag.analysis import alignment, alignment_beside_chance
+from ntkdiag.kernel import RandomProjections
+from ntkdiag.kernel.reduction import automatic_of_held_out, automatic_of_probe, recorded_reduction
+from ntkdiag.monitor.probe_layout import ProbeLayout
+
+pytestmark = pytest.mark.usefixtures("light_compilation")
+EXAMPLES, LENGTH, VOCABULARY = 30, 6, 12  # 72 outputs of an example, 2160 rows
+SKETCH = RandomProjections(8)
+
+
+def language_model(params, tokens):
+    """Each position says something of the mean of those up to it."""
+    embedded = params["embedding"][tokens]  # [n t d]
+    seen = jnp.cumsum(embedded, 1) / jnp.arange(1, tokens.shape[1] + 1)[:, None]
+    return jnp.tanh(seen @ params["mix"]) @ params["out"]
+
+
+def params_at(step):
+    rng = np.random.default_rng(0)
+    shapes = {"embedding": (VOCABULARY, 8), "mix": (8, 8), "out": (8, VOCABULARY)}
+    start = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    moved = np.random.default_rng(step)
+    return jax.tree.map(
+        lambda leaf: leaf + 0.1 * step * moved.normal(size=leaf.shape).astype(np.float32), start
+    )
+
+
+def tokens(seed):
+    drawn = np.random.default_rng(seed).integers(0, VOCABULARY, size=(EXAMPLES, LENGTH + 1))
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+OPTIONS = {"model": language_model, "train": tokens(0), "loss": "cross_entropy"}
+
+
+@pytest.mark.parametrize(
+    ("n_examples", "n_outputs", "chosen"),
+    [
+        (32, 64, "full"),  # 2048 rows
+        (33, 64, "mean"),
+        (2048, 1, "full"),
+        (2049, 1, "mean"),
+        (32, 65, SKETCH),
+        (32, 160_000, SKETCH),
+        (20, 100, "full"),
+    ],
+)
+def test_one_rule_in_watch_compare_and_track(n_examples, n_outputs, chosen):
+    assert automatic_of_probe(n_examples, n_outputs) == chosen
+    layout = ProbeLayout.of((n_examples, n_outputs), "auto", np.float32)
+    assert layout.reduction_for_ntk == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_outputs", "chosen"),
+    [("auto", 1, "full"), ("auto", 64, "mean"), ("auto", 65, SKETCH), ("trace", 65, "trace")],
+)
+def test_kernels_of_held_out_examples(asked, n_outputs, chosen):
+    assert automatic_of_held_out(asked, n_outputs) == chosen
+    assert automatic_of_held_out(RandomProjections(3), n_outputs) == RandomProjections(3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", RandomProjections(8), RandomProjections(31, 7)])
+def test_a_record_says_the_reduction(reduction):
+    assert recorded_reduction(str(reduction)) == reduction
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "ntk"
+    run = {step: params_at(step) for step in (0, 1, 3)}
+    return out, ntkdiag.track(run, held_out=tokens(1), out=out, **OPTIONS)
+
+
+def test_the_kernel_of_track_is_the_sketch_that_ntk_computes(tracked):
+    out, result = tracked
+    record = ntkdiag.open_run(out).record("track")
+    assert record["reduction"] == "RandomProjections(k=8, seed=0)"
+    kernel = ntkdiag.ntk(language_model, params_at(3), tokens(0)[0], reduction=SKETCH)
+    np.testing.assert_allclose(result.rows[2]["trace"], np.trace(kernel.matrix), rtol=1e-5)
+    exact = ntkdiag.ntk(language_model, params_at(3), tokens(0)[0], reduction="trace")
+    np.testing.assert_allclose(result.rows[2]["trace"], np.trace(exact.matrix), rtol=0.25)
+    assert np.isfinite([row["held_out_alignment_above"] for row in result.rows]).all()
+    assert np.isfinite(result.matrix("e1")[0, 1:]).all()
+
+
+def test_shares_of_leaves_are_those_of_the_same_sketch(tracked):
+    _, result = tracked
+    kernel = ntkdiag.ntk(
+        language_model, params_at(1), tokens(0)[0], reduction=SKETCH, per_leaf=True
+    )
+    traces = [np.trace(part.array) for part in kernel.leaves.values()]
+    np.testing.assert_allclose(result.rows[1]["leaf_shares"], traces / np.sum(traces), rtol=1e-4)
+
+
+def test_compare_takes_the_same_kernels(tracked):
+    _, result = tracked
+    found = ntkdiag.compare(params_at(0), params_at(3), **OPTIONS)
+    assert found.a.kernel.convention.reduction == "random-projections"
+    np.testing.assert_allclose(np.trace(found.b.kernel.matrix), result.rows[2]["trace"], rtol=1e-5)
+    assert found.facts["kernel"] == "trace over outputs, estimated from random directions, 30 × 30"
+    note = next(note for note in found.notes if note.startswith("Kernels are reduced"))
+    assert "6 × 12 of an example" in note
+    assert 'RandomProjections(k=8, seed=0), which reduction="auto" chose for both sides' in note
+
+
+def test_the_margin_beside_a_sketch_is_that_of_the_full_kernel():
+    few = tuple(part[:5] for part in tokens(0))  # 360 rows
+    options = {**OPTIONS, "train": few, "descent": 0.1}
+    sketched, full = (
+        ntkdiag.compare(params_at(0), params_at(3), reduction=reduction, **options)
+        for reduction in (RandomProjections(16), "full")
+    )
+    np.testing.assert_allclose(sketched.b.margin, full.b.margin, rtol=0.02)
+    shares = [leaf.share_b for leaf in sketched.movement]
+    np.testing.assert_allclose(shares, [leaf.share_b for leaf in full.movement], atol=0.1)
+
+
+def test_a_stored_step_is_compared_with_the_sketch_it_was_tracked_with(tracked):
+    out, result = tracked
+    found = ntkdiag.compare(f"{out}@0", params_at(3), **OPTIONS)
+    assert found.b.kernel.convention.reduction == "random-projections"
+    distance = float(found.drift.distance_centred)
+    np.testing.assert_allclose(distance, result.matrix("distance_centred")[0, 2], rtol=1e-3)
+
+
+def test_a_number_of_directions_of_ones_own():
+    found = ntkdiag.track(
+        {0: params_at(0), 1: params_at(1)}, reduction=RandomProjections(64), **OPTIONS
+    )
+    exact = ntkdiag.ntk(language_model, params_at(1), tokens(0)[0], reduction="trace")
+    np.testing.assert_allclose(found.rows[1]["trace"], np.trace(exact.matrix), rtol=0.1)
+
+
+@pytest.mark.parametrize("call", ["track", "compare"])
+def test_more_directions_than_there_are_are_refused(call):
+    def two_outputs(params, x):
+        return x @ params
+
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    a, b = np.ones((3, 2), np.float32), np.full((3, 2), 2, np.float32)
+    sources = ({0: a, 1: b},) if call == "track" else (a, b)
+    with pytest.raises(errors.InvalidInputError, match="2 <= k <= 2\\^1"):
+        getattr(ntkdiag, call)(
+            *sources, model=two_outputs, train=(x, None), reduction=RandomProjections(3)
+        )
+    with pytest.raises(errors.InvalidInputError, match="or RandomProjections"):
+        getattr(ntkdiag, call)(*sources, model=two_outputs, train=(x, None), reduction="sketch")
+
+
+def test_labels_of_many_outputs_need_no_matrix_of_outputs_by_outputs():
+    # 100,000 outputs: their products would be 40 GB.
+    n, n_outputs = 4, 100_000
+    rng = np.random.default_rng(0)
+    labels = np.zeros((n, n_outputs), np.float32)
+    labels[np.arange(n), [5, 5, 70_000, 9]] = 1.0
+    rows = rng.normal(size=(n, 3))
+    kernel = rows @ rows.T
+    centring = np.eye(n) - 1 / n
+    target = centring @ labels.astype(np.float64) @ labels.T @ centring
+    centred = centring @ kernel @ centring
+    cosine = np.sum(centred * target) / np.linalg.norm(centred) / np.linalg.norm(target)
+    np.testing.assert_allclose(float(alignment(kernel, labels)), cosine, rtol=1e-5)
+    beside = alignment_beside_chance(kernel, labels)
+    np.testing.assert_allclose(float(beside.value), cosine, rtol=1e-5)

@@ -1,0 +1,270 @@
+"""Several processes of one JAX program: the first one writes, all have the same result, none waits without end."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from several_processes import Program, said_by
+
+import ntkdiag
+from ntkdiag.runs.run_writer import RunWriter
+
+pytestmark = pytest.mark.slow  # each process begins with JAX, which takes seconds
+
+TRACK = """
+import json
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(8, 4)).astype(np.float32), np.arange(8) % 2
+w = rng.normal(size=(4, 2)).astype(np.float32)
+
+def checkpoints(n):
+    for t in range(n):
+        if str(t) in os.environ.get("KILLED_AT", "") and number == int(os.environ["KILLED"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield t, {"w": np.float32(w * (1 + t))}
+
+def tracked(n, out, **options):
+    model = lambda p, x: jax.numpy.tanh(x @ p["w"])
+    return ntkdiag.track(checkpoints(n), model=model, train=(x, y), loss="mse", out=out, **options)
+"""
+TRACKED = (
+    TRACK
+    + """
+for n in map(int, arguments[1:]):
+    try:
+        run = tracked(n, arguments[0])
+        say(json.dumps({"steps": run.steps, **run.to_dict()}))
+        # Process 0 waits for nobody: it may write the steps of its next call already.
+        say(run.run is not None and run.run.steps()[: len(run.steps)] == run.steps)
+    except errors.NtkdiagError as error:
+        say(one_line(error))
+"""
+)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_track_writes_once_and_gives_all_the_same(count, tmp_path):
+    out = tmp_path / "run"
+    # The second call goes on where the first one ended; the third finds everything.
+    first, *others = said_by(TRACKED, count, out, 3, 5, 5)
+    for said in others:
+        assert said == first
+    steps = [json.loads(line)["steps"] for line in first[::2]]
+    assert steps == [[0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert first[1::2] == ["True"] * 3
+    run = ntkdiag.open_run(out)
+    assert run.steps() == [0, 1, 2, 3, 4]
+    lines = (out / "track.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 5
+    traces = [row["trace"] for row in json.loads(first[-2])["checkpoints"]]
+    np.testing.assert_array_equal(run.tracked.series("trace"), traces)
+
+
+def test_a_folder_of_other_settings_ends_all_of_them(tmp_path):
+    with RunWriter.open(tmp_path, {"reduction": "another"}):
+        pass
+    first, second = said_by(TRACKED, 2, tmp_path, 3)
+    assert first[0].startswith("InvalidInputError: track(run): expected the settings of ")
+    assert second[0] == first[0].replace("Error: ", "Error: Process 0 of 2: ", 1)
+
+
+def test_a_folder_that_is_being_written_ends_all_of_them(tmp_path):
+    with RunWriter.open(tmp_path, {}):
+        first, second, third = said_by(TRACKED, 3, tmp_path, 3)
+    assert "got one that is being written" in first[0]
+    assert second[0] == third[0] == first[0].replace("Error: ", "Error: Process 0 of 3: ", 1)
+
+
+FULL = (
+    TRACK
+    + """
+import resource
+import sys
+sys.dont_write_bytecode = True  # of modules imported on the full disk half would be written
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+write = ntkdiag.runs.run_writer.RunWriter.write
+
+def full_at_2(self, step, row, arrays):
+    if step == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    write(self, step, row, arrays)
+
+ntkdiag.runs.run_writer.RunWriter.write = full_at_2
+try:
+    tracked(5, arguments[0])
+    say("no error")
+except errors.NtkdiagError as error:
+    say(one_line(error))
+"""
+)
+
+
+def test_a_disk_that_becomes_full_ends_all_of_them_and_loses_nothing(tmp_path):
+    first, second = said_by(FULL, 2, tmp_path / "run")
+    assert first[0].startswith("InvalidInputError: track(run): expected a disk that takes ")
+    assert "OSError: File too large" in first[0]
+    assert second[0] == first[0].replace("Error: ", "Error: Process 0 of 2: ", 1)
+    assert ntkdiag.open_run(tmp_path / "run").steps() == [0, 1]
+
+
+def test_other_checkpoints_in_one_process_are_an_error(tmp_path):
+    script = TRACK + (
+        "try:\n"
+        "    say(tracked(3 + number, arguments[0]).steps)\n"
+        "except errors.NtkdiagError as error:\n"
+        "    say(one_line(error))\n"
+    )
+    # Process 0 has three checkpoints: the others stop where it does.
+    assert said_by(script, 2, tmp_path / "fewer") == [["[0, 1, 2]"]] * 2
+    first, second = said_by(script.replace("3 + number", "4 - number"), 2, tmp_path / "more")
+    assert first == ["[0, 1, 2, 3]"]
+    assert second == [
+        "InvalidInputError: track(run): expected the checkpoints of process 0, which has come to "
+        "step 3; got the end. Pass the same run in all processes."
+    ]
+
+
+def test_the_first_process_may_track_alone(tmp_path):
+    script = TRACK + (
+        "if number == 0:\n"
+        "    say(tracked(3, arguments[0]).steps)\n"
+        "jax.experimental.multihost_utils.sync_global_devices('end')\n"
+        "say(tracked(4, arguments[0] + '2').steps)\n"
+    )
+    first, second = said_by(
+        "import jax.experimental.multihost_utils\n" + script, 2, tmp_path / "run"
+    )
+    assert first == ["[0, 1, 2]", "[0, 1, 2, 3]"]
+    assert second == ["[0, 1, 2, 3]"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_process_is_killed_and_the_others_end_in_time(killed, count, tmp_path, monkeypatch):
+    monkeypatch.setenv("KILLED", str(killed))
+    monkeypatch.setenv("KILLED_AT", "3")
+    begun = time.monotonic()
+    # All come to the end of the others, as the next collective operation would have it.
+    script = TRACK + (
+        "import jax.experimental.multihost_utils\n"
+        "try:\n"
+        "    tracked(6, arguments[0])\n"
+        "    jax.experimental.multihost_utils.sync_global_devices('end')\n"
+        "except Exception as error:\n"
+        "    say(one_line(error))\n"
+        "    raise\n"
+        "say('went on')\n"
+    )
+    with Program(script, count, tmp_path / "run") as program:
+        ends = program.ends()
+    assert time.monotonic() - begun < 100
+    for number, (said, err, status) in enumerate(ends):
+        assert "went on" not in said
+        assert status == -signal.SIGKILL if number == killed else status != 0
+        # Ours, where it was waited for; or that of JAX, which ends the processes of a dead one.
+        if number != killed:
+            assert (
+                "expected process 0, which writes" in " ".join(said) or "another task died" in err
+            )
+    steps = ntkdiag.open_run(tmp_path / "run").steps()
+    assert steps[:3] == [0, 1, 2]
+    for step in steps:
+        assert np.isfinite(ntkdiag.open_run(tmp_path / "run").array(step, "kernel")).all()
+
+
+MONITORED = """
+import jax.numpy as jnp, optax
+from ntkdiag.monitor import InMemory, Monitor, watch
+
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(8, 4)).astype(np.float32), np.arange(8) % 2
+params = {"w": jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)}
+f = lambda p, x: jnp.tanh(x @ p["w"])
+
+def loss(p):
+    return 0.5 * jnp.mean((f(p, x) - jax.nn.one_hot(y, 2)) ** 2)
+
+memory = InMemory()
+options = dict(train=(x, y), loss="mse", every=2, instruments="kernel", time_share=None,
+               writers=[memory], out=arguments[0])
+"""
+WATCH = (
+    MONITORED
+    + """
+tx = watch(optax.sgd(0.1), f, **options)
+
+@jax.jit
+def step(params, state):
+    updates, state = tx.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
+state = tx.init(params)
+for _ in range(6):
+    params, state = step(params, state)
+jax.block_until_ready(params)
+jax.effects_barrier()
+say(memory.steps, [row["ntk_trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
+"""
+)
+MONITOR = (
+    MONITORED
+    + """
+import jax.experimental.multihost_utils
+with Monitor(f, **options) as monitor:
+    for t in range(6):
+        monitor(t, params)
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+say(memory.steps, [row["ntk_trace"] for row in memory.rows], np.asarray(params["w"]).tolist())
+"""
+)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("script", [WATCH, MONITOR], ids=["watch", "Monitor"])
+def test_a_monitor_writes_once(script, count, tmp_path):
+    first, *others = said_by(script, count, tmp_path / "run")
+    assert first[0].startswith("[0, 2, 4] [")
+    assert all(said == first for said in others)
+    run = ntkdiag.open_run(tmp_path / "run")
+    assert run.steps() == [0, 2, 4]
+    assert run.passed_over() == 0
+    assert (tmp_path / "run" / "watch.jsonl").read_text().count('"record"') == 1
+
+
+@pytest.mark.parametrize("script", [WATCH, MONITOR], ids=["watch", "Monitor"])
+def test_a_run_directory_that_is_being_written_ends_the_processes_of_a_monitor(script, tmp_path):
+    body = "\n".join(f"    {line}" for line in script.splitlines())
+    guarded = f"try:\n{body}\nexcept errors.NtkdiagError as error:\n    say(one_line(error))\n"
+    with RunWriter.open(tmp_path, {}, name="watch"):
+        first, second = said_by(guarded, 2, tmp_path)
+    assert "got one that is being written" in first[0]
+    assert "Process 0 of 2: " in second[0]
+    assert "got one that is being written" in second[0]
+
+
+SAVED = (
+    TRACK
+    + """
+run = tracked(3, arguments[0] + "/run")
+a, b = ({"w": np.float32(w * t)} for t in (1, 2))
+comparison = ntkdiag.compare(a, b, model=lambda p, x: x @ p["w"], train=(x, y), loss="mse")
+for path in (
+    run.save(arguments[0] + "/run.html"),
+    run.save_paper(arguments[0] + "/paper"),
+    comparison.save(arguments[0] + "/run"),
+    comparison.save(arguments[0] + "/comparison.json"),
+):
+    say(os.path.basename(path), os.path.exists(path))
+"""
+)
+
+
+def test_what_is_saved_is_written_once_and_there_for_all(tmp_path):
+    names = ["run.html True", "paper True", "run True", "comparison.json True"]
+    assert said_by(SAVED, 2, tmp_path) == [names] * 2
+    assert ntkdiag.open_run(tmp_path / "run").steps("compare") == [0]
+    assert os.listdir(tmp_path / "paper")

@@ -1,0 +1,92 @@
+"""`track(..., gradient_kernel=True)`: numbers of single examples through training, kept and summed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag.errors import InvalidInputError
+
+RNG = np.random.default_rng(0)
+N, WRONG = 120, 12
+X = RNG.normal(size=(N, 6)).astype(np.float32)
+CLEAN = (X[:, 0] + 0.3 * X[:, 1] > 0).astype(int)
+Y = np.where(np.arange(N) < WRONG, 1 - CLEAN, CLEAN)  # the first twelve labels are flipped
+
+
+def f(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def trained(rate=0.5):
+    """Steps -> parameters."""
+    params = {"a": RNG.normal(size=(6, 16)) / 6**0.5, "b": RNG.normal(size=(16, 2)) / 4}
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(f(p, X), Y).mean()
+    gradient = jax.jit(jax.grad(loss))
+    run = {}
+    for step in range(41):
+        if step in (0, 10, 40):
+            run[step] = params
+        params = jax.tree.map(lambda p, g: p - rate * g, params, gradient(params))
+    return run
+
+
+RUN = {"model": f, "train": (X, Y), "loss": "cross_entropy"}
+
+
+@pytest.fixture(scope="module")
+def checkpoints():
+    return trained()
+
+
+def test_numbers_are_those_of_each_checkpoint(checkpoints, tmp_path):
+    run = ntkdiag.track(checkpoints, **RUN, gradient_kernel=True, out=tmp_path / "run")
+    for place, params in enumerate(checkpoints.values()):
+        G = ntkdiag.gradient_kernel(f, params, X, Y, loss="cross_entropy")
+        noise = ntkdiag.analysis.noise_scale(G)
+        for name, number in [("noise_scale", noise.value), ("noise_scale_lower", noise.lower)]:
+            known = number if np.isfinite(number) else np.nan  # JSON has no infinity
+            np.testing.assert_allclose(run.series(name)[place], known, rtol=1e-3)
+        own = ntkdiag.analysis.self_influence(G)
+        np.testing.assert_allclose(run.series("self_influence")[place], own, rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(run.self_influence(), run.series("self_influence").sum(axis=0))
+    # A tenth of the labels is flipped: of the twelve that train themselves most, most are.
+    first = np.argsort(-run.self_influence())[:WRONG]
+    assert np.sum(first < WRONG) >= 8
+
+    # What is stored reads back, and has axes.
+    again = ntkdiag.comparison.Track.of_run(ntkdiag.open_run(tmp_path / "run"))
+    np.testing.assert_allclose(again.self_influence(learning_rate=0.5), run.self_influence() / 2)
+    assert run.to_xarray()["self_influence"].dims == ("step", "example")
+    # A run that goes on without it is another one.
+    with pytest.raises(InvalidInputError, match="gradient_kernel"):
+        ntkdiag.track(checkpoints, **RUN, out=tmp_path / "run")
+
+
+def test_rates_of_the_optimizer(checkpoints):
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
+    states = {
+        step: {"params": params, "opt_state": tx.init(params)}
+        for step, params in checkpoints.items()
+    }
+    run = ntkdiag.track(states, **RUN, gradient_kernel=True, optimizer=tx)
+    want = 0.25 * run.series("self_influence").sum(axis=0)
+    np.testing.assert_allclose(run.self_influence(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [({"train": (X, Y), "loss": None}, "no loss="), ({"train": (X, None)}, r"train=\(x, None\)")],
+)
+def test_what_it_needs(checkpoints, arguments, got):
+    with pytest.raises(InvalidInputError, match=f"gradients of single examples; got {got}"):
+        ntkdiag.track(checkpoints, **(RUN | arguments), gradient_kernel=True)
+
+
+def test_a_run_without_it(checkpoints):
+    run = ntkdiag.track(checkpoints, **RUN)
+    with pytest.raises(InvalidInputError, match="tracked with the gradient kernel"):
+        run.self_influence()
