@@ -6,7 +6,9 @@ at to learn more. A line names the numbers it rests on.
 
 import math
 
-from ntkdiag.report.causes import EDGE, LUCK, OVER, SLACK, some_of, unmoved_leaves, unreached_leaves
+from ntkdiag.judging.alignment_growth import LUCK
+from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
+from ntkdiag.report.causes import some_of, unmoved_leaves, unreached_leaves
 from ntkdiag.report.fixed_arrays_reading import only_fixed_arrays_moved
 from ntkdiag.report.number_text import number
 from ntkdiag.report.reported import Comparison, Measured

@@ -4,12 +4,6 @@ from collections.abc import Sequence
 
 from ntkdiag.report.reported import Comparison, Measured
 
-# The stability margin: below SLACK the learning rate could grow, from EDGE on training oscillates,
-# beyond OVER it does not last.
-SLACK = 0.5
-EDGE = 0.8
-OVER = 1.1
-LUCK = 2.0  # standard deviations from chance that a draw of labels may well have
 MOST_PATHS = 4  # more are counted
 
 

@@ -66,6 +66,7 @@ def comparison_html(comparison: Comparison, *, history: History | None = None) -
             motion_rows=[*motion_rows(comparison), *fixed_array_rows(comparison)],
             prediction_rows=prediction_rows(comparison),
             movement_rows=movement_rows(comparison),
+            findings=comparison.findings,
             readings=readings(comparison),
             advice=advice(comparison),
             methods=methods(comparison),
@@ -124,5 +125,8 @@ def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
         margin = f"{number(a.margin, 2)} → {number(b.margin, 2)}"
         at_rate = at_learning_rate(comparison)
         meaning = f"{at_rate[:1].lower()}{at_rate[1:]}; 1 is the edge of stability"
+        if b.margin_interval is not None:
+            lower, upper = (number(end, 2) for end in b.margin_interval)
+            meaning += f"; at B {lower} to {upper} for the training set"
         cards.append(("Stability margin", margin, meaning))
     return cards

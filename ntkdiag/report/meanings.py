@@ -129,7 +129,7 @@ MEANINGS = {
     "overlap": Meaning(
         "overlap of the {k} leading modes",
         "‖U_AᵀU_B‖²/{k}",
-        "How much of the leading subspace of one kernel is that of the other.",
+        "How much of the leading subspace of one centred kernel is that of the other.",
     ),
     "moved": Meaning("parameter movement", "‖Δθ‖/‖θ_A‖", "All parameters together."),
     # What other fixed arrays did by themselves, where they differ.

@@ -43,12 +43,14 @@ from ntkdiag.report.run_plots import draw_run_figure
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.seed_curves import draw_seed_curves
 from ntkdiag.runs.run_reader import RunReader
+from ntkdiag.runs.shared_call import by_first_process
 
 _NO_SEED = "not in the record: state the seeds of the training"
 _LEAST_HEIGHT = 2.0  # inches
 Captions = dict[str, tuple[str, str]]  # of a figure: its caption, and "figure" or "figure*"
 
 
+@by_first_process
 def save_run_paper(
     path: str | os.PathLike[str], track: Track | None, run: RunReader | None, *, overwrite: bool
 ) -> pathlib.Path:
@@ -81,6 +83,7 @@ def save_run_paper(
     return folder
 
 
+@by_first_process
 def save_comparison_paper(
     path: str | os.PathLike[str], comparison: Comparison, *, overwrite: bool
 ) -> pathlib.Path:
@@ -111,6 +114,7 @@ def save_comparison_paper(
     return folder
 
 
+@by_first_process
 def save_runs_paper(path: str | os.PathLike[str], runs: Runs, *, overwrite: bool) -> pathlib.Path:
     """Write the quantities of several runs over each other, their means and methods."""
     folder = _begin(path, overwrite=overwrite)
@@ -172,7 +176,7 @@ def _finish(
     for table in tables:
         files.update(table.files())
     files.update(methods_files(paragraphs, sources_of(quantities), ntkdiag.__version__))
-    files["article.tex"] = _article(captions, tables).encode()
+    files["article.tex"] = _article(captions, tables).encode(errors="replace")
     versions = {
         "versions": {
             "ntkdiag": ntkdiag.__version__,

@@ -220,9 +220,9 @@ def methods_files(paragraphs: Sequence[str], sources: Sequence[Source], version:
     tex = "\n\n".join([*map(latex, paragraphs), "\n".join(in_tex)]) + "\n"
     text = "\n\n".join([*paragraphs, " ".join(in_text)]) + "\n"
     return {
-        "methods.tex": tex.encode(),
-        "methods.txt": text.encode(),
-        "references.bib": "\n".join(entries).encode(),
+        "methods.tex": tex.encode(errors="replace"),
+        "methods.txt": text.encode(errors="replace"),
+        "references.bib": "\n".join(entries).encode(errors="replace"),
     }
 
 

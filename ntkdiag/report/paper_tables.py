@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ntkdiag.display import spreadsheet_cell
 from ntkdiag.report.figures.run_figure import TableRow
 from ntkdiag.report.paper_latex import latex, latex_number, latex_table
 from ntkdiag.report.reported import Comparison, Runs, SeedMean, Track
@@ -50,37 +51,36 @@ class PaperTable:
         """Its files by name."""
         files = {f"tables/{self.name}.csv": csv_of(self.lines)}
         if self.text:
-            files[f"tables/{self.name}.tex"] = self.text.encode()
+            files[f"tables/{self.name}.tex"] = self.text.encode(errors="replace")
         return files
 
 
 def csv_of(lines: Sequence[TableRow]) -> bytes:
-    """Lines as CSV with all digits; a number that is not known is nan."""
+    """Lines as CSV with all digits; a number that is not known is nan, and no text a formula."""
     names: dict[str, None] = {}
     for line in lines:
         names.update(dict.fromkeys(line))
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(names), restval="nan", lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(map(spreadsheet_cell, names))
     for line in lines:
-        writer.writerow({name: _written(value) for name, value in line.items()})
-    return stream.getvalue().encode()
+        writer.writerow(spreadsheet_cell(_written(line.get(name))) for name in names)
+    return stream.getvalue().encode(errors="replace")
 
 
 def tables_of_track(track: Track) -> list[PaperTable]:
     """The checkpoints line by line, and the shares of the leaves at the ends."""
     first = track.steps[0]
     e1 = track.matrix("e1")[0]
+    series = {name: track.series(name) for name in track.names}
+    series = {name: values for name, values in series.items() if values.ndim == 1}
     lines = []
     for place, step in enumerate(track.steps):
         line: TableRow = {"step": step}
-        for name in track.names:
-            value = track.series(name)
-            if value.ndim == 1:
-                line[name] = float(value[place])
+        line |= {name: float(values[place]) for name, values in series.items()}
         lines.append({**line, f"e1_from_{first}": float(e1[place])})
 
-    shown = {name: heading for name, heading in HEADINGS.items() if name in track.names}
+    shown = {name: heading for name, heading in HEADINGS.items() if name in series}
     headings = ["step", *shown.values(), f"$e_1$ from {first}"]
     names = [*shown, f"e1_from_{first}"]
     places = _some(len(lines))

@@ -7,11 +7,9 @@ is said in `advice`.
 
 import math
 
+from ntkdiag.judging.alignment_growth import LUCK
+from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
 from ntkdiag.report.causes import (
-    EDGE,
-    LUCK,
-    OVER,
-    SLACK,
     reached_leaves,
     some_of,
     unmoved_leaves,
@@ -83,8 +81,8 @@ def _state_of_b(comparison: Comparison) -> str:
         if not b.condition.equal:
             share = percent(b.condition.spread / a.condition.spread)
             outputs = (
-                f"spread over examples by {share} of what they did at A, and its loss is no lower "
-                "than that of constant outputs"
+                f"spread over examples by {share} of what they did at A, and its loss is "
+                f"{_beside_constant_outputs(b)} that of constant outputs"
             )
         return f"B has collapsed: its outputs {outputs}. Its parameters could tell them apart."
     return ""
@@ -188,9 +186,17 @@ def _loss(comparison: Comparison) -> str:
     if not b.is_at_constant_loss:
         return ""
     return (
-        f"The loss at B, {number(b.loss)}, is no lower than that of the best constant outputs, "
-        f"{number(b.condition.constant_loss)}."
+        f"The loss at B, {number(b.loss)}, is {_beside_constant_outputs(b)} that of the best "
+        f"constant outputs, {number(b.condition.constant_loss)}."
     )
+
+
+def _beside_constant_outputs(side: Measured) -> str:
+    """How a loss that is known, and at that of constant outputs, compares with it."""
+    assert side.loss is not None
+    assert side.condition.constant_loss is not None
+    is_lower = side.loss < side.condition.constant_loss
+    return "hardly lower than" if is_lower else "no lower than"
 
 
 def _stability_at_a(comparison: Comparison) -> str:

@@ -4,9 +4,11 @@ import contextlib
 import glob
 import os
 import pathlib
+import shutil
 import time
 
 from ntkdiag import errors
+from ntkdiag.runs.files_on_disk import disk_errors, require_room
 
 _SECONDS_OF_A_SAVE = 3600  # far more than any save takes
 
@@ -38,23 +40,29 @@ def require_report_file(path: pathlib.Path, result: str) -> None:
             got="a folder" if path.is_dir() else f"{folder}, which cannot",
             do="Choose another path.",
         )
+    require_room(path)
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
     """Write a file through another one beside it: a reader never sees half a report."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_dead(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_dead(path)
+        try:
+            # Names that came from elsewhere may hold halves of characters.
+            temporary.write_bytes(text.encode(errors="replace"))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def _remove_dead(path: pathlib.Path) -> None:
-    """Remove what killed saves of this file left beside it; younger ones may be under way."""
+def remove_dead(path: pathlib.Path) -> None:
+    """Remove what killed saves left beside a file or folder; younger ones may be under way."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with contextlib.suppress(OSError):  # another save may have removed it just now
             if time.time() - temporary.stat().st_mtime > _SECONDS_OF_A_SAVE:
-                temporary.unlink()
+                if temporary.is_dir():
+                    shutil.rmtree(temporary)
+                else:
+                    temporary.unlink()

@@ -2,9 +2,12 @@
 
 import numpy as np
 
-from ntkdiag.report.causes import EDGE, OVER, SLACK
+from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
+from ntkdiag.judging.regime import LAZY_E1
 from ntkdiag.report.number_text import number, percent
-from ntkdiag.report.run_answers import LINEAR, linear_from, margins
+from ntkdiag.report.run_answers import linear_from
+from ntkdiag.report.run_margins import Margins
+from ntkdiag.report.run_state import sentence_of_state
 from ntkdiag.report.run_subject import RunSubject
 
 LARGE_JUMP = 0.4  # of the way of the kernel, between two checkpoints
@@ -33,15 +36,15 @@ def run_advice(subject: RunSubject) -> list[str]:
 
 def _learning_rate(subject: RunSubject) -> str:
     """Lower it, or raise it, where the margins say so."""
-    known = margins(subject)
-    if known is None:
+    margins = Margins.of(subject)
+    if margins is None or sentence_of_state(subject):
         return ""
-    steps, values, _ = known
-    interval = subject.interval("margin")
-    if values[-1] > OVER and interval is not None and not interval[0][-1] > 1:
+    values = margins.values
+    lowest = float(margins.lower[margins.last_interval])
+    if values[-1] > OVER and margins.has_intervals and not lowest > 1:
         return (
             "Watch the loss before you lower the learning rate: the margin of the probe is beyond "
-            f"1, and that of the training set may be {number(interval[0][-1], 2)}."
+            f"1, and that of the training set may be {number(lowest, 2)}."
         )
     if values[-1] > OVER:
         return (
@@ -50,21 +53,34 @@ def _learning_rate(subject: RunSubject) -> str:
         )
     early = values[: max(1, len(values) // 3)]
     if np.max(early) > OVER:
-        place = int(np.argmax(early))
-        return f"Warm up the learning rate: the margin is beyond 1 at step {steps[place]:.0f}."
-    if np.max(values) < SLACK and _is_slow(subject):
-        factor = number(EDGE / float(np.max(values)), 2)
+        step = margins.steps[int(np.argmax(early))]
+        return f"Warm up the learning rate: the margin is beyond 1 at step {step:.0f}."
+    if margins.has_intervals and np.max(margins.upper) < SLACK and _is_slow(subject):
+        factor = EDGE / float(np.max(margins.upper))
         return (
-            f"Raise the learning rate: up to a factor of {factor} training stays below the edge, "
-            "and the network did not leave the linear regime."
+            f"Raise the learning rate{_from_to(subject, factor)}: up to a factor of "
+            f"{number(factor, 2)} training stays below the edge, and the network did not leave the "
+            "linear regime."
         )
     return ""
+
+
+def _from_to(subject: RunSubject, factor: float) -> str:
+    """Which rate to try, twice at most, such as ", 0.05 -> 0.1", where that of the run is known."""
+    rates = subject.series("learning_rate")
+    if rates is None or not np.isfinite(rates).any():
+        measured = subject.measured("learning_rate")
+        rates = None if measured is None else measured[1]
+    if rates is None:
+        return ""
+    rate = float(np.nanmax(rates))
+    return f", {number(rate, 2)} -> {number(min(factor, 2.0) * rate, 2)}"
 
 
 def _is_slow(subject: RunSubject) -> bool:
     """Whether the network linearized at the first checkpoint predicts the last one."""
     e1 = subject.matrix("e1")
-    return e1 is not None and bool(e1[0, -1] < LINEAR)
+    return e1 is not None and bool(e1[0, -1] < LAZY_E1)
 
 
 def _linear(subject: RunSubject) -> str:
@@ -79,7 +95,7 @@ def _linear(subject: RunSubject) -> str:
         )
     step = subject.steps[place]
     return (
-        f"Use the network linearized at step {step} for what comes after "
+        f"Another run like this may end at step {step}, with the network linearized there "
         "(ntkdiag.linearized_model): it predicts the last checkpoint."
     )
 
@@ -87,11 +103,12 @@ def _linear(subject: RunSubject) -> str:
 def _between_checkpoints(subject: RunSubject) -> str:
     """Save more checkpoints where the kernel turned fastest."""
     distance = subject.matrix("distance_centred")
-    if distance is None:
+    farthest = 0.0 if distance is None else float(np.nanmax(distance, initial=0.0))
+    if distance is None or farthest == 0.0:  # the kernel of a linear model never turns
         return ""
     jumps = np.diagonal(distance, 1)
     place = int(np.nanargmax(jumps)) if np.isfinite(jumps).any() else 0
-    of_all = float(jumps[place] / np.nanmax(distance))
+    of_all = float(jumps[place]) / farthest
     if not of_all > LARGE_JUMP or len(subject.steps) < 3:
         return ""
     before, after = subject.steps[place], subject.steps[place + 1]
@@ -115,7 +132,7 @@ def _held_out(subject: RunSubject) -> str:
 
 def _margin(subject: RunSubject) -> str:
     """Measure a margin."""
-    if margins(subject) is not None or subject.track is None:
+    if Margins.of(subject) is not None or subject.track is None:
         return ""
     return "Track with loss= and descent=, too, to see whether the learning rate is stable."
 

@@ -10,16 +10,19 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from ntkdiag.report.causes import EDGE, LUCK, OVER, SLACK
+from ntkdiag.analysis.alignment import Alignment
+from ntkdiag.judging.alignment_growth import LUCK, task_of
+from ntkdiag.judging.margin_levels import EDGE, OVER, SLACK
+from ntkdiag.judging.regime import LAZY_DISTANCE, LAZY_E1, NONLINEAR_DISTANCE
 from ntkdiag.report.number_text import number, percent, ratio
+from ntkdiag.report.run_margins import Margins
+from ntkdiag.report.run_state import sentence_of_state
 from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.report.wilson_interval import wilson_interval
 
 # The questions whose answers come first.
 ANSWERS = ("training", "regime", "generalization")
-# As the verdict of a comparison has them.
-STILL, TURNED = 0.01, 0.1  # centred distances
-LINEAR = 0.1  # e1 up to which a linearized network is usable
-SAME = 0.02  # of an alignment above chance, and of an accuracy
+_CONSTANT_KERNEL = "How far the kernel turned is undefined: it is constant over the examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,57 +57,48 @@ def answers_of(subject: RunSubject) -> Mapping[str, Answer]:
     }
 
 
-def margins(
-    subject: RunSubject,
-) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"], bool] | None:
-    """Steps and stability margins, and whether they are of the checkpoints; None without."""
-    of_checkpoints = subject.series("margin")
-    if of_checkpoints is not None and np.isfinite(of_checkpoints).any():
-        known = np.isfinite(of_checkpoints)
-        return np.asarray(subject.steps, np.float64)[known], of_checkpoints[known], True
-    measured = subject.measured("margin")
-    return None if measured is None else (*measured, False)
-
-
 def linear_from(subject: RunSubject) -> int | None:
-    """The place of the first checkpoint from which the linearized network predicts the last one."""
+    """The place of the first checkpoint from which on each, linearized, predicts the last one."""
     e1 = subject.matrix("e1")
     if e1 is None:
         return None
-    to_the_last = e1[:-1, -1]
-    usable = np.flatnonzero(to_the_last < LINEAR)
-    return int(usable[0]) if len(usable) else None
+    fails = np.flatnonzero(~(e1[:-1, -1] < LAZY_E1))  # NaN predicts nothing
+    place = int(fails[-1]) + 1 if len(fails) else 0
+    return place if place < len(e1) - 1 else None
 
 
 def _training(subject: RunSubject) -> Answer:
-    known = margins(subject)
-    if known is None:
+    margins = Margins.of(subject)
+    state = sentence_of_state(subject)
+    if margins is None:
+        said = state or "Whether training is stable is not known, as no margin was measured"
         return Answer(
-            f"Whether training is stable is not known, as no margin was measured{_loss(subject)}.",
+            f"{said}{_loss(subject)}.",
             "A margin needs track(..., train=, loss=, descent=), or a monitor with a loss.",
         )
-    steps, values, of_checkpoints = known
-    place = int(np.argmax(values))
+    said = state or _stability(margins)
+    return Answer(f"{said}{_loss(subject)}.", _trust_in_margins(subject, margins))
+
+
+def _stability(margins: Margins) -> str:
+    """What the margins of a network that is alive say."""
+    steps, values = margins.steps, margins.values
+    place = margins.largest
     most = f"{number(values[place], 3)} at step {steps[place]:.0f}"
     last = f"{number(values[-1], 3)} at step {steps[-1]:.0f}"
     if values[-1] > OVER:
-        sentence = (
+        return (
             f"On the probe training ends beyond the edge of stability, 1, with a margin of {last}, "
             f"at most {most}"
         )
-    elif values[-1] >= EDGE:
-        sentence = f"Training ends at the edge of stability: the margin is {last}, at most {most}"
-    elif values[place] >= EDGE:
-        sentence = f"Training passed the edge of stability: the margin was {most}, and is {last}"
-    elif values[place] >= SLACK:
-        sentence = f"Training was stable: the margin was at most {most}, and is {last}"
-    else:
-        sentence = (
-            f"The learning rate could be larger: the margin was at most {most}, and is {last}"
-        )
-    return Answer(
-        f"{sentence}{_loss(subject)}.", _trust_in_margins(subject, len(steps), of_checkpoints)
-    )
+    if values[-1] >= EDGE:
+        return f"Training ends at the edge of stability: the margin is {last}, at most {most}"
+    if values[place] >= EDGE:
+        return f"Training passed the edge of stability: the margin was {most}, and is {last}"
+    # What could be larger has room up to the upper ends of the intervals.
+    if margins.has_intervals and np.max(margins.upper) < SLACK:
+        return f"The learning rate could be larger: the margin was at most {most}, and is {last}"
+    return f"Training was stable: the margin was at most {most}, and is {last}"
 
 
 def _loss(subject: RunSubject) -> str:
@@ -119,23 +113,24 @@ def _loss(subject: RunSubject) -> str:
     return f"; the loss {went} from {number(values[0], 3)} to {number(values[-1], 3)}"
 
 
-def _trust_in_margins(subject: RunSubject, count: int, of_checkpoints: bool) -> str:
+def _trust_in_margins(subject: RunSubject, margins: Margins) -> str:
     """What the margins are of."""
-    if of_checkpoints:
-        text = (
-            f"Of {count} checkpoints and the {subject.n_examples} examples of the probe, exact for "
-            "these; of a training set that is much larger the margin is lower"
+    parts = []
+    n_measured = len(margins.steps) - margins.n_checkpoints
+    if margins.n_checkpoints:
+        parts.append(
+            f"Of {margins.n_checkpoints} checkpoints and the {subject.n_examples} examples of the "
+            "probe, exact for these"
         )
-    else:
-        text = f"Of {count} measurements while training"
-    interval = subject.interval("margin")
-    if interval is not None:
-        lower, upper = interval
-        text += (
-            "; the monitor's 95 % interval for the training set at its last measurement is "
-            f"{number(lower[-1], 3)} to {number(upper[-1], 3)}"
+    if n_measured:
+        parts.append(f"Of {n_measured} measurements while training")
+    if margins.has_intervals:
+        place = margins.last_interval
+        ends = f"{number(margins.lower[place], 3)} to {number(margins.upper[place], 3)}"
+        parts.append(
+            f"the 95 % interval for the training set at step {margins.steps[place]:.0f} is {ends}"
         )
-    return f"{text}."
+    return f"{'; '.join(parts)}."
 
 
 def _regime(subject: RunSubject) -> Answer:
@@ -144,6 +139,11 @@ def _regime(subject: RunSubject) -> Answer:
         return _regime_of_monitor(subject)
     first, last = subject.steps[0], subject.steps[-1]
     distance = float(distances[-1])
+    if not math.isfinite(distance):
+        return Answer(
+            f"{sentence_of_state(subject) or _CONSTANT_KERNEL}.",
+            f"Of {len(subject.steps)} checkpoints and {subject.n_examples} examples.",
+        )
     sentence = (
         f"The kernel {_turned(distance)} from step {first} to step {last} (centred distance "
         f"{number(distance, 3)}{_half_way(subject, distances)})"
@@ -184,14 +184,15 @@ def _regime_of_monitor(subject: RunSubject) -> Answer:
 
 
 def _turned(distance: float) -> str:
-    if distance < STILL:
+    """How far, of a distance that is known."""
+    if distance < LAZY_DISTANCE:
         return "hardly turned"
-    return "turned" if distance < TURNED else "turned far"
+    return "turned" if distance < NONLINEAR_DISTANCE else "turned far"
 
 
 def _half_way(subject: RunSubject, distances: Float[np.ndarray, " T"]) -> str:
     """By which step half of the way was gone."""
-    if not distances[-1] >= STILL:
+    if not distances[-1] >= LAZY_DISTANCE:
         return ""
     place = int(np.flatnonzero(distances >= distances[-1] / 2)[0])
     return f", half of it by step {subject.steps[place]}"
@@ -199,7 +200,7 @@ def _half_way(subject: RunSubject, distances: Float[np.ndarray, " T"]) -> str:
 
 def _off(e1: float) -> str:
     """How well a linearized network predicts."""
-    if e1 < LINEAR:
+    if e1 < LAZY_E1:
         return f"predicts the last one (e1 = {number(e1, 2)})"
     if e1 > 1:
         return f"is off by more than the outputs changed (e1 = {number(e1, 2)})"
@@ -213,17 +214,16 @@ def _generalization(subject: RunSubject) -> Answer:
     above = subject.series(f"{prefix}alignment_above")
     if above is None:
         return _labels_of_monitor(subject)
-    before, after = float(above[0]), float(above[-1])
-    values = f"from {number(before, 2)} to {number(after, 2)} above chance"
-    if not (math.isfinite(before) and math.isfinite(after)):
+    values = f"from {number(float(above[0]), 2)} to {number(float(above[-1]), 2)} above chance"
+    task = task_of(_alignment(subject, prefix, 0), _alignment(subject, prefix, -1))
+    if task == "unknown":
         sentence = f"Alignment with the labels of {of_examples} is undefined"
     elif _deviations(subject, prefix) < LUCK:
         sentence = f"Alignment with the labels of {of_examples} is at chance"
-    elif abs(after - before) < SAME:
+    elif task == "same":
         sentence = f"Alignment with the labels of {of_examples} stayed about the same, {values}"
     else:
-        went = "rose" if after > before else "fell"
-        sentence = f"Alignment with the labels of {of_examples} {went} {values}"
+        sentence = f"Alignment with the labels of {of_examples} {task} {values}"
     return Answer(f"{sentence}{_accuracy(subject)}.", _trust_in_labels(subject, prefix))
 
 
@@ -242,6 +242,16 @@ def _labels_of_monitor(subject: RunSubject) -> Answer:
         f"above chance at step {steps[-1]:.0f}.",
         f"Of {len(steps)} measurements while training, of examples: {of_examples}.",
     )
+
+
+def _alignment(subject: RunSubject, prefix: str, place: int) -> Alignment | None:
+    """The alignment of one checkpoint; None where its chance level was not measured."""
+    names = ("alignment", "alignment_chance", "alignment_standard_deviation")
+    series = [subject.series(f"{prefix}{name}") for name in names]
+    if any(values is None for values in series):
+        return None
+    value, chance, deviation = (float(values[place]) for values in series if values is not None)
+    return Alignment(value, chance, deviation, reduction="mean" if prefix else "full")
 
 
 def _deviations(subject: RunSubject, prefix: str) -> float:
@@ -275,9 +285,10 @@ def _trust_in_labels(subject: RunSubject, prefix: str) -> str:
     text = f"Of {n} examples"
     accuracy = subject.series(f"{prefix}accuracy")
     if accuracy is not None and math.isfinite(accuracy[-1]) and n:
-        p = float(accuracy[-1])
+        lower, upper = wilson_interval(float(accuracy[-1]), n)
         text += (
-            f", which leave an accuracy a standard error of {percent(math.sqrt(p * (1 - p) / n))}"
+            f", which leave an accuracy of {percent(float(accuracy[-1]))} a 95 % interval of "
+            f"{percent(lower)} to {percent(upper)}"
         )
     deviation = subject.series(f"{prefix}alignment_standard_deviation")
     if deviation is not None and math.isfinite(deviation[-1]):

@@ -1,18 +1,22 @@
 """Under which conditions the numbers of a run hold: records, probes, versions, what was stored."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.report.number_text import number
 from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.runs.files_on_disk import size_of
 
 Fact = tuple[str, str]
 # Of the record of the checkpoints; probes and versions stand by themselves.
 OF_CHECKPOINTS = ("format", "model", "outputs", "reduction", "loss", "descent")
 _MEANINGS = "optimizer_status"  # in the record of a monitor: what the codes mean
+_STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 _MEGABYTE = 1e6
 
 
@@ -22,11 +26,11 @@ def facts_of_run(subject: RunSubject) -> list[Fact]:
     facts: list[Fact] = []
     steps = subject.steps
     if steps:
-        facts.append(("checkpoints", f"{len(steps)}, step {steps[0]} to {steps[-1]}"))
+        facts.append(("checkpoints", f"{len(steps)}, step {steps[0]:.0f} to {steps[-1]:.0f}"))
         facts.append(("kernel", f"{record['reduction']}, of {subject.n_examples} examples"))
     if subject.watched:
-        first, last = subject.watched[0]["step"], subject.watched[-1]["step"]
-        facts.append(("measurements", f"{len(subject.watched)}, step {first} to {last}"))
+        steps = subject.watched.steps
+        facts.append(("measurements", f"{len(steps)}, step {steps[0]:.0f} to {steps[-1]:.0f}"))
     if record.get("loss"):
         facts.append(("loss", _in_words(record["loss"])))
     return facts
@@ -75,9 +79,8 @@ def _of_monitor(subject: RunSubject) -> list[Fact]:
     record = subject.watch_record
     facts = _of_record(record, tuple(name for name in record if name != _MEANINGS))
     meanings = record.get(_MEANINGS, {})
-    statuses = [row.get(f"ntk_{_MEANINGS}", math.nan) for row in subject.watched]
-    counts = Counter(int(status) for status in statuses if math.isfinite(status))
-    for code, count in counts.items():
+    statuses = subject.watched.numbers(_MEANINGS)
+    for code, count in _codes(statuses).items():
         meaning = meanings.get(str(code), f"status {code}")
         facts.append(("optimizer", f"{count} of {len(statuses)}: {meaning}"))
     return facts
@@ -99,12 +102,17 @@ def _statuses(subject: RunSubject) -> list[Fact]:
     if subject.track is not None:
         counts = Counter(str(row.get("spectrum_status", "")) for row in subject.track.rows)
         facts.append(("spectra", _counted(counts)))
-    codes = Counter(int(row["ntk_status"]) for row in subject.watched if "ntk_status" in row)
+    codes = _codes(subject.watched.numbers("status"))
     if codes:
-        names = Counter({Status(code).name.lower(): count for code, count in codes.items()})
+        names = {_STATUS_NAMES.get(code, f"status {code}"): count for code, count in codes.items()}
         facts.append(("measurements", _counted(names)))
     facts += [("not shown", text) for text in subject.left_out]
     return facts
+
+
+def _codes(statuses: Float[np.ndarray, " s"]) -> dict[int, int]:
+    """How often each code is there, in the order first seen."""
+    return dict(Counter(statuses[np.isfinite(statuses)].astype(int).tolist()))
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -119,11 +127,10 @@ def _cost(subject: RunSubject) -> list[Fact]:
         pairs = n_steps * (n_steps - 1)
         facts.append(("computed", f"{n_steps} kernels, {pairs} forward derivatives for e1"))
     if subject.run is not None:
-        files = [path for path in subject.run.root.rglob("*") if path.is_file()]
-        megabytes = sum(path.stat().st_size for path in files) / _MEGABYTE
-        facts.append(("stored", f"{number(megabytes, 3)} MB in {len(files)} files"))
-        rows = Counter({name: len(subject.run.rows(name)) for name in subject.run.names})
-        facts.append(("rows", _counted(rows)))
+        sizes = [size_of(path) or 0 for path in subject.run.root.rglob("*") if path.is_file()]
+        megabytes = sum(sizes) / _MEGABYTE
+        facts.append(("stored", f"{number(megabytes, 3)} MB in {len(sizes)} files"))
+        facts.append(("rows", _counted(subject.rows)))
     return facts
 
 

@@ -6,13 +6,16 @@ import pathlib
 from collections.abc import Callable
 
 from ntkdiag import display, errors
+from ntkdiag.path_argument import as_path
 from ntkdiag.report.dependencies import require_report
 from ntkdiag.report.report_file import replace_file, require_report_file
 from ntkdiag.report.reported import Track
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.runs.run_reader import RunReader
+from ntkdiag.runs.shared_call import by_first_process
 
 
+@by_first_process
 def save_run(
     path: str | os.PathLike[str],
     result: str,
@@ -37,7 +40,7 @@ def save_run(
             to report.
         MissingDependencyError: jinja2 or matplotlib is not installed (HTML only).
     """
-    path = pathlib.Path(path).expanduser()
+    path = as_path(path)
     require_report_file(path, result)
     if path.suffix == ".json":
         text = json.dumps(numbers(), indent=1, allow_nan=False) + "\n"

@@ -1,11 +1,14 @@
-"""Examples that stand out: the most influential ones, and those hardest to fit by the kernel.
+"""Examples that stand out: those to look at first, the most influential ones, the hardest to fit.
+
+Mislabelled and odd examples are learned from themselves alone: the squared gradients of their own
+losses, summed over the run, are the largest.
 
 Of example i, K_ii is its influence on itself. How hard it is, its kernel says by modes: the part of
 its centred labels that the m fastest modes leave over,
 
     h_i = ||(Y - U_m U_m^T Y)_i||^2 / mean_j ||Y_j||^2.
 
-Both are of the last checkpoint.
+These two are of the last checkpoint.
 """
 
 import base64
@@ -21,6 +24,7 @@ from ntkdiag.report.number_text import number
 from ntkdiag.report.run_subject import RunSubject
 
 MOST_EXAMPLES = 12
+MOST_LOOKED_AT = 20
 MOST_MODES = 10
 
 
@@ -56,6 +60,31 @@ class Gallery:
 
 def galleries(subject: RunSubject) -> list[Gallery]:
     """The galleries that there are numbers for."""
+    return [*_to_look_at(subject), *_of_kernels(subject)]
+
+
+def _to_look_at(subject: RunSubject) -> list[Gallery]:
+    """The largest self-influences of the run, where the gradient kernel was measured."""
+    if subject.series("self_influence") is None:
+        return []
+    assert subject.track is not None
+    influence = subject.track.self_influence()
+    total = float(influence.sum())
+    if not np.isfinite(influence).all() or total == 0.0:
+        return []
+    caption = (
+        "Self-influence: squared gradients of the loss of each example, summed over the "
+        f"{len(subject.steps)} checkpoints, over their mean. Mislabelled and hard examples have "
+        "most; of large inputs it is large, too."
+    )
+    relative = influence / (total / len(influence))
+    shown = _first(subject, relative, MOST_LOOKED_AT)
+    title = "Look at these twenty first" if len(shown) == MOST_LOOKED_AT else "Look at these first"
+    return [Gallery(title, caption, shown)]
+
+
+def _of_kernels(subject: RunSubject) -> list[Gallery]:
+    """What the last stored kernel says about examples."""
     if not subject.kernels:
         return []
     kernel = subject.kernels[-1]
@@ -63,7 +92,7 @@ def galleries(subject: RunSubject) -> list[Gallery]:
     influence = np.diagonal(kernel).astype(np.float64)
     shown = [
         Gallery(
-            "Largest self-influence",
+            "Largest in the kernel",
             f"K_ii at step {step}, over the median of the examples: a step on such an example "
             "moves its own outputs most.",
             _first(subject, influence / np.median(influence)),
@@ -95,11 +124,13 @@ def left_over(
     return np.sum(rest**2, axis=1) / np.mean(np.sum(targets**2, axis=1))
 
 
-def _first(subject: RunSubject, values: Float[np.ndarray, " n"]) -> list[ShownExample]:
+def _first(
+    subject: RunSubject, values: Float[np.ndarray, " n"], count: int = MOST_EXAMPLES
+) -> list[ShownExample]:
     """The examples of the largest values."""
     examples = []
     images = subject.thumbnails
-    for place in np.argsort(-values, kind="stable")[:MOST_EXAMPLES].tolist():
+    for place in np.argsort(-values, kind="stable")[:count].tolist():
         name = f"example {place}"
         if subject.labels:
             name += f", label {subject.labels[place]}"

@@ -25,6 +25,7 @@ from ntkdiag.report.run_conditions import (
     hashes_of_run,
     parameters_of_run,
 )
+from ntkdiag.report.run_findings import findings_of
 from ntkdiag.report.run_gallery import galleries
 from ntkdiag.report.run_subject import RunSubject
 from ntkdiag.report.typesetting import environment
@@ -53,7 +54,7 @@ def run_html(subject: RunSubject) -> str:
     require_report()
     from markupsafe import Markup
 
-    script = _script()
+    script, script_hash = script_and_hash()
     answers = answers_of(subject)
     figures = [what for what in RUN_FIGURES.values() if what.is_there(subject)]
     drawings = [drawn(what, subject) for what in figures]
@@ -65,6 +66,7 @@ def run_html(subject: RunSubject) -> str:
             facts=facts_of_run(subject),
             answers=[answers[name] for name in ANSWERS],
             answered=ANSWERS,
+            findings=[finding for finding in findings_of(subject) if finding.id != "unknown"],
             advice=run_advice(subject),
             pages=PAGES,
             answers_by_page=answers,
@@ -75,9 +77,9 @@ def run_html(subject: RunSubject) -> str:
             conditions=conditions(subject),
             parameters=parameters_of_run(subject),
             hashes=hashes_of_run(subject),
-            script=Markup(script),
-            script_hash=_hash(script),
-            data=_data(drawings),
+            script=script,
+            script_hash=script_hash,
+            data=embedded_numbers(drawings),
         )
     )
 
@@ -104,18 +106,16 @@ def _missing(there: Sequence[RunFigure]) -> dict[str, list[RunFigure]]:
     return by_page
 
 
-def _script() -> str:
-    """The one script of the page."""
+def script_and_hash() -> tuple["Markup", str]:
+    """The one script of the page, and the hash by which a content security policy allows it."""
+    from markupsafe import Markup
+
     folder = importlib.resources.files("ntkdiag.report") / "templates"
-    return (folder / SCRIPT).read_text(encoding="utf-8")
+    script = (folder / SCRIPT).read_text(encoding="utf-8")
+    return Markup(script), base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _hash(script: str) -> str:
-    """The hash by which a content security policy allows a script."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _data(drawings: Sequence[DrawnFigure]) -> "Markup":
+def embedded_numbers(drawings: Sequence[DrawnFigure]) -> "Markup":
     """The numbers of all drawings as JSON that no text in it can end."""
     from markupsafe import Markup
 

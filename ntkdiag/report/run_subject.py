@@ -10,7 +10,6 @@ their modes, and one decomposition costs n^3.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,15 +19,25 @@ from jaxtyping import Float, UInt8
 
 from ntkdiag.analysis.alignment import label_power
 from ntkdiag.analysis.generalization import leave_one_out
+from ntkdiag.judging.label_doubt import label_doubts
+from ntkdiag.losses.alignable import why_not_targets
 from ntkdiag.losses.targets import read_targets
-from ntkdiag.report.monitor_records import Row, measured_in
+from ntkdiag.losses.weighted import have_all_weight
+from ntkdiag.report.monitor_records import Measurements, measured_in
 from ntkdiag.report.reported import Track
-from ntkdiag.runs.run_reader import RunReader
+from ntkdiag.runs.json_kinds import require_kind
+from ntkdiag.runs.npy_array import damaged
+from ntkdiag.runs.run_reader import RunReader, lines_passed_over
+from ntkdiag.runs.run_stream import RunStream
 
 # Ridge of leave-one-out in units of the mean diagonal entry of the kernel, as `compare` has it.
 RELATIVE_RIDGE = 1e-3
+# Checkpoints whose kernels have a say about labels.
+MOST_DOUBTING = 5
 _OF_OTHERS = ("track", "probe", "compare")  # streams that no monitor wrote
 _NO_RECORD: Mapping[str, Any] = {}
+# Entries of the record of a monitor that are read one by one.
+_OF_MONITORS = {"layers?": [str], "instruments?": [str], "optimizer_status?": {str: str}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,36 +47,51 @@ class RunSubject:
     Attributes:
         track: The checkpoints, a `Track`; None where none was tracked.
         run: The run directory; None where nothing is stored.
-        watched: Measurements of a monitor in the order of their steps, under names that begin with
-            "ntk_".
-        watch_record: Their convention record.
+        watched: What a monitor measured.
+        watch_record: The convention record of that.
+        rows: Stream of the run directory -> how many rows it has.
         left_out: What the run directory holds that is not shown, in words.
     """
 
     track: Track | None
     run: RunReader | None
-    watched: Sequence[Row]
+    watched: Measurements
     watch_record: Mapping[str, Any]
+    rows: Mapping[str, int]
     left_out: Sequence[str]
 
     @staticmethod
     def of(track: Track | None, run: RunReader | None) -> "RunSubject":
         """Read the measurements of the monitors beside the checkpoints."""
-        watched: list[Row] = []
+        watched = Measurements()
         record = _NO_RECORD
+        n_rows = {}
         left_out = []
         for name in [] if run is None else run.names:
+            assert run is not None
+            contents = RunStream(run.root, name).read()
+            n_rows[name] = len(contents.rows)
+            if contents.passed_over:
+                left_out.append(f"{lines_passed_over(contents.passed_over)} in {name}.jsonl")
             if name in _OF_OTHERS:
                 continue
-            assert run is not None
-            record_of_stream = run.record(name)
-            of_monitors = measured_in(run.rows(name), [record_of_stream])
-            for monitor, rows in of_monitors.items():
+            for measurements in measured_in(contents.rows):
                 if watched:
-                    left_out.append(f"{len(rows)} measurements of {monitor} in {name}.jsonl")
+                    of_other = f"{len(measurements)} measurements of {measurements.name}"
+                    left_out.append(f"{of_other} in {name}.jsonl")
                 else:
-                    watched, record = rows, record_of_stream
-        return RunSubject(track, run, watched, record, left_out)
+                    watched = measurements
+                    record = contents.records[-1] if contents.records else _NO_RECORD
+                    require_kind(record, _OF_MONITORS, f"the record of {name}.jsonl")
+        return RunSubject(track, run, watched, record, n_rows, left_out)
+
+    @property
+    def where(self) -> str:
+        """Where all numbers are, of which a page has no room for some."""
+        if self.run is None:
+            return "the .json file that save() writes"
+        files = [f"{name}.jsonl" for name in self.rows if name != "probe"]
+        return f"{' and '.join(files)} of the run directory"
 
     @property
     def record(self) -> Mapping[str, Any]:
@@ -100,27 +124,19 @@ class RunSubject:
 
         Of an array by name, `place` is the one of its numbers that is meant.
         """
-        steps = []
-        values = []
-        for row in self.watched:
-            value = _entry(row.get(f"ntk_{name}", math.nan), place)
-            if math.isfinite(value):
-                steps.append(row["step"])
-                values.append(value)
-        if not steps:
+        values = self.watched.numbers(name, place)
+        is_known = np.isfinite(values)
+        if not is_known.any():
             return None
-        return np.array(steps, np.float64), np.array(values)
+        return self.watched.steps[is_known], values[is_known]
 
     def interval(self, name: str) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]] | None:
         """Lower and upper ends of the intervals of `measured`; None where it is no estimate."""
-        lower = []
-        upper = []
-        for row in self.watched:
-            if math.isfinite(_entry(row.get(f"ntk_{name}", math.nan), None)):
-                lower.append(_entry(row.get(f"ntk_{name}_lower", math.nan), None))
-                upper.append(_entry(row.get(f"ntk_{name}_upper", math.nan), None))
+        is_known = np.isfinite(self.watched.numbers(name))
+        lower = self.watched.numbers(f"{name}_lower")[is_known]
+        upper = self.watched.numbers(f"{name}_upper")[is_known]
         has_ends = np.isfinite(lower) & np.isfinite(upper)
-        return (np.array(lower), np.array(upper)) if has_ends.any() else None
+        return (lower, upper) if has_ends.any() else None
 
     @property
     def has_both_probes(self) -> bool:
@@ -130,6 +146,9 @@ class RunSubject:
     @property
     def n_examples(self) -> int:
         """How many examples the kernels of the checkpoints are of."""
+        probes = self.record.get("probes", ())
+        if probes:
+            return probes[0]["examples"]  # those of `train` come first
         return 0 if self.track is None else self.track.outputs.shape[1]
 
     def examples_of(self, name: str | None) -> int:
@@ -144,18 +163,41 @@ class RunSubject:
     @functools.cached_property
     def kernels(self) -> list[Float[np.ndarray, "n n"]]:
         """The kernel of every checkpoint, averaged over outputs; none where none is stored."""
+        return self._kernels_at(self.steps)
+
+    def _kernels_at(self, steps: Sequence[int]) -> list[Float[np.ndarray, "n n"]]:
+        """Those of some checkpoints."""
         if self.run is None or self.track is None:
             return []
-        return [_per_example(self.run.array(step, "kernel", name="track")) for step in self.steps]
+        stream = RunStream(self.run.root, "track")
+        n = self.n_examples
+        kernels = []
+        arrays = stream.each_array("kernel", steps)
+        for step, array in zip(steps, arrays, strict=True):
+            is_reduced = array.shape == (n, n)
+            is_full = array.ndim == 4 and array.shape == (n, array.shape[1]) * 2
+            if array.dtype.kind != "f" or not (is_reduced or is_full):
+                path = stream.array_path(step, "kernel")
+                raise damaged(path, f"{array.dtype.name} of shape {list(array.shape)}")
+            kernels.append(_per_example(array))
+        return kernels
 
     @functools.cached_property
     def targets(self) -> Float[np.ndarray, "n o"] | None:
-        """Labels of the examples of the kernel as the network would put them out, centred."""
+        """Labels of the examples of the kernel as the network would put them out, centred.
+
+        None where the labels are something else, as a loss of the user may take.
+        """
         labels = self._of_probe("labels")
-        if labels is None or self.track is None:
+        weights = self._of_probe("weights")
+        if labels is None or self.track is None or labels.shape[:1] != (self.n_examples,):
+            return None
+        shape = self.track.outputs.shape[1:]
+        has_all_weight = weights is None or have_all_weight(weights)
+        if not has_all_weight or why_not_targets(labels, shape):
             return None
         with jax.enable_x64(True):
-            targets = np.asarray(read_targets(labels, self.track.outputs.shape[1:]), np.float64)
+            targets = np.asarray(read_targets(labels, shape), np.float64)
         targets = targets.reshape(len(targets), -1)
         return targets - targets.mean(axis=0)
 
@@ -171,11 +213,27 @@ class RunSubject:
         """Of every checkpoint what kernel regression on all other examples gets wrong on each."""
         if self.targets is None:
             return []
-        residuals = []
-        for kernel in self.kernels:
-            ridge = RELATIVE_RIDGE * float(np.mean(np.diagonal(kernel)))
-            residuals.append(np.asarray(leave_one_out(kernel, self.targets, ridge).residuals))
-        return residuals
+        return [_left_out(kernel, self.targets) for kernel in self.kernels]
+
+    @functools.cached_property
+    def label_doubts(self) -> Float[np.ndarray, " n"] | None:
+        """By how much all other examples contradict the label of each, over a few checkpoints.
+
+        None where labels are no classes of the network, or no kernels are stored.
+        """
+        labels = self._of_probe("labels")
+        if self.targets is None or labels is None or self.targets.shape[1] < 2:
+            return None
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            return None
+        places = np.unique(np.linspace(0, len(self.steps) - 1, MOST_DOUBTING).round().astype(int))
+        kernels = self._kernels_at([self.steps[place] for place in places])
+        if not kernels:
+            return None
+        residuals = np.mean([_left_out(kernel, self.targets) for kernel in kernels], axis=0)
+        # Without the mean over examples, which targets and predictions lack alike.
+        frequencies = np.bincount(labels, minlength=self.targets.shape[1]) / len(labels)
+        return label_doubts(self.targets - residuals + frequencies, labels)
 
     @functools.cached_property
     def errors_left_out(self) -> Float[np.ndarray, " T"]:
@@ -190,14 +248,17 @@ class RunSubject:
     def labels(self) -> list[str]:
         """The label of each example in words; none where labels are not one number each."""
         labels = self._of_probe("labels")
-        if labels is None or labels.ndim > 1:
+        if labels is None or labels.shape != (self.n_examples,):
             return []
         return [f"{label:g}" for label in labels.tolist()]
 
     @functools.cached_property
     def thumbnails(self) -> UInt8[np.ndarray, "m h w c"] | None:
         """Small images of the first examples; None where they are no images."""
-        return self._of_probe("thumbnails")
+        images = self._of_probe("thumbnails")
+        if images is None or images.dtype != np.uint8 or images.ndim != 4:
+            return None
+        return images if images.shape[3] in (1, 3) else None
 
     def _of_probe(self, key: str) -> np.ndarray | None:
         """An array that is stored of the examples; None without."""
@@ -209,13 +270,12 @@ class RunSubject:
             return None
 
 
-def _entry(value: float | Sequence[float], place: int | None) -> float:
-    """A number, or one of a list of numbers; NaN where it is no such thing."""
-    if place is None:
-        return float(value) if isinstance(value, int | float) else math.nan
-    if not isinstance(value, Sequence) or place >= len(value):
-        return math.nan
-    return float(value[place])
+def _left_out(
+    kernel: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n o"]
+) -> Float[np.ndarray, "n o"]:
+    """What kernel regression on all other examples gets wrong on each."""
+    ridge = RELATIVE_RIDGE * float(np.mean(np.diagonal(kernel)))
+    return np.asarray(leave_one_out(kernel, targets, ridge).residuals)
 
 
 def _per_example(array: np.ndarray) -> Float[np.ndarray, "n n"]:

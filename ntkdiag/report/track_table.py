@@ -29,7 +29,7 @@ def track_table(track: Track) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    said = answers_of(RunSubject.of(track, None))
+    said = answers_of(RunSubject.of(track, track.run))
     sentences = [Text(f"\n{said[name].sentence}") for name in ANSWERS]
     return Group(_checkpoints(track), *sentences)
 

@@ -35,6 +35,7 @@ def rows_of(text, title="quantity"):
     return lines[start : lines.index("", start)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [80, 99])
 def test_a_narrow_screen_has_verdict_six_numbers_and_four_sentences(comparison, width):
     text = comparison.text(width=width)

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from stored_runs import LEAVES, STEPS, store
+from synthetic_run import write_tracked
 
 import ntkdiag
 from ntkdiag import errors
@@ -73,6 +74,7 @@ def refused(call, *args, **kwargs):
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_numbers_of_the_checkpoints(run, of_run):
     track = run.tracked
     lines = read_csv(of_run / "tables" / "checkpoints.csv")
@@ -103,6 +105,7 @@ def test_numbers_of_a_figure(run, of_run):
     np.testing.assert_array_equal(values, run.tracked.matrix("e1"))
 
 
+@pytest.mark.long
 def test_names_of_parameters_are_escaped(of_run, of_comparison):
     table = (of_run / "tables" / "leaves.tex").read_text()
     assert r"50\%\_odd \& \{names\} &" in table
@@ -110,6 +113,34 @@ def test_names_of_parameters_are_escaped(of_run, of_comparison):
     table = (of_comparison / "tables" / "leaves.tex").read_text()
     assert f"{NAME} & 6 &" in table
     assert read_csv(of_comparison / "tables" / "leaves.csv")[0]["path"] == "50%_of & {all}"
+
+
+FORMULAS = ['=HYPERLINK("https://example.org")', "+1+1", "-2+3", "@SUM(A1)"]
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path):
+    """Names of parameters, and those of groups of runs, come from elsewhere."""
+    write_tracked(
+        tmp_path / "run", steps=[0, 10], margins=[0.5, -0.5], e1=np.zeros((2, 2)), leaves=FORMULAS
+    )
+    paper = ntkdiag.open_run(tmp_path / "run").save_paper(tmp_path / "paper")
+    runs = ntkdiag.open_runs({name: [tmp_path / "run"] for name in FORMULAS[:2]})
+    of_runs = runs.save_paper(tmp_path / "runs")
+    files = [*paper.rglob("*.csv"), *of_runs.rglob("*.csv")]
+    tables = [csv.reader(io.StringIO(file.read_text())) for file in files]
+    cells = [cell for table in tables for line in table for cell in line]
+    assert {f"'{name}" for name in FORMULAS} <= set(cells)
+    begin = {cell[0] for cell in cells if cell and not is_number(cell)}
+    assert not begin & set("=+-@\t\r\n＝")
+    assert "-0.5" in cells  # numbers below zero stay
+
+
+def is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def test_numbers_of_a_comparison(comparison, of_comparison):
@@ -255,7 +286,7 @@ def test_a_save_that_fails_leaves_nothing(run, tmp_path, monkeypatch):
         raise OSError("full")
 
     monkeypatch.setattr(paper_folder.os, "replace", fail)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(errors.InvalidInputError, match="got OSError: full"):
         run.save_paper(tmp_path / "out")
     monkeypatch.setattr(paper_folder.os, "replace", real)
     assert list(tmp_path.iterdir()) == []
@@ -275,12 +306,13 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         real(source, target)
 
     monkeypatch.setattr(paper_folder.os, "replace", fail_on_new)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(errors.InvalidInputError, match="got OSError: full"):
         paper_folder.write_folder(folder, {"table.csv": b"new"}, {})
     assert contents(folder) == before
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.long
 def test_several_runs(tmp_path):
     for seed in range(3):
         store(tmp_path / f"a{seed}", seed)

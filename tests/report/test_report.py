@@ -79,6 +79,7 @@ class Tags(html.parser.HTMLParser):
         self.text += data
 
 
+@pytest.mark.long
 def test_the_page_loads_nothing(page):
     assert "http://" not in page
     assert "https://" not in page
@@ -112,6 +113,7 @@ def test_hostile_names_stay_text(page, comparison):
     assert HOSTILE in comparison.to_dict()["movement"][0]["path"]
 
 
+@pytest.mark.long
 def test_rich_markup_in_names_stays_text():
     x = np.ones((2, 1), np.float32) * [[1], [2]]
     name = "[red]w[/red] :smile:"
@@ -206,6 +208,7 @@ def test_the_terminal_table(comparison):
     )
 
 
+@pytest.mark.long
 def test_a_page_without_labels_learning_rate_and_history(tmp_path, comparison):
     x = np.random.default_rng(9).normal(size=(N, 3)).astype(np.float32)
     bare = compare(params(1), params(2), model=model, train=(x, None), reduction="mean")
@@ -242,6 +245,7 @@ def test_history_from_a_log_file(comparison, tmp_path):
     assert "2 measurements from step 0 to step 5" in page
 
 
+@pytest.mark.long
 def test_history_below_home_and_of_numpy_arrays(comparison, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     log = JsonLines("~/run.jsonl")
@@ -253,6 +257,19 @@ def test_history_below_home_and_of_numpy_arrays(comparison, tmp_path, monkeypatc
             encoding="utf-8"
         )
         assert "During training" in text
+
+
+def test_history_of_values_that_are_no_numbers(comparison, tmp_path):
+    """A log may come from elsewhere: what is no number is not drawn."""
+    hostile = ["text", None, [[1.0], [2.0, 3.0]], {"a": 1}, [1.0, "a", None], True, "=1+1"]
+    log = []
+    for step, value in enumerate(hostile):
+        row = {name: value for name in rows()[0] if name not in ("step", "ntk_status")}
+        log.append({"step": step, "ntk_status": 0, **row})
+    path = tmp_path / "run.jsonl"
+    lines = [{"record": {"name": "ntk", "reduction": ["mean"]}}, *log]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "history-" in comparison.save(tmp_path / "r.html", history=path).read_text()
 
 
 def test_history_that_holds_nothing_is_refused(comparison, tmp_path):
@@ -309,6 +326,7 @@ def test_ratios_and_shares():
     assert percent(None) == percent(float("nan")) == MISSING
 
 
+@pytest.mark.long
 def test_history_of_a_monitor_with_a_name_and_of_sessions_with_other_numbers_of_eigenvalues(
     comparison, tmp_path
 ):
@@ -327,6 +345,7 @@ def test_history_of_a_monitor_with_a_name_and_of_sessions_with_other_numbers_of_
         comparison.save(tmp_path / "r.html", history=both)
 
 
+@pytest.mark.long
 def test_history_without_the_kernel_tier(comparison, tmp_path):
     """Curvatures, the error of a step and the trace are drawn in its place, with their intervals."""
     economy = [
@@ -367,6 +386,7 @@ def test_reports_that_cannot_be_written_are_refused(comparison, tmp_path):
         comparison.save(tmp_path / "r.json", history=rows())
 
 
+@pytest.mark.long
 def test_the_curve_of_the_alignment_names_its_reduction_and_shows_chance(comparison, tmp_path):
     path = tmp_path / "run.jsonl"
     record = {"record": {"name": "ntk", "reduction": "mean"}}

@@ -29,7 +29,7 @@ E1 = np.where(
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", "")
     root.mkdir()
-    write_tracked(root, steps=STEPS, margins=MARGINS, e1=E1)
+    write_tracked(root, steps=STEPS, margins=MARGINS, e1=E1, leaves=("first", HOSTILE, "=1+1"))
     write_watched(root, [0.3, 0.5, 0.7, 0.6])
     return ntkdiag.open_run(root)
 
@@ -185,7 +185,8 @@ def test_numbers_are_saved_as_csv(page):
     open_tab(page, "layers")
     page.run("document.querySelector('#figure-leaf_shares [data-save=csv]').click()")
     lines = list(csv.DictReader(io.StringIO(page.downloaded("leaf_shares.csv"))))
-    assert {line["series"] for line in lines} == {"first", HOSTILE}
+    # No spreadsheet computes a name.
+    assert {line["series"] for line in lines} == {"first", HOSTILE, "'=1+1"}
 
 
 def test_drawings_are_saved_as_svg(page, browser, tmp_path):

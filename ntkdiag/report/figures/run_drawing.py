@@ -21,16 +21,19 @@ from ntkdiag.report.figures.run_figure import (
     LineFigure,
     PairFigure,
     RunFigure,
+    Subject,
     TableRow,
     colours_of_states,
 )
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, figure, svg
+from ntkdiag.report.figures.thinning import even_places
 from ntkdiag.report.number_text import number
 from ntkdiag.report.run_subject import RunSubject
 
 WIDTH, HEIGHT = 4.7, 3.0  # inches
 HEIGHT_OF_PAIRS = 3.9
 DIGITS_READ = 4
+MOST_CELLS = 4000  # of a table to read; the columns have all that is drawn
 DIGITS_STORED = 8
 # Colours of a page follow its light or dark setting.
 OF_PAGE = {A_COLOUR: "var(--a)", B_COLOUR: "var(--b)"}
@@ -60,10 +63,12 @@ class ReadTable:
     Attributes:
         head: Names of the columns.
         lines: The cells of each line.
+        n_lines: How many lines there would be, had it room for all that is drawn.
     """
 
     head: Sequence[str]
     lines: Sequence[Sequence[str]]
+    n_lines: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +81,7 @@ class DrawnFigure:
         text: What it shows, for those who do not see it.
         legend: Names of the curves.
         states: Whether one curve is shown at a time.
+        part: What is drawn of more than that, and where all of it is; empty where all is drawn.
         table: Its numbers to read.
         data: Its numbers as plain values: "columns", and "points" in percent of the drawing.
     """
@@ -85,20 +91,20 @@ class DrawnFigure:
     text: str
     legend: Sequence[Entry]
     states: bool
+    part: str
     table: ReadTable
     data: Mapping[str, Any]
 
 
-def drawn(what: RunFigure, subject: RunSubject) -> DrawnFigure:
+def drawn(what: RunFigure[Subject], subject: Subject) -> DrawnFigure:
     """Draw a figure of a run that is there."""
-    height = HEIGHT_OF_PAIRS if isinstance(what, PairFigure) else HEIGHT
-    with figure(WIDTH, height) as (canvas, axes):
+    with figure(WIDTH, _height(what)) as (canvas, axes):
         what.draw(subject, axes)
         image = svg(canvas, f"run-{what.name}")
         # Data -> pixels -> shares of the figure, whose origin is below.
         pixels = axes.transData.transform(what.points(subject))
         points = canvas.transFigure.inverted().transform(pixels)
-    lines = what.table(subject)
+    lines = what.shown_table(subject)
     legend = _legend(what, subject)
     columns = {name: [_stored(line.get(name)) for line in lines] for name in _names(lines)}
     return DrawnFigure(
@@ -106,21 +112,38 @@ def drawn(what: RunFigure, subject: RunSubject) -> DrawnFigure:
         image=image,
         text=f"{what.title}. {_in_words(lines)}",
         legend=legend,
-        states=isinstance(what, LineFigure) and what.only_one,
+        states=_has_states(what),
+        part=_part(what, subject),
         table=_read_table(what, lines),
         data={"columns": columns, "points": _percent(points)},
     )
 
 
-def _legend(what: RunFigure, subject: RunSubject) -> list[Entry]:
+def _height(what: RunFigure) -> float:
+    """That of a drawing: a matrix is higher."""
+    return HEIGHT_OF_PAIRS if isinstance(what, PairFigure) else HEIGHT
+
+
+def _has_states(what: RunFigure) -> bool:
+    """Whether its curves are states of one thing, shown one at a time."""
+    return isinstance(what, LineFigure) and what.only_one
+
+
+def _part(what: RunFigure[Subject], subject: Subject) -> str:
+    """What is drawn of more than that, and where all numbers are."""
+    part = what.drawn_part(subject)
+    return f"{part} All numbers are in {subject.where}." if part else ""
+
+
+def _legend(what: RunFigure[Subject], subject: Subject) -> list[Entry]:
     """The curves by number, and their colours."""
     entries = []
     if isinstance(what, LineFigure):
-        for number_, curve in enumerate(what.curves(subject)):
+        for number_, curve in enumerate(what.shown_curves(subject)):
             colour = curve.colour or PALETTE[number_ % len(PALETTE)]
             colour = OF_PAGE.get(colour, colour)
             entries.append(Entry(number_, curve.label, colour, curve.dashed))
-    if isinstance(what, AreaFigure):
+    if isinstance(what, AreaFigure) and isinstance(subject, RunSubject):
         names = list(what.shares(subject))
         for number_, colour in enumerate(colours_of_states(len(names))):
             entries.append(Entry(number_, names[number_], OF_PAGE.get(colour, colour)))
@@ -185,8 +208,10 @@ def _read_table(what: RunFigure, lines: Sequence[TableRow]) -> ReadTable:
     by_line: dict[Any, dict[Any, float]] = {}
     for line in lines:
         by_line.setdefault(line[down], {})[line[across]] = line["value"]
+    keys = sorted(by_line)
     rows = []
-    for key in sorted(by_line):
-        cells = [number(by_line[key].get(column), DIGITS_READ) for column in columns]
-        rows.append([f"{key:g}", *cells])
-    return ReadTable([corner, *(str(column) for column in columns)], rows)
+    for place in even_places(len(keys), max(2, MOST_CELLS // len(columns))):
+        of_line = by_line[keys[place]]
+        cells = [number(of_line.get(column), DIGITS_READ) for column in columns]
+        rows.append([f"{keys[place]:g}", *cells])
+    return ReadTable([corner, *(str(column) for column in columns)], rows, len(keys))

@@ -6,24 +6,38 @@ Every figure has one axes, so that it can stand in a page, in a figure of the us
 - `PairFigure` draws a matrix over all pairs of checkpoints;
 - `AreaFigure` draws shares that add up to one, above each other.
 
-A figure that has nothing to show says what it needs. Where each number of the table stands on the
-axes is told by `points`, for pages that show a number beside the pointer.
+A figure that has nothing to show says what it needs. Of very many numbers some are drawn, with
+their extremes, and `drawn_part` says which. Where each of these stands on the axes is told by
+`points`, for pages that show a number beside the pointer.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, INK, logarithmic, step_axis
+from ntkdiag.report.figures.thinning import curves_to_draw, even_places, places_to_draw
 from ntkdiag.report.run_subject import RunSubject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+
+@runtime_checkable
+class Drawable(Protocol):
+    """What a figure is drawn of."""
+
+    @property
+    def where(self) -> str:
+        """Where all of its numbers are, for a figure that has no room for them."""
+        ...
+
+
+Subject = TypeVar("Subject", bound=Drawable)
 TableRow = dict[str, Any]  # one line of the table of a figure: names and plain values
 
 DASHED = (0, (4, 3))
@@ -32,6 +46,11 @@ PALETTE = (A_COLOUR, B_COLOUR, "#2f9e78", "#b05fb0", "#9a7b16", "#7a8494")
 # From the first state to the last: none of them is lost on a light page, or on a dark one.
 STATES = ("#3b7dd8", "#9263c4", "#e07b1f")
 MOST_POINTS = 150  # of a curve over modes or examples
+MOST_DRAWN = 1200  # points of all curves of a figure together
+FEWEST_DRAWN = 60  # of one curve, however many there are
+MOST_CURVES = 40
+MOST_STATES = 24
+MOST_PAIRED = 40  # checkpoints of a matrix whose numbers stand beside the drawing
 MOST_IN_LEGEND = 8  # of more curves the legend is left to the page
 
 
@@ -57,8 +76,8 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunFigure(abc.ABC):
-    """One figure of a run.
+class RunFigure(abc.ABC, Generic[Subject]):
+    """One figure of a run, or of several.
 
     Attributes:
         name: As `run.plot.<name>()` calls it.
@@ -75,22 +94,30 @@ class RunFigure(abc.ABC):
     needs: str
 
     @abc.abstractmethod
-    def is_there(self, subject: RunSubject) -> bool:
+    def is_there(self, subject: Subject) -> bool:
         """Whether a run has the numbers."""
 
     @abc.abstractmethod
-    def draw(self, subject: RunSubject, ax: "Axes") -> None:
+    def draw(self, subject: Subject, ax: "Axes") -> None:
         """Draw it on axes."""
 
     @abc.abstractmethod
-    def table(self, subject: RunSubject) -> list[TableRow]:
+    def table(self, subject: Subject) -> list[TableRow]:
         """Its numbers, a dictionary for each line."""
 
     @abc.abstractmethod
-    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
-        """Where the numbers of the table are drawn, in the coordinates of the data."""
+    def shown_table(self, subject: Subject) -> list[TableRow]:
+        """Those of its numbers that a page has beside the drawing."""
 
-    def legend(self, subject: RunSubject, ax: "Axes") -> None:
+    @abc.abstractmethod
+    def points(self, subject: Subject) -> Float[np.ndarray, "n 2"]:
+        """Where the numbers of `shown_table` are drawn, in the coordinates of the data."""
+
+    @abc.abstractmethod
+    def drawn_part(self, subject: Subject) -> str:
+        """What is drawn of more than that, a sentence; empty where all is drawn."""
+
+    def legend(self, subject: Subject, ax: "Axes") -> None:
         """Add the names of what is drawn, where there are several and not too many."""
         handles, names = ax.get_legend_handles_labels()
         if 1 < len(names) <= MOST_IN_LEGEND:
@@ -98,7 +125,7 @@ class RunFigure(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class LineFigure(RunFigure):
+class LineFigure(RunFigure[Subject]):
     """Curves over steps, or over an index.
 
     Attributes:
@@ -113,7 +140,7 @@ class LineFigure(RunFigure):
         only_one: Whether the curves are states of one thing, of which a page shows one at a time.
     """
 
-    curves: Callable[[RunSubject], Sequence[Curve]]
+    curves: Callable[[Subject], Sequence[Curve]]
     x_name: str = "step"
     y_name: str = ""
     logarithmic_x: bool = False
@@ -123,13 +150,23 @@ class LineFigure(RunFigure):
     level_name: str = ""
     only_one: bool = False
 
-    def is_there(self, subject: RunSubject) -> bool:
+    def is_there(self, subject: Subject) -> bool:
         """Whether some curve has a point."""
         return any(np.isfinite(curve.y).any() for curve in self.curves(subject))
 
-    def draw(self, subject: RunSubject, ax: "Axes") -> None:
-        """Draw the curves, each with its interval, and the level beside them."""
+    def shown_curves(self, subject: Subject) -> list[Curve]:
+        """The curves as they are drawn: of very many some, and of each so many points."""
         curves = self.curves(subject)
+        if self.only_one:
+            chosen = even_places(len(curves), MOST_STATES)
+        else:
+            chosen = curves_to_draw([curve.y for curve in curves], MOST_CURVES)
+        most = max(FEWEST_DRAWN, MOST_DRAWN // max(1, len(chosen)))
+        return [_thinned(curves[place], most) for place in chosen]
+
+    def draw(self, subject: Subject, ax: "Axes") -> None:
+        """Draw the curves, each with its interval, and the level beside them."""
+        curves = self.shown_curves(subject)
         for number, curve in enumerate(curves):
             colour = PALETTE[number % len(PALETTE)] if curve.colour is None else curve.colour
             style = DASHED if curve.dashed else "-"
@@ -173,10 +210,17 @@ class LineFigure(RunFigure):
         ax.set_xlabel(self.x_name)
         ax.set_ylabel(self.y_name)
 
-    def table(self, subject: RunSubject) -> list[TableRow]:
+    def table(self, subject: Subject) -> list[TableRow]:
         """A line for each point of each curve."""
+        return self._lines(self.curves(subject))
+
+    def shown_table(self, subject: Subject) -> list[TableRow]:
+        """A line for each point that is drawn."""
+        return self._lines(self.shown_curves(subject))
+
+    def _lines(self, curves: Sequence[Curve]) -> list[TableRow]:
         lines = []
-        for curve in self.curves(subject):
+        for curve in curves:
             for place, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
                 line = {"series": curve.label, self.x_name: x, "value": y}
                 if curve.interval is not None:
@@ -185,14 +229,31 @@ class LineFigure(RunFigure):
                 lines.append(line)
         return lines
 
-    def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
-        """Each point of each curve."""
-        curves = self.curves(subject)
+    def points(self, subject: Subject) -> Float[np.ndarray, "n 2"]:
+        """Each point that is drawn."""
+        curves = self.shown_curves(subject)
         x = np.concatenate([curve.x for curve in curves])
         y = np.concatenate([curve.y for curve in curves])
         return np.stack([x, y], axis=1)
 
-    def legend(self, subject: RunSubject, ax: "Axes") -> None:
+    def drawn_part(self, subject: Subject) -> str:
+        """How many of the curves, and how many of their points."""
+        curves = self.curves(subject)
+        shown = self.shown_curves(subject)
+        parts = []
+        if len(shown) < len(curves):
+            which = "evenly chosen" if self.only_one else "those that reach highest and lowest"
+            parts.append(f"{len(shown)} of {len(curves)} curves, {which}")
+        n_points = sum(len(curve.x) for curve in curves)
+        n_shown = sum(len(curve.x) for curve in shown)
+        if n_shown < n_points and any(len(curve.x) > FEWEST_DRAWN for curve in curves):
+            parts.append(
+                f"{n_shown:,} of {n_points:,} points, with the smallest and the largest of every "
+                "stretch"
+            )
+        return f"Drawn are {'; '.join(parts)}." if parts else ""
+
+    def legend(self, subject: Subject, ax: "Axes") -> None:
         """Add the names of the curves; of states, those of the first and the last one."""
         handles, names = ax.get_legend_handles_labels()
         if self.only_one and len(names) > 2:
@@ -202,7 +263,7 @@ class LineFigure(RunFigure):
 
 
 @dataclasses.dataclass(frozen=True)
-class PairFigure(RunFigure):
+class PairFigure(RunFigure[RunSubject]):
     """A matrix over all pairs of checkpoints, as a heat map.
 
     Attributes:
@@ -255,24 +316,41 @@ class PairFigure(RunFigure):
 
     def table(self, subject: RunSubject) -> list[TableRow]:
         """A line for each pair."""
+        return self._lines(subject, range(len(subject.steps)))
+
+    def shown_table(self, subject: RunSubject) -> list[TableRow]:
+        """A line for each pair of the checkpoints that stand beside the drawing."""
+        return self._lines(subject, self._shown_places(subject).tolist())
+
+    def _lines(self, subject: RunSubject, places: Sequence[int]) -> list[TableRow]:
         values = subject.matrix(self.matrix)
         assert values is not None
         lines = []
-        for row, step in enumerate(subject.steps):
-            for column, step_2 in enumerate(subject.steps):
-                lines.append(
-                    {"row_step": step, "column_step": step_2, "value": float(values[row, column])}
-                )
+        for row in places:
+            for column in places:
+                steps = {"row_step": subject.steps[row], "column_step": subject.steps[column]}
+                lines.append({**steps, "value": float(values[row, column])})
         return lines
 
     def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
-        """The middle of each cell."""
-        rows, columns = np.indices((len(subject.steps), len(subject.steps)))
+        """The middle of each cell that has a line beside the drawing."""
+        places = self._shown_places(subject)
+        rows, columns = np.meshgrid(places, places, indexing="ij")
         return np.stack([columns.ravel(), rows.ravel()], axis=1).astype(np.float64)
+
+    def drawn_part(self, subject: RunSubject) -> str:
+        """How many of the checkpoints stand beside the drawing, which has all of them."""
+        n_shown = len(self._shown_places(subject))
+        if n_shown == len(subject.steps):
+            return ""
+        return f"The numbers beside it are of {n_shown} of the {len(subject.steps)} checkpoints."
+
+    def _shown_places(self, subject: RunSubject) -> Int[np.ndarray, " places"]:
+        return even_places(len(subject.steps), MOST_PAIRED)
 
 
 @dataclasses.dataclass(frozen=True)
-class AreaFigure(RunFigure):
+class AreaFigure(RunFigure[RunSubject]):
     """Shares that add up to one, above each other.
 
     Attributes:
@@ -287,17 +365,19 @@ class AreaFigure(RunFigure):
 
     def draw(self, subject: RunSubject, ax: "Axes") -> None:
         """Draw the first name at the bottom."""
+        places = self._shown_places(subject)
+        steps = np.asarray(subject.steps)[places]
         shares = self.shares(subject)
         areas = ax.stackplot(
-            subject.steps,
-            *shares.values(),
+            steps,
+            *(values[places] for values in shares.values()),
             labels=list(shares),
             colors=colours_of_states(len(shares)),
             linewidth=0,
         )
         for number, area in enumerate(areas):
             area.set_gid(f"curve-{number}")
-        step_axis(ax, np.asarray(subject.steps))
+        step_axis(ax, steps)
         ax.set_ylim(0, 1)
         ax.set_xlabel("step")
         ax.set_ylabel("share")
@@ -305,18 +385,54 @@ class AreaFigure(RunFigure):
 
     def table(self, subject: RunSubject) -> list[TableRow]:
         """A line for each name at each checkpoint."""
+        return self._lines(subject, np.arange(len(subject.steps)))
+
+    def shown_table(self, subject: RunSubject) -> list[TableRow]:
+        """A line for each name at each checkpoint that is drawn."""
+        return self._lines(subject, self._shown_places(subject))
+
+    def _lines(self, subject: RunSubject, places: Int[np.ndarray, " places"]) -> list[TableRow]:
         lines = []
         for name, values in self.shares(subject).items():
-            for step, value in zip(subject.steps, values.tolist(), strict=True):
-                lines.append({"series": name, "step": step, "value": value})
+            for place in places.tolist():
+                line = {"series": name, "step": subject.steps[place], "value": float(values[place])}
+                lines.append(line)
         return lines
 
     def points(self, subject: RunSubject) -> Float[np.ndarray, "n 2"]:
-        """The middle of each share."""
-        shares = np.stack(list(self.shares(subject).values()))  # [s T]
+        """The middle of each share that is drawn."""
+        places = self._shown_places(subject)
+        shares = np.stack(list(self.shares(subject).values()))[:, places]  # [s T] -> [s places]
         middles = np.cumsum(shares, axis=0) - shares / 2
-        steps = np.broadcast_to(np.asarray(subject.steps, np.float64), shares.shape)
+        steps = np.broadcast_to(np.asarray(subject.steps, np.float64)[places], shares.shape)
         return np.stack([steps.ravel(), middles.ravel()], axis=1)
+
+    def drawn_part(self, subject: RunSubject) -> str:
+        """How many of the checkpoints."""
+        n_shown = len(self._shown_places(subject))
+        if n_shown == len(subject.steps):
+            return ""
+        return (
+            f"Drawn are {n_shown} of {len(subject.steps)} checkpoints, with the smallest and the "
+            "largest shares of every stretch."
+        )
+
+    def _shown_places(self, subject: RunSubject) -> Int[np.ndarray, " places"]:
+        shares = list(self.shares(subject).values())
+        return places_to_draw(shares, max(FEWEST_DRAWN, MOST_DRAWN // len(shares)))
+
+
+def _thinned(curve: Curve, most: int) -> Curve:
+    """A curve with about so many of its points: the extremes of its values and of its interval."""
+    columns = [curve.y, *(curve.interval or ())]
+    places = places_to_draw(columns, most)
+    if len(places) == len(curve.x):
+        return curve
+    interval = None
+    if curve.interval is not None:
+        lower, upper = curve.interval
+        interval = lower[places], upper[places]
+    return dataclasses.replace(curve, x=curve.x[places], y=curve.y[places], interval=interval)
 
 
 def _ends(curve: Curve) -> tuple[float, float]:

@@ -138,8 +138,8 @@ KERNEL: tuple[RunFigure, ...] = (
         name="overlap",
         page=PAGE,
         title="Overlap of the leading modes",
-        caption="‖U_iᵀ U_j‖² / m of the m leading modes of two checkpoints: 1 the same directions, "
-        "0 orthogonal ones.",
+        caption="‖U_iᵀ U_j‖² / m of the m leading modes of two centred kernels: 1 the same "
+        "directions, 0 orthogonal ones.",
         needs="It needs two checkpoints of track.",
         matrix="overlap",
         bar="overlap",

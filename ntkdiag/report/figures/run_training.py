@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from ntkdiag.report.figures.run_figure import Curve, LineFigure, RunFigure
 from ntkdiag.report.run_subject import RunSubject
@@ -19,8 +20,19 @@ def over_checkpoints(
         values = subject.series(name)
         if values is not None:
             steps = np.asarray(subject.steps, np.float64)
-            curves.append(Curve(label, steps, values, dashed=name in dashed))
+            ends = _ends(subject, name)
+            curves.append(Curve(label, steps, values, interval=ends, dashed=name in dashed))
     return curves
+
+
+def _ends(
+    subject: RunSubject, name: str
+) -> tuple[Float[np.ndarray, " T"], Float[np.ndarray, " T"]] | None:
+    """Both ends of the intervals of a number of the checkpoints; None where it has none."""
+    lower, upper = (subject.series(f"{name}_{end}") for end in ("lower", "upper"))
+    if lower is None or upper is None or not np.any(lower < upper):
+        return None
+    return lower, upper
 
 
 def over_measurements(subject: RunSubject, names: dict[str, str]) -> list[Curve]:

@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ntkdiag.report.figures.style import A_COLOUR, B_COLOUR, FAINT, INK, figure, logarithmic, svg
-from ntkdiag.report.monitor_records import Row
-from ntkdiag.scalars import nan_if_unknown
+from ntkdiag.report.monitor_records import Row, array_of, numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +56,7 @@ def _draw_largest(
     panel: "Axes", rows: Sequence[Row], steps: Int[np.ndarray, " steps"], name: str
 ) -> None:
     """Eigenvalues or curvatures."""
-    values = _arrays(rows, name)
+    values = array_of([row.get(name) for row in rows])
     n_values = values.shape[1]
     # From dark, the largest, to pale.
     for index in range(n_values):
@@ -141,16 +140,6 @@ def _alignment_title(rows: Sequence[Row], chance: Float[np.ndarray, " steps"]) -
     return title
 
 
-def _arrays(rows: Sequence[Row], name: str) -> Float[np.ndarray, "steps k"]:
-    """An array of every step; NaN where one has fewer numbers than another, or could not know."""
-    longest = max(len(row.get(name, ())) for row in rows)
-    values = np.full((len(rows), longest), np.nan)
-    for index, row in enumerate(rows):
-        for position, value in enumerate(row.get(name, ())):
-            values[index, position] = nan_if_unknown(value)
-    return values
-
-
 def _series(rows: Sequence[Row], name: str) -> Float[np.ndarray, " steps"]:
     """One number over the steps."""
-    return np.array([nan_if_unknown(row.get(name)) for row in rows], dtype=float)
+    return numbers_of([row.get(name) for row in rows])

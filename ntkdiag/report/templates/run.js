@@ -137,8 +137,10 @@
   function asCsv(columns) {
     const names = Object.keys(columns);
     const quoted = (value) => {
-      const text = value === null ? "" : String(value);
-      return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+      let text = value === null ? "" : String(value);
+      // What a spreadsheet would compute is text.
+      if (/^[=+\-@＝＋－＠\t\r\n]/.test(text) && Number.isNaN(Number(text))) text = `'${text}`;
+      return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     };
     const lines = [names.map(quoted).join(",")];
     columns[names[0]].forEach((_, place) => {

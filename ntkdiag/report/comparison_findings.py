@@ -1,0 +1,79 @@
+"""What is found in a comparison: the state of B, its stability, the regime, the labels."""
+
+import math
+
+import numpy as np
+
+from ntkdiag.judging.finding import Finding, by_urgency
+from ntkdiag.judging.margin_finding import margin_findings
+from ntkdiag.judging.regime_finding import alignment_findings, regime_findings
+from ntkdiag.judging.state_finding import state_findings
+from ntkdiag.report.causes import some_of, unreached_leaves
+from ntkdiag.report.reported import Comparison, Measured
+
+
+def comparison_findings(comparison: Comparison) -> list[Finding]:
+    """All findings, the most urgent first."""
+    verdict, b = comparison.verdict, comparison.b
+    trust = f"Of two checkpoints and {b.kernel.n_examples} examples."
+    step = b.step if isinstance(b.step, int) else None
+    if verdict.state != "alive":
+        return state_findings(verdict.state, b.condition.spread, verdict.numbers, step, trust)
+    e1 = None if comparison.prediction is None else comparison.prediction.e1
+    return by_urgency(
+        [
+            *_stability(comparison, trust),
+            *regime_findings(verdict.regime, e1, first=comparison.a.label, step=step, trust=trust),
+            *alignment_findings(verdict.task, step=step, trust=trust),
+            *_unreached(comparison, step, trust),
+        ]
+    )
+
+
+def _stability(comparison: Comparison, trust: str) -> list[Finding]:
+    """The margins of A and B."""
+    # Two runs are no way from A to B: only B is the end of something.
+    sides = [comparison.b]
+    if comparison.kernels_alone is None:
+        sides.insert(0, comparison.a)
+    known = [side for side in sides if _is_known(side.margin)]
+    if comparison.b not in known:
+        return []
+    ends = [side.margin_interval or (side.margin, side.margin) for side in known]
+    lower, upper = np.asarray(ends, np.float64).T
+    values = np.asarray([side.margin for side in known], np.float64)
+    # An end that is not known is the value itself.
+    lower, upper = (np.where(np.isfinite(end), end, values) for end in (lower, upper))
+    steps = [side.step if isinstance(side.step, int) else None for side in known]
+    return margin_findings(steps, values, lower, upper, trust)
+
+
+def _unreached(comparison: Comparison, step: int | None, trust: str) -> list[Finding]:
+    """Parameters that gradients reached at A, and no more at B."""
+    if comparison.kernels_alone is not None:
+        return []
+    lost = [leaf for leaf in unreached_leaves(comparison.b) if _was_reached(comparison.a, leaf)]
+    if not lost:
+        return []
+    return [
+        Finding(
+            id="parameters-lost",
+            severity="warning",
+            quantities=("leaf_shares",),
+            sentence=f"No gradient reaches {some_of(lost)} at the end, and at first one did.",
+            value=float(len(lost)),
+            threshold=0.0,
+            step=step,
+            trust=trust,
+            do="Look for units behind it that are off for all examples, or saturated.",
+            verify="Its share of the kernel's trace is above 0.",
+        )
+    ]
+
+
+def _was_reached(side: Measured, leaf: str) -> bool:
+    return leaf not in unreached_leaves(side)
+
+
+def _is_known(number: float | None) -> bool:
+    return number is not None and math.isfinite(number)

@@ -1,0 +1,116 @@
+"""What a report says about examples and batches: those to look at first, wrong labels, batches far from the noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag.demo.digits import load_digits
+from ntkdiag.monitor import JsonLines
+from ntkdiag.report.run_gallery import galleries
+from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.runs.run_reader import RunReader
+
+N, WRONG = 80, np.arange(5, 13)
+
+
+def f(params, x):
+    return jnp.tanh(x.reshape(len(x), -1) @ params["a"]) @ params["b"]
+
+
+def digits(wrong):
+    """Digits of which some have the label of the next class."""
+    data = load_digits(0)
+    x, y = data.x_train[:N].astype(np.float32), data.y_train[:N].copy()
+    y[wrong] = (y[wrong] + 1) % 10
+    return x, y
+
+
+def tracked(folder, wrong):
+    """A run on them."""
+    x, y = digits(wrong)
+    keys = jax.random.split(jax.random.key(0))
+    params = {
+        "a": jax.random.normal(keys[0], (64, 32)) / 8,
+        "b": jax.random.normal(keys[1], (32, 10)) / 32**0.5,
+    }
+    gradient = jax.jit(
+        jax.grad(lambda p: optax.softmax_cross_entropy_with_integer_labels(f(p, x), y).mean())
+    )
+    checkpoints = {}
+    for step in range(61):
+        if step in (0, 20, 60):
+            checkpoints[step] = params
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, gradient(params))
+    options = {"loss": "cross_entropy", "gradient_kernel": True, "out": folder}
+    ntkdiag.track(checkpoints, model=f, train=(x, y), **options)
+    return ntkdiag.open_run(folder)
+
+
+@pytest.mark.slow
+def test_wrong_labels_are_shown_and_found(tmp_path):
+    run = tracked(tmp_path / "run", WRONG)
+    track = ntkdiag.comparison.Track.of_run(run)
+    gallery, *_ = galleries(RunSubject.of(track, None))
+    assert gallery.title == "Look at these twenty first"
+    with_images, *_ = galleries(RunSubject.of(track, RunReader(tmp_path / "run")))
+    first = [int(np.argsort(-track.self_influence())[k]) for k in range(20)]
+    _, y = digits(WRONG)
+    want = [f"example {place}, label {y[place]}" for place in first]
+    assert [one.name for one in with_images.examples] == want
+    assert all(one.image.startswith("data:image/png") for one in with_images.examples)
+    assert len(set(first) & set(WRONG.tolist())) >= 5
+
+    [finding] = [one for one in run.findings if one.id == "suspicious-labels"]
+    assert finding.value > finding.threshold == 0.5
+    named = finding.sentence.partition("(examples ")[2].partition(")")[0].split(", ")
+    right = {int(name) for name in named} & set(WRONG.tolist())
+    assert len(right) >= max(4, 0.7 * len(named))  # of 72 right labels some are odd, too
+    assert f"{len(named)} of 80 labels look wrong" in finding.sentence
+
+
+@pytest.mark.slow
+def test_right_labels_are_not_suspicious(tmp_path):
+    run = tracked(tmp_path / "run", np.arange(0))
+    assert "suspicious-labels" not in [one.id for one in run.findings]
+
+
+@pytest.mark.parametrize(
+    ("batch", "lower", "upper", "found"),
+    [
+        (64, 300.0, None, ["batch-below-noise"]),
+        (64, 300.0, 900.0, ["batch-below-noise"]),
+        (64, 200.0, 900.0, []),
+        (64, 10.0, 17.0, []),
+        (64, 5.0, 15.0, ["batch-above-noise"]),
+        (None, 300.0, 900.0, []),
+        (64, None, None, []),
+    ],
+)
+def test_batches_far_from_the_noise_scale(tmp_path, batch, lower, upper, found):
+    writer = JsonLines(tmp_path / "run" / "watch.jsonl")
+    writer.start({"name": "ntk", "batch_size": batch})
+    scale = {"ntk_noise_scale_lower": lower, "ntk_noise_scale_upper": upper}
+    writer.write(0, {"ntk_margin": 0.6, "ntk_status": 1, **dict.fromkeys(scale, 70.0)})
+    writer.write(10, {"ntk_margin": 0.6, "ntk_status": 1, **(scale if lower else {})})
+    findings = ntkdiag.open_run(tmp_path / "run").findings
+    assert [one.id for one in findings] == found
+    if found:
+        assert findings[0].step == 10
+        assert "A batch of 64 is far" in findings[0].sentence
+
+
+def test_the_record_has_the_batch(tmp_path):
+    x, y = digits(WRONG)
+    memory = ntkdiag.monitor.InMemory()
+    params = {"a": jnp.full((64, 4), 0.1), "b": jnp.ones((4, 10))}
+    monitor = ntkdiag.Monitor(
+        f, train=(x, y), loss="cross_entropy", instruments="noise_scale", batch_size=64,
+        writers=memory,
+    )  # fmt: skip
+    monitor(0, params)
+    monitor.close()
+    assert memory.record["batch_size"] == 64
+    assert np.isfinite(memory.rows[0]["ntk_noise_scale_lower"])
