@@ -1,6 +1,12 @@
 """`python -m ntkdiag`: the command line."""
 
-from ntkdiag.commands.command_line import main
+import os
+import sys
 
 if __name__ == "__main__":
+    # Python puts the working directory first on the path: nothing but a case is looked for there.
+    if sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    from ntkdiag.commands.command_line import main
+
     main()

@@ -1,8 +1,9 @@
 """The program: its commands, and how it ends.
 
-Exit status 0 is done; 1 an error, or something that `selfcheck` found; 2 words that cannot be used;
-3 a condition of `--fail-on` that holds. What is wrong is one message on standard error. Errors
-inside the user's own code keep their traceback.
+Exit status 0 is done; 1 an error, or something that `selfcheck` found; 2 words that cannot be used.
+`check` and `--fail-on` end with 1 for warnings, 2 for errors, and 3 where no number can be judged.
+What is wrong is one message on standard error. Errors inside the user's own code
+keep their traceback.
 """
 
 import io
@@ -16,16 +17,17 @@ import typer
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.commands import (
+    check_command,
     compare_command,
     demo_command,
     export_command,
     plan_command,
     report_command,
     selfcheck_command,
+    show_command,
     spectrum_command,
     track_command,
     version_command,
-    watch_command,
 )
 from ntkdiag.commands.usage import UsageError
 
@@ -70,7 +72,8 @@ _add(plan_command.plan, plan_command.EXAMPLES)
 _add(spectrum_command.spectrum, spectrum_command.EXAMPLES)
 _add(compare_command.compare, compare_command.EXAMPLES)
 _add(track_command.track, track_command.EXAMPLES)
-_add(watch_command.watch, watch_command.EXAMPLES)
+_add(show_command.show, show_command.EXAMPLES)
+_add(check_command.check, check_command.EXAMPLES)
 _add(report_command.report, report_command.EXAMPLES)
 _add(export_command.export, export_command.EXAMPLES)
 _add(version_command.version, version_command.EXAMPLES)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ntkdiag.commands.case import Case
-from ntkdiag.commands.gates import judge, numbers_in, read_gates
+from ntkdiag.commands.judged import end_by
 from ntkdiag.commands.printing import print_json, results_alone, say
 from ntkdiag.commands.shared_options import (
     CaseOption,
@@ -22,45 +22,11 @@ from ntkdiag.commands.shared_options import (
     examples,
 )
 from ntkdiag.commands.usage import usage_error
-from ntkdiag.display import PlainValue
 
 EXAMPLES = examples(
     "ntkdiag compare run/0 run/100 --model net.py:net --train train.npz",
     "ntkdiag compare run@0 run@100 --case net.py:case --out report.html",
-    "ntkdiag compare old new --case net.py:case --fail-on 'drift > 0.5'",
-)
-
-# Names of `--fail-on` that are those of `track`: of B, and of what lies between A and B.
-_OF_B = (
-    "trace",
-    "participation_ratio",
-    "entropy_rank",
-    "loss",
-    "accuracy",
-    "alignment",
-    "alignment_above",
-    "critical_learning_rate",
-)
-SHORT_NAMES = {
-    **{name: f"b.{name}" for name in _OF_B},
-    "margin": "b.stability_margin",
-    "drift": "drift.relative",
-    "drift_scale": "drift.scale",
-    "drift_rotation": "drift.rotation",
-    "drift_distance_centred": "drift.distance_centred",
-    "e1": "linearization.e1",
-    "agreement": "linearization.agreement",
-}
-# All others begin with one of these.
-GROUPS = (
-    "a.",
-    "b.",
-    "drift.",
-    "linearization.",
-    "fixed_arrays.",
-    "movement.",
-    "kernels_alone.",
-    "facts.",
+    "ntkdiag compare old new --case net.py:case --fail-on warning",
 )
 
 
@@ -109,9 +75,7 @@ def compare(
     from ntkdiag.comparison.comparison import check_report
     from ntkdiag.report.comparison_table import Screen, terminal
 
-    # What cannot be judged or written is refused before anything is computed.
-    known = (*SHORT_NAMES, *GROUPS)
-    gates = read_gates(fail_on, "compare", known)
+    # What cannot be written is refused before anything is computed.
     if out is not None:
         check_report(out, history=history)
     elif history is not None:
@@ -141,9 +105,8 @@ def compare(
         report = None
         if out is not None:
             report = comparison.save(out, history=history)
-    content = comparison.to_dict()
     if as_json:
-        print_json(content)
+        print_json(comparison.to_dict())
         if report is not None:
             say(f"report: {report}")
     else:
@@ -152,16 +115,7 @@ def compare(
         console.print(Screen(comparison, everything=everything, explain=explain, more=more))
         if report is not None:
             console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
-    judge(gates, [_numbers(content)], "compare", SHORT_NAMES)
-
-
-def _numbers(content: PlainValue) -> dict[str, float]:
-    """The numbers of a comparison by dotted name; what `track` has, too, also by its name there."""
-    numbers = numbers_in(content)
-    for name, dotted in SHORT_NAMES.items():
-        if dotted in numbers:
-            numbers[name] = numbers[dotted]
-    return numbers
+    end_by(comparison.findings, fail_on)
 
 
 def _how_to_see_more(*, explain: bool, has_report: bool) -> str:

@@ -15,7 +15,7 @@ from ntkdiag.commands.shared_options import RunArgument, StreamOption, examples
 from ntkdiag.commands.streams_of_run import opened_one, rows_of, tracked
 from ntkdiag.commands.usage import usage_error
 from ntkdiag.comparison.tracked import Track
-from ntkdiag.display import PlainValue
+from ntkdiag.display import PlainValue, spreadsheet_cell
 from ntkdiag.runs.json_lines import finite_or_null
 from ntkdiag.runs.run_reader import RunReader
 
@@ -81,9 +81,10 @@ def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     for line in lines:
         names.update(dict.fromkeys(line))
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(names), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(spreadsheet_cell, names))
+    for line in lines:
+        writer.writerow(spreadsheet_cell(line.get(name, "")) for name in names)
     return file.getvalue()
 
 
@@ -104,4 +105,5 @@ def _write(text: str, out: pathlib.Path | None) -> None:
     if out is None:
         sys.stdout.write(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        # Names of bytes that are no letters are in it as they are.
+        out.write_text(text, encoding="utf-8", errors="replace")

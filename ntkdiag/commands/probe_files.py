@@ -1,4 +1,4 @@
-"""Examples from an .npz file, without pickle: the arrays x and, if it is there, y."""
+"""Examples from an .npz file, without pickle: x and, if they are there, y and weights."""
 
 import pathlib
 import zipfile
@@ -30,15 +30,21 @@ def read_pair(path: pathlib.Path | None, call: str) -> Pair | None:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             names = list(file)
-            for name in ("x", "y"):
+            for name in ("x", "y", "weights"):
                 if name in names:
                     arrays[name] = file[name]
     except _UNREADABLE as error:
-        expected = "an .npz file written by numpy.savez(path, x=..., y=...)"
+        expected = (
+            "an .npz file written by numpy.savez(path, x=..., y=...), with weights=... if there "
+            "are some"
+        )
         got = f"{error}"
         if isinstance(error, TypeError):  # an array of its own is no context manager
             got = "an array without a name (.npy)"
         raise usage_error(call, expected, got) from error
     if "x" not in arrays:
         raise usage_error(call, "an array named x in the file", ", ".join(names) or "nothing")
-    return arrays["x"], arrays.get("y")
+    labels = arrays.get("y")
+    return (
+        (arrays["x"], labels, arrays["weights"]) if "weights" in arrays else (arrays["x"], labels)
+    )

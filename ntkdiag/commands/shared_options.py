@@ -41,7 +41,7 @@ ReductionOption: TypeAlias = Annotated[
     typer.Option(
         metavar="KIND",
         help="Of the kernel over outputs: full, mean, trace, sum-of-logits; auto is full up to "
-        "2048 rows, else mean.",
+        "2048 rows, else reduced.",
     ),
 ]
 LossOption: TypeAlias = Annotated[
@@ -77,10 +77,11 @@ JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON, and nothing else.")
 ]
 FailOnOption: TypeAlias = Annotated[
-    list[str] | None,
+    Literal["warning", "error"] | None,
     typer.Option(
-        metavar="'NAME OP NUMBER'",
-        help="End with status 3 where this holds, or where the number is not resolved; repeatable.",
+        metavar="SEVERITY",
+        help="End with status 1 for warnings, 2 for errors, 3 where it cannot tell, if a finding "
+        "is as urgent: warning or error.",
     ),
 ]
 StreamOption: TypeAlias = Annotated[

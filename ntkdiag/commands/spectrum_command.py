@@ -8,11 +8,9 @@ import typer
 
 from ntkdiag import display, errors
 from ntkdiag.commands.case import Case
-from ntkdiag.commands.gates import judge, numbers_in, read_gates
 from ntkdiag.commands.printing import print_json, results_alone
 from ntkdiag.commands.shared_options import (
     CaseOption,
-    FailOnOption,
     HeldOutOption,
     JsonOption,
     MemoryOption,
@@ -28,24 +26,6 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "ntkdiag spectrum run@100 --case net.py:case",
     "ntkdiag spectrum run/100 --model net.py:net --train train.npz --top 20 --json",
-    "ntkdiag spectrum run@100 --case net.py:case --fail-on 'entropy_rank < 5'",
-)
-
-# What `--json` prints, by name, and `--fail-on` knows.
-_NUMBERS = (
-    "step",
-    "trace",
-    "size",
-    "rank",
-    "negative",
-    "noise_floor",
-    "asymmetry",
-    "stable_rank",
-    "participation_ratio",
-    "entropy_rank",
-    "condition_number",
-    "eigenvalues",
-    "convention.",
 )
 
 
@@ -61,7 +41,6 @@ def spectrum(
     memory: MemoryOption = None,
     top: Annotated[int, typer.Option(min=1, help="Eigenvalues to print.")] = 10,
     as_json: JsonOption = False,
-    fail_on: FailOnOption = None,
 ) -> None:
     """Eigenvalues, effective ranks and noise floor of the kernel of one checkpoint.
 
@@ -70,7 +49,6 @@ def spectrum(
     """
     from ntkdiag.report.comparison_table import terminal
 
-    gates = read_gates(fail_on, "spectrum", _NUMBERS)
     with results_alone(as_json):
         read = Case.named(case, "ntkdiag spectrum --case")
         read = read.with_examples(train, held_out, "spectrum")
@@ -82,7 +60,6 @@ def spectrum(
         console = terminal()
         console.print(_table(content, top))
         console.print(_in_words(content), markup=False, highlight=False)
-    judge(gates, [numbers_in(content)], "spectrum", _NUMBERS)
 
 
 @errors.called("ntkdiag spectrum")

@@ -8,6 +8,7 @@ import numpy as np
 
 import ntkdiag
 from ntkdiag.commands.usage import usage_error
+from ntkdiag.comparison.stored_checkpoint import read_track
 from ntkdiag.comparison.tracked import Track
 from ntkdiag.runs.run_reader import RunReader
 
@@ -46,13 +47,13 @@ def opened_one(path: pathlib.Path, stream: str | None, command: str) -> tuple[Ru
 
 def tracked(run: RunReader, name: str) -> Track | None:
     """The checkpoints of a stream of `track`, without their arrays; None for other streams."""
-    record = run.record(name)
-    if record.get("source") != "track":
+    if run.record(name).get("source") != "track":
         return None
     # Drift and matrices follow from the numbers of pairs, which stand in the rows.
-    rows = run.rows(name)
+    contents = read_track(run.root, name)
+    rows = [step.row for step in contents.committed.values()]
     no_array = np.zeros((len(rows), 0))
-    return Track.of(record, rows, no_array, no_array)
+    return Track.of(contents.records[-1], rows, no_array, no_array)
 
 
 def rows_of(run: RunReader, name: str) -> Sequence[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkdiag.commands.case import Case
-from ntkdiag.commands.gates import judge, numbers_in, read_gates
+from ntkdiag.commands.judged import end_by
 from ntkdiag.commands.printing import print_json, results_alone
 from ntkdiag.commands.shared_options import (
     CaseOption,
@@ -25,48 +25,11 @@ from ntkdiag.commands.usage import usage_error
 
 if TYPE_CHECKING:
     from ntkdiag.comparison.snapshots import StepsLike
-    from ntkdiag.comparison.tracked import Track
 
 EXAMPLES = examples(
     "ntkdiag track checkpoints --case net.py:case --out run --follow",
     "ntkdiag track checkpoints --model net.py:net --train train.npz --steps 0,10,100",
-    "ntkdiag track checkpoints --case net.py:case --fail-on 'any:margin > 1'",
-)
-
-# Numbers of a checkpoint that `--fail-on` knows before there are any; see docs/track.md.
-_OF_A_PROBE = (
-    "loss",
-    "accuracy",
-    "alignment",
-    "alignment_chance",
-    "alignment_standard_deviation",
-    "alignment_above",
-)
-# Numbers of a pair: those of the first checkpoint and this one.
-FROM_THE_FIRST = ("distance", "distance_centred", "overlap", "e1", "agreement")
-KNOWN = (
-    "step",
-    "trace",
-    "norm",
-    "rank",
-    "noise_floor",
-    "participation_ratio",
-    "entropy_rank",
-    "leaf_shares",
-    *_OF_A_PROBE,
-    *(f"held_out_{name}" for name in _OF_A_PROBE),
-    "alignment_gap",
-    "critical_learning_rate",
-    "margin",
-    "learning_rate",
-    "update_norm",
-    "drift",
-    "drift_scale",
-    "drift_rotation",
-    "drift_distance_centred",
-    "velocity",
-    *FROM_THE_FIRST,
-    "convention.",
+    "ntkdiag track checkpoints --case net.py:case --fail-on warning",
 )
 
 
@@ -113,8 +76,6 @@ def track(
     from ntkdiag.comparison.track import track as track_run
     from ntkdiag.report.comparison_table import terminal
 
-    # What cannot be judged or found is refused before anything is computed.
-    gates = read_gates(fail_on, "track", KNOWN)
     chosen_steps = _read_steps(steps)
     with results_alone(as_json):
         read = Case.named(case, "ntkdiag track --model")
@@ -143,7 +104,7 @@ def track(
         print_json(tracked.to_dict())
     else:
         terminal().print(tracked)
-    judge(gates, _numbers(tracked), "track", KNOWN)
+    end_by(tracked.findings, fail_on)
 
 
 def _read_steps(words: str | None) -> "StepsLike | None":
@@ -163,14 +124,3 @@ def _read_steps(words: str | None) -> "StepsLike | None":
         raise usage_error(
             f"ntkdiag track --steps {words}", "steps such as 0,10,100, log, or every:100", words
         ) from error
-
-
-def _numbers(tracked: "Track") -> list[dict[str, float]]:
-    """The numbers of every checkpoint by name, with those of the first one and itself."""
-    content = tracked.to_dict()
-    rows = [numbers_in(row) for row in content["checkpoints"]]
-    for place, row in enumerate(rows):
-        if place > 0:
-            for name in FROM_THE_FIRST:
-                row |= numbers_in({name: content["matrices"][name][0][place]})
-    return rows

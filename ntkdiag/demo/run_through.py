@@ -1,12 +1,14 @@
 """The demo from beginning to end: train, watch, save, track, report."""
 
 import functools
+import os
 import pathlib
 
 from jaxtyping import PyTree
 from rich.console import Console
 
 from ntkdiag import errors
+from ntkdiag.comparison.forecast import duration
 from ntkdiag.comparison.track import track
 from ntkdiag.demo.demo_settings import LEARNING_RATE, LOSS, MOMENTUM, PROBE_PER_CLASS, DemoSettings
 from ntkdiag.demo.digits import load_digits
@@ -52,7 +54,7 @@ def run_demo(
     _say(
         console,
         f"{settings.library} CNN on 8x8 digits, {settings.steps} steps of SGD, learning rate "
-        f"{LEARNING_RATE}",
+        f"{LEARNING_RATE}: about {duration(settings.seconds)} on two cores",
     )
     view = LiveView(settings.steps, console)
     with checkpointer(run.checkpoints, settings.steps) as save, view:
@@ -79,6 +81,7 @@ def run_demo(
     console.print(tracked)
     open_run(run.root).save(run.report)
     _say(console, f"report: {run.report}")
+    _say(console, f"all of it, checkpoints and measurements too, is in {run.root}{os.sep}")
     return run
 
 

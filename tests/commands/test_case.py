@@ -1,12 +1,16 @@
 """How a case is named, and what the user's own code may return for one."""
 
+import importlib
+import os
 import pathlib
+import subprocess
 import sys
 
 import equinox as eqx
 import numpy as np
 import pytest
 
+import ntkdiag
 from ntkdiag.commands import command_line
 from ntkdiag.commands.case import Case
 from ntkdiag.commands.usage import UsageError
@@ -96,6 +100,9 @@ def test_words_of_the_command_line_win_one_by_one(read, tmp_path):
     other = case.with_examples(tmp_path / "other.npz", None, "plan")
     np.testing.assert_array_equal(other.batch, 2 * X)
     assert case.with_examples(None, None, "plan").train is case.train
+    np.savez(tmp_path / "weighted.npz", x=X, y=Y, weights=np.ones(len(X)))
+    weighted = case.with_examples(tmp_path / "weighted.npz", None, "plan")
+    assert [len(part) for part in weighted.train] == [len(X)] * 3
 
 
 @pytest.mark.parametrize(
@@ -166,3 +173,91 @@ def test_a_file_imports_what_lies_next_to_it_when_it_is_called(shell, workspace)
     assert "nothing is wrong" in out
     for name in ("beside_for_shell", "case_for_shell"):
         del sys.modules[name]
+
+
+MINE = "NET = lambda params, x: x @ params['w']\n"
+
+
+@pytest.fixture
+def foreign(workspace, monkeypatch):
+    """A folder with files that are called like modules that ntkdiag, or the case, imports; each says that it ran."""
+    for name in ("scipy", "matplotlib", "jinja2", "pandas", "equinox"):
+        (workspace / f"{name}.py").write_text(f"open('{name}.ran', 'w').close()\n")
+    for name in ("mine_for_shell", "beside_mine"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    return workspace
+
+
+def ran(folder):
+    return sorted(path.name for path in folder.glob("*.ran"))
+
+
+CODE = """
+import sys
+from ntkdiag.commands import command_line
+before = [*sys.path]
+sys.argv = ["ntkdiag", *sys.argv[1:]]
+try:
+    command_line.main()
+finally:
+    assert before == sys.path, (before, sys.path)
+    assert "ntkdiag" not in str(sys.meta_path)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_module", [False, True], ids=["ntkdiag", "python -m ntkdiag"])
+def test_nothing_in_the_working_directory_is_run_but_the_case(foreign, as_module):
+    (foreign / "mine_for_shell.py").write_text(
+        "import scipy.linalg, beside_mine\nfrom beside_mine import NET\n"
+    )
+    (foreign / "beside_mine.py").write_text(MINE)
+    words = ["compare", "a", "b", "--model", "mine_for_shell:NET", "--train", "probe.npz"]
+    begin = ["-m", "ntkdiag"] if as_module else ["-P", "-c", CODE]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(pathlib.Path(ntkdiag.__file__).parents[1]),
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, *begin, *words, "--out", "report.html"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, ran(foreign)) == (0, []), done.stderr
+    assert (foreign / "report.html").exists()
+
+
+def test_a_module_that_is_installed_is_not_looked_for_beside_it(foreign, monkeypatch):
+    elsewhere = foreign / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine_for_shell.py").write_text(MINE + "import beside_mine\n")
+    (foreign / "beside_mine.py").write_text("open('beside.ran', 'w').close()\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere)])
+    before = [*sys.path]
+    with pytest.raises(ModuleNotFoundError, match="beside_mine"):  # the working directory has one
+        Case.named("mine_for_shell:NET", "ntkdiag plan")
+    assert ran(foreign) == []
+    assert sys.path == before
+
+
+def test_the_path_is_put_back_whatever_the_case_does(foreign):
+    before = [*sys.path], [*sys.meta_path]
+    for text in ("1 / 0", "import sys\nsys.path.append('mine')", "NET = 1"):
+        (foreign / "mine_for_shell.py").write_text(text + "\n")
+        sys.modules.pop("mine_for_shell", None)
+        importlib.invalidate_caches()
+        with pytest.raises((ZeroDivisionError, UsageError)):
+            Case.named("mine_for_shell:NET", "ntkdiag plan")
+        with pytest.raises((ZeroDivisionError, UsageError)):
+            Case.named("mine_for_shell.py:NET", "ntkdiag plan")
+        assert [entry for entry in sys.path if entry != "mine"] == before[0]
+        assert sys.meta_path == before[1]
+
+
+def test_a_package_of_the_working_directory(foreign):
+    (foreign / "mine_for_shell").mkdir()
+    (foreign / "mine_for_shell" / "nets.py").write_text(MINE)
+    try:
+        assert callable(Case.named("mine_for_shell.nets:NET", "ntkdiag plan").model)
+    finally:
+        sys.modules.pop("mine_for_shell.nets", None)

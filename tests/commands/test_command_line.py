@@ -163,11 +163,12 @@ def test_help_imports_no_framework():
     assert run.stderr == "[]\n"
 
 
+@pytest.mark.long
 def test_a_process_of_its_own(tmp_path):
     run = python("-m", "ntkdiag", "version", "--json")
     assert (run.returncode, run.stderr) == (0, "")
     assert json.loads(run.stdout)["ntkdiag"] == ntkdiag.__version__
-    run = python("-m", "ntkdiag", "watch", "nowhere", cwd=tmp_path)
+    run = python("-m", "ntkdiag", "show", "nowhere", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith(
         "ntkdiag: open_run(path): expected a run directory at 'nowhere'; got no such path."
@@ -184,7 +185,7 @@ def test_characters_that_the_terminal_lacks_are_replaced(tmp_path):
     run = python(
         "-m",
         "ntkdiag",
-        "watch",
+        "show",
         "log.jsonl",
         cwd=tmp_path,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

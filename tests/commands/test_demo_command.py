@@ -1,6 +1,7 @@
 """`ntkdiag demo`: the run it makes, the data it takes, and the settings it refuses."""
 
 import json
+import os
 import re
 import sys
 
@@ -33,7 +34,12 @@ def test_demo(shell, tiny, tmp_path, library):
     root = tmp_path / "runs" / f"digits-{library}"
     assert (status, err) == (0, "")
     assert re.search(r"step +2  lambda [\d.]+", out)
-    assert f"report: runs/digits-{library}/report.html" in out
+    first, *_, report, folder = out.strip().splitlines()
+    assert re.search(r"3 steps of SGD, learning rate 0.05: about \d+ s on two cores$", first)
+    assert report == f"report: runs/digits-{library}/report.html"
+    assert folder == (
+        f"all of it, checkpoints and measurements too, is in runs/digits-{library}{os.sep}"
+    )
     assert "report of a run" in (root / "report.html").read_text(encoding="utf-8")
     assert sorted(int(path.name) for path in (root / "checkpoints").iterdir()) == [0, 1, 2, 3]
     run = ntkdiag.open_run(root)
@@ -93,6 +99,16 @@ def test_json_is_all_that_stands_on_standard_output(shell, tiny, tmp_path):
     assert status == 0
     assert json.loads(out) == {"root": "mine", "report": "mine/report.html"}
     assert "following the kernel through the checkpoints" in err
+
+
+def test_the_time_it_takes_counts_steps_and_measurements():
+    # Of the defaults 54 s are no measurements; one for each of the 300 steps takes a minute more.
+    assert 50 < demo.DemoSettings().seconds < 90
+    more_often = demo.DemoSettings(every=1).seconds - demo.DemoSettings(every=10).seconds
+    assert 30 < more_often < 120
+    assert demo.DemoSettings(steps=3000, every=10**6).seconds < 180
+    one_step = demo.DemoSettings(steps=1, every=5)
+    assert one_step.seconds == demo.DemoSettings(steps=1, every=1).seconds
 
 
 def test_demo_names_the_extra_that_is_missing(monkeypatch):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -48,6 +49,38 @@ def test_csv(shell, log):
     }
     # What is not known is an empty cell, not a number.
     assert (second["ntk_trace"], second["note"], second["ntk_eigenvalues.1"]) == ("", "", "0.5")
+
+
+FORMULA = '=HYPERLINK("http://example.org","more")'
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_text(shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        FORMULA: f"'{FORMULA}",
+        "+1+cmd|' /C calc'!A0": "'+1+cmd|' /C calc'!A0",
+        "-2+3": "'-2+3",
+        "@SUM(A1)": "'@SUM(A1)",
+        "\t=1": "'\t=1",
+        "＝1": "'＝1",
+        "-0.5": "-0.5",
+        "+1e-3": "+1e-3",
+        "a = b": "a = b",
+        "": "",
+    }
+    writer = ntkdiag.JsonLines("logs/watch.jsonl")
+    writer.start(RECORD)
+    rows = [{"below": -1.5, "list": [-2, "=1"], FORMULA: text} for text in texts]
+    for step, row in enumerate(rows):
+        writer.write(step, row)
+    status, out, _ = shell("export", "logs", "--out", "rows.csv")
+    assert (status, out) == (0, "")
+    lines = table(pathlib.Path("rows.csv").read_text())
+    assert [line[f"'{FORMULA}"] for line in lines] == list(texts.values())
+    # Numbers below zero stay numbers.
+    assert {(line["below"], line["list.0"], line["list.1"]) for line in lines} == {
+        ("-1.5", "-2", "'=1")
+    }
 
 
 def test_a_file_of_the_log_alone(shell, log):

@@ -107,20 +107,6 @@ def test_a_step_of_a_run_on_held_out_examples(shell, checkpoints):
     assert (content["step"], content["examples"], content["size"]) == (10, "held_out", 6)
 
 
-def test_gates_on_a_spectrum(shell, workspace):
-    words = ("spectrum", "a", "--case", CASE)
-    status, _, err = shell(*words, "--fail-on", "rank>1", "--fail-on", "eigenvalues.0>1e9")
-    assert status == 3
-    assert err.startswith("ntkdiag: ntkdiag spectrum --fail-on 'rank>1': rank is ")
-    assert err.count("\n") == 1
-    # The smallest eigenvalue is rounding, and so is what is divided by it.
-    status, _, err = shell(*words, "--fail-on", "condition_number>1")
-    assert (status, err.rpartition(": ")[2]) == (3, "condition_number is unresolved\n")
-    status, out, err = shell(*words, "--fail-on", "ranks>1")
-    assert (status, out) == (2, "")
-    assert "expected the name of a number: step, trace, size, rank," in err
-
-
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_options_of_a_case_hold_for_checkpoints(shell, workspace, mode):
     """A linen module with its variables, in another mode than that of a test."""

@@ -1,4 +1,4 @@
-"""`ntkdiag watch RUN`: a run in the terminal while it grows."""
+"""`ntkdiag show RUN`: the latest numbers of a run in the terminal, once or while it grows."""
 
 import sys
 import time
@@ -11,32 +11,33 @@ from ntkdiag.commands.shared_options import JsonOption, RunArgument, StreamOptio
 from ntkdiag.commands.streams_of_run import opened
 
 EXAMPLES = examples(
-    "ntkdiag watch run",
-    "ntkdiag watch run/watch.jsonl --every 10",
-    "ntkdiag watch run --stream track --once",
+    "ntkdiag show run",
+    "ntkdiag show run --follow",
+    "ntkdiag show run/watch.jsonl --follow --every 10",
 )
 WIDTH = 80  # where it is not a terminal that is printed to
 
 
-def watch(
+def show(
     run: RunArgument,
     stream: StreamOption = None,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print it once, as where there is no terminal.")
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep it up to date while it is written to, to Ctrl-C.")
     ] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the latest numbers of a run, and how they went, while it is written to.
+    """Show the latest numbers of a run, and how they went.
 
-    Ctrl-C ends it. With --json the last row of each stream is printed once.
+    With --json the last row of each stream is printed. Where there is no terminal,
+    it is printed once.
     """
     from rich.console import Console, Group
     from rich.live import Live
 
     from ntkdiag.commands.run_view import LiveRun
 
-    found, names = opened(run, stream, "watch")
+    found, names = opened(run, stream, "show")
     # A stream that begins later is shown, too, unless one is asked for.
     is_one = stream is not None or run.is_file()
     reader = LiveRun(found, names if is_one else None)
@@ -46,7 +47,7 @@ def watch(
         return
     is_terminal = sys.stdout.isatty()
     console = Console(width=None if is_terminal else WIDTH)
-    if once or not is_terminal:
+    if not follow or not is_terminal:
         console.print(Group(*reader.views()))
         return
     try:

@@ -47,7 +47,7 @@ def lines_with(text, name):
 def test_once(shell, log):
     log.alert(Alert("MarginAbove", 10, "margin", 0.5, 0.4, "Too near.", "Halve the rate."))
     os.utime("logs/watch.jsonl", (time.time() - 90,) * 2)
-    status, out, err = shell("watch", "logs", "--once")
+    status, out, err = shell("show", "logs")
     assert (status, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert out.startswith("watch: 2 rows, steps 0 to 10, the last 90 s ago")
@@ -59,17 +59,17 @@ def test_once(shell, log):
     assert out.index("ntk_margin") < out.index("ntk_eigenvalues") < out.index("ntk_trace")
     assert "ALERT step 10 MarginAbove: Too near. Halve the rate." in " ".join(out.split())
     # Where there is no terminal, it is printed once in any case.
-    assert shell("watch", "logs/watch.jsonl") == (0, out, "")
+    assert shell("show", "logs/watch.jsonl") == (0, out, "")
 
 
 def test_every_stream(shell, log):
     other = ntkdiag.JsonLines("logs/other.jsonl")
     other.start({"source": "watch"})
-    _, out, _ = shell("watch", "logs")
+    _, out, _ = shell("show", "logs")
     assert out.startswith("other: no row yet, begun 0 s ago")
     assert "watch: 2 rows" in out
     other.write(3, {"loss": math.nan})
-    _, out, _ = shell("watch", "logs", "--stream", "other")
+    _, out, _ = shell("show", "logs", "--stream", "other")
     assert out.startswith("other: 1 row, step 3, the last 0 s ago")
     assert lines_with(out, "loss") == [["loss", "–"]]
     assert "watch:" not in out
@@ -77,7 +77,7 @@ def test_every_stream(shell, log):
 
 def test_json(shell, log):
     log.write(20, {"ntk_trace": math.nan})
-    status, out, err = shell("watch", "logs", "--json")
+    status, out, err = shell("show", "logs", "--json")
     assert (status, err) == (0, "")
     content = json.loads(out, parse_constant=pytest.fail)
     assert content["root"] == f"{pathlib.Path('logs').absolute()}"
@@ -91,7 +91,7 @@ def test_a_tracked_run_shows_its_drift(shell, checkpoints):
     _, printed, _ = shell(
         "track", "run", "--case", "net_for_shell.py:case", "--out", "ntk", "--json"
     )
-    _, out, _ = shell("watch", "ntk")
+    _, out, _ = shell("show", "ntk")
     assert out.startswith("track: 2 rows")
     assert "probe: " not in out  # which holds the examples
     assert max(map(len, out.splitlines())) <= 80
@@ -138,14 +138,14 @@ def test_how_long_ago(log, seconds, words):
 
 
 def test_a_run_that_is_not_there(shell, log):
-    status, out, err = shell("watch", "nowhere")
+    status, out, err = shell("show", "nowhere")
     assert (status, out) == (1, "")
     assert "expected a run directory at 'nowhere'; got no such path" in err
-    status, out, err = shell("watch", "logs", "--stream", "track")
+    status, out, err = shell("show", "logs", "--stream", "track")
     assert (status, out) == (2, "")
     assert err == (
-        "ntkdiag: ntkdiag watch logs --stream track: expected a stream of the run: watch; got track. "
-        "See: ntkdiag watch --help\n"
+        "ntkdiag: ntkdiag show logs --stream track: expected a stream of the run: watch; got track. "
+        "See: ntkdiag show --help\n"
     )
 
 
@@ -155,7 +155,7 @@ def test_in_a_terminal_it_updates_until_it_is_interrupted(log):
 
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "ntkdiag", "watch", "logs", "--every", "0.1"],
+        [sys.executable, "-m", "ntkdiag", "show", "logs", "--follow", "--every", "0.1"],
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
