@@ -334,6 +334,90 @@ def diagnostics() -> Figure:
     return figure
 
 
+def examples_and_batches() -> Figure:
+    """The noise scale while the loss falls, wrong labels, and what new digits do to old ones."""
+    figure, (of_batch, of_labels, of_tasks) = plots(3)
+    images, labels = load_digits(return_X_y=True)
+    x, y = (images[:200] / 16).astype(np.float32), labels[:200].copy()
+    rng = np.random.default_rng(0)
+    wrong = rng.permutation(200) < 20
+    y[wrong] = (y[wrong] + rng.integers(1, 10, 20)) % 10
+
+    def loss(params):
+        return optax.softmax_cross_entropy_with_integer_labels(
+            network(params, x), y
+        ).mean()
+
+    params = one_hidden_layer(jax.random.key(0), 64, 64, 10)
+    path = descend(loss, params, 0.2, 200)
+    steps = [0, 10, 25, 50, 100, 200]
+    kernels = [
+        ntkdiag.gradient_kernel(network, path[step], x, y, loss="cross_entropy")
+        for step in steps
+    ]
+
+    scales = [ntkdiag.analysis.noise_scale(kernel) for kernel in kernels]
+    values, lower, upper = (
+        np.array([float(getattr(scale, name)) for scale in scales])
+        for name in ("value", "lower", "upper")
+    )
+    of_batch.plot(steps, values, ".-", color=A_COLOUR)
+    of_batch.fill_between(steps, lower, upper, color=A_COLOUR, alpha=0.2)
+    of_batch.set_yscale("log")
+    of_batch.set(xlabel="step", title="noise scale, in examples")
+
+    scores = sum(
+        np.asarray(ntkdiag.analysis.self_influence(kernel))
+        for kernel in kernels
+    )
+    order = np.argsort(-scores)
+    colours = np.where(wrong[order], B_COLOUR, "#c8ccd4")
+    of_labels.bar(
+        np.arange(60), scores[order][:60], color=colours[:60], width=1
+    )
+    of_labels.set(xlabel="rank of the example", title="self-influence")
+    of_labels.text(
+        0.95, 0.9, "wrong labels", color=B_COLOUR, ha="right",
+        transform=of_labels.transAxes,
+    )  # fmt: skip
+
+    old, new = labels[:600] < 5, labels[:600] >= 5
+    inputs = (images[:600] / 16).astype(np.float32)
+    first, second = ((inputs[rows], labels[:600][rows]) for rows in (old, new))
+
+    def loss_on_old(params):
+        outputs = network(params, first[0])
+        return optax.softmax_cross_entropy_with_integer_labels(
+            outputs, first[1]
+        ).mean()
+
+    params = descend(loss_on_old, params, 0.5, 100)[-1]
+    counts = [1, 2, 4, 8, 12, 16]
+    found = [
+        ntkdiag.interference(
+            network, params, old=first, new=second, loss="cross_entropy",
+            optimizer=optax.adam(3e-4), steps=count,
+        )
+        for count in counts
+    ]  # fmt: skip
+    of_tasks.plot(
+        counts,
+        [one.change for one in found],
+        ".-",
+        color=A_COLOUR,
+        label="foretold",
+    )
+    of_tasks.plot(
+        counts, [one.of_network for one in found], "o", mfc="none", color=B_COLOUR,
+        label="network",
+    )  # fmt: skip
+    of_tasks.set(
+        xlabel="steps on digits 5 to 9", title="loss on 0 to 4, change"
+    )
+    of_tasks.legend(frameon=False)
+    return figure
+
+
 def linearize() -> Figure:
     """A network, its linear and its quadratic model, near and far from where they are taken."""
     x = jnp.linspace(-2, 2, 200)[:, None]
@@ -721,6 +805,146 @@ def monitor_spike() -> Figure:
     return figure
 
 
+def losses() -> Figure:
+    """The margin of a language model on padded sentences, with the mask and without."""
+    n, length, vocabulary, width = 32, 12, 16, 12
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, vocabulary, (n, length + 1))
+    first, second = jax.random.split(jax.random.key(0))
+    params = {
+        "embed": jax.random.normal(first, (vocabulary, width)) / 2,
+        "out": jax.random.normal(second, (width, vocabulary)) / width**0.5,
+    }
+
+    def model(params, tokens):
+        # Padding has token 0, which is zeros.
+        embedded = params["embed"][tokens] * (tokens > 0)[..., None]
+        return jnp.tanh(embedded) @ params["out"]
+
+    shares, masked, unmasked = [], [], []
+    for kept in range(2, length + 1):
+        is_text = np.broadcast_to(np.arange(length) < kept, (n, length))
+        x = np.where(is_text, tokens[:, :-1], 0)
+        operator = ntkdiag.NTKOperator(model, params, x)
+        y = np.where(is_text, tokens[:, 1:], 0)
+        for margins, loss in (
+            (masked, ntkdiag.losses.CrossEntropy(ignore=0)),
+            (unmasked, ntkdiag.losses.CrossEntropy()),
+        ):
+            margin = ntkdiag.stability_margin(operator, 20.0, loss=loss, y=y)
+            margins.append(float(margin))
+        shares.append(1 - kept / length)
+
+    figure, (ax,) = plots(1)
+    ax.plot(shares, masked, color=A_COLOUR, label="ignore=0: text alone")
+    ax.plot(shares, unmasked, color=B_COLOUR, label="padding as text")
+    ax.set(title="margin", xlabel="share of padding", ylim=(0, None))
+    ax.legend(fontsize=8)
+    return figure
+
+
+def several_terms() -> Figure:
+    """Residual and boundary of a PINN: spectra, and the margin against the weight."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    scales = {"a": 2.0, "b": 1.0, "c": 32**-0.5}
+    params = {
+        name: scale * jax.random.normal(key, (32,))
+        for (name, scale), key in zip(scales.items(), keys, strict=True)
+    }
+
+    def u(params, x):
+        return jnp.tanh(params["a"] * x + params["b"]) @ params["c"]
+
+    def terms(params, x):
+        second = jax.grad(jax.grad(u, 1), 1)
+        point, is_boundary = x
+        residual = jax.vmap(second, (None, 0))(params, point)
+        return jnp.where(
+            is_boundary, jax.vmap(u, (None, 0))(params, point), residual
+        )
+
+    n = 100
+    point = np.append(np.linspace(0, 1, n + 2)[1:-1], [0.0, 1.0])
+    is_boundary = np.arange(n + 2) >= n
+    x = (point.astype(np.float32), is_boundary)
+    kernel = ntkdiag.ntk(terms, params, x, reduction="full")
+    zeros = np.zeros(n + 2, np.float32)
+
+    def margin(of_residual, of_boundary):
+        weights = np.where(is_boundary, of_boundary / 2, of_residual / n)
+        return float(
+            ntkdiag.stability_margin(
+                kernel,
+                1e-4,
+                loss=ntkdiag.losses.MSE(denominator=0.5),
+                y=ntkdiag.losses.Weighted(zeros, weights),
+            )
+        )
+
+    figure, (left, right) = plots(2)
+    matrix = np.asarray(kernel.matrix)
+    for name, rows, colour in (
+        ("residual", ~is_boundary, A_COLOUR),
+        ("boundary", is_boundary, B_COLOUR),
+    ):
+        values = np.linalg.eigvalsh(matrix[np.ix_(rows, rows)])[::-1]
+        values = values[:10] / rows.sum()
+        left.plot(
+            np.arange(1, len(values) + 1),
+            values,
+            "o-",
+            color=colour,
+            label=name,
+        )
+    logarithmic(left, True, x=False)
+    left.set(title="eigenvalues of each term, per point", xlabel="mode")
+    left.legend(fontsize=8)
+
+    ratios = np.logspace(-1, 3, 25)
+    both = [margin(1.0, ratio) for ratio in ratios]
+    right.plot(ratios, both, color="#333333", label="the sum")
+    right.axhline(margin(1.0, 0.0), color=A_COLOUR, label="residual", ls="--")
+    alone = [margin(0.0, ratio) for ratio in ratios]
+    right.plot(ratios, alone, "--", color=B_COLOUR, label="boundary")
+    right.set(
+        xscale="log",
+        yscale="log",
+        title="margin",
+        xlabel="weight of the boundary",
+        ylim=(min(both) / 4, max(both) * 2),
+    )
+    right.legend(fontsize=8)
+    return figure
+
+
+def lora() -> Figure:
+    """How well each checkpoint predicts the others, and which adapters are in the kernel."""
+    page = (IMAGES.parent / "lora.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(
+        r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    ):
+        exec(block, names)
+    run, found = names["run"], names["found"]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    run.plot.e1(ax=left)
+    left.set_title("e1: linearized at row, for column")
+    leaves = found.movement[:-1]
+    places = np.arange(len(leaves))
+    right.barh(
+        places - 0.2, [leaf.share_a for leaf in leaves], 0.4, label="start"
+    )
+    right.barh(
+        places + 0.2, [leaf.share_b for leaf in leaves], 0.4, label="end"
+    )
+    right.set_yticks(places, [leaf.path for leaf in leaves])
+    right.invert_yaxis()
+    right.set_xlabel("share of the trace of the kernel")
+    right.legend()
+    return figure
+
+
 def neural_tangents() -> Figure:
     """A full kernel in the axes of neural-tangents, and as the matrix it stands for."""
     x, _ = digits()
@@ -841,6 +1065,7 @@ PICTURES = {
     "plain": plain,
     "kernels": kernels,
     "diagnostics": diagnostics,
+    "examples_and_batches": examples_and_batches,
     "linearize": linearize,
     "predict": predictions,
     "matrix_free": matrix_free,
@@ -850,6 +1075,9 @@ PICTURES = {
     "monitor_catapult": monitor_catapult,
     "monitor_lazy": monitor_lazy,
     "monitor_spike": monitor_spike,
+    "losses": losses,
+    "several_terms": several_terms,
+    "lora": lora,
     "neural-tangents": neural_tangents,
     "torch-func": torch_func,
     "selfcheck": selfcheck,

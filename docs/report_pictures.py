@@ -1,11 +1,13 @@
 """The pictures of the report of a run: `python docs/report_pictures.py` takes them anew.
 
 A small convolutional network is trained on digits, watched and tracked; its report is opened in a
-Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. About a
-minute on two cores.
+Chromium of this machine, driven as in the tests, which takes a picture of two of its pages. So is
+the page that the blocks of docs/sweep.md write. About a minute and a half on two cores.
 """
 
+import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -92,6 +94,25 @@ def tracked_run(folder: pathlib.Path) -> ntkdiag.Run:
     return ntkdiag.open_run(folder)
 
 
+def swept_runs(folder: pathlib.Path) -> pathlib.Path:
+    """Run the blocks of the page about a sweep in a folder; the page that they write."""
+    text = (DOCS / "sweep.md").read_text()
+    names: dict[str, object] = {}
+    os.chdir(folder)
+    for block in re.findall(
+        r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    ):
+        exec(block, names)
+    return folder / "sweep.html"
+
+
+def save_picture(browser, path: pathlib.Path) -> None:
+    """A picture of what the browser shows, in few colours."""
+    browser.screenshot(path, full=False)
+    picture = Image.open(path).convert("RGB").quantize(96)
+    picture.save(path, optimize=True)
+
+
 def main() -> None:
     """Make the report, and the pictures of it."""
     from chromium import Chromium
@@ -106,12 +127,11 @@ def main() -> None:
             browser.open(report)
             browser.run(f"document.getElementById('tab-{page}').click()")
             browser.run(f"document.querySelector('{top}').scrollIntoView()")
-            path = IMAGES / f"{name}.png"
-            browser.screenshot(path, full=False)
-            picture = (
-                Image.open(path).convert("RGB").quantize(96)
-            )  # few colours
-            picture.save(path, optimize=True)
+            save_picture(browser, IMAGES / f"{name}.png")
+        browser.size(1280, 1000)
+        browser.colours("light")
+        browser.open(swept_runs(root))
+        save_picture(browser, IMAGES / "sweep.png")
         browser.close()
 
 

@@ -58,7 +58,7 @@ def train_step(state):
 
 for _ in range(101):
     state = train_step(state)
-jax.effects_barrier()  # writers are called asynchronously
+jax.block_until_ready(state)  # the writers were called
 for row in memory.rows:
     margin, lower, upper = (row["ntk_margin" + end] for end in ("", "_lower", "_upper"))
     line = f"step {row['step']:3d}  margin {margin:.2f} [{lower:.2f}, {upper:.2f}]"
