@@ -69,22 +69,21 @@ def counted(training: Training, tiers: Iterable[Instruments]) -> list[Count]:
     for instruments in tiers:
         step, shapes = training.step_of_shapes(instruments)
         program = program_of(step, *shapes)
-        trips = average_passes(shapes[1])
+        trips = _rounds_of_loops(planned(training, instruments))
         added = flops_in(program, trips) - flops
         counts.append(Count(flops, added, products, products_in(program, trips) - products))
     return counts
 
 
-def average_passes(opt_state: PyTree) -> float:
-    """Rounds of the one loop whose number of rounds is no constant: that of the margin.
+def _rounds_of_loops(plan: MonitorPlan) -> float:
+    """Mean rounds of the loops whose number of rounds is no constant, 1 without: 4 F n for each."""
+    iterated = [cost for cost in plan.instruments if cost.name in ("margin", "eigenvalues")]
+    return sum(cost.forwards for cost in iterated) / (4.0 * len(iterated)) if iterated else 1.0
 
-    A test counts them while it runs.
-    """
-    margin = TopCurvatures()
-    kept = opt_state.ntk_memory.get("margin")
-    # Each vector that is kept has a pass; without any, there is one along the update.
-    n_passes = 1 + margin.cold_rounds if kept is None else kept.shape[0] + margin.rounds
-    return n_passes + 1 + (1 + margin.restart_rounds) / margin.restart_every
+
+def average_passes(opt_state: PyTree) -> float:
+    """Passes of the margin as the plan has them; a test counts them while it runs."""
+    return TopCurvatures()._average_passes("margin" in opt_state.ntk_memory)
 
 
 def table(trainings: Iterable[Training]) -> Table:
