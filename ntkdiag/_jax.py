@@ -5,16 +5,19 @@
 2. Questions to a jaxpr: what occurs anywhere in it, loops and branches included.
 3. The trace under way: its settings, and whether there is one.
 4. XLA on CPU: which compiler options compute float32 derivatives of normalisation layers rightly.
+5. Words between the processes of a program, which JAX has no public call for.
 
 Differences between versions are found by looking at the objects (feature detection), never by
 comparing version numbers.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import re
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -23,7 +26,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 # 1. Jaxprs.
 
@@ -118,6 +121,18 @@ def contains(jaxpr: Jaxpr | ClosedJaxpr, primitive: str) -> bool:
     return _occurs(jaxpr, lambda eqn: eqn.primitive.name == primitive)
 
 
+def normalises(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    """Whether a jaxpr sums and takes roots of arrays, as normalisation layers do.
+
+    A root of a single number is that of a width.
+    """
+
+    def is_root(eqn: Equation) -> bool:
+        return eqn.primitive.name in ("rsqrt", "sqrt", "pow") and bool(eqn.outvars[0].aval.shape)
+
+    return contains(jaxpr, "reduce_sum") and _occurs(jaxpr, is_root)
+
+
 def contains_refs(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Whether a mutable array is made anywhere in a jaxpr."""
     return _occurs(jaxpr, lambda eqn: any(map(is_ref, eqn.outvars)))
@@ -173,6 +188,8 @@ def _occurs(jaxpr: Jaxpr | ClosedJaxpr, holds: Callable[[Equation], bool]) -> bo
 
 # 3. The trace under way.
 
+_LOOPS = "jax._src.lax.control_flow.loops"
+
 
 def vjp(f: Callable[..., tuple[Array, PyTree]], *primals: PyTree) -> tuple[Array, Callable, PyTree]:
     """`jax.vjp(f, *primals, has_aux=True)` inside a trace, traced in half the time.
@@ -226,6 +243,28 @@ def trace_settings() -> tuple:
     return (*settings, jax.sharding.get_abstract_mesh())
 
 
+def settings_of_thread() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """The settings of JAX that this thread has by itself, for another one to enter.
+
+    `with jax.default_device(...)` and the like hold in the thread that they were written in.
+    """
+    config: Any = jax.config
+    wide = config.jax_enable_x64
+    device = config.jax_default_device
+    precision = config.jax_default_matmul_precision
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with (
+            jax.enable_x64(wide),
+            jax.default_device(device),
+            jax.default_matmul_precision(precision),
+        ):
+            yield
+
+    return entered
+
+
 def committed(tree: PyTree) -> bool:
     """Whether any array was put on devices of somebody's choice.
 
@@ -239,6 +278,41 @@ def at_least_float32(dtype: jax.typing.DTypeLike) -> np.dtype:
     # Whatever promotion the session allows its own arrays: under "strict" there would be none.
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(dtype, jnp.float32)
+
+
+def is_in_loop() -> bool:
+    """Whether the body of a `jax.lax` loop is being traced.
+
+    Traces do not know of those around them: the loop is looked for on the stack.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _LOOPS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def call_host(call: Callable[..., int], *arrays: PyTree) -> Int[Array, ""]:
+    """Call a function on the host from a compiled program; its answer has to be used.
+
+    In the body of a loop it is called whether or not that is used, and the answer is 0. Elsewhere
+    the answer is what it is called for: an effect would take JAX off its fast way of calling a
+    compiled step, at the cost of some 40 microseconds for every array that goes in or out.
+    """
+    if is_in_loop():
+
+        def told(*arrays: PyTree) -> None:
+            call(*arrays)
+
+        jax.debug.callback(told, *arrays)
+        return jnp.zeros((), jnp.int32)
+
+    def answered(*arrays: PyTree) -> np.ndarray:
+        return np.asarray(call(*arrays), np.int32)
+
+    result = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.pure_callback(answered, result, *arrays, vmap_method="sequential")
 
 
 # 4. XLA on CPU: float32 backward passes of normalisation layers.
@@ -373,13 +447,13 @@ def compiler_options(*, reduces: bool, once: bool = False) -> dict[str, str]:
     return options
 
 
-def warn_if_untrusted_jit(*, reduces: bool = True) -> None:
+def warn_if_untrusted_jit(normalises: Callable[[], bool] = lambda: True) -> None:
     """Warn once when numbers computed inside the user's own `jit` cannot be trusted on this CPU.
 
     ntkdiag chooses the compiler options of what it compiles itself; inside a user's `jit` it
-    cannot.
+    cannot. `normalises` says whether the network has what XLA gets wrong; it is asked on CPUs only.
     """
-    if not reduces or jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or not normalises():
         return
     trusted = trusted_cpu_options()
     if trusted is None:
@@ -403,3 +477,42 @@ def warn_untrusted(do: str) -> None:
         RuntimeWarning,
         stacklevel=4,  # above this function, `warn_if_untrusted_jit`, and what of ours called that
     )
+
+
+# 5. Words between the processes of a program.
+
+
+def say_to_processes(key: str, text: str) -> None:
+    """Have the other processes of the program hear a text under a key that nobody used before."""
+    client = _coordination_client()
+    if client is not None:
+        client.key_value_set(key, text)
+
+
+def hear_of_process(key: str, seconds: float) -> str | None:
+    """The text that a process said under a key; None where nobody did for so long.
+
+    Raises:
+        RuntimeError: The process that all processes speak through is gone.
+    """
+    client = _coordination_client()
+    if client is None:
+        return None
+    try:
+        return client.blocking_key_value_get(key, int(1000 * seconds))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+
+
+def can_hear_processes() -> bool:
+    """Whether there is a way for words between processes."""
+    return _coordination_client() is not None
+
+
+def _coordination_client() -> Any:
+    """What the processes of a program speak through; None where they were not introduced."""
+    from jax._src import distributed
+
+    return getattr(getattr(distributed, "global_state", None), "client", None)

@@ -65,6 +65,37 @@ def as_examples(x: PyTree, name: str = "x") -> PyTree:
     return jax.tree_util.tree_map_with_path(read, x, is_leaf=_is_one_array)
 
 
+def as_labels(y: PyTree, name: str = "y") -> PyTree:
+    """Labels as one array, or as the tree of arrays that a loss of the user takes.
+
+    Lists are rows of one array, tuples of numbers too; tuples of arrays, dictionaries and
+    registered dataclasses are trees. None stays None.
+
+    Raises:
+        InvalidInputError: A leaf is no array of numbers; in a tree it is named by its path.
+    """
+    do = "Number the classes from 0."
+
+    def read(path: tuple, leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):  # `plan` takes shapes in place of arrays
+            return leaf
+        return as_array(leaf, name + jax.tree_util.keystr(path), do)
+
+    if is_one_array(y):
+        return read((), y)
+    return jax.tree_util.tree_map_with_path(read, y, is_leaf=_is_one_array)
+
+
+def is_one_array(y: PyTree) -> bool:
+    """Whether labels are one array, in whatever form, and no tree of several, or of none."""
+    if isinstance(y, list):
+        return True
+    if isinstance(y, tuple):
+        leaves = jax.tree.leaves(y)
+        return bool(leaves) and all(isinstance(leaf, AnyNumber) for leaf in leaves)
+    return jax.tree.structure(y) == jax.tree.structure(0)
+
+
 def with_arrays(tree: PyTree, name: str) -> PyTree:
     """Parameters, or arguments of f: every array in them as JAX's, and all else as it is."""
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 _HOW_TO_PLOT = "What needs labels, a loss or held-out examples is there where they were given."
+_MOST_LETTERS = 80  # of a value in a message
+# Those of other scripts are read like the first four.
+_BEGIN_FORMULAS = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
 MOST_ENTRIES = 8  # of a vector that is written entry by entry
 
 # A value of JSON: None, a boolean, a number, a string, or a list or dictionary of such values.
@@ -38,6 +41,25 @@ def html_table(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
         lines.append(f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>')
     lines.append("</tbody></table>")
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """A name for tables and pages: what stands for bytes that are no letters becomes a "?"."""
+    return text.encode(errors="replace").decode()
+
+
+def spreadsheet_cell(value: object) -> object:
+    """What a cell of a CSV file holds: text that a spreadsheet would compute has a ' before it.
+
+    Numbers stay, those below zero, too, and so does text that is one.
+    """
+    if not isinstance(value, str) or not value.startswith(_BEGIN_FORMULAS):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def terminal_table(title: str | None) -> "Table":
@@ -82,6 +104,14 @@ def short(value: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
+def shortened(value: Any) -> str:
+    """A value as a message shows it: of a very long one the beginning."""
+    text = repr(value)
+    if len(text) <= _MOST_LETTERS:
+        return text
+    return f"{text[:_MOST_LETTERS]}... ({len(text):,} letters)"
+
+
 def _number(value: float | int | bool | complex) -> str:
     """A number with four digits; whole numbers and truth values as they are."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -105,6 +135,12 @@ def plain(value: PyTree) -> PlainValue:
 
 def axes_to_draw_on(ax: "Axes | None") -> "Axes":
     """The axes a plot is drawn on: those handed in, or those of a new figure."""
+    if ax is not None and not hasattr(ax, "get_xlabel"):
+        raise errors.InvalidInputError(
+            expected="axes of matplotlib to draw on, or the name of a figure",
+            got=shortened(ax),
+            do="Leave it out to draw a new figure.",
+        )
     return panels_to_draw_on(None)[1] if ax is None else ax
 
 

@@ -6,6 +6,7 @@ A message says four things: the call, what was expected, what came, what to do.
    functions call each other the outermost stays noted: it is the one that the user wrote.
 2. Whoever raises says what was expected, what came and what to do. The call in front of it is put
    into words only then: its required arguments by name, and the optional ones that were given.
+3. Memory that the system refuses in the middle of a call is an error of ours, too.
 """
 
 import contextvars
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import sys
 import types
 import warnings
@@ -35,6 +37,9 @@ class _PublicCall(NamedTuple):
 _under_way: contextvars.ContextVar[_PublicCall | None] = contextvars.ContextVar(
     "ntkdiag_call", default=None
 )
+
+# A name of thousands of letters, of which the beginning is shown; paths are shorter.
+_ENDLESS_WORD = re.compile(r"(\S{100})\S{900,}")
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 # Type checkers at run time stand between a function and its caller with frames of their own.
@@ -66,7 +71,7 @@ class NtkdiagError(Exception):
     ):
         if expected:
             text = f"{call or current_call(argument)}: expected {expected}; got {got}. {do}"
-        super().__init__(text)
+        super().__init__(_ENDLESS_WORD.sub(r"\1...", text))
 
 
 class InvalidInputError(NtkdiagError, ValueError):
@@ -130,10 +135,31 @@ def _named(function: Callable[P, R], write: Callable[..., str]) -> Callable[P, R
         token = _under_way.set(_PublicCall(write, args, kwargs))
         try:
             return function(*args, **kwargs)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise _out_of_memory(error) from error
+            raise
         finally:
             _under_way.reset(token)
 
     return named
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was refused, to NumPy or to XLA; JAX is not imported to look."""
+    of_xla = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
+    return of_xla or isinstance(error, MemoryError)
+
+
+def _out_of_memory(error: Exception) -> MemoryBudgetError:
+    """The error for memory that was there when it was planned, or whose need was not foreseen."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return MemoryBudgetError(
+        expected="memory for all of the call",
+        got=reason.removesuffix("."),
+        do="Take fewer examples, or run it where there is more memory. Where the call has memory=, "
+        "a smaller budget leaves more for the rest.",
+    )
 
 
 def current_call(argument: str = "") -> str:

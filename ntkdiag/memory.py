@@ -1,7 +1,8 @@
 """Memory budgets: how much there is, and how a budget is written.
 
 What is free is the least of what is left anywhere: on the device of an accelerator, on the host, in
-each of the control groups of Linux that a container or a batch job is in.
+each of the control groups of Linux that a container or a batch job is in, and below the limits that
+`ulimit` sets for a process.
 """
 
 import contextlib
@@ -20,7 +21,9 @@ _PREFIXES = {"K": 1, "M": 2, "G": 3, "T": 4}
 # Where the memory of the host cannot be read: a small machine.
 _ASSUMED = 4 * 10**9
 # Bytes that are there without asking.
-_SMALL = 2**26
+SMALL = 2**26
+# Addresses that the next threads of XLA take for themselves, two arenas of glibc.
+_THREADS = 2**27
 
 
 def budget(memory: int | float | str | None) -> int:
@@ -44,7 +47,7 @@ def budget(memory: int | float | str | None) -> int:
 
 def budget_for(needed: int) -> int:
     """Bytes for work that needs so many: half of what is free, which is looked up only for much."""
-    return _SMALL if needed <= _SMALL else budget(None)
+    return SMALL if needed <= SMALL else budget(None)
 
 
 def _read(text: str) -> float:
@@ -84,7 +87,7 @@ def require_free(needed: int | float, what: str, free: Callable[[], int], do: st
     Raises:
         MemoryBudgetError: It does; `do` says what is cheaper.
     """
-    if needed <= _SMALL:
+    if needed <= SMALL:
         return
     available = free()
     if needed > available:
@@ -102,9 +105,9 @@ def free_memory() -> int:
 
 
 def host_memory() -> int:
-    """Bytes that the host leaves, and the control groups that this process is in."""
+    """Bytes that the host leaves, the control groups and the limits that this process is in."""
     # A container may have less than the host: the tightest of its control groups counts.
-    free = [_available()]
+    free = [_available(), *_below_limits_of_process()]
     for group in _control_groups():
         with contextlib.suppress(OSError, ValueError):  # no limit, or no such group
             limit = int((group.folder / group.limit).read_text())
@@ -113,6 +116,11 @@ def host_memory() -> int:
             cached = _field(group.folder / "memory.stat", group.cache)
             free.append(limit - used + cached)
     return max(1, min(free))
+
+
+def addresses_left() -> int:
+    """Addresses that the limits of this process leave; as many as there are where it has none."""
+    return max(0, min(_below_limits_of_process(), default=2**63))
 
 
 class _ControlGroup(NamedTuple):
@@ -147,6 +155,22 @@ def _control_groups() -> Iterator[_ControlGroup]:
             inner = Path(path.lstrip("/"))
             for part in (inner, *inner.parents):
                 yield _ControlGroup(base / part, *names)
+
+
+def _below_limits_of_process() -> Iterator[int]:
+    """Bytes that the limits of `ulimit -v` and `ulimit -d` leave, as far as there are any.
+
+    They count addresses, also those that are never written to, as a pool of threads has them.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; no Linux
+        import resource
+
+        limits = {"VmSize:": resource.RLIMIT_AS, "VmData:": resource.RLIMIT_DATA}
+        for name, kind in limits.items():
+            limit, _ = resource.getrlimit(kind)
+            if limit != resource.RLIM_INFINITY:
+                used = 1024 * _field(Path("/proc/self/status"), name)
+                yield limit - used - _THREADS
 
 
 def _available() -> int:

@@ -1,5 +1,7 @@
 """The probes of comparisons and monitors, by name: `train=(x, y)` and `held_out=(x, y)`.
 
+A third part has weights, `train=(x, y, weights)`: the labels of the probe are `Weighted` then.
+
 Which number is of which probe:
 
 - spectrum, drift, linearization error and stability are of `train`. The curvature of a loss
@@ -20,15 +22,18 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.arrays import as_array, as_examples
+from ntkdiag.arrays import as_examples, as_labels, is_one_array
 from ntkdiag.engine.calls.arguments import as_jax_has_it, check_no_nan, has_shapes_alone, is_traced
 from ntkdiag.kernel.digest import digest, host_numbers
+from ntkdiag.losses.weighted import Weighted, require_weights
 from ntkdiag.models.paths import shown
 
-# What users write: (x, y), or (x, None) without labels.
-Pair: TypeAlias = tuple[PyTree, PyTree]
+# What users write: (x, y), (x, None) without labels, (x, y, weights) with weights.
+Pair: TypeAlias = tuple[PyTree, PyTree] | tuple[PyTree, PyTree, PyTree]
 
-_BOTH_WAYS = "Write {name}=(x, y), or {name}=(x, None) for examples without labels."
+_BOTH_WAYS = (
+    "Write {name}=(x, y), {name}=(x, None) for examples without labels, or {name}=(x, y, weights)."
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +43,8 @@ class ProbeBatch:
     Attributes:
         name: "train" or "held_out".
         x: Examples, N on the leading axis of every leaf.
-        y: Their labels as they came; None without.
+        y: Their labels as they came, one array or a tree of arrays with N on the leading axis; a
+            `Weighted` with weights; None without.
     """
 
     name: str
@@ -86,7 +92,7 @@ class Probes:
 
 
 def read_probes(train: Pair | None, held_out: Pair | None) -> Probes:
-    """Read `train=(x, y)` and `held_out=(x, y)`, of which at least one is given.
+    """Read `train=(x, y)` and `held_out=(x, y)`, or (x, y, weights); one of them at least is given.
 
     Raises:
         InvalidInputError: Neither is given, one is no pair, or both do not go together.
@@ -103,18 +109,40 @@ def read_probes(train: Pair | None, held_out: Pair | None) -> Probes:
     return probes
 
 
+def read_n_train(n_train: int | np.integer | None, probes: Probes) -> int | None:
+    """The number of examples of the whole training set, that the probe is a part of.
+
+    Raises:
+        InvalidInputError: It is no number, less than the probe has, or of held-out examples.
+    """
+    if n_train is None:
+        return None
+    n_probe = 0 if probes.train is None else probes.train.n_examples
+    is_number = isinstance(n_train, int | np.integer) and not isinstance(n_train, bool)
+    if probes.train is None or not is_number or n_train < n_probe:
+        raise errors.InvalidInputError(
+            argument=f"n_train={n_train!r}",
+            expected="the number of examples of the whole training set, of which train=(x, y) are "
+            "some",
+            got=f"{n_train!r} beside a probe of {n_probe}",
+            do="Leave it out where it is not known.",
+        )
+    return int(n_train)
+
+
 def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
     """One probe from the pair it is handed in as; `pair` is anything until it is checked."""
     if pair is None:
         return None
-    if not isinstance(pair, tuple) or len(pair) != 2:
+    if not isinstance(pair, tuple) or len(pair) not in (2, 3):
         raise errors.InvalidInputError(
             argument=f"{name}=...",
-            expected="a pair (x, y) of examples and labels",
+            expected="a pair (x, y) of examples and labels, or (x, y, weights)",
             got=_describe(pair),
             do=_BOTH_WAYS.format(name=name),
         )
     x, y = as_jax_has_it(as_examples(pair[0])), as_jax_has_it(pair[1])
+    weights = pair[2] if len(pair) == 3 else None
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
     n_examples = {shape[:1] for shape in shapes}
     # Without axes, or with none on the first one.
@@ -128,9 +156,68 @@ def _read_pair(pair: Any, name: str) -> ProbeBatch | None:
             do="x and y have the examples first.",
         )
     check_no_nan(x, "x")
-    if y is not None and not has_shapes_alone(y):
-        y = as_array(y, "y", do="Number the classes from 0.")
-    return ProbeBatch(name, x, y)
+    y = as_labels(y)
+    if weights is not None:
+        y = Weighted(_beside_weights(y, name), require_weights(weights))
+    probe = ProbeBatch(name, x, y)
+    _require_labels_of_examples(probe)
+    return probe
+
+
+def require_label_of_each(probe: ProbeBatch) -> None:
+    """Refuse labels of one array that are more or fewer than the examples.
+
+    Trees were looked at when they were read.
+    """
+    labels = probe.y.y if isinstance(probe.y, Weighted) else probe.y
+    if is_one_array(labels) and np.shape(labels)[:1] != (probe.n_examples,):
+        raise errors.InvalidInputError(
+            argument=f"{probe.name}=(x, y)",
+            expected=f"one label for each of the {probe.n_examples} examples of x",
+            got=f"shape {np.shape(labels)}",
+            do="x and y are the same examples in the same order; a list is one array, and several "
+            "arrays of labels are a tuple or a dictionary.",
+        )
+
+
+def _beside_weights(y: PyTree, name: str) -> PyTree:
+    """Labels that weights go with: one array."""
+    if is_one_array(y):
+        return y
+    raise errors.InvalidInputError(
+        argument=f"{name}=(x, y, weights)",
+        expected="labels as one array beside weights",
+        got="None" if y is None else f"a {type(y).__name__}",
+        do='A loss of your own takes weights with the labels: y={"labels": ..., "weights": ...}.',
+    )
+
+
+def _require_labels_of_examples(probe: ProbeBatch) -> None:
+    """Refuse trees of labels, and weights, that are not as many as the examples.
+
+    Labels of one array are looked at beside the outputs, which tell what they have to be.
+    """
+    y, written = probe.y, "y"
+    if isinstance(y, Weighted):
+        y, written = y.weights, "weights"
+    elif is_one_array(y):
+        return
+    got = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(y):
+        shape = np.shape(leaf)
+        if shape[:1] != (probe.n_examples,):
+            got.append(f"{written}{jax.tree_util.keystr(path)} of shape {shape}")
+    if y is not None and not jax.tree.leaves(y):
+        got.append(f"a {type(y).__name__} without arrays")
+    if got:
+        raise errors.InvalidInputError(
+            argument=f"{probe.name}=(x, y, weights)" if written != "y" else f"{probe.name}=(x, y)",
+            expected=f"the {probe.n_examples} examples of x on the leading axis of every array of "
+            f"{written}",
+            got=shown(got),
+            do="x, y and weights are of the same examples in the same order; numbers that all "
+            "examples share belong into the loss.",
+        )
 
 
 def _require_fit(train: ProbeBatch, held_out: ProbeBatch) -> None:

@@ -8,8 +8,10 @@
    library imported that draws it.
 2. Work inside other work, such as a kernel of a comparison, has no bar of its own: it fills the
    step of the outer work that is under way.
-3. Output that is neither a terminal nor a notebook gets nothing, unless it is asked for: then it
-   gets a line now and then.
+3. Output that is neither a terminal nor a notebook, a log for one, gets a line for every
+   `QUIET` seconds, also while nothing is finished: long work is never silent for minutes. Where
+   progress is asked for it gets more of them.
+4. What is known to take long says so before it begins, in one line that stays: `announce`.
 
 The bar is on standard error, so that what is printed can be piped, and is gone when the work ends,
 also by an exception. Work inside a `jax.jit` of the caller is a part of the caller's program, and
@@ -24,7 +26,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
-PATIENCE = 2.0  # seconds of work before anything is shown, and between two lines
+from ntkdiag import errors
+from ntkdiag.display import shortened
+
+PATIENCE = 2.0  # seconds of work before anything is shown, and between two lines that are asked for
+QUIET = 25.0  # seconds of silence in a log, before the first line and between two
 
 
 @runtime_checkable
@@ -82,40 +88,57 @@ class Work:
             return ""
         begun, share_before = self.first
         elapsed = time.perf_counter() - begun
-        seconds = round(elapsed * (1 - self.shown) / (self.shown - share_before))
-        return f"{seconds // 60}:{seconds % 60:02d} left"
+        seconds = elapsed * (1 - self.shown) / (self.shown - share_before)
+        return f"{minutes(seconds)} left"
+
+
+def minutes(seconds: float) -> str:
+    """Minutes and seconds, as a clock has them."""
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"
 
 
 class _Timed:
-    """A view that is opened when the work has lasted long enough, by a thread of its own."""
+    """A view that is opened when the work has lasted long enough, by a thread of its own.
 
-    def __init__(self, work: Work, make: Callable[[], ProgressView]):
+    The thread then looks at the work every `QUIET` seconds: one program of XLA may take minutes, in
+    which no step is done.
+    """
+
+    def __init__(self, work: Work, make: Callable[[], ProgressView], patience: float):
         self._work = work
         self._make = make
+        self._patience = patience
         self._view: ProgressView | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._timer = threading.Timer(PATIENCE, self._open)
-        self._timer.daemon = True  # a process that ends does not wait for it
-        self._timer.start()
+        # A process that ends does not wait for it.
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def update(self) -> None:
         """Show where the work stands, once the view is open."""
         with self._lock:
-            if self._view is not None:
+            if self._view is not None and not self._closed.is_set():
                 self._view.update(self._work.text, self._work.shown, self._work.left())
 
     def close(self) -> None:
         """Close the view, or never open it."""
-        self._timer.cancel()
+        self._closed.set()
         with self._lock:
-            self._is_closed = True
             if self._view is not None:
                 self._view.close()
 
+    def _watch(self) -> None:
+        """Open the view once the work has lasted long enough, and keep it up to date."""
+        if self._closed.wait(self._patience):
+            return
+        self._open()
+        while not self._closed.wait(QUIET):
+            self.update()
+
     def _open(self) -> None:
         with self._lock:
-            if not self._is_closed:
+            if not self._closed.is_set():
                 # Another bar on this terminal, for one: the work goes on without ours.
                 with contextlib.suppress(Exception):
                     self._view = self._make()
@@ -135,15 +158,17 @@ def under_way(
         text: What is done, in a word or two.
         steps: How many steps it takes; of one step only the time that is left cannot be told.
         show: For work that is not inside other work: True shows it wherever output goes, False
-            never; None on a terminal and in a notebook.
+            never; None on a terminal and in a notebook, and in a log where it takes long.
         fills: How many steps of the outer work it takes, where there is such.
     """
     outer = _current.get()
     work = Work(text, steps, outer, fills)
     if outer is None:
         make = _view_for(show)
+        # A log that did not ask for progress is told of long work alone.
+        is_unasked_log = make is _RareLinesView
         if make is not None:
-            work.view = _Timed(work, make)
+            work.view = _Timed(work, make, QUIET if is_unasked_log else PATIENCE)
     # With show=False inner work is quiet, too: it finds this work, which has no view.
     token = _current.set(work)
     try:
@@ -156,13 +181,31 @@ def under_way(
 
 def _view_for(show: bool | None) -> Callable[[], ProgressView] | None:
     """What makes the view; None where nothing is to be shown."""
+    if show is not None and not isinstance(show, bool):
+        raise errors.InvalidInputError(
+            argument="progress=...",
+            expected="progress= as True, False or None",
+            got=shortened(show),
+            do="None shows it on a terminal and in a notebook.",
+        )
     if show is False:
         return None
     if _in_a_notebook():
         return _notebook_view
     if sys.stderr is not None and sys.stderr.isatty():
         return _terminal_view
-    return _LinesView if show else None
+    if sys.stderr is None:
+        return None
+    return _LinesView if show else _RareLinesView
+
+
+def announce(text: str, show: bool | None = None) -> None:
+    """Say on standard error what is about to take long, unless progress is switched off.
+
+    Inside other work nothing is said: that has said what it takes.
+    """
+    if show is not False and _current.get() is None and sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _in_a_notebook() -> bool:
@@ -185,9 +228,11 @@ def _notebook_view() -> ProgressView:
 
 
 class _LinesView:
-    """A line now and then, for files and logs."""
+    """A line now and then, for files and logs that asked for them."""
 
     def __init__(self) -> None:
+        self._pause = self._seconds_between()
+        self._begun = time.perf_counter() - self._pause  # the view is opened so much later
         self._next = 0.0
 
     def update(self, text: str, share: float, left: str) -> None:
@@ -195,8 +240,21 @@ class _LinesView:
         now = time.perf_counter()
         if now < self._next:
             return
-        self._next = now + PATIENCE
-        print(f"{text}: {share:.0%}  {left}".rstrip(), file=sys.stderr, flush=True)
+        # A little less than the pause: the thread that looks at the work may come early.
+        self._next = now + 0.9 * self._pause
+        so_far = f"{share:.0%} after {minutes(now - self._begun)}"
+        print(", ".join(filter(None, [f"{text}: {so_far}", left])), file=sys.stderr, flush=True)
+
+    def _seconds_between(self) -> float:
+        """Seconds before the first line, and between two."""
+        return PATIENCE
 
     def close(self) -> None:
         """Lines stay."""
+
+
+class _RareLinesView(_LinesView):
+    """Lines as far apart as silence may be long, for logs that did not ask."""
+
+    def _seconds_between(self) -> float:
+        return QUIET

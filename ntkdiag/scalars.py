@@ -21,7 +21,7 @@ def is_concrete(value: object) -> bool:
     return not isinstance(value, Tracer)
 
 
-def nan_if_unknown(value: float | None) -> float:
+def nan_if_unknown(value: Number | None) -> float:
     """A number as a float: NaN for one that is not known."""
     return math.nan if value is None else float(value)
 

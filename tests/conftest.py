@@ -8,12 +8,12 @@ import random
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("NTKDIAG_RAISE", "1")
 
 import jax
 import jaxtyping
 import pytest
 from jax._src import xla_bridge
-from long_tests import LONG
 from selected import BLAS, SMOKE
 
 TESTS = pathlib.Path(__file__).parent
@@ -80,9 +80,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _mark(items):
-    """Mark what `selected.py` and `long_tests.py` list.
+    """Mark what `selected.py` lists, and as slow what is `long`: of a parametrized test all cases but the first.
 
-    Of a test of the smoke set it is the first case that is not slow; of a long one all cases but the first are slow.
+    Of a test of the smoke set it is the first case that is not slow.
     """
     with_smoke_case, with_fast_case = set(), set()
     for item in items:
@@ -92,7 +92,7 @@ def _mark(items):
         test = (file, item.originalname)
         if file in BLAS:
             item.add_marker(pytest.mark.blas)
-        if item.originalname in LONG.get(file, ()):
+        if item.get_closest_marker("long") is not None:
             is_only_case = not hasattr(item, "callspec")
             if is_only_case or test in with_fast_case:
                 item.add_marker(pytest.mark.slow)

@@ -12,8 +12,8 @@ from public_names import documented, resolve
 
 import ntkdiag
 from ntkdiag import analysis, matrix_free, predict
+from ntkdiag.estimate import Estimate
 from ntkdiag.linearization import linearization_gap
-from ntkdiag.monitor.estimate import Estimate
 from ntkdiag.monitor.measurement import unmeasured
 from ntkdiag.monitor.measuring_cost import Cost
 
@@ -48,6 +48,7 @@ def results():
         analysis.drift(compared.a.kernel, compared.b.kernel),
         analysis.alignment_beside_chance(kernel, y),
         analysis.leave_one_out(kernel, targets, 0.1),
+        analysis.noise_scale_of_batches(np.ones(9), np.ones(9) / 2, (1, 4)),
         predict.gradient_flow(kernel, targets),
         predict.origin(f, a, x),
         linearization_gap(f, a, b, x),
@@ -69,6 +70,7 @@ def printed():
     return {type(result).__name__: (repr(result), str(result)) for result in results()}
 
 
+@pytest.mark.long
 def test_numbers_print_as_numbers(printed):
     wrong = {name: texts for name, texts in printed.items() if any(map(ARRAY.search, texts))}
     assert not wrong

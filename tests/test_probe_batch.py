@@ -8,6 +8,8 @@ import pytest
 
 import ntkdiag
 from ntkdiag.errors import InvalidInputError
+from ntkdiag.kernel.digest import digest
+from ntkdiag.losses import Weighted
 from ntkdiag.probe_batch import read_probes, shared_examples
 
 X = np.random.default_rng(0).normal(size=(4, 3))
@@ -45,26 +47,27 @@ def test_a_probe_has_the_name_the_kernels_give_it():
         (
             X,
             None,
-            ", train=...): expected a pair (x, y) of examples and labels; got one array of shape (4, 3). Write "
-            "train=(x, y), or train=(x, None) for examples without labels.",
+            ", train=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got one array of shape "
+            "(4, 3). Write train=(x, y), train=(x, None) for examples without labels, or train=(x, y, weights).",
         ),
         (
             None,
             {"image": X, "label": Y},
-            ", held_out=...): expected a pair (x, y) of examples and labels; got a dictionary with image, "
-            "label. Write held_out=(x, y), or held_out=(x, None) for examples without labels.",
+            ", held_out=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got a dictionary with "
+            "image, label. Write held_out=(x, y), held_out=(x, None) for examples without labels, or held_out=(x, y, "
+            "weights).",
         ),
         (
-            (X, Y, Y),
+            (X, Y, Y, Y),
             None,
-            ", train=...): expected a pair (x, y) of examples and labels; got a tuple of 3. Write "
-            "train=(x, y), or train=(x, None) for examples without labels.",
+            ", train=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got a tuple of 4. Write "
+            "train=(x, y), train=(x, None) for examples without labels, or train=(x, y, weights).",
         ),
         (
             "train.npz",
             None,
-            ", train=...): expected a pair (x, y) of examples and labels; got a str. Write "
-            "train=(x, y), or train=(x, None) for examples without labels.",
+            ", train=...): expected a pair (x, y) of examples and labels, or (x, y, weights); got a str. Write "
+            "train=(x, y), train=(x, None) for examples without labels, or train=(x, y, weights).",
         ),
         (
             (X, Y),
@@ -115,8 +118,29 @@ def test_what_is_refused(train, held_out, message):
     ],
 )
 def test_all_doors_read_the_same_pairs(call):
-    with pytest.raises(InvalidInputError, match=r"Write train=\(x, y\), or train=\(x, None\)"):
+    with pytest.raises(InvalidInputError, match=r"Write train=\(x, y\), train=\(x, None\)"):
         call(X)
+
+
+def test_labels_are_one_array_or_a_tree_of_arrays():
+    """Lists are rows, tuples of numbers too; tuples of arrays and dictionaries are handed on as they are."""
+    for rows in ([0, 1, 1, 0], (0, 1, 1, 0), np.array([0, 1, 1, 0]), [np.int64(0), 1, 1, 0]):
+        np.testing.assert_array_equal(read_probes((X, rows), None).of_kernel.y, Y)
+    two_rows = [np.ones(2), np.zeros(2), np.ones(2), np.ones(2)]
+    assert read_probes((X, two_rows), None).of_kernel.y.shape == (4, 2)
+    tree = {"labels": Y, "mask": [True, False, True, True], "rest": (Y, None)}
+    y = read_probes((X, tree), None).of_kernel.y
+    assert jax.tree.structure(y) == jax.tree.structure({**tree, "mask": 0})
+    assert read_probes((X, None, None), None).of_kernel.y is None
+    np.testing.assert_array_equal(read_probes((X, Y, None), None).of_kernel.y, Y)
+
+
+def test_weights_stand_beside_the_labels():
+    y = read_probes((X, Y, [1, 0, 2, 1]), None).of_kernel.y
+    assert isinstance(y, Weighted)
+    np.testing.assert_array_equal(y.y, Y)
+    np.testing.assert_array_equal(y.weights, [1, 0, 2, 1])
+    assert digest(y) != digest(read_probes((X, Y, [1, 0, 2, 2]), None).of_kernel.y)
 
 
 def test_examples_that_are_in_both_are_counted():

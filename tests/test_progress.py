@@ -114,7 +114,46 @@ def test_what_is_no_terminal_gets_nothing_unless_asked(capsys):
         work.advance()
     out, err = capsys.readouterr()
     assert out == ""
-    assert "comparing: 50%\n" in err
+    assert "comparing: 50% after 0:00\n" in err
+
+
+def test_a_log_that_did_not_ask_is_told_of_long_work_alone(capsys, monkeypatch):
+    assert progress.QUIET <= 30.0
+    with under_way("comparing", steps=2) as work:
+        work.advance()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "QUIET", 0.05)
+    with under_way("comparing", steps=2) as work:
+        work.advance()
+        time.sleep(0.5)
+    out, err = capsys.readouterr()
+    assert out == ""
+    # Nothing was done in that time, and still there are lines.
+    assert err.count("comparing: 50% after 0:00\n") > 2
+
+
+def test_a_log_is_told_although_the_first_step_is_not_done(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET", 0.05)
+    with under_way("tracking, step 7", steps=np.inf):
+        time.sleep(0.3)
+    assert "tracking, step 7: 0% after 0:00\n" in capsys.readouterr().err
+
+
+def test_no_line_comes_after_the_work(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET", 0.02)
+    with pytest.raises(ValueError, match="ends"), under_way("comparing", steps=2):
+        raise ValueError("it ends")
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_takes_long_is_announced_unless_it_is_switched_off(capsys):
+    progress.announce("comparing: about 8 min")
+    assert capsys.readouterr() == ("", "comparing: about 8 min\n")
+    progress.announce("comparing: about 8 min", show=False)
+    with under_way("a sweep", steps=2):
+        progress.announce("comparing: about 8 min")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -203,6 +242,7 @@ def test_the_long_calls_show_it(capsys):
         assert f"{text}: " in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_the_first_measurement_of_a_monitor_shows_it_and_no_other_does(open_terminal):
     monitor = ntkdiag.Monitor(f, train=(X, Y), every=1, time_share=None)

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import neural_tangents_calls, reference, scaling, versions, workloads
+from benchmarks import (
+    gradient_kernels,
+    neural_tangents_calls,
+    reference,
+    scaling,
+    versions,
+    workloads,
+)
 from benchmarks.peers import naive, registry
 from benchmarks.results import Result, best
 from benchmarks.table import table
@@ -77,6 +84,7 @@ def test_every_workload_has_a_tiny_version():
         assert (tiny.chunk is None) == (workload.chunk is None)
 
 
+@pytest.mark.long
 def test_scan_and_loop_are_the_same_network():
     loop, scan = (workloads.get(name, tiny=True) for name in ("W5", "W6"))
     y = [np.asarray(w.in_jax()(w.params(), w.inputs())) for w in (loop, scan)]
@@ -131,6 +139,17 @@ def test_two_versions_take_turns(tmp_path, capsys):
     assert len(cell["seconds"]) == len(cell["cpu"]) == 3
     assert cell["failed"] is None
     assert "W7" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_gradient_kernels_beside_stacked_gradients(capsys):
+    assert gradient_kernels.main(["--tiny", "--workloads", "W1,W7", "--rounds", "2"]).keys() == {
+        "W1",
+        "W7",
+    }
+    assert "vmap(grad)" in capsys.readouterr().out
+    *_, apart = gradient_kernels.measure(gradient_kernels.workloads.get("W3", tiny=True), 3, 1)
+    assert apart < 1e-5
 
 
 def test_a_version_that_fails_is_a_row():

@@ -26,6 +26,7 @@ PACKAGES = (
     "ntkdiag.neural_tangents",
     "ntkdiag.neural_tangents.predict",
     "ntkdiag.engine",
+    "ntkdiag.gradients",
     "ntkdiag.kernel",
     "ntkdiag.baselines",
     "ntkdiag.comparison",
@@ -50,6 +51,22 @@ def pages_to_run():
             yield pytest.param(path, id=path.name)
 
 
+def test_every_layout_of_checkpoints_has_its_test():
+    """The table names the tests that write each layout: they exist, in the file that stands before them."""
+    _, _, table = (DOCS / "compare.md").read_text().partition("### Layouts of checkpoints")
+    rows = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    assert len(rows) > 20
+    for row in rows[1:]:
+        *_, tests, _ = row.split("|")
+        names = re.findall(r"`([\w/]+)(\.py)?`", tests)
+        assert names, row
+        for name, is_file in names:
+            if is_file:
+                (file,) = [*ROOT.glob(f"tests/*/{name}.py"), *ROOT.glob(f"{name}.py")]
+            else:
+                assert f"\ndef {name}(" in file.read_text(), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", list(pages_to_run()))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
@@ -65,10 +82,12 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 
 def public_names():
-    """What the `__init__.py` files hand on: `from x import y as y`."""
+    """What the `__init__.py` files hand on, the first by its stub: `from x import y as y`."""
     for package in PACKAGES:
         module = resolve(package)
-        for statement in ast.parse(pathlib.Path(module.__file__).read_text()).body:
+        path = pathlib.Path(module.__file__)
+        stub = path.with_suffix(".pyi")
+        for statement in ast.parse((stub if stub.exists() else path).read_text()).body:
             if isinstance(statement, ast.ImportFrom):
                 for alias in statement.names:
                     assert alias.asname == alias.name, (
@@ -146,21 +165,43 @@ def test_contributing_is_short():
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < 60
 
 
-def test_readme_begins_with_the_two_commands():
-    first_block = re.search(
-        r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
-    )
-    commands = [line.partition("#")[0].strip() for line in first_block[1].splitlines()]
-    assert commands == [
-        'pip install -e ".[demo]" && ntkdiag demo',
-        'pip install -e ".[test]" && pytest',
+def blocks_of_readme(language):
+    """The blocks of the README in a language, in their order."""
+    text = (ROOT / "README.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_readme_says_how_to_begin_and_how_to_test():
+    commands = [
+        [line.partition("#")[0].strip() for line in block.splitlines()]
+        for block in blocks_of_readme("bash")
     ]
+    assert commands == [
+        [
+            "git clone <this repository> ntkdiag && cd ntkdiag",
+            "python3 -m venv .venv && source .venv/bin/activate",
+            'pip install -e ".[demo]" && ntkdiag demo',
+        ],
+        ['pip install -e ".[test]" && pytest'],
+    ]
+
+
+def test_the_first_block_of_the_readme_prints_margins(capsys):
+    exec(blocks_of_readme("python")[0], {})
+    lines = capsys.readouterr().out.splitlines()
+    measured = [line for line in lines if line.startswith("step ")]
+    assert [int(line.split()[1]) for line in measured] == [0, 50, 100, 150, 200]
+    number = r"\d[\d.e+-]*"
+    for line in measured:
+        assert re.search(rf"loss {number}  margin {number} \[{number}, {number}\]  rate 0.01", line)
+        assert len(line) <= 80
+    assert 0.0 < float(lines[-1].removeprefix("margin ")) < 1.0
 
 
 GUIDES = sorted(DOCS.glob("*.md"))
 ABOUT_NO_FEATURE = {"index", "notation", "quickstart", "normal_case", "what_to_do"}
 ABOUT_NO_FEATURE |= {"engine", "extending", "benchmarks"}  # for those who look inside
-ABOUT_NO_FEATURE |= {"run_directory", "integrations"}  # the one is a format, the other a table
+ABOUT_NO_FEATURE |= {"run_directory", "integrations", "findings"}  # a format, and tables
 
 
 @pytest.mark.parametrize("guide", [path for path in GUIDES if path.stem not in ABOUT_NO_FEATURE])

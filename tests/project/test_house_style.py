@@ -24,8 +24,10 @@ BASE = {
     "losses",
     "progress",
     "descent",
+    "estimate",
     "arrays",
     "user_function",
+    "path_argument",
     "ntkdiag",
 }
 LAYERS = {
@@ -38,8 +40,10 @@ LAYERS = {
     "memory": set(),
     "losses": set(),
     "descent": set(),
+    "estimate": set(),
     "arrays": set(),
     "user_function": set(),
+    "path_argument": set(),
     "progress": {"progress_bar"},
     "progress_bar": set(),
     "models": set(),
@@ -50,6 +54,8 @@ LAYERS = {
     "predict": {"kernel", "linearization", "matrix_free"},
     "baselines": {"models", "kernel", "engine", "linearization", "predict"},
     "analysis": {"kernel", "matrix_free"},
+    "gradients": {"kernel", "engine", "matrix_free", "linearization", "judging"},
+    "judging": {"analysis"},
     "neural_tangents": {"analysis", "kernel", "engine", "linearization", "predict"},
     "checkpoints": set(),
     "optimizer": {"models"},
@@ -61,6 +67,9 @@ LAYERS = {
         "linearization",
         "matrix_free",
         "analysis",
+        "gradients",
+        "judging",
+        "monitor",
         "checkpoints",
         "optimizer",
         "probe_batch",
@@ -68,8 +77,8 @@ LAYERS = {
         "runs",
     },
     "probe_batch": {"kernel", "engine", "models"},
-    "report": {"kernel", "analysis", "runs", "monitor"},
-    "opened_run": {"runs", "comparison", "report"},
+    "report": {"kernel", "analysis", "judging", "runs", "monitor"},
+    "opened_run": {"runs", "comparison", "judging", "report"},
     "monitor": {
         "models",
         "kernel",
@@ -88,6 +97,7 @@ LAYERS = {
         "kernel",
         "engine",
         "comparison",
+        "judging",
         "runs",
         "monitor",
         "probe_batch",
@@ -190,11 +200,12 @@ def test_init_files_only_hand_names_on():
         if path.name == "__init__.py":
             for node in parsed(path).body:
                 docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-                table = isinstance(node, ast.Assign) and node.targets[0].id in (
+                table = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
                     "__version__",
                     "RULES",
+                    "(__getattr__, __dir__, __all__)",
                 )
-                if not (docstring or table or isinstance(node, ast.ImportFrom)):
+                if not (docstring or table or isinstance(node, ast.Import | ast.ImportFrom)):
                     wrong.append(f"{name_of(path)}:{node.lineno}")
     assert not wrong
 

@@ -25,6 +25,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.analysis.Drift",
     "ntkdiag.analysis.Health",
     "ntkdiag.analysis.LeaveOneOut",
+    "ntkdiag.analysis.NoiseScale",
     "ntkdiag.analysis.SampledMargin",
     "ntkdiag.baselines.GapHistory",
     "ntkdiag.baselines.LinearBaseline",
@@ -35,6 +36,9 @@ WITHOUT_A_CALL = {
     "ntkdiag.comparison.Track",
     "ntkdiag.engine.Plan",
     "ntkdiag.Functional",
+    "ntkdiag.gradients.ExampleLosses",
+    "ntkdiag.gradients.Influence",
+    "ntkdiag.gradients.Interference",
     "ntkdiag.kernel.Convention",
     "ntkdiag.kernel.Spectrum",
     "ntkdiag.linearization.LinearizationGap",
@@ -143,6 +147,57 @@ def plan(given):
     return ntkdiag.plan(f, params(), given(X), reduction="full").flops
 
 
+@call_of("ntkdiag.gradient_kernel")
+def gradient_kernel(given):
+    G = ntkdiag.gradient_kernel(
+        f,
+        params(),
+        given(X),
+        given(CLASSES),
+        loss="cross_entropy",
+        x2=given(X2),
+        y2=given(CLASSES2),
+        per_leaf=True,
+    )
+    return G.array, G.leaves["b"].array
+
+
+@call_of(
+    "ntkdiag.analysis.noise_scale",
+    "ntkdiag.analysis.noise_scale_of_batches",
+    "ntkdiag.analysis.self_influence",
+)
+def noise_scale(given):
+    norms = RNG.uniform(3.0, 4.0, 10).astype(np.float32)
+    return (
+        analysis.self_influence(given(matrix())),
+        vars(analysis.noise_scale(given(matrix()))),
+        vars(analysis.noise_scale_of_batches(given(norms), given(norms / 2), (1, 4))),
+    )
+
+
+@call_of("ntkdiag.influence")
+def influence(given):
+    train, test = (given(X), given(Y)), (given(X2), given(Y2))
+    found = ntkdiag.influence(f, params(), train, test, loss="mse", ridge=1.0)
+    return found.prediction, found.loss, found.e1
+
+
+@call_of("ntkdiag.interference")
+def interference(given):
+    old, new = (given(X), given(Y)), (given(X2), given(Y2))
+    found = ntkdiag.interference(
+        f, params(), old=old, new=new, loss="mse", learning_rate=0.01, steps=2
+    )
+    return found.change, found.by_example
+
+
+@call_of("ntkdiag.example_losses")
+def example_losses(given):
+    g, examples = ntkdiag.example_losses(f, params(), given(X), given(Y), loss="mse")
+    return g(params(), examples)
+
+
 @call_of("ntkdiag.clear_caches")
 def clear_caches(given):
     ntkdiag.clear_caches()
@@ -206,7 +261,12 @@ def stability(given):
     )
 
 
-@call_of("ntkdiag.losses.MSE", "ntkdiag.losses.CrossEntropy", "ntkdiag.losses.SigmoidCrossEntropy")
+@call_of(
+    "ntkdiag.losses.MSE",
+    "ntkdiag.losses.CrossEntropy",
+    "ntkdiag.losses.SigmoidCrossEntropy",
+    "ntkdiag.losses.Weighted",
+)
 def losses(given):
     numbers = []
     ones = jnp.ones(N * C, jnp.float32)
@@ -214,6 +274,8 @@ def losses(given):
         # The curvature of a squared error does not look at the outputs.
         at = outputs() if loss.is_quadratic else given(outputs())
         numbers.append(loss(jnp.asarray(outputs()), loss.read(given(CLASSES), (N, C))))
+        weighted = ntkdiag.losses.Weighted(given(CLASSES), given(np.arange(N, dtype=np.float32)))
+        numbers.append(loss(jnp.asarray(outputs()), weighted))
         numbers.append(loss.curvature(at).times(ones))
     sigmoid = ntkdiag.losses.SigmoidCrossEntropy()
     labels = np.ones((N, C), np.float32)
@@ -439,6 +501,7 @@ def gap_over_training(given):
 
 @call_of(
     "ntkdiag.watch",
+    "ntkdiag.record",
     "ntkdiag.unwatch",
     "ntkdiag.monitor.rewatch",
     "ntkdiag.monitor.SampledTrace",
@@ -446,6 +509,7 @@ def gap_over_training(given):
     "ntkdiag.monitor.StepError",
     "ntkdiag.monitor.CriticalMultiple",
     "ntkdiag.monitor.LayerNorms",
+    "ntkdiag.monitor.GradientNoise",
     "ntkdiag.monitor.TopCurvatures",
     "ntkdiag.monitor.ExactKernel",
 )
@@ -457,6 +521,7 @@ def watch(given):
         monitor.StepError(),
         monitor.CriticalMultiple(),
         monitor.LayerNorms(),
+        monitor.GradientNoise(),
         monitor.TopCurvatures(),
         monitor.ExactKernel(),
     )
@@ -466,7 +531,7 @@ def watch(given):
     )
     state = monitor.rewatch(tx.init(params()), ntkdiag.unwatch(tx.init(params())))
     _, state = jax.jit(tx.update)(params(), state, params())
-    numbers = state.ntk_numbers
+    numbers = ntkdiag.record(state)
     return numbers["ntk_eigenvalues"], numbers["ntk_margin"], ntkdiag.unwatch(state)
 
 

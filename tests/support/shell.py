@@ -1,5 +1,6 @@
 """The command line as a shell calls it, for `pytest_plugins`: status, output and error output of every call."""
 
+import math
 import pathlib
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from orbax.checkpoint import v1
 
 from ntkdiag.commands import command_line
+from ntkdiag.comparison import forecast
 
 MODULE = """
 import jax.numpy as jnp
@@ -37,6 +39,8 @@ def case():
 def shell(monkeypatch, capsys):
     """Call the command line as a shell would; returns exit status, output and error output."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # On a busy machine the small work of these tests takes long enough to be announced.
+    monkeypatch.setattr(forecast, "WORTH_SAYING", math.inf)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["ntkdiag", *map(str, arguments)])

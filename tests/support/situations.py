@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.monitor.situation import Situation
+from ntkdiag.optimizer.descent_reading import DescentReading, by_array
 
 
 def situation_of(
@@ -19,8 +20,11 @@ def situation_of(
     is_joint=False,
     seed=0,
     measurements=0,
+    n_train=None,
 ):
     """A Situation at these parameters; `seed` is a whole number, traced or not."""
+    if isinstance(reading, DescentReading):
+        reading = by_array(reading)
     trained_loss = as_loss(loss)
     if trained_loss is not None:
         y = trained_loss.read(y, jax.eval_shape(f, params, x).shape)
@@ -38,5 +42,6 @@ def situation_of(
         held={},
         unmoved=True,
         measurements=measurements,
-        key=jax.random.key(seed),
+        seed=seed,
+        n_train=n_train,
     )
