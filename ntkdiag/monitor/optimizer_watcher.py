@@ -12,7 +12,6 @@ The names of the numbers are those of a watch with data, which has more of them.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,13 +21,13 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import call_host
 from ntkdiag.estimate import Estimate
 from ntkdiag.models.paths import shown
 from ntkdiag.monitor import packed_numbers
 from ntkdiag.monitor.arrays_of_step import ArrayOrder
 from ntkdiag.monitor.instruments.instrument import Estimates
 from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
+from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.never_raise import (
     FailureNotice,
@@ -41,13 +40,8 @@ from ntkdiag.monitor.optimizer_parameters import arrays_alone, split_arrays
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
 from ntkdiag.monitor.optimizer_record import record_without_data, settings_without_data
 from ntkdiag.monitor.optimizer_state import injected_learning_rate
-from ntkdiag.monitor.outbox import Outbox
-from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue
-from ntkdiag.monitor.seeds_together import any_is_due
-from ntkdiag.monitor.sent_from_step import send_from_step
-from ntkdiag.monitor.time_budget import Budget
 from ntkdiag.monitor.training_step import StepAfter, TrainingStep
 from ntkdiag.monitor.watch_state import COUNTERS, PackedState, later
 from ntkdiag.nouns import pytree
@@ -77,18 +71,14 @@ class OptimizerWatcher:
 
     Attributes:
         optimizer: The optimizer that is watched.
-        budget: When is measured.
-        pace: The clock.
-        outbox: Who gets the measurements.
+        steps: When is measured, and who gets the measurements.
         run_log: The run directory, where there is one.
         name: First part of the names of the numbers.
         call: The call as code, which warnings begin with.
     """
 
     optimizer: "optax.GradientTransformationExtraArgs"
-    budget: Budget
-    pace: Pace
-    outbox: Outbox
+    steps: MeasuredSteps
     run_log: RunLog | None
     name: str
     call: str
@@ -142,7 +132,9 @@ class OptimizerWatcher:
                 jax.numpy_rank_promotion("allow"),
                 jax.numpy_dtype_promotion("standard"),
             ):
-                is_due = self._is_due(step, state, moves)
+                is_due = self.steps.is_due(
+                    step, state.counter("next"), state.counter("status"), moves
+                )
                 own = state._replace(ntk_inner=())
                 if is_outside:
                     own = self._outside(training_step, own, is_due)
@@ -154,16 +146,6 @@ class OptimizerWatcher:
         except BaseException as error:
             self.notice.give(self.call, step if is_outside else "of this run", error)
             return state
-
-    def _is_due(
-        self, step: int | Array, state: PackedState, moves: Array | None
-    ) -> Bool[Array, ""]:
-        """Whether a step is measured."""
-        is_due = self.budget.every(step)
-        if self.budget.time_share is not None:
-            is_due = is_due & (state.counter("next") <= step)
-        is_due = jnp.asarray(is_due) | (state.counter("status") == Status.POSTPONED)
-        return is_due if moves is None else moves & is_due
 
     def _outside(self, training_step: TrainingStep, own: PackedState, is_due: IsDue) -> PackedState:
         """Outside of `jax.jit`, in a program of our own."""
@@ -194,23 +176,7 @@ class OptimizerWatcher:
         def measure(own: PackedState, arrays: list[Array]) -> PackedState:
             return self._measured(whole(arrays), own, order)
 
-        def measured(own: PackedState, is_due: Array, arrays: list[Array]) -> PackedState:
-            with jax.named_scope("ntkdiag"):
-                if self.keeps_time:
-                    # What depends on the answer begins after the clock was read.
-                    has_begun = call_host(self.begin) == 0
-                    after = jax.lax.cond(has_begun, measure, lambda own, _: own, own, arrays)
-                else:
-                    after = measure(own, arrays)
-            # Of several seeds, each may be at a step of its own.
-            return jax.tree.map(functools.partial(jnp.where, is_due), after, own)
-
-        def as_it_is(own: PackedState, is_due: Array, arrays: list[Array]) -> PackedState:
-            """The other branch, which has to take the same arguments."""
-            del is_due, arrays
-            return own
-
-        return jax.lax.cond(any_is_due(is_due), measured, as_it_is, own, is_due, arrays)
+        return self.steps.measure_if_due(is_due, measure, own, arrays)
 
     def _say_once(self, sentence: str) -> None:
         """Say a sentence, however often the step is traced."""
@@ -258,16 +224,13 @@ class OptimizerWatcher:
         numbers["layer_parameter_not_finite"] = in_params
 
         measurements = own.counter("measurements") + ~is_postponed
-        # The host answers with the steps to the next measurement, 0 where it does not know.
-        planned = self.budget.wait(STEPS)
-        wait = jnp.where(measurements <= SHORT_INTERVALS, early(planned), planned)
-        if self.outbox.is_wanted:
+        told: Int[Array, ""] | int = 0
+        if self.steps.outbox.is_wanted:
             told = self._deliver(numbers, status, own, order, seen)
-            wait = jnp.where(told > 0, told, wait)
         own = own.with_counters(
             measurements=measurements,
             step=own.ntk_count,
-            next=later(own.ntk_count, wait),
+            next=later(own.ntk_count, self.steps.wait(STEPS, measurements, told)),
             status=status,
         )
         return own._replace(**packed_numbers.packed(numbers))
@@ -323,17 +286,6 @@ class OptimizerWatcher:
             self._readers[has_params] = OptimizerReader(optimizer)
         return self._readers[has_params]
 
-    @property
-    def keeps_time(self) -> bool:
-        """Whether the host reads the clock: of several processes, each would read another time."""
-        is_bounded = self.budget.time_share is not None
-        return is_bounded and self.outbox.is_wanted and jax.process_count() == 1
-
-    def begin(self) -> int:
-        """On the host: a measurement begins."""
-        self.pace.begin()
-        return 0
-
     def _deliver(
         self,
         numbers: dict[str, Array],
@@ -351,13 +303,12 @@ class OptimizerWatcher:
             order,
             seen.after.params_after if seen.has_params else seen.after.gradient,
             name=self.name,
-            every=self.budget.every,
+            every=self.steps.budget.every,
             notes=() if seen.has_params else (NO_PARAMETERS,),
         )
-        send = functools.partial(send_from_step, self.outbox, self.budget.every, self.pace, record)
         # Of what is sent, some was due by no schedule.
         is_wanted_now = jnp.ones((), bool)
-        return call_host(send, own.ntk_count, numbers | {"status": status}, is_wanted_now)
+        return self.steps.send(own.ntk_count, numbers | {"status": status}, record, is_wanted_now)
 
 
 @pytree("after", "loss", "injected_rate")

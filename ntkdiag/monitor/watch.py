@@ -12,7 +12,6 @@ An optimizer of Optax is two functions, `init` and `update`, and a state. `watch
 """
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +23,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
-from ntkdiag._jax import call_host, warn_if_untrusted_jit
+from ntkdiag._jax import warn_if_untrusted_jit
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.kernel.reduction import ReductionLike
@@ -37,6 +36,7 @@ from ntkdiag.monitor.instruments.choosing import Supply, panel_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.loop_state import by_path
+from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.never_raise import (
@@ -47,15 +47,13 @@ from ntkdiag.monitor.never_raise import (
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
 from ntkdiag.monitor.optimizer_watcher import USUAL_SHARE, OptimizerWatcher
 from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
-from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
+from ntkdiag.monitor.pace import Pace
 from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.postponed import postponed, waits
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue, ScheduleLike
-from ntkdiag.monitor.seeds_together import any_is_due
-from ntkdiag.monitor.sent_from_step import send_from_step
 from ntkdiag.monitor.time_budget import Budget, say_once
 from ntkdiag.monitor.training_step import (
     StepAfter,
@@ -202,8 +200,8 @@ def watch(
         }
         _refuse_without_f([argument for argument, is_given in of_data.items() if is_given])
         budget = Budget.of(every, time_share, None, usual_share=USUAL_SHARE)
-        pace = Pace(budget.time_share)
-        watcher = OptimizerWatcher(inner_optimizer, budget, pace, outbox, run_log, name, call)
+        steps = MeasuredSteps(budget, Pace(budget.time_share), outbox)
+        watcher = OptimizerWatcher(inner_optimizer, steps, run_log, name, call)
         watcher.begin_log()
         return _watched(inner_optimizer, watcher)
 
@@ -223,10 +221,8 @@ def watch(
     watcher = _Watcher(
         optimizer=inner_optimizer,
         measurer=Measurer.of(probe, inner_optimizer),
-        budget=budget,
-        pace=Pace(budget.time_share),
+        steps=MeasuredSteps(budget, Pace(budget.time_share), outbox),
         instruments=instruments,
-        outbox=outbox,
         run_log=run_log,
         name=name,
         call=call,
@@ -313,10 +309,8 @@ class _Watcher:
 
     optimizer: "optax.GradientTransformationExtraArgs"
     measurer: Measurer
-    budget: Budget
-    pace: Pace
+    steps: MeasuredSteps
     instruments: InstrumentsLike
-    outbox: Outbox
     run_log: RunLog | None
     name: str
     call: str
@@ -383,11 +377,11 @@ class _Watcher:
         panel = self._panels.get(layout)
         if panel is None:
             supply = Supply(self.measurer.probe, has_update=True, has_optimizer=True)
-            panel = panel_for(self.instruments, supply, layout, params, self.budget)
+            panel = panel_for(self.instruments, supply, layout, params, self.steps.budget)
             instruments = tuple(_remembering_little(one) for one in panel.instruments)
             panel = dataclasses.replace(panel, instruments=instruments)
             self._panels[layout] = panel
-            say_once(self.call, panel, self.budget)
+            say_once(self.call, panel, self.steps.budget)
         return layout, panel
 
     def after(
@@ -404,12 +398,7 @@ class _Watcher:
             with without_debugging_switches() if is_outside else warnings_as_warnings():
                 matched = self.measurer.match(training_step)
                 layout, panel = self.layout_and_panel(matched.params)
-                is_due = self.budget.every(step)
-                if self.budget.time_share is not None:
-                    is_due = is_due & (state.ntk_next <= step)
-                is_due = is_due | (state.ntk_status == Status.POSTPONED)
-                if moves is not None:
-                    is_due = moves & is_due
+                is_due = self.steps.is_due(step, state.ntk_next, state.ntk_status, moves)
                 if is_outside:
                     return self.outside(training_step, state, layout, panel) if is_due else state
                 return self.inside(training_step, state, layout, panel, is_due)
@@ -436,7 +425,6 @@ class _Watcher:
         # and settings, which an Equinox module has among its leaves, go round it.
         arrays, whole = split_arrays(StepAfter.of(training_step))
         own = state._replace(ntk_inner=())
-        is_due = jnp.asarray(is_due)
 
         def measure_step(own: WatchState, arrays: list[Array]) -> WatchState:
             step = whole(arrays).undone(self.optimizer.update)
@@ -447,24 +435,7 @@ class _Watcher:
             is_postponed = waits(step.gradient, step.params_after, own)
             return jax.lax.cond(is_postponed, postponed, measure_step, own, arrays)
 
-        def measured(own: WatchState, is_due: Array, arrays: list[Array]) -> WatchState:
-            with jax.named_scope("ntkdiag"):
-                if self.keeps_time:
-                    # What depends on the answer begins after the clock was read.
-                    has_begun = call_host(self.begin) == 0
-                    after = jax.lax.cond(has_begun, measure, lambda own, _: own, own, arrays)
-                else:
-                    after = measure(own, arrays)
-            # Of several seeds, each may be at a step of its own.
-            return jax.tree.map(functools.partial(jnp.where, is_due), after, own)
-
-        def as_it_is(own: WatchState, is_due: Array, arrays: list[Array]) -> WatchState:
-            """The other branch, which has to take the same arguments."""
-            del is_due, arrays
-            return own
-
-        branches = channels_last(measured), as_it_is
-        own = jax.lax.cond(any_is_due(is_due), *branches, own, is_due, arrays)
+        own = self.steps.measure_if_due(is_due, measure, own, arrays, channels_last)
         return own._replace(ntk_inner=state.ntk_inner)
 
     def outside(
@@ -475,8 +446,8 @@ class _Watcher:
         if waits(after.gradient, after.params_after, state):
             return postponed(state, [])
         take = self.measurer.take_outside
-        if self.keeps_time:
-            self.begin()
+        if self.steps.keeps_time:
+            self.steps.begin()
         after = self.measured(training_step, state, layout, panel, take)
         # A conditional would refuse it, too: a state of another shape fits no checkpoint.
         if _shapes(after) != _shapes(state):
@@ -500,12 +471,10 @@ class _Watcher:
         measurements = jnp.where(is_same, state.ntk_measurements, 0)
 
         reading = take(panel, layout, training_step, memories, state.ntk_count, measurements)
-        # The host answers with the steps to the next measurement, 0 where it does not know.
-        planned = self.budget.wait(panel.steps)
-        wait = jnp.where(measurements < SHORT_INTERVALS, early(planned), planned)
-        if self.outbox.is_wanted:
+        told: Int[Array, ""] | int = 0
+        if self.steps.outbox.is_wanted:
             told = self.deliver(reading, state, training_step, layout, panel)
-            wait = jnp.where(told > 0, told, wait)
+        wait = self.steps.wait(panel.steps, measurements + 1, told)
         return state._replace(
             ntk_probe=mark,
             ntk_measurements=measurements + 1,
@@ -515,17 +484,6 @@ class _Watcher:
             ntk_numbers=flat(reading.estimates, "ntk"),
             ntk_memory=reading.memories,
         )
-
-    @property
-    def keeps_time(self) -> bool:
-        """Whether the host reads the clock: of several processes, each would read another time."""
-        is_bounded = self.budget.time_share is not None
-        return is_bounded and self.outbox.is_wanted and jax.process_count() == 1
-
-    def begin(self) -> int:
-        """On the host: a measurement begins."""
-        self.pace.begin()
-        return 0
 
     def deliver(
         self,
@@ -549,16 +507,15 @@ class _Watcher:
             panel,
             matched.params,
             name=self.name,
-            every=self.budget.every,
+            every=self.steps.budget.every,
             call="watch",
             layers=layers,
             followed=self.measurer.probe.followed(matched.held),
-            batch_size=self.budget.batch_size,
+            batch_size=self.steps.budget.batch_size,
         )
         numbers = flat(reading.estimates) | {"status": reading.status}
-        send = functools.partial(send_from_step, self.outbox, self.budget.every, self.pace, record)
         was_postponed = state.ntk_status == Status.POSTPONED
-        return call_host(send, state.ntk_count, numbers, was_postponed)
+        return self.steps.send(state.ntk_count, numbers, record, was_postponed)
 
 
 def _remembering_little(instrument: Instrument) -> Instrument:

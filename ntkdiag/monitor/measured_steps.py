@@ -1,0 +1,156 @@
+"""Which steps are measured, inside of a training step that is compiled.
+
+A step is due by the schedule, by the share of the time of training, or because the one before was
+postponed. It is measured in a branch of a conditional, and sent to the host, which reads the clock
+and answers with the steps to the next one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from ntkdiag._jax import call_host
+from ntkdiag.monitor.measurement import Status, plain_numbers
+from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
+from ntkdiag.monitor.schedule import IsDue
+from ntkdiag.monitor.seeds_together import any_is_due
+from ntkdiag.monitor.time_budget import Budget
+from ntkdiag.scalars import AnyArray
+
+StateT = TypeVar("StateT", bound=PyTree)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredSteps:
+    """When is measured, and where measurements go.
+
+    Attributes:
+        budget: The schedule, and the share of the time.
+        pace: The clock of the host.
+        outbox: Who gets the measurements.
+    """
+
+    budget: Budget
+    pace: Pace
+    outbox: Outbox
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether the host reads the clock: of several processes, each would read another time."""
+        is_bounded = self.budget.time_share is not None
+        return is_bounded and self.outbox.is_wanted and jax.process_count() == 1
+
+    def is_due(
+        self,
+        step: int | Array,
+        next_step: Int[AnyArray, ""],
+        status: Int[AnyArray, ""],
+        moves: Bool[AnyArray, ""] | None,
+    ) -> IsDue:
+        """Whether a step is measured.
+
+        Args:
+            step: Number of the step.
+            next_step: The first step that the share of the time allows.
+            status: The `Status` of the last measurement.
+            moves: Whether the step moves the parameters; None where all do.
+        """
+        is_due = self.budget.every(step)
+        if self.budget.time_share is not None:
+            is_due = is_due & (next_step <= step)
+        is_due = is_due | (status == Status.POSTPONED)
+        return is_due if moves is None else moves & is_due
+
+    def measure_if_due(
+        self,
+        is_due: IsDue,
+        measure: Callable[[StateT, list[Array]], StateT],
+        own: StateT,
+        arrays: list[Array],
+        arranged: Callable[[Callable[..., StateT]], Callable[..., StateT]] = lambda branch: branch,
+    ) -> StateT:
+        """The state with a measurement, in a branch of a conditional.
+
+        Args:
+            is_due: Whether there is one.
+            measure: Makes it, of the state and of what it is of.
+            own: The state.
+            arrays: What it is of. Both branches take the same arguments.
+            arranged: Changes how the branch is computed, as its layouts.
+        """
+
+        def measured(own: StateT, is_due: Array, arrays: list[Array]) -> StateT:
+            with jax.named_scope("ntkdiag"):
+                if self.keeps_time:
+                    # What depends on the answer begins after the clock was read.
+                    has_begun = call_host(self.begin) == 0
+                    after = jax.lax.cond(has_begun, measure, lambda own, _: own, own, arrays)
+                else:
+                    after = measure(own, arrays)
+            # Of several seeds, each may be at a step of its own.
+            return jax.tree.map(functools.partial(jnp.where, is_due), after, own)
+
+        def as_it_is(own: StateT, is_due: Array, arrays: list[Array]) -> StateT:
+            del is_due, arrays
+            return own
+
+        is_due = jnp.asarray(is_due)
+        branches = arranged(measured), as_it_is
+        return jax.lax.cond(any_is_due(is_due), *branches, own, is_due, arrays)
+
+    def begin(self) -> int:
+        """On the host: a measurement begins."""
+        self.pace.begin()
+        return 0
+
+    def wait(
+        self, planned_steps: float, measurements: Int[Array, ""], told: Int[Array, ""] | int
+    ) -> Int[Array, ""]:
+        """Steps to the next measurement.
+
+        Args:
+            planned_steps: How many training steps a measurement takes as long as, by the plan.
+            measurements: Measurements made, with this one.
+            told: What the host answered, 0 where it does not know.
+        """
+        planned = self.budget.wait(planned_steps)
+        wait = jnp.where(measurements <= SHORT_INTERVALS, early(planned), planned)
+        return jnp.where(told > 0, told, wait)
+
+    def send(
+        self,
+        step: Int[AnyArray, ""],
+        numbers: Mapping[str, AnyArray],
+        record: dict[str, Any],
+        is_wanted_now: Bool[AnyArray, ""],
+    ) -> Int[Array, ""]:
+        """Send a measurement to the writers, of a step that the schedule or this one wants.
+
+        The answer is the number of steps to the next measurement, 0 where that is not known.
+        """
+        send = functools.partial(self._send_on_host, record)
+        return call_host(send, step, numbers, is_wanted_now)
+
+    def _send_on_host(
+        self,
+        record: dict[str, Any],
+        step: Int[AnyArray, ""],
+        numbers: Mapping[str, AnyArray],
+        is_wanted_now: Bool[AnyArray, ""],
+    ) -> int:
+        """During the step: an exception would end the run."""
+        number = int(step)
+        try:
+            # Under `jax.vmap` all seeds are measured as soon as one is due.
+            is_due = self.budget.every(number) or bool(is_wanted_now)
+        except Exception:  # a schedule of the user's own that takes traced steps only
+            is_due = True
+        if is_due:
+            self.outbox.send(number, plain_numbers(numbers, record["name"]), record)
+        return self.pace.end(number)
