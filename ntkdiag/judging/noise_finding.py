@@ -17,39 +17,34 @@ def noise_findings(batch: int, lower: float, upper: float, step: int, trust: str
         step: Where it was measured.
         trust: What it is of.
     """
+    said = f"A batch of {batch} is far"
     if lower > FAR * batch:
-        return [
-            Finding(
-                id="batch-below-noise",
-                severity="info",
-                quantities=("noise_scale",),
-                sentence=f"A batch of {batch} is far below the gradient noise scale, which is "
-                f"{lower:.2g} examples or more.",
-                value=lower,
-                interval=(lower, upper),
-                threshold=FAR * batch,
-                step=step,
-                trust=trust,
-                do="Where steps are what costs, take larger batches: twice the batch takes little "
-                "more than half of the steps.",
-                verify="The loss falls as far in fewer steps.",
-            )
-        ]
-    if upper < batch / FAR:
-        return [
-            Finding(
-                id="batch-above-noise",
-                severity="info",
-                quantities=("noise_scale",),
-                sentence=f"A batch of {batch} is far above the gradient noise scale, which is "
-                f"{upper:.2g} examples or less.",
-                value=upper,
-                interval=(lower, upper),
-                threshold=batch / FAR,
-                step=step,
-                trust=trust,
-                do="Take smaller batches: half the batch takes hardly more steps.",
-                verify="The loss falls as far on fewer examples.",
-            )
-        ]
-    return []
+        name, end, threshold = "batch-below-noise", lower, FAR * batch
+        said += f" below the gradient noise scale, which is {end:.2g} examples or more."
+        do = (
+            "Where steps are what costs, take larger batches: twice the batch takes little more "
+            "than half of the steps."
+        )
+        verify = "The loss falls as far in fewer steps."
+    elif upper < batch / FAR:
+        name, end, threshold = "batch-above-noise", upper, batch / FAR
+        said += f" above the gradient noise scale, which is {end:.2g} examples or less."
+        do = "Take smaller batches: half the batch takes hardly more steps."
+        verify = "The loss falls as far on fewer examples."
+    else:
+        return []
+    return [
+        Finding(
+            id=name,
+            severity="info",
+            quantities=("noise_scale",),
+            sentence=said,
+            value=end,
+            interval=(lower, upper),
+            threshold=threshold,
+            step=step,
+            trust=trust,
+            do=do,
+            verify=verify,
+        )
+    ]

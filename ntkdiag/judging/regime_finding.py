@@ -16,32 +16,27 @@ def regime_findings(
         return []
     said = f"The network linearized at {first}"
     if regime == "lazy":
-        return [
-            Finding(
-                id="linear-regime",
-                severity="info",
-                quantities=("e1", "drift_distance_centred"),
-                sentence=f"{said} predicts the end, up to {e1:.2g} of the change of the outputs.",
-                value=e1,
-                threshold=LAZY_E1,
-                step=step,
-                trust=trust,
-                do="Train the linearized model, too (ntkdiag.baselines.linear_baseline).",
-                verify="It does as well: its kernel is all there is to this training.",
-            )
-        ]
+        said += f" predicts the end, up to {e1:.2g} of the change of the outputs."
+        threshold = LAZY_E1
+        do = "Train the linearized model, too (ntkdiag.baselines.linear_baseline)."
+        verify = "It does as well: its kernel is all there is to this training."
+    else:
+        said += f" does not predict the end: it is off by {e1:.2g} of the change."
+        threshold = NONLINEAR_E1 if e1 >= NONLINEAR_E1 else LAZY_E1
+        do = "Linearize at a later checkpoint."
+        verify = "e1 from there is below 0.1."
     return [
         Finding(
-            id="nonlinear-regime",
+            id="linear-regime" if regime == "lazy" else "nonlinear-regime",
             severity="info",
             quantities=("e1", "drift_distance_centred"),
-            sentence=f"{said} does not predict the end: it is off by {e1:.2g} of the change.",
+            sentence=said,
             value=e1,
-            threshold=NONLINEAR_E1 if e1 >= NONLINEAR_E1 else LAZY_E1,
+            threshold=threshold,
             step=step,
             trust=trust,
-            do="Linearize at a later checkpoint.",
-            verify="e1 from there is below 0.1.",
+            do=do,
+            verify=verify,
         )
     ]
 
