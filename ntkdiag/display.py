@@ -48,6 +48,13 @@ def printable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def some_of(names: Iterable[object], most: int = 4) -> str:
+    """Names joined by commas, the first few of them, and how many more there are."""
+    named = [str(name) for name in names]
+    text = ", ".join(named[:most])
+    return f"{text} and {len(named) - most} more" if len(named) > most else text
+
+
 def spreadsheet_cell(value: object) -> object:
     """What a cell of a CSV file holds: text that a spreadsheet would compute has a ' before it.
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ntkdiag import errors
+from ntkdiag import display, errors
 from ntkdiag._jax import needs_inputs
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.models import functionalize, registry
@@ -409,21 +409,13 @@ def _placed(
     if not fixed:
         origin = "none"
     elif not fixed_saved:
-        origin = f"those of the model as given ({_some(fixed)}); none were saved"
+        origin = f"those of the model as given ({display.some_of(fixed)}); none were saved"
     elif lacking:
-        origin = f"as saved ({_some(fixed_saved)}); {_some(lacking)} those of the model as given"
+        origin = f"as saved ({display.some_of(fixed_saved)}); "
+        origin += f"{display.some_of(lacking)} those of the model as given"
     else:
-        origin = f"as saved ({_some(fixed_saved)})"
+        origin = f"as saved ({display.some_of(fixed_saved)})"
     return Placed(functional, origin, lacking, tuple(left_out))
-
-
-def _some(paths: Iterable[str]) -> str:
-    """Paths joined by commas, the first four of them, and how many more there are."""
-    listed = list(paths)
-    text = ", ".join(listed[:MOST_PATHS])
-    if len(listed) > MOST_PATHS:
-        text += f" and {len(listed) - MOST_PATHS} more"
-    return text
 
 
 def are_equal(left: Any, right: Any) -> bool:

@@ -3,13 +3,13 @@
 import importlib.metadata
 import platform
 
+import ntkdiag
+
 PACKAGES = ("jax", "jaxlib", "flax", "equinox", "optax", "orbax-checkpoint", "numpy")
 
 
 def installed_versions(packages: tuple[str, ...] = PACKAGES) -> list[str]:
     """Name and version of ntkdiag, of every package that is installed, and of Python."""
-    import ntkdiag  # at the top of the file this would close a circle
-
     lines = [f"ntkdiag {ntkdiag.__version__}"]
     for name in packages:
         try:

@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
+from ntkdiag import display
 from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.label_doubt import DOUBTED, suspicious
 
@@ -14,8 +15,7 @@ def label_findings(doubts: Float[np.ndarray, " n"]) -> list[Finding]:
     doubted = suspicious(doubts)
     if not len(doubted):
         return []
-    named = ", ".join(map(str, doubted[:_MOST_NAMED].tolist()))
-    more = f" and {len(doubted) - _MOST_NAMED} more" if len(doubted) > _MOST_NAMED else ""
+    named = display.some_of(doubted.tolist(), _MOST_NAMED)
     verb = "looks" if len(doubted) == 1 else "look"
     return [
         Finding(
@@ -23,7 +23,7 @@ def label_findings(doubts: Float[np.ndarray, " n"]) -> list[Finding]:
             severity="info",
             quantities=("kernel",),
             sentence=f"{len(doubted)} of {len(doubts)} labels {verb} wrong: the kernel of all "
-            f"other examples says another class (examples {named}{more}).",
+            f"other examples says another class (examples {named}).",
             value=float(doubts[doubted[0]]),
             threshold=DOUBTED,
             trust="On 600 digits of which up to a tenth had a wrong label, 97 % of those it named "

@@ -1,13 +1,15 @@
 """The convention record: what the numbers a monitor writes mean."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+import ntkdiag
+from ntkdiag import display
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES
 from ntkdiag.descent import Descent, LearningRate
 from ntkdiag.engine.calls.arguments import is_traced
@@ -27,7 +29,6 @@ from ntkdiag.optimizer.descent_reading import REASONS
 from ntkdiag.scalars import is_concrete
 
 NO_LOSS = "No loss was named: no stability numbers; pass loss=..."
-MOST_PATHS = 5  # more are counted
 # What stays the same over a run, however often it is resumed: when and what is measured need not.
 SETTINGS = (
     "name",
@@ -75,8 +76,6 @@ def convention_record(
     optimizer, `followed` has the paths of arrays beside the parameters whose values in training are
     taken; `batch_size` is that of a training step, where it was told.
     """
-    import ntkdiag  # for its version; at the top of the file this would close a circle
-
     probe = measurer.probe
     notes = [*panel.notes, *_notes_on_training(measurer, layout, panel)]
     if panel.has("kernel"):
@@ -256,7 +255,7 @@ def _notes_on_kernel(
     if layout.is_reduced:
         notes.append("Trace, eigenvalues, drift and alignment are those of the reduced kernel.")
     if followed:
-        notes.append(f"Taken as they are at each step: {_listed(sorted(followed))}.")
+        notes.append(f"Taken as they are at each step: {display.some_of(sorted(followed))}.")
     # What is not handed in, where the statistics are not those of the probe itself.
     measured_probe = probe if followed else measurer.probe_with_own_statistics
     if measured_probe is not probe:
@@ -268,7 +267,7 @@ def _notes_on_kernel(
     if held_paths:
         notes.append(
             "Held at the values they had when the measured function was built: "
-            f"{_listed(held_paths)}."
+            f"{display.some_of(held_paths)}."
         )
     # A rate may be stated, or read from the state of the optimizer.
     has_rate = probe.descent is not None and probe.descent.learning_rate is not None
@@ -316,14 +315,6 @@ def _notes_on_stability(probe: Probe, layout: ProbeLayout) -> list[str]:
         "eigenvalue per example is estimated too high on average.",
         "They hold for SGD with the recorded momentum, not for Adam.",
     ]
-
-
-def _listed(paths: Sequence[str]) -> str:
-    """The first few paths, and the number of the others."""
-    listed = ", ".join(paths[:MOST_PATHS])
-    if len(paths) > MOST_PATHS:
-        listed += f" and {len(paths) - MOST_PATHS} more"
-    return listed
 
 
 def _why_no_alignment(probe: Probe, layout: ProbeLayout) -> str:

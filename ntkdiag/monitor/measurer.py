@@ -36,9 +36,7 @@ from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.situation import Situation
 from ntkdiag.monitor.training_step import TrainingStep
-from ntkdiag.optimizer.descent_reading import (
-    ArrayReading,
-)
+from ntkdiag.optimizer.descent_reading import ArrayReading
 
 if TYPE_CHECKING:
     import optax

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+import ntkdiag
 from ntkdiag.models.paths import describe
 from ntkdiag.monitor.arrays_of_step import ArrayOrder, arrays_by_path
 from ntkdiag.monitor.convention_record import axes_by_layer, read_optimizer, schedule_in_words
@@ -30,8 +31,6 @@ def record_without_data(
 
     `params` are the parameters, or a tree like them; `notes` say what is missing, and why.
     """
-    import ntkdiag  # for its version; at the top of the file this would close a circle
-
     return {
         "source": "watch",
         "call": "watch",

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
+from ntkdiag import display
 from ntkdiag.report.reported import Comparison, Measured
-
-MOST_PATHS = 4  # more are counted
 
 
 def reached_leaves(side: Measured) -> list[str]:
@@ -34,7 +33,4 @@ def unmoved_leaves(comparison: Comparison) -> list[str]:
 
 def some_of(paths: Sequence[str]) -> str:
     """Paths joined by commas, the first four of them, and how many more there are."""
-    text = ", ".join(path or "(the only leaf)" for path in paths[:MOST_PATHS])
-    if len(paths) > MOST_PATHS:
-        text += f" and {len(paths) - MOST_PATHS} more"
-    return text
+    return display.some_of(path or "(the only leaf)" for path in paths)

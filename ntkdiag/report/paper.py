@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ntkdiag
 from ntkdiag import display, errors
 from ntkdiag.report.figures.comparison_figures import COMPARISON_FIGURES
 from ntkdiag.report.figures.run_figures import RUN_FIGURES
@@ -171,8 +172,6 @@ def _finish(
     seeds: Any,
 ) -> None:
     """Add tables, methods and the article, and write the folder."""
-    import ntkdiag  # for its version; at the top of the file this would close a circle
-
     for table in tables:
         files.update(table.files())
     files.update(methods_files(paragraphs, sources_of(quantities), ntkdiag.__version__))

@@ -1,11 +1,12 @@
 """What is found in a run: its state, its stability, and the alerts raised while it trained."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ntkdiag import display
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.label_finding import label_findings
 from ntkdiag.judging.margin_finding import margin_findings
@@ -124,7 +125,7 @@ def _gradient_not_finite(subject: RunSubject) -> list[Finding]:
     if not layers:
         what, layers = "update", _layers_not_finite(subject, _IN_PARAMETERS, place)
     has_spread = bool(_layers_not_finite(subject, _IN_PARAMETERS, len(watched) - 1))
-    where = f" in {_listed(layers)}" if layers else ""
+    where = f" in {display.some_of(layers, _MOST_LAYERS)}" if layers else ""
     end = "the run ends with others in the parameters" if has_spread else "the parameters have none"
     others = "" if count == 1 else f", and of {count - 1} later ones,"
     return [
@@ -149,13 +150,6 @@ def _layers_not_finite(subject: RunSubject, quantity: str, place: int) -> list[s
     layers = subject.watch_record.get("layers", [])
     counted = [subject.watched.numbers(quantity, number)[place] for number in range(len(layers))]
     return [layer for layer, count in zip(layers, counted, strict=True) if count > 0]
-
-
-def _listed(layers: Sequence[str]) -> str:
-    """The first few layers, and the number of the others."""
-    listed = ", ".join(layers[:_MOST_LAYERS])
-    n_others = len(layers) - _MOST_LAYERS
-    return f"{listed} and {n_others} more layers" if n_others > 0 else listed
 
 
 def _stability(subject: RunSubject) -> list[Finding]:
