@@ -152,10 +152,7 @@ def measure_checkpoint(
     if model.labels is not None:
         fit = fit_outputs(outputs, model.labels, settings.loss)
         row |= {"loss": nan_if_unknown(fit.loss), "accuracy": nan_if_unknown(fit.accuracy)}
-        if model.labels.flat_targets is not None:
-            trained_on = settings.probes.train is not None
-            alignment = fit_alignment(kernel, model.labels.flat_targets, trained_on=trained_on)
-            row |= _alignment_numbers(alignment)
+        row |= _alignment_of_probe(model, kernel)
     stability = of_optimizer or stated_stability(
         decomposed,
         outputs,
@@ -168,7 +165,9 @@ def measure_checkpoint(
         row |= _gradient_numbers(model, params, kwargs)
     if model.held_out is not None:
         row |= _held_out_numbers(model, model.held_out, params, kwargs)
-        row |= _alignment_gap(model, kernel, row.get("held_out_alignment_above"))
+        above = "train_alignment_above", "held_out_alignment_above"
+        if row.keys() >= set(above):
+            row["alignment_gap"] = row[above[0]] - row[above[1]]
     return CheckpointNumbers(
         row={name: _known(value) for name, value in row.items()},
         # On the host: there will be one for each checkpoint.
@@ -253,17 +252,21 @@ def _held_out_numbers(
     return {f"held_out_{name}": value for name, value in numbers.items()}
 
 
-def _alignment_gap(model: TrackedModel, kernel: Kernel, held_out: float | None) -> dict[str, float]:
-    """What the alignment of examples trained on has more than that of held-out ones.
+def _alignment_of_probe(model: TrackedModel, kernel: Kernel) -> dict[str, float]:
+    """The alignment of the probe that the kernel is of.
 
-    Both of kernels averaged over outputs: alignments of two reductions do not compare.
+    Beside held-out examples it is that of `train`, of the kernel averaged over outputs as theirs
+    is: alignments of two reductions do not compare.
     """
-    targets = None if model.labels is None else model.labels.flat_targets
-    if targets is None or held_out is None:
+    assert model.labels is not None
+    targets = model.labels.flat_targets
+    if targets is None:
         return {}
-    averaged = averaged_over_outputs(kernel)
-    alignment = fit_alignment(averaged, targets, trained_on=True)
-    return {"alignment_gap": float(alignment.above) - held_out}
+    if model.held_out is not None:
+        alignment = fit_alignment(averaged_over_outputs(kernel), targets, trained_on=True)
+        return {f"train_{name}": value for name, value in _alignment_numbers(alignment).items()}
+    trained_on = model.settings.probes.train is not None
+    return _alignment_numbers(fit_alignment(kernel, targets, trained_on=trained_on))
 
 
 def _alignment_numbers(alignment: Alignment) -> dict[str, float]:

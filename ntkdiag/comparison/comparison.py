@@ -16,8 +16,6 @@ from jaxtyping import Int
 from ntkdiag import display, errors
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.comparison_dataset import (
-    DRIFT,
-    PREDICTION,
     comparison_dataset,
     comparison_frame,
 )
@@ -27,6 +25,7 @@ from ntkdiag.comparison.kernels_alone import KernelsAlone
 from ntkdiag.comparison.linearized_change import LinearizedChange
 from ntkdiag.comparison.measured import Measured
 from ntkdiag.comparison.parameter_movement import LeafMovement
+from ntkdiag.comparison.single_numbers import DRIFT, PREDICTION, numbers_between
 from ntkdiag.comparison.stored_comparison import (
     append_comparison,
     is_run_directory,
@@ -135,6 +134,14 @@ class Comparison:
 
         return comparison_plots(self)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Every single number of the change by its name in `ntkdiag.quantities`; NaN for unknown.
+
+        Those of the sides are `a.numbers` and `b.numbers`.
+        """
+        return numbers_between(self)
+
     @errors.public
     def to_pandas(self) -> "pandas.DataFrame":
         """The numbers of each side as a table, in the rows a and b.
@@ -194,7 +201,7 @@ class Comparison:
         """
         prediction = None
         if self.prediction is not None:
-            prediction = {name: getattr(self.prediction, name) for name in PREDICTION}
+            prediction = {name: getattr(self.prediction, name) for name in PREDICTION.values()}
         content = {
             "verdict": self.verdict.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -202,7 +209,7 @@ class Comparison:
             "notes": list(self.notes),
             "a": self.a.to_dict(),
             "b": self.b.to_dict(),
-            "drift": {name: getattr(self.drift, name) for name in DRIFT},
+            "drift": {name: getattr(self.drift, name) for name in DRIFT.values()},
             "linearization": prediction,
             "fixed_arrays": self.fixed_arrays and self.fixed_arrays.to_dict(),
             "movement": [leaf.to_dict() for leaf in self.movement],

@@ -5,14 +5,12 @@ where they are more than a text or a number, so that netCDF and zarr take them.
 """
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ntkdiag import display
-from ntkdiag.comparison.measured import Measured
-from ntkdiag.runs.labelled import attributes_of, imported
+from ntkdiag.runs.labelled import attributes_of, imported, with_meanings
 from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:
@@ -21,11 +19,6 @@ if TYPE_CHECKING:
 
 Comparison: TypeAlias = Any  # a ntkdiag.comparison.Comparison, which imports this file
 
-# The fields of `drift` and of `prediction` that are single numbers.
-DRIFT = ("relative", "scale", "rotation", "distance", "distance_centred")
-PREDICTION = ("rms", "max", "e1", "e2", "agreement")
-# Entries of a side that are no numbers, even where they are not known.
-_OF_OTHER_KINDS = ("label", "path", "label_power", "held_out")
 # Of a leaf that moved, the numbers that belong to neither side.
 _OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
 
@@ -33,13 +26,13 @@ _OF_LEAF = ("size", "norm", "moved", "relative", "distance_centred")
 def comparison_frame(comparison: Comparison) -> "pandas.DataFrame":
     """The numbers of each side, in the rows a and b."""
     pandas = imported("pandas", "makes the table")
-    sides = [numbers_of_side(comparison.a), numbers_of_side(comparison.b)]
+    sides = [comparison.a.numbers, comparison.b.numbers]
     names = dict.fromkeys([*sides[0], *sides[1]])
     frame = pandas.DataFrame(sides, index=["a", "b"], columns=list(names))
     frame.index.name = "side"
     frame.insert(0, "label", [comparison.a.label, comparison.b.label])
     frame.attrs.update(_conventions(comparison))
-    frame.attrs["between"] = numbers_between(comparison)
+    frame.attrs["between"] = comparison.numbers
     return frame
 
 
@@ -49,10 +42,10 @@ def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
     a = comparison.a
     b = comparison.b
     variables: dict[str, tuple[list[str], Any]] = {}
-    sides = [numbers_of_side(a), numbers_of_side(b)]
+    sides = [a.numbers, b.numbers]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
         variables[name] = (["side"], [side.get(name, math.nan) for side in sides])
-    for name, value in numbers_between(comparison).items():
+    for name, value in comparison.numbers.items():
         variables[name] = ([], value)
 
     # Of each side: its spectrum and its outputs, and how much of the labels is in its modes.
@@ -84,45 +77,8 @@ def comparison_dataset(comparison: Comparison) -> "xarray.Dataset":
 
     coordinates = {"side": ["a", "b"], "leaf": [leaf.path for leaf in leaves]}
     attributes = attributes_of({**_conventions(comparison), "labels": [a.label, b.label]})
-    return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
-
-
-def numbers_of_side(side: Measured) -> dict[str, float]:
-    """The single numbers of one side by name, those of the condition and of held-out examples too.
-
-    Names are those of `to_dict`; numbers of held-out examples begin with "held_out_".
-    """
-    numbers: dict[str, float] = {"rank": float(side.spectrum.rank)}
-    for name, value in side.to_dict().items():
-        if isinstance(value, Mapping):
-            prefix = "" if name == "condition" else f"{name}_"
-            for inner, inner_value in value.items():
-                _add(numbers, f"{prefix}{inner}", inner_value)
-        elif name not in _OF_OTHER_KINDS:
-            _add(numbers, name, value)
-    return numbers
-
-
-def numbers_between(comparison: Comparison) -> dict[str, float]:
-    """The single numbers of the change from A to B."""
-    numbers: dict[str, float] = {}
-    for name in DRIFT:
-        numbers[f"drift_{name}"] = nan_if_unknown(getattr(comparison.drift, name))
-    alone = comparison.kernels_alone
-    if alone is not None:
-        numbers["overlap"] = nan_if_unknown(alone.overlap)
-        numbers["agreement"] = nan_if_unknown(alone.agreement)
-        return numbers
-    for name in PREDICTION:
-        numbers[f"linearization_{name}"] = nan_if_unknown(getattr(comparison.prediction, name))
-    everything = comparison.movement[-1]
-    numbers["moved"] = float(everything.moved)
-    numbers["moved_relative"] = nan_if_unknown(everything.relative)
-    change = comparison.fixed_arrays
-    if change is not None:
-        numbers["share_of_fixed_arrays"] = nan_if_unknown(change.share_of_fixed_arrays)
-        numbers["share_of_parameters"] = nan_if_unknown(change.share_of_parameters)
-    return numbers
+    dataset = xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+    return with_meanings(dataset)
 
 
 def _conventions(comparison: Comparison) -> dict[str, Any]:
@@ -132,10 +88,3 @@ def _conventions(comparison: Comparison) -> dict[str, Any]:
         "notes": list(comparison.notes),
         "verdict": display.plain(comparison.verdict.to_dict()),
     }
-
-
-def _add(numbers: dict[str, float], name: str, value: Any) -> None:
-    """Note a value that is one number, or not known; texts and arrays are none."""
-    is_text = isinstance(value, str)
-    if value is None or (not is_text and np.ndim(value) == 0):
-        numbers[name] = nan_if_unknown(value)

@@ -29,6 +29,7 @@ from ntkdiag.comparison.label_fit import (
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.sides import Side
+from ntkdiag.comparison.single_numbers import numbers_of_side
 from ntkdiag.comparison.stated_margin import Stability, stated_stability
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.engine.ntk import ntk
@@ -126,9 +127,15 @@ class Measured:
         """Sum of the eigenvalues of the kernel in its convention."""
         return float(np.trace(np.asarray(self.kernel.matrix, np.float64)))
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Every single number by its name in `ntkdiag.quantities`, NaN where it is not known."""
+        return numbers_of_side(self.to_dict())
+
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name, eigenvalues above the noise floor only; no kernels, no outputs."""
         spectrum = self.spectrum
+        lower, upper = self.margin_interval or (None, None)
         return {
             "label": self.label,
             "path": self.path,
@@ -149,9 +156,10 @@ class Measured:
             "loss": self.loss,
             "accuracy": self.accuracy,
             "critical_learning_rate": self.critical_learning_rate,
-            "stability_margin": self.margin,
+            "margin": self.margin,
             "learning_rate": self.learning_rate,
-            "margin_interval": self.margin_interval,
+            "margin_lower": lower,
+            "margin_upper": upper,
             "margin_status": self.margin_status,
             "alignment_gap": self.alignment_gap,
             "held_out": None if self.held_out is None else self.held_out.to_dict(),

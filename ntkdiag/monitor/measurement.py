@@ -13,43 +13,10 @@ from jaxtyping import Array, Int
 from ntkdiag import display
 from ntkdiag.estimate import Estimate
 from ntkdiag.nouns import pytree
+from ntkdiag.quantities import GENERAL, QUANTITIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-# What each number says, where a measurement shows itself.
-MEANINGS = {
-    "loss": "of the probe",
-    "gradient_norm": "||g||, of the gradient that the optimizer got",
-    "update_norm": "||u||, of what is added to the parameters",
-    "parameter_norm": "||theta||, before the update",
-    "update_ratio": "||u|| / ||theta||",
-    "batch_loss": "handed to the optimizer as value=",
-    "not_finite_step": "the first at which NaN or infinity was seen",
-    "not_finite_steps": "how many so far",
-    "trace": "sum of all eigenvalues of the kernel",
-    "spectral_position": "which eigenvalue the gradient is at, relative to the trace",
-    "step_error": "what the linearized model gets wrong about the last step, relative",
-    "critical_multiple": "smallest multiple of the update at which the loss rises",
-    "noise_scale": "examples at which the noise of a gradient is as large as the gradient",
-    "learning_rate": "of the optimizer at this step",
-    "margin": "learning rate over the critical one; 1 at the edge of stability",
-    "margin_residual": "of the eigenvalue that the margin rests on, relative",
-    "curvatures": "largest ones, in units of the critical curvature",
-    "gradient_scale": "of the gradient beside that of the named loss on the probe; 1 of the same",
-    "gradient_cosine": "of the two gradients",
-    "optimizer_status": "0 recognised; what the others mean stands in the record",
-    "optimizer_residual": "what the reading of the optimizer does not explain of the update",
-    "eigenvalues": "the largest; NaN below the noise floor",
-    "participation_ratio": "effective number of modes",
-    "drift": "relative change since the first measurement",
-    "distance_centred": "change of direction since then, centred",
-    "alignment": "centred kernel-target alignment with the labels",
-    "alignment_chance": "its mean over permuted labels",
-    "alignment_standard_deviation": "over permuted labels",
-    "alignment_above": "(alignment - chance) / (1 - chance)",
-    "critical_learning_rate": "descent on the quadratic model of the loss diverges above it",
-}
 
 
 class Status(enum.IntEnum):
@@ -160,9 +127,9 @@ class Measurement:
         """The numbers as a table, for notebooks."""
         rows = [("status", Status(int(self.status)).name, "")]
         for name, estimate in self.estimates.items():
-            meaning = MEANINGS.get(name, "")
-            if name == "alignment":
-                meaning += f", {self.alignment_reduction} kernel"
+            known = QUANTITIES.get(name)
+            fields = GENERAL | {"reduction": self.alignment_reduction}
+            meaning = "" if known is None else known.filled(fields).meaning
             rows.append((name.replace("_", " "), _shown(estimate), meaning))
         return display.html_table(f"Step {int(self.step)}", rows)
 

@@ -45,17 +45,17 @@ SENTENCES = 4  # on the first screen
 # The first six of these that a comparison has are its key numbers.
 KEY_NUMBERS = (
     "e1",
-    "distance_centred",
+    "drift_distance_centred",
     "alignment_above",
     "loss",
     "margin",
     "trace",
     "accuracy",
     "drift",
-    "entropy",
+    "entropy_rank",
     "overlap",
-    "same_decision",
-    "moved",
+    "agreement_of_sides",
+    "moved_relative",
 )
 MOST_KEY_NUMBERS = 6
 

@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ HEADINGS = {
     "drift": "$D$",
     "drift_distance_centred": "$S_c$",
     "alignment_above": "alignment",
+    "held_out_alignment_above": "alignment",
     "margin": r"$\eta/\eta_c$",
 }
 MOST_LINES = 30  # of a table on a page; of more checkpoints, some that lie evenly
@@ -115,14 +116,9 @@ def tables_of_comparison(comparison: Comparison) -> list[PaperTable]:
         caption=f"Kernels of {latex(sides)}. Of a change from A to B, the number stands under B.",
         label="tab:quantities",
     )
-    a = _numbers_in(comparison.a.to_dict())
-    b = _numbers_in(comparison.b.to_dict())
+    a, b = comparison.a.numbers, comparison.b.numbers
     lines = [{"quantity": name, "a": a[name], "b": b.get(name, math.nan)} for name in a]
-    content = comparison.to_dict()
-    between = {}
-    for part in ("drift", "linearization", "fixed_arrays"):
-        between.update(_numbers_in(content[part] or {}, f"{part}_"))
-    change = [{"quantity": name, "value": value} for name, value in between.items()]
+    change = [{"quantity": name, "value": value} for name, value in comparison.numbers.items()]
 
     headings = [
         "parameter",
@@ -226,20 +222,6 @@ def _some(count: int) -> list[int]:
     """All places, or some that lie evenly, the first and the last among them."""
     n = min(count, MOST_LINES)
     return sorted({round(place) for place in np.linspace(0, count - 1, n).tolist()})
-
-
-def _numbers_in(content: Mapping[str, Any], prefix: str = "") -> dict[str, float | int]:
-    """Every single number by its name, those inside dictionaries too; NaN for what is None."""
-    numbers: dict[str, float | int] = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            numbers.update(_numbers_in(value, f"{prefix}{name}_"))
-        elif value is None:
-            numbers[f"{prefix}{name}"] = math.nan
-        elif not isinstance(value, str) and np.ndim(value) == 0:
-            number = np.asarray(value).item()
-            numbers[f"{prefix}{name}"] = float(number) if isinstance(number, bool) else number
-    return numbers
 
 
 def _written(value: Any) -> str:

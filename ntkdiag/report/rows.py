@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from ntkdiag.report.meanings import MEANINGS
+from ntkdiag.quantities import QUANTITIES
 from ntkdiag.report.number_text import MISSING, number, percent, ratio
 from ntkdiag.report.reported import Alignment, Comparison, LeafMovement
 from ntkdiag.scalars import Number
@@ -14,7 +14,7 @@ class Row:
     """One quantity as text.
 
     Attributes:
-        key: Its key in `MEANINGS`.
+        key: Its name in `ntkdiag.quantities`.
         name: The quantity.
         symbol: Its symbol.
         values: At A, at B, and B / A; or one value for what is between them.
@@ -49,16 +49,16 @@ def kernel_rows(comparison: Comparison) -> list[Row]:
     floor_b = number(float(b.spectrum.noise_floor))
     return [
         _pair(comparison, "trace", a.trace, b.trace),
-        _pair(comparison, "largest", a.spectrum.largest, b.spectrum.largest),
+        _pair(comparison, "largest_eigenvalue", a.spectrum.largest, b.spectrum.largest),
         _pair(
             comparison,
-            "participation",
+            "participation_ratio",
             a.spectrum.participation_ratio,
             b.spectrum.participation_ratio,
         ),
-        _pair(comparison, "entropy", a.spectrum.entropy_rank, b.spectrum.entropy_rank),
-        _row(comparison, "resolved", resolved_a, resolved_b, MISSING),
-        _row(comparison, "floor", floor_a, floor_b, MISSING),
+        _pair(comparison, "entropy_rank", a.spectrum.entropy_rank, b.spectrum.entropy_rank),
+        _row(comparison, "rank", resolved_a, resolved_b, MISSING),
+        _row(comparison, "noise_floor", floor_a, floor_b, MISSING),
     ]
 
 
@@ -70,13 +70,13 @@ def task_rows(comparison: Comparison) -> list[Row]:
     if a.loss is not None:
         rows.append(_pair(comparison, "loss", a.loss, b.loss))
     if a.held_out is not None and a.held_out.loss is not None:
-        rows.append(_pair(comparison, "loss_held_out", a.held_out.loss, b.held_out.loss))
+        rows.append(_pair(comparison, "held_out_loss", a.held_out.loss, b.held_out.loss))
     if a.accuracy is not None:
         rows.append(_row(comparison, "accuracy", percent(a.accuracy), percent(b.accuracy), MISSING))
     if a.held_out is not None and a.held_out.accuracy is not None:
         accuracy_a = percent(a.held_out.accuracy)
         accuracy_b = percent(b.held_out.accuracy)
-        rows.append(_row(comparison, "accuracy_held_out", accuracy_a, accuracy_b, MISSING))
+        rows.append(_row(comparison, "held_out_accuracy", accuracy_a, accuracy_b, MISSING))
     # Labels alone give these two; a loss and a learning rate those below.
     if a.alignment is not None and b.alignment is not None:
         rows.append(_pair(comparison, "alignment", a.alignment.value, b.alignment.value))
@@ -91,12 +91,17 @@ def task_rows(comparison: Comparison) -> list[Row]:
         k = min(10, len(a.label_power))  # C(10) is shown, or C of all modes of a smaller kernel
         power_a = percent(float(a.label_power[k - 1]))
         power_b = percent(float(b.label_power[k - 1]))
-        rows.append(_row(comparison, "power", power_a, power_b, MISSING, k=k))
+        rows.append(_row(comparison, "label_power", power_a, power_b, MISSING, k=k))
     if a.leave_one_out is not None:
         rows.append(_pair(comparison, "leave_one_out", a.leave_one_out, b.leave_one_out))
     if a.critical_learning_rate is not None:
         rows.append(
-            _pair(comparison, "critical", a.critical_learning_rate, b.critical_learning_rate)
+            _pair(
+                comparison,
+                "critical_learning_rate",
+                a.critical_learning_rate,
+                b.critical_learning_rate,
+            )
         )
     if comparison.facts["optimizer"] is not None:
         rows.append(_pair(comparison, "learning_rate", a.learning_rate, b.learning_rate))
@@ -127,7 +132,7 @@ def _rows_of_train(comparison: Comparison) -> list[Row]:
     gap_a = number(a.alignment_gap)
     gap_b = number(b.alignment_gap)
     return [
-        _row(comparison, "alignment_of_train", of_train_a, of_train_b, MISSING),
+        _row(comparison, "train_alignment_above", of_train_a, of_train_b, MISSING),
         _row(comparison, "alignment_gap", gap_a, gap_b, MISSING),
     ]
 
@@ -137,17 +142,17 @@ def motion_rows(comparison: Comparison) -> list[Row]:
     drift = comparison.drift
     rows = [
         _row(comparison, "drift", number(float(drift.relative))),
-        _row(comparison, "scale", number(float(drift.scale))),
-        _row(comparison, "rotation", f"{math.degrees(float(drift.rotation)):.1f}°"),
-        _row(comparison, "distance", number(float(drift.distance))),
-        _row(comparison, "distance_centred", number(float(drift.distance_centred))),
+        _row(comparison, "drift_scale", number(float(drift.scale))),
+        _row(comparison, "drift_rotation", f"{math.degrees(float(drift.rotation)):.1f}°"),
+        _row(comparison, "drift_distance", number(float(drift.distance))),
+        _row(comparison, "drift_distance_centred", number(float(drift.distance_centred))),
     ]
     alone = comparison.kernels_alone
     if alone is None:
         everything = comparison.movement[-1]  # the leaves, and their sum at the end
-        return [*rows, _row(comparison, "moved", number(everything.relative))]
+        return [*rows, _row(comparison, "moved_relative", number(everything.relative))]
     overlap = _row(comparison, "overlap", percent(alone.overlap), k=alone.modes)
-    return [*rows, overlap, _absent(comparison, "moved")]
+    return [*rows, overlap, _absent(comparison, "moved_relative")]
 
 
 def prediction_rows(comparison: Comparison) -> list[Row]:
@@ -156,14 +161,14 @@ def prediction_rows(comparison: Comparison) -> list[Row]:
     if alone is not None:
         same = []
         if alone.agreement is not None:
-            same = [_row(comparison, "same_decision", percent(alone.agreement))]
+            same = [_row(comparison, "agreement_of_sides", percent(alone.agreement))]
         return [*same, _absent(comparison, "e1"), _absent(comparison, "e2")]
     prediction = comparison.prediction
     rows = [
         _row(comparison, "e1", number(prediction.e1)),
         _row(comparison, "e2", number(prediction.e2)),
-        _row(comparison, "rms", number(prediction.rms)),
-        _row(comparison, "max", number(prediction.max)),
+        _row(comparison, "linearization_rms", number(prediction.rms)),
+        _row(comparison, "linearization_max", number(prediction.max)),
     ]
     if prediction.agreement is not None:
         rows.append(_row(comparison, "agreement", percent(prediction.agreement)))
@@ -177,10 +182,10 @@ def fixed_array_rows(comparison: Comparison) -> list[Row]:
         return []
     distance = number(float(change.drift.distance_centred))
     return [
-        _row(comparison, "share_fixed", percent(change.share_of_fixed_arrays)),
-        _row(comparison, "share_parameters", percent(change.share_of_parameters)),
-        _row(comparison, "drift_fixed", number(float(change.drift.relative))),
-        _row(comparison, "distance_fixed", distance),
+        _row(comparison, "share_of_fixed_arrays", percent(change.share_of_fixed_arrays)),
+        _row(comparison, "share_of_parameters", percent(change.share_of_parameters)),
+        _row(comparison, "fixed_arrays_drift", number(float(change.drift.relative))),
+        _row(comparison, "fixed_arrays_distance_centred", distance),
     ]
 
 
@@ -237,7 +242,6 @@ def _pair(comparison: Comparison, key: str, a: Number | None, b: Number | None) 
 def _row(comparison: Comparison, key: str, *values: str, k: int | None = None) -> Row:
     """A quantity with its name, symbol and meaning, into which the conventions are written."""
     # The texts hold fields such as {update_rule}: these are their values.
-    meaning = MEANINGS[key]
     loss = str(comparison.facts["loss"])
     fields = {
         **comparison.facts,
@@ -245,10 +249,6 @@ def _row(comparison: Comparison, key: str, *values: str, k: int | None = None) -
         "loss_capital": loss[:1].upper() + loss[1:],
         "at_rate": at_learning_rate(comparison),
     }
-    return Row(
-        key,
-        name=meaning.name.format(**fields),
-        symbol=meaning.symbol.format(**fields),
-        values=values,
-        meaning=meaning.text.format(**fields),
-    )
+    quantity = QUANTITIES[key].filled(fields)
+    name = f"{quantity.words}, {quantity.of}" if quantity.of else quantity.words
+    return Row(key, name, quantity.symbol, values, quantity.meaning)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.display import shortened
+from ntkdiag.quantities import quantity
 from ntkdiag.runs.json_lines import Row, finite_or_null
 from ntkdiag.runs.run_stream import axes_of
 from ntkdiag.runs.stacking import stacked, stacked_scalars
@@ -73,10 +74,26 @@ def as_dataset(
         if axis in used:
             coordinates[axis] = values
     try:
-        return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+        dataset = xarray.Dataset(variables, coords=coordinates, attrs=attributes)
     # Axes of several lengths, coordinates of another length than their axis or of no kind.
     except (ValueError, TypeError) as error:
         raise _misfit(str(error).partition("\n")[0]) from error
+    return with_meanings(dataset, prefix=f"{record.get('name')}_")
+
+
+def with_meanings(dataset: "xarray.Dataset", prefix: str = "") -> "xarray.Dataset":
+    """The dataset, with what each variable is: its words, its meaning and its unit.
+
+    `prefix` comes before the names of the numbers. xarray writes words and units at the axes of its
+    figures. Variables of other names stay without.
+    """
+    for name, variable in dataset.data_vars.items():
+        known = quantity(str(name).removeprefix(prefix))
+        if known is not None:
+            variable.attrs |= {"long_name": known.words, "description": known.meaning}
+            if known.unit:
+                variable.attrs["units"] = known.unit
+    return dataset
 
 
 def _misfit(got: str) -> errors.CheckpointError:

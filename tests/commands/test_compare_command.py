@@ -53,7 +53,7 @@ def test_compare_with_held_out_examples(shell, workspace):
 
     shell("compare", "a", "b", *model, "--held-out", "test.npz", "--out", "alone.json")
     content = json.loads((workspace / "alone.json").read_text())
-    assert content["b"]["stability_margin"] is None
+    assert content["b"]["margin"] is None
     assert content["notes"][0].startswith("Only held-out examples were given")
 
     status, _, err = shell("compare", "a", "b", *model)
@@ -190,10 +190,10 @@ def test_json_is_all_that_stands_on_standard_output(shell, workspace):
 
 def test_a_case_brings_examples_loss_and_learning_rate(shell, workspace):
     _, out, _ = shell(*CASE, "--json")
-    margin = json.loads(out)["b"]["stability_margin"]
+    margin = json.loads(out)["b"]["margin"]
     assert margin > 0
     _, out, _ = shell(*CASE, "--json", "--learning-rate", 0.3)
-    assert json.loads(out)["b"]["stability_margin"] == pytest.approx(3 * margin)
+    assert json.loads(out)["b"]["margin"] == pytest.approx(3 * margin)
 
 
 def test_it_ends_as_check_does(shell, workspace):

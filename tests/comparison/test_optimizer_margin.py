@@ -367,7 +367,7 @@ def test_an_optimizer_that_is_not_recognised_has_no_margin(name):
     text = comparison.text(everything=True)
     assert "nan" not in text.replace("NaN", "").replace("dominan", "")
     # All other numbers are there.
-    assert comparison.to_dict()["a"]["stability_margin"] is None
+    assert comparison.to_dict()["a"]["margin"] is None
     assert np.isfinite(comparison.a.trace)
 
 

@@ -47,7 +47,7 @@ def test_each_comparison_is_a_row(comparisons, tmp_path):
         expected = comparison.to_dict()
         assert (row["a_label"], row["b_label"]) == ("start", expected["b"]["label"])
         assert row["a_trace"] == expected["a"]["trace"]
-        assert row["b_stability_margin"] == expected["b"]["stability_margin"]
+        assert row["b_margin"] == expected["b"]["margin"]
         assert row["drift_relative"] == expected["drift"]["relative"]
         assert row["verdict_name"] == comparison.verdict.name
         assert np.isnan(row["b_step"])  # values in memory have none

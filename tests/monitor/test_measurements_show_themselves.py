@@ -32,7 +32,7 @@ def test_plain_values(measurement):
 def test_in_a_notebook(measurement):
     page = measurement._repr_html_()
     assert "Step 0" in page
-    meaning = "sum of all eigenvalues of the kernel"
+    meaning = "Sum of the eigenvalues: the overall speed of learning."
     assert f"<td>{float(measurement.trace):.4g}</td><td>{meaning}</td>" in page
     assert "alignment with the labels, full kernel" in page
     assert f"<td>{float(measurement.alignment_chance):.4g}</td>" in page

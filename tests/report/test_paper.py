@@ -149,13 +149,13 @@ def test_numbers_of_a_comparison(comparison, of_comparison):
     }
     assert float(lines["trace"]["a"]) == comparison.a.trace
     assert float(lines["trace"]["b"]) == comparison.b.trace
-    assert float(lines["stability_margin"]["b"]) == comparison.b.margin
+    assert float(lines["margin"]["b"]) == comparison.b.margin
     assert float(lines["loss"]["b"]) == comparison.b.loss
     change = {
         line["quantity"]: float(line["value"])
         for line in read_csv(of_comparison / "tables" / "change.csv")
     }
-    assert change["linearization_e1"] == comparison.prediction.e1
+    assert change["e1"] == comparison.prediction.e1
     assert change["drift_distance_centred"] == float(comparison.drift.distance_centred)
     table = (of_comparison / "tables" / "quantities.tex").read_text()
     _, symbol, a, _, _ = cells_of(table, "trace")

@@ -109,7 +109,7 @@ def test_the_answer_has_the_numbers_of_the_run(page, run):
     assert "; the held-out accuracy ends at 25.0 %, that of examples trained on at 50.0 %." in words
     # How far to trust them.
     assert "Of 4 checkpoints and the 12 examples of the probe, exact for these" in words
-    assert "95 % interval for the training set at its last measurement is 0.3 to 1.2." in words
+    assert "95 % interval for the training set at step 30 is 0.3 to 1.2." in words
     lower, upper = (f"{100 * end:.1f} %" for end in wilson_interval(0.25, 24))
     assert f"an accuracy of 25.0 % a 95 % interval of {lower} to {upper}" in words
     assert "Another run like this may end at step 10, with the network linearized there" in words

@@ -17,14 +17,13 @@ _STORED = "It needs track(..., out=) and labels: it is computed of the stored ke
 
 
 def _alignments(subject: RunSubject) -> list[Curve]:
-    held_out = subject.series("held_out_alignment_above")
-    gap = subject.series("alignment_gap")
-    if held_out is None or gap is None:
-        curves = over_checkpoints(subject, {"alignment_above": "of the probe"})
-        return curves or over_measurements(subject, {"alignment_above": "monitor"})
-    # Of kernels of one reduction, as the gap is: alignments of two reductions do not compare.
-    steps = np.asarray(subject.steps, np.float64)
-    return [Curve("trained on", steps, held_out + gap), Curve("held out", steps, held_out)]
+    names = {
+        "alignment_above": "of the probe",
+        "train_alignment_above": "trained on",
+        "held_out_alignment_above": "held out",
+    }
+    curves = over_checkpoints(subject, names)
+    return curves or over_measurements(subject, {"alignment_above": "monitor"})
 
 
 def _gaps(subject: RunSubject) -> list[Curve]:

@@ -1,0 +1,488 @@
+"""What each number is: one table of names, symbols, units and meanings.
+
+A number has the same name in a row of a run, in a table of `compare` or `track`, in a dataset, in a
+figure and in the documentation, whose page "What the numbers mean" is made from this table. Names
+in a monitor's rows have "ntk_" before them; the ends of a 95 % interval end in "_lower" and
+"_upper".
+
+Words and meanings may hold fields in braces, such as the probe that a number is of. A comparison
+knows what they are; elsewhere `GENERAL` fills them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+OF_KERNEL = "Of one kernel"
+OF_TASK = "Beside labels and a loss"
+OF_STATE = "What is left of the model"
+OF_STEP = "Of a step of training"
+OF_LAYERS = "Of each layer"
+OF_READING = "How the optimizer is read"
+OF_CHANGE = "From one kernel to another"
+OF_PREDICTION = "What a linearized network explains"
+
+# Of K = J J^T, whose rows are outputs.
+KERNEL_UNIT = "outputs² / parameters²"
+
+GENERAL = {
+    "kernel_probe": "of the probe",
+    "label_probe": "that have labels",
+    "reduction": "reduced",
+    "k": "k",
+    "loss_capital": "The loss that is named, over all examples of the probe",
+    "update_rule": "the update rule",
+    "at_rate": "The learning rate over the critical one",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """One number.
+
+    Attributes:
+        section: What it is of: the heading it stands under.
+        words: In words; may hold fields.
+        meaning: What it tells, with its convention; may hold fields.
+        symbol: As in the papers; may be empty, or hold fields.
+        unit: Empty for a pure number.
+        of: Fields that a comparison writes behind the words.
+    """
+
+    section: str
+    words: str
+    meaning: str
+    symbol: str = ""
+    unit: str = ""
+    of: str = ""
+
+    def filled(self, fields: Mapping[str, object] = GENERAL) -> "Quantity":
+        """The same with its fields written in."""
+        return dataclasses.replace(
+            self,
+            words=self.words.format(**fields),
+            of=self.of.format(**fields),
+            meaning=self.meaning.format(**fields),
+            symbol=self.symbol.format(**fields),
+        )
+
+
+QUANTITIES = {
+    # Each kernel by itself. Its eigenvalues are of squared outputs per squared parameter.
+    "trace": Quantity(
+        OF_KERNEL,
+        "trace",
+        "Sum of the eigenvalues: the overall speed of learning.",
+        "tr Θ",
+        KERNEL_UNIT,
+    ),
+    "norm": Quantity(OF_KERNEL, "norm", "Frobenius norm of the kernel.", "‖Θ‖", KERNEL_UNIT),
+    "eigenvalues": Quantity(
+        OF_KERNEL,
+        "eigenvalues",
+        "Descending; those below the noise floor are NaN.",
+        "λ",
+        KERNEL_UNIT,
+    ),
+    "largest_eigenvalue": Quantity(
+        OF_KERNEL,
+        "largest eigenvalue",
+        "Speed of the fastest mode; for squared error it sets the critical learning rate.",
+        "λ₁",
+        KERNEL_UNIT,
+    ),
+    "participation_ratio": Quantity(
+        OF_KERNEL,
+        "participation ratio",
+        "(Σλ)² / Σλ²: effective number of modes, weighted to the large ones.",
+        "PR",
+    ),
+    "entropy_rank": Quantity(
+        OF_KERNEL,
+        "entropy rank",
+        "exp(−Σ p log p), p = λ/Σλ, resolved eigenvalues only: falls when the kernel compresses.",
+        "exp H",
+    ),
+    "rank": Quantity(
+        OF_KERNEL,
+        "resolved eigenvalues",
+        "Eigenvalues above the noise floor; what lies below is rounding, not a number.",
+    ),
+    "unresolved_eigenvalues": Quantity(
+        OF_KERNEL, "unresolved eigenvalues", "How many lie below the noise floor."
+    ),
+    "noise_floor": Quantity(
+        OF_KERNEL,
+        "noise floor",
+        "Unit roundoff of the kernel's dtype × √size × λ₁, or that of the model × λ₁ if larger.",
+        "ε √n λ₁",
+        KERNEL_UNIT,
+    ),
+    # Each kernel beside labels, loss and update rule.
+    "loss": Quantity(OF_TASK, "loss", "{loss_capital}.", "L", "loss", of="{kernel_probe}"),
+    "held_out_loss": Quantity(
+        OF_TASK, "loss, held out", "The same of examples not trained on.", "L", "loss"
+    ),
+    "accuracy": Quantity(
+        OF_TASK,
+        "accuracy",
+        "Share of labels that the outputs decide for: by the largest along the last axis or, under "
+        "a sigmoid, by the sign.",
+        of="{kernel_probe}",
+    ),
+    "held_out_accuracy": Quantity(
+        OF_TASK, "accuracy, held out", "The same of examples not trained on."
+    ),
+    "alignment": Quantity(
+        OF_TASK,
+        "alignment",
+        "Centred alignment of the {reduction} kernel with the labels, of examples {label_probe}; "
+        "with another reduction it is another number.",
+        "cKTA",
+        of="{label_probe}, {reduction}",
+    ),
+    "alignment_chance": Quantity(
+        OF_TASK,
+        "the same of permuted labels",
+        "Mean and standard deviation over all permutations: what labels that mean nothing get.",
+    ),
+    "alignment_standard_deviation": Quantity(
+        OF_TASK, "its deviation", "Standard deviation of the alignment over permuted labels."
+    ),
+    "alignment_above": Quantity(
+        OF_TASK,
+        "alignment above chance",
+        "(cKTA − chance) / (1 − chance): rises from 0 when the fast directions become the label "
+        "directions.",
+        of="{label_probe}, {reduction}",
+    ),
+    "held_out_alignment": Quantity(
+        OF_TASK, "alignment, held out", "Of examples not trained on, and their averaged kernel."
+    ),
+    "held_out_alignment_chance": Quantity(
+        OF_TASK, "the same of permuted labels", "Mean over all permutations, held out."
+    ),
+    "held_out_alignment_standard_deviation": Quantity(
+        OF_TASK, "its deviation", "Standard deviation over permuted labels, held out."
+    ),
+    "held_out_alignment_above": Quantity(
+        OF_TASK, "alignment above chance, held out", "(cKTA − chance) / (1 − chance), held out."
+    ),
+    "train_alignment": Quantity(
+        OF_TASK,
+        "alignment of examples trained on",
+        "Beside that of held-out ones, of a kernel that is reduced alike.",
+        "cKTA",
+    ),
+    "train_alignment_chance": Quantity(
+        OF_TASK, "the same of permuted labels", "Mean over all permutations, trained on."
+    ),
+    "train_alignment_standard_deviation": Quantity(
+        OF_TASK, "its deviation", "Standard deviation over permuted labels, trained on."
+    ),
+    "train_alignment_above": Quantity(
+        OF_TASK,
+        "the same of examples trained on",
+        "Above chance, of their {reduction} kernel: after training a kernel knows their labels.",
+    ),
+    "alignment_gap": Quantity(
+        OF_TASK,
+        "gap, trained on − held out",
+        "Above chance: how much better the kernel fits the very examples it was trained on.",
+    ),
+    "label_power": Quantity(
+        OF_TASK,
+        "label power",
+        "Share of the labels that lies in the {k} fastest modes; kernel and labels centred.",
+        "C({k})",
+        of="{label_probe}, top {k}",
+    ),
+    "leave_one_out": Quantity(
+        OF_TASK,
+        "leave-one-out error",
+        "Squared error of kernel regression on an example left out, over the variance of the "
+        "labels: 1 is no better than their mean.",
+        of="{label_probe}",
+    ),
+    "self_influence": Quantity(
+        OF_TASK,
+        "self-influence",
+        "Squared gradient of the loss of each example: large where it is hard, or mislabelled.",
+        "‖∇lᵢ‖²",
+    ),
+    "noise_scale": Quantity(
+        OF_TASK,
+        "gradient noise scale",
+        "tr Cov(g) / ‖ḡ‖²: the batch at which the noise of a gradient is as large as the gradient.",
+        "B",
+        "examples",
+    ),
+    "critical_learning_rate": Quantity(
+        OF_TASK,
+        "critical learning rate",
+        "Above it full-batch gradient descent with {update_rule} diverges on the quadratic model "
+        "of the loss at this point.",
+        "η_c",
+        "learning rate",
+    ),
+    "learning_rate": Quantity(
+        OF_TASK,
+        "learning rate",
+        "Of the next step from each side, as its optimizer has it there.",
+        "η",
+        "learning rate",
+    ),
+    "margin": Quantity(
+        OF_TASK,
+        "stability margin",
+        "{at_rate}. Below 0.5 slack, 0.5 to 0.8 stable, 0.8 to 1.1 edge "
+        "of stability, above it a catapult, or divergence.",
+        "η/η_c",
+    ),
+    # Whether examples are still told apart.
+    "dead": Quantity(
+        OF_STATE, "dead", "1 where no parameter tells two examples apart: the kernel is constant."
+    ),
+    "equal_outputs": Quantity(
+        OF_STATE, "equal outputs", "1 where the outputs are equal over examples."
+    ),
+    "output_spread": Quantity(
+        OF_STATE,
+        "spread of the outputs",
+        "Root mean square of the outputs about their mean over examples.",
+        unit="outputs",
+    ),
+    "constant_loss": Quantity(
+        OF_STATE, "loss of constant outputs", "Of the best constant outputs.", unit="loss"
+    ),
+    "zero_rows": Quantity(
+        OF_STATE, "zero rows", "Share of the outputs on the probe that no parameter moves."
+    ),
+    "mean_mode_share": Quantity(
+        OF_STATE, "share of the mean mode", "Weight of the mode that is constant over examples."
+    ),
+    "certainty": Quantity(
+        OF_STATE, "certainty", "Mean over examples of the largest probability that the outputs say."
+    ),
+    # What a monitor measures of one step.
+    "step_error": Quantity(
+        OF_STEP,
+        "step error",
+        "‖Δf − J Δθ‖ / ‖Δf‖ of this update: below 0.1 the linear picture of a step holds.",
+        "e₁",
+    ),
+    "critical_multiple": Quantity(
+        OF_STEP,
+        "critical multiple",
+        "Smallest multiple of the update at which the loss of the probe rises.",
+    ),
+    "spectral_position": Quantity(
+        OF_STEP,
+        "spectral position",
+        "Which eigenvalue the gradient is at, relative to the trace: 1 is along the top mode.",
+    ),
+    "curvatures": Quantity(
+        OF_STEP, "curvatures", "The largest, in units of the critical one.", "λ/λ_c"
+    ),
+    "margin_residual": Quantity(
+        OF_STEP, "residual of the margin", "Of the eigenvalue that it rests on, relative."
+    ),
+    "gradient_norm": Quantity(
+        OF_STEP,
+        "norm of the gradient",
+        "Of the gradient that the optimizer got; without one, of the loss of the probe.",
+        "‖g‖",
+        "loss per parameter",
+    ),
+    "update_norm": Quantity(
+        OF_STEP, "norm of the update", "Of what is added to the parameters.", "‖u‖", "parameters"
+    ),
+    "parameter_norm": Quantity(
+        OF_STEP, "norm of the parameters", "Before the update.", "‖θ‖", "parameters"
+    ),
+    "update_ratio": Quantity(OF_STEP, "update over parameters", "Relative step.", "‖u‖/‖θ‖"),
+    "batch_loss": Quantity(
+        OF_STEP, "loss of the batch", "Handed to the optimizer as value=.", "L", "loss"
+    ),
+    "gradient_scale": Quantity(
+        OF_STEP,
+        "scale of the gradient",
+        "Beside that of the named loss on the probe: another scale than 1 is another loss.",
+    ),
+    "gradient_cosine": Quantity(
+        OF_STEP, "cosine of the two gradients", "That of the optimizer and that of the probe."
+    ),
+    "not_finite_step": Quantity(
+        OF_STEP, "first step not finite", "The first at which NaN or infinity was seen.", "", "step"
+    ),
+    "not_finite_steps": Quantity(
+        OF_STEP, "steps not finite", "How many had NaN or infinity so far.", "", "steps"
+    ),
+    "status": Quantity(
+        OF_STEP,
+        "status",
+        "1 measured, 2 NaN or infinity, 3 arrays that are held fixed have moved.",
+    ),
+    # The same by layer.
+    "layer_trace": Quantity(
+        OF_LAYERS,
+        "trace by layer",
+        "A layer without a share does not learn.",
+        "tr Θ_l",
+        KERNEL_UNIT,
+    ),
+    "leaf_shares": Quantity(
+        OF_LAYERS, "share of each leaf", "Of the trace of the kernel.", "tr Θ_l / tr Θ"
+    ),
+    "layer_gradient": Quantity(
+        OF_LAYERS, "gradient by layer", "Norm.", "‖g_l‖", "loss per parameter"
+    ),
+    "layer_update": Quantity(OF_LAYERS, "update by layer", "Norm.", "‖u_l‖", "parameters"),
+    "layer_parameter": Quantity(OF_LAYERS, "parameters by layer", "Norm.", "‖θ_l‖", "parameters"),
+    "layer_update_ratio": Quantity(
+        OF_LAYERS, "update over parameters by layer", "Relative step.", "‖u_l‖/‖θ_l‖"
+    ),
+    "layer_gradient_not_finite": Quantity(
+        OF_LAYERS, "gradient not finite by layer", "How many numbers are NaN or infinite."
+    ),
+    "layer_parameter_not_finite": Quantity(
+        OF_LAYERS, "parameters not finite by layer", "How many numbers are NaN or infinite."
+    ),
+    # Why there is a margin, or none.
+    "optimizer_status": Quantity(
+        OF_READING, "status", "0 recognised; what the others mean stands in the record."
+    ),
+    "optimizer_residual": Quantity(
+        OF_READING, "residual", "What the reading of the optimizer does not explain of the update."
+    ),
+    "optimizer_array": Quantity(
+        OF_READING,
+        "array",
+        "Number of the array that is explained worst, among the record's `optimizer_arrays`; -1 "
+        "where all are.",
+    ),
+    "margin_status": Quantity(
+        OF_READING, "status of a checkpoint's margin", "As `optimizer_status`, of its saved state."
+    ),
+    # How far kernel and parameters moved from A to B, or from the first measurement.
+    "drift": Quantity(OF_CHANGE, "kernel drift", "‖Θ_B − Θ_A‖ / ‖Θ_A‖, scale included.", "D"),
+    "drift_scale": Quantity(
+        OF_CHANGE, "scale", "⟨Θ_B, Θ_A⟩ / ‖Θ_A‖²: 1 is no change of size.", "a"
+    ),
+    "drift_rotation": Quantity(
+        OF_CHANGE,
+        "rotation",
+        "Angle between the kernels: D² = (a − 1)² + (a tan φ)².",
+        "φ",
+        "radian",
+    ),
+    "drift_distance": Quantity(
+        OF_CHANGE,
+        "kernel distance",
+        "1 − cosine between the kernels: direction without size.",
+        "S",
+    ),
+    "drift_distance_centred": Quantity(
+        OF_CHANGE,
+        "centred kernel distance",
+        "1 − cosine between the kernels centred over examples: 0 the same direction, 1 unrelated.",
+        "S_c",
+    ),
+    "distance": Quantity(
+        OF_CHANGE, "kernel distance of pairs", "S of each pair of checkpoints.", "S"
+    ),
+    "distance_centred": Quantity(
+        OF_CHANGE,
+        "centred kernel distance of pairs",
+        "S_c of each pair of checkpoints; in a monitor that from its first measurement.",
+        "S_c",
+    ),
+    "overlap": Quantity(
+        OF_CHANGE,
+        "overlap of the {k} leading modes",
+        "How much of the leading subspace of one centred kernel is that of the other.",
+        "‖U_AᵀU_B‖²/{k}",
+    ),
+    "velocity": Quantity(
+        OF_CHANGE, "velocity", "Distance from the checkpoint before, for each step.", "", "1/step"
+    ),
+    "moved": Quantity(OF_CHANGE, "movement", "Of all parameters together.", "‖Δθ‖", "parameters"),
+    "moved_relative": Quantity(
+        OF_CHANGE, "parameter movement", "All parameters together.", "‖Δθ‖/‖θ_A‖"
+    ),
+    # What other fixed arrays did by themselves, where they differ.
+    "share_of_fixed_arrays": Quantity(
+        OF_CHANGE,
+        "change by the fixed arrays",
+        "‖f(θ_A, s_B) − f(θ_A, s_A)‖ / ‖f_B − f_A‖, s the fixed arrays: running statistics.",
+        "Δ_s f",
+    ),
+    "share_of_parameters": Quantity(
+        OF_CHANGE,
+        "change by the parameters",
+        "‖f(θ_B, s_B) − f(θ_A, s_B)‖ / ‖f_B − f_A‖: what drift, e₁ and the verdict are about. The "
+        "two may point against each other.",
+        "Δ_θ f",
+    ),
+    "fixed_arrays_drift": Quantity(
+        OF_CHANGE,
+        "kernel drift by the fixed arrays",
+        "‖Θ(θ_A, s_B) − Θ(θ_A, s_A)‖ / ‖Θ(θ_A, s_A)‖: no motion of the parameters.",
+        "D_s",
+    ),
+    "fixed_arrays_distance_centred": Quantity(
+        OF_CHANGE,
+        "centred distance by the same",
+        "Centred distance of these two kernels: features did not move by it.",
+        "S_c",
+    ),
+    # What Taylor models at A explain of the outputs at B.
+    "e1": Quantity(
+        OF_PREDICTION,
+        "linearization error",
+        "‖f_B − f_lin‖ / ‖f_B − f_A‖: below 0.1 the model linearized at A predicts B.",
+        "e₁",
+    ),
+    "e2": Quantity(
+        OF_PREDICTION, "quadratic error", "The same for the quadratic Taylor model at A.", "e₂"
+    ),
+    "linearization_rms": Quantity(
+        OF_PREDICTION,
+        "prediction error",
+        "Of the linearized model at B's parameters, in units of the outputs.",
+        "rms",
+        "outputs",
+    ),
+    "linearization_max": Quantity(
+        OF_PREDICTION,
+        "largest prediction error",
+        "Over examples and outputs, in units of the outputs.",
+        "max",
+        "outputs",
+    ),
+    "agreement": Quantity(
+        OF_PREDICTION,
+        "same decision",
+        "Share of decisions, one for each label, in which linearized model and B agree.",
+    ),
+    "agreement_of_sides": Quantity(
+        OF_PREDICTION,
+        "same decision of A and B",
+        "Share of decisions on the probe, one for each label, in which A and B agree.",
+    ),
+}
+
+
+def quantity(name: str) -> Quantity | None:
+    """What a number of this name is, ends of intervals as well; None of an instrument's own."""
+    found = QUANTITIES.get(name)
+    if found is not None:
+        return found.filled()
+    for end in ("lower", "upper"):
+        of_value = QUANTITIES.get(name.removesuffix(f"_{end}"))
+        if of_value is not None:
+            of_value = of_value.filled()
+            meaning = f"The {end} end of the 95 % interval of `{name.removesuffix(f'_{end}')}`."
+            return dataclasses.replace(
+                of_value, words=f"{of_value.words}, {end} end", meaning=meaning
+            )
+    return None

@@ -1,0 +1,141 @@
+"""One name is one number: every number of a result stands in the table of `ntkdiag.quantities`."""
+
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ntkdiag
+from ntkdiag.quantities import QUANTITIES, quantity
+
+ROOT = pathlib.Path(__file__).parents[1]
+DESCENT = ntkdiag.Descent(learning_rate=0.1)
+# Entries of rows and datasets that are no numbers of a kernel or of a step.
+OTHERS = {"step", "label", "convention", "params_sha256", "spectrum_status"}
+# Arrays that a dataset has beside the numbers; those of leaves say so.
+ARRAYS = {"outputs", "outputs_linearized", "outputs_start", "label", "step"}
+
+
+def f(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+@pytest.fixture(scope="module")
+def probes():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(36, 4)).astype(np.float32), rng.integers(0, 3, 36)
+    return {"train": (x[:24], y[:24]), "held_out": (x[24:], y[24:]), "loss": "cross_entropy"}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(probes):
+    """Parameters before and after three steps."""
+    rng = np.random.default_rng(1)
+    params = {
+        "a": jnp.asarray(rng.normal(size=(4, 6)), jnp.float32),
+        "b": jnp.asarray(rng.normal(size=(6, 3)), jnp.float32),
+    }
+    x, y = probes["train"]
+    loss = lambda params: optax.softmax_cross_entropy_with_integer_labels(f(params, x), y).mean()
+    later = params
+    for _ in range(3):
+        later = jax.tree.map(lambda p, g: p - 0.1 * g, later, jax.grad(loss)(later))
+    return [params, later]
+
+
+@pytest.fixture(scope="module")
+def comparison(probes, checkpoints):
+    fn = ntkdiag.functionalize(f, checkpoints[0])
+    return ntkdiag.compare(*checkpoints, model=fn, descent=DESCENT, **probes)
+
+
+@pytest.fixture(scope="module")
+def track(probes, checkpoints):
+    fn = ntkdiag.functionalize(f, checkpoints[0])
+    sources = dict(enumerate(checkpoints))
+    return ntkdiag.track(sources, model=fn, descent=DESCENT, gradient_kernel=True, **probes)
+
+
+@pytest.fixture(scope="module")
+def measurement(probes, checkpoints):
+    """The numbers of a monitor, of all tiers."""
+    tiers = ("economy", "spectral", "kernel")
+    monitor = ntkdiag.Monitor(f, instruments=tiers, descent=DESCENT, every=1, **probes)
+    measured = monitor(0, checkpoints[0])
+    monitor.close()
+    return measured.values()
+
+
+def unknown(names):
+    return {name for name in names if name not in OTHERS and quantity(name) is None}
+
+
+def test_every_number_is_in_the_table(comparison, track, measurement):
+    assert not unknown([*comparison.a.numbers, *comparison.numbers])
+    assert not unknown([*track.names, *track.matrices])
+    assert not unknown(name.removeprefix("ntk_") for name in measurement)
+    findings = [*comparison.findings, *track.findings]
+    assert not unknown(name for finding in findings for name in finding.quantities)
+
+
+def test_steps_of_an_optimizer_are_in_the_table(checkpoints):
+    tx = ntkdiag.watch(optax.adam(1e-3), every=1)
+    state = tx.init(checkpoints[0])
+    gradient = jax.tree.map(jnp.ones_like, checkpoints[0])
+    _, state = tx.update(gradient, state, checkpoints[0])
+    assert not unknown(name.removeprefix("ntk_") for name in ntkdiag.record(state))
+
+
+def test_what_compare_and_track_share_is_one_number(comparison, track):
+    for side, row in zip((comparison.a, comparison.b), track.rows, strict=True):
+        shared = (side.numbers.keys() & row.keys()) - {"step"}
+        assert shared >= {"margin", "margin_upper", "held_out_alignment", "train_alignment"}
+        for name in shared:
+            np.testing.assert_allclose(side.numbers[name], row[name], rtol=1e-5, err_msg=name)
+    between = comparison.numbers
+    for name in between.keys() & track.rows[1].keys():
+        np.testing.assert_allclose(between[name], track.rows[1][name], rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(between["e1"], track.matrix("e1")[0, 1], rtol=1e-4)
+
+
+def test_what_a_monitor_and_track_share_is_one_number(measurement, track):
+    row = track.rows[0]
+    numbers = {name.removeprefix("ntk_"): value for name, value in measurement.items()}
+    shared = numbers.keys() & row.keys()
+    assert shared >= {"loss", "margin", "critical_learning_rate", "participation_ratio"}
+    # Estimates of the economy tier are of random signs or of half of the examples.
+    for name in shared - {"trace", "noise_scale", "noise_scale_lower", "noise_scale_upper"}:
+        if not name.endswith(("_lower", "_upper")):
+            np.testing.assert_allclose(numbers[name], row[name], rtol=0.03, err_msg=name)
+
+
+def test_the_gap_is_the_difference_of_what_stands_beside_it(track):
+    above = track.series("train_alignment_above") - track.series("held_out_alignment_above")
+    np.testing.assert_allclose(track.series("alignment_gap"), above, atol=1e-12)
+
+
+def test_datasets_say_what_their_variables_are(comparison, track):
+    for dataset in (comparison.to_xarray(), track.to_xarray()):
+        assert dataset["margin"].attrs["long_name"] == "stability margin"
+        assert dataset["loss"].attrs["units"] == "loss"
+        without = {name for name in dataset.data_vars if "description" not in dataset[name].attrs}
+        assert {name for name in without if not name.startswith("leaf_")} <= ARRAYS
+
+
+def test_a_prefix_and_the_ends_of_an_interval():
+    assert quantity("margin_lower").meaning == "The lower end of the 95 % interval of `margin`."
+    assert quantity("confidence") is None
+
+
+def test_the_page_of_the_documentation_is_that_of_the_table():
+    path = ROOT / "docs" / "quantities_page.py"
+    spec = importlib.util.spec_from_file_location("quantities_page", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert pathlib.Path(module.PAGE).read_text() == module.page()
+    for name in QUANTITIES:
+        assert f"| `{name}` |" in module.page()
