@@ -22,6 +22,7 @@ class Finding:
         interval: Its 95 % interval; None where it has none.
         threshold: What it was compared with; None where there is nothing.
         step: The step that it is about; None where it is about the whole.
+        layer: The layer that it is about, the first of several; None where it is about all.
         sentence: What was found.
         trust: How far to trust it: what it rests on.
         do: What to do about it; "" where nothing needs to be done.
@@ -36,6 +37,7 @@ class Finding:
     interval: tuple[float, float] | None = None
     threshold: float | None = None
     step: int | None = None
+    layer: str | None = None
     trust: str = ""
     do: str = ""
     verify: str = ""

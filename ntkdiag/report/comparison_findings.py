@@ -64,6 +64,7 @@ def _unreached(comparison: Comparison, step: int | None, trust: str) -> list[Fin
             value=float(len(lost)),
             threshold=0.0,
             step=step,
+            layer=lost[0],
             trust=trust,
             do="Look for units behind it that are off for all examples, or saturated.",
             verify="Its share of the kernel's trace is above 0.",

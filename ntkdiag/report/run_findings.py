@@ -137,6 +137,7 @@ def _gradient_not_finite(subject: RunSubject) -> list[Finding]:
             value=float(count),
             threshold=0.0,
             step=step,
+            layer=layers[0] if layers else None,
             trust="Some numbers of each array are looked at in every step, all at measured ones.",
             do="Look at the batch of that step; skip such steps (optax.apply_if_finite), clip the "
             "gradient, or scale the loss in half precision.",

@@ -1,5 +1,8 @@
 """Findings of comparisons and runs: what is found, and that all who print say the same."""
 
+import pathlib
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +69,15 @@ def test_a_margin_beyond_the_edge(beyond):
     assert found.interval == beyond.b.margin_interval
     assert found.threshold == 1.1
     assert found.do.startswith("Lower the learning rate")
+
+
+def test_the_fields_are_those_of_the_documentation(beyond):
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "findings.md").read_text()
+    table = page[page.index("| field |") : page.index("Every field")].strip()
+    named = " ".join(row.split("|")[1] for row in table.splitlines()[2:])
+    documented = re.findall(r"`(\w+)`", named)
+    for finding in beyond.findings:
+        assert sorted(finding.to_dict()) == sorted(documented)
 
 
 def test_everybody_prints_the_same(beyond, tmp_path):

@@ -180,7 +180,7 @@ def test_a_batch_with_nan_is_one_finding(survives, tmp_path):
     assert rows[13]["ntk_not_finite_step"] == 13
     found = {one.id: one for one in ntkdiag.open_run(tmp_path / "run").findings}
     finding = found.pop("gradient-not-finite")
-    assert finding.step == 13
+    assert (finding.step, finding.layer) == (13, "a/bias")
     assert "a/bias, a/kernel, b/kernel" in finding.sentence
     if survives:
         assert not found

@@ -201,7 +201,7 @@ def test_the_first_block_of_the_readme_prints_margins(capsys):
 GUIDES = sorted(DOCS.glob("*.md"))
 ABOUT_NO_FEATURE = {"index", "notation", "quickstart", "normal_case", "what_to_do"}
 ABOUT_NO_FEATURE |= {"engine", "extending", "benchmarks"}  # for those who look inside
-ABOUT_NO_FEATURE |= {"run_directory", "integrations", "findings"}  # a format, and tables
+ABOUT_NO_FEATURE |= {"run_directory", "integrations", "findings", "quantities"}  # a format, tables
 
 
 @pytest.mark.parametrize("guide", [path for path in GUIDES if path.stem not in ABOUT_NO_FEATURE])
