@@ -90,6 +90,29 @@ def test_steps_of_an_optimizer_are_in_the_table(checkpoints):
     assert not unknown(name.removeprefix("ntk_") for name in ntkdiag.record(state))
 
 
+@pytest.mark.parametrize(
+    ("given", "reduction"),
+    [
+        (("train", "held_out"), "auto"),
+        (("train", "held_out"), "full"),
+        (("train", "held_out"), "mean"),
+        (("train", "held_out"), "trace"),
+        (("train",), "auto"),
+        (("held_out",), "full"),
+    ],
+)
+def test_one_number_whatever_is_given(probes, checkpoints, given, reduction):
+    options = {name: probes[name] for name in given} | {"loss": "cross_entropy"}
+    options |= {"model": ntkdiag.functionalize(f, checkpoints[0]), "reduction": reduction}
+    comparison = ntkdiag.compare(*checkpoints, **options)
+    track = ntkdiag.track(dict(enumerate(checkpoints)), **options)
+    for side, row in zip((comparison.a, comparison.b), track.rows, strict=True):
+        shared = (side.numbers.keys() & row.keys()) - {"step"}
+        assert {"held_out_alignment", "alignment"} & shared
+        for name in shared:
+            np.testing.assert_allclose(side.numbers[name], row[name], rtol=1e-5, err_msg=name)
+
+
 def test_what_compare_and_track_share_is_one_number(comparison, track):
     for side, row in zip((comparison.a, comparison.b), track.rows, strict=True):
         shared = (side.numbers.keys() & row.keys()) - {"step"}
@@ -103,10 +126,12 @@ def test_what_compare_and_track_share_is_one_number(comparison, track):
 
 
 def test_what_a_monitor_and_track_share_is_one_number(measurement, track):
-    row = track.rows[0]
+    # A monitor has the labels of the held-out examples alone.
+    row = dict(track.rows[0])
+    row |= {f"alignment{end}": row[f"held_out_alignment{end}"] for end in ("", "_above", "_chance")}
     numbers = {name.removeprefix("ntk_"): value for name, value in measurement.items()}
     shared = numbers.keys() & row.keys()
-    assert shared >= {"loss", "margin", "critical_learning_rate", "participation_ratio"}
+    assert shared >= {"loss", "margin", "alignment", "alignment_above", "participation_ratio"}
     # Estimates of the economy tier are of random signs or of half of the examples.
     for name in shared - {"trace", "noise_scale", "noise_scale_lower", "noise_scale_upper"}:
         if not name.endswith(("_lower", "_upper")):

@@ -22,7 +22,6 @@ from ntkdiag.comparison.condition import condition, traced_over_outputs
 from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.label_fit import (
     ProbeLabels,
-    averaged_over_outputs,
     fit_alignment,
     fit_outputs,
 )
@@ -247,7 +246,7 @@ def _held_out_numbers(
         kernel = ntk(
             model.f, params, probe.x, reduction=probe.reduction, memory=settings.memory, **kwargs
         )
-        alignment = fit_alignment(averaged_over_outputs(kernel), targets, trained_on=False)
+        alignment = fit_alignment(kernel, targets, trained_on=False)
         numbers |= _alignment_numbers(alignment)
     return {f"held_out_{name}": value for name, value in numbers.items()}
 
@@ -255,15 +254,14 @@ def _held_out_numbers(
 def _alignment_of_probe(model: TrackedModel, kernel: Kernel) -> dict[str, float]:
     """The alignment of the probe that the kernel is of.
 
-    Beside held-out examples it is that of `train`, of the kernel averaged over outputs as theirs
-    is: alignments of two reductions do not compare.
+    Beside held-out examples it is that of `train`, of a kernel reduced as theirs is.
     """
     assert model.labels is not None
     targets = model.labels.flat_targets
     if targets is None:
         return {}
     if model.held_out is not None:
-        alignment = fit_alignment(averaged_over_outputs(kernel), targets, trained_on=True)
+        alignment = fit_alignment(model.held_out.reduced_alike(kernel), targets, trained_on=True)
         return {f"train_{name}": value for name, value in _alignment_numbers(alignment).items()}
     trained_on = model.settings.probes.train is not None
     return _alignment_numbers(fit_alignment(kernel, targets, trained_on=trained_on))

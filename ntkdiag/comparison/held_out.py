@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.comparison.label_fit import ProbeLabels
+from ntkdiag.comparison.label_fit import ProbeLabels, averaged_over_outputs
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike
 
@@ -25,6 +25,10 @@ class HeldOutProbe:
     x: PyTree
     labels: ProbeLabels
     reduction: ReductionLike
+
+    def reduced_alike(self, kernel: Kernel) -> Kernel:
+        """A kernel of `train`, reduced as theirs: alignments of two reductions do not compare."""
+        return averaged_over_outputs(kernel) if self.reduction == "mean" else kernel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,7 +21,6 @@ from ntkdiag.comparison.held_out import HeldOut, HeldOutProbe
 from ntkdiag.comparison.label_fit import (
     KernelFit,
     ProbeLabels,
-    averaged_over_outputs,
     fit_alignment,
     fit_kernel,
     fit_outputs,
@@ -268,12 +267,9 @@ def _beside_held_out(
     kernel = ntk(f, params, held_out.x, reduction=held_out.reduction, memory=settings.memory)
     outputs = evaluate(f, params, held_out.x)
     of_outputs = fit_outputs(outputs, held_out.labels, settings.loss)
-    # Alignments compare only where kernels are reduced alike.
     alignment_of_train = None
     if labels is not None and labels.flat_targets is not None:
-        kernel_of_train = measured.kernel
-        if held_out.reduction == "mean":
-            kernel_of_train = averaged_over_outputs(kernel_of_train)
+        kernel_of_train = held_out.reduced_alike(measured.kernel)
         alignment_of_train = fit_alignment(kernel_of_train, labels.flat_targets, trained_on=True)
     on_held_out = HeldOut(
         kernel=kernel,

@@ -119,18 +119,19 @@ def _trust_in_margins(subject: RunSubject, margins: Margins) -> str:
     n_measured = len(margins.steps) - margins.n_checkpoints
     if margins.n_checkpoints:
         parts.append(
-            f"Of {margins.n_checkpoints} checkpoints and the {subject.n_examples} examples of the "
+            f"of {margins.n_checkpoints} checkpoints and the {subject.n_examples} examples of the "
             "probe, exact for these"
         )
     if n_measured:
-        parts.append(f"Of {n_measured} measurements while training")
+        parts.append(f"of {n_measured} measurements while training")
     if margins.has_intervals:
         place = margins.last_interval
         ends = f"{number(margins.lower[place], 3)} to {number(margins.upper[place], 3)}"
         parts.append(
             f"the 95 % interval for the training set at step {margins.steps[place]:.0f} is {ends}"
         )
-    return f"{'; '.join(parts)}."
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _regime(subject: RunSubject) -> Answer:
