@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag import _jax, display
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 
 
 @pytree("value", "lower", "upper")

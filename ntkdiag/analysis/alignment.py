@@ -18,16 +18,16 @@ from jaxtyping import Array, Float
 
 from ntkdiag import display, errors
 from ntkdiag.analysis.centring import centre_kernel, centre_labels
-from ntkdiag.analysis.collapse import ROUNDOFFS_OF_CENTRING, is_constant
-from ntkdiag.analysis.permuted_labels import full_moments, reduced_moments
-from ntkdiag.analysis.trained_on import ALIGNMENT, TrainedOn, read_trained_on
+from ntkdiag.analysis.degenerate import ROUNDOFFS_OF_CENTRING, is_constant
+from ntkdiag.analysis.permutation_test import full_moments, reduced_moments
+from ntkdiag.analysis.train_test import ALIGNMENT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
+from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read_square
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, Operand, read_square
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete
 
 # Where no permutation of labels changes an alignment, a difference of less than this is rounding.
@@ -182,7 +182,7 @@ def alignment_beside_chance(
 
     Cost: O(N^2) for a reduced kernel; for a full one O(N (N C)^2 + N^2 C^3), less than one
     eigendecomposition, and three times its memory. Source: Kazi-Aoual et al. 1995 for the moments
-    of a reduced kernel; for a full one see `ntkdiag.analysis.permuted_labels`. The form of `above`
+    of a reduced kernel; for a full one see `ntkdiag.analysis.permutation_test`. The form of `above`
     is that of Hubert and Arabie 1985.
 
     Args:

@@ -2,7 +2,7 @@
 
 from ntkdiag import errors
 from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.operand import KernelLike, Operand, read
+from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read
 
 # What decides what the numbers of a kernel mean. Precision does not: it decides how good they are.
 _MEANING = ("reduction", "n_outputs", "examples", "mode", "preconditioner", "probe")

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.centring import centre_kernel
-from ntkdiag.analysis.collapse import is_constant
 from ntkdiag.analysis.comparable import read_pair
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.analysis.degenerate import is_constant
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyScalar, is_concrete
 
 

@@ -22,13 +22,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ntkdiag import display, errors
-from ntkdiag.analysis.trained_on import LEAVE_ONE_OUT, TrainedOn, read_trained_on
+from ntkdiag.analysis.train_test import LEAVE_ONE_OUT, TrainedOn, read_trained_on
 from ntkdiag.display import PlainValue
 from ntkdiag.kernel.decomposition import decomposed
+from ntkdiag.kernel.kernel_argument import KernelLike, read_square, refuse_gradient_kernel
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, read_square, refuse_gradient_kernel
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_at_least_zero
 
 

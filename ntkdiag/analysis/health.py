@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.analysis.collapse import is_constant
+from ntkdiag.analysis.degenerate import is_constant
 from ntkdiag.kernel.decomposition import decomposed
-from ntkdiag.kernel.operand import KernelLike, read_square
+from ntkdiag.kernel.kernel_argument import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete
 
 # A kernel of more ||K - K^T|| / ||K|| is unsound; mixed batch sizes leave up to 1e-6 in float32.

@@ -18,8 +18,8 @@ from ntkdiag.analysis.alignment import mode_power
 from ntkdiag.analysis.stability import denominator_of, shape_of_outputs
 from ntkdiag.descent import DescentLike, as_descent
 from ntkdiag.kernel.decomposition import decomposed
+from ntkdiag.kernel.kernel_argument import KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, read_square, refuse_trace
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.scalars import AnyArray, AnyScalar, Number, is_concrete, require_positive

@@ -28,9 +28,9 @@ from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.estimate import Estimate, student_t
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.operand import KernelLike, read_square
+from ntkdiag.kernel.kernel_argument import KernelLike, read_square
 from ntkdiag.kernel.working_precision import keeps_float64
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyScalar, is_concrete, require_positive
 
 FEWEST_EXAMPLES = 8  # examples, or steps, from whose scatter an interval can come

@@ -5,7 +5,7 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.analysis.noise_scale import read_gradient_kernel
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.scalars import AnyArray, Number, require_positive
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag._jax import compiler_options
-from ntkdiag.baselines.contenders import Contender, LinearBaseline
+from ntkdiag.baselines.baseline_results import Contender, LinearBaseline
 from ntkdiag.baselines.gap_over_training import GapHistory, comparer, history_of
 from ntkdiag.baselines.kernel_ridge import kernel_ridge
 from ntkdiag.baselines.methods_sentences import methods

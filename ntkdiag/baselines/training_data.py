@@ -14,10 +14,10 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array, as_examples
+from ntkdiag.call_f import running
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.losses.targets import are_class_numbers, read_class_numbers, read_targets
-from ntkdiag.user_function import running
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

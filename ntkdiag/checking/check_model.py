@@ -17,6 +17,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.arrays import as_examples
+from ntkdiag.call_f import outputs_of
 from ntkdiag.checking import behaviour, outputs_and_gradients, plain_jacobian, returned
 from ntkdiag.checking.every_example import not_finite_at
 from ntkdiag.checking.findings import Check, describe_leaves
@@ -27,7 +28,6 @@ from ntkdiag.engine.independence import roundoff_of_program
 from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
 from ntkdiag.progress import under_way
-from ntkdiag.user_function import outputs_of
 
 EXAMPLES = 4
 MOST_QUESTIONS = 9  # that `_answers` asks of a model

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.array_metadata import require_plain_arrays
-from ntkdiag.checkpoints.contained import require_contained_keys
 from ntkdiag.checkpoints.location import AGGREGATE_FILE, ITEM_FILE, Location
 from ntkdiag.checkpoints.msgpack_file import read_tree
 from ntkdiag.checkpoints.orbax import orbax_errors
+from ntkdiag.checkpoints.path_sandbox import require_contained_keys
 
 _PLACEHOLDER = "PLACEHOLDER://"
 

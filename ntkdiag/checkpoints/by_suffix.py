@@ -3,11 +3,11 @@
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors, installed
-from ntkdiag.checkpoints.contained import require_affordable
+from ntkdiag import errors, plugins
 from ntkdiag.checkpoints.formats import GROUP, checkpoint_error
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.named_arrays import ParameterNames, tree_of_named_arrays
+from ntkdiag.checkpoints.path_sandbox import require_affordable
 
 
 def read_by_suffix(
@@ -15,7 +15,7 @@ def read_by_suffix(
 ) -> PyTree:
     """Read the parameters of a file into nested dictionaries; `at` is for the reader."""
     require_affordable(location, location.path.stat().st_size)
-    read = installed.offered(GROUP, location.path.suffix.removeprefix("."))
+    read = plugins.offered(GROUP, location.path.suffix.removeprefix("."))
     try:
         arrays: dict[str, np.ndarray] = read(str(location.path), at)
     except errors.NtkdiagError:

@@ -16,7 +16,6 @@ from jaxtyping import PyTree
 
 from ntkdiag.checkpoints.aggregate_file import read_aggregate
 from ntkdiag.checkpoints.by_suffix import read_by_suffix
-from ntkdiag.checkpoints.contained import require_contained
 from ntkdiag.checkpoints.equinox_leaves import is_equinox_state, read_equinox_leaves
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location, locate
@@ -25,6 +24,7 @@ from ntkdiag.checkpoints.msgpack_file import read_msgpack
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.checkpoints.npz_file import read_npz
 from ntkdiag.checkpoints.orbax import describe, keyed_leaves, load
+from ntkdiag.checkpoints.path_sandbox import require_contained
 from ntkdiag.checkpoints.safetensors_file import read_safetensors
 from ntkdiag.checkpoints.saved_names import (
     NOT_COLLECTIONS,

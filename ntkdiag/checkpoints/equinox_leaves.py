@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.contained import require_affordable
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.json_file import MOST_BYTES
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.orbax import keyed_leaves
+from ntkdiag.checkpoints.path_sandbox import require_affordable
 
 _MOST_DIFFERENCES = 12  # of more their number is told
 

@@ -21,7 +21,7 @@ import sys
 import zipfile
 from typing import Literal, TypeAlias
 
-from ntkdiag import errors, installed
+from ntkdiag import errors, plugins
 
 Format: TypeAlias = Literal["orbax", "safetensors", "msgpack", "npz", "equinox", "by suffix"]
 
@@ -94,7 +94,7 @@ def format_of_file(file: pathlib.Path) -> Format:
             return "by suffix"
         do = f"Save the arrays once more in another format. {READABLE}"
         if file.suffix in _TORCH_SUFFIXES:
-            do = f"{installed.how_to_install('torch')} It reads a state_dict, and no code. Or: {do}"
+            do = f"{plugins.how_to_install('torch')} It reads a state_dict, and no code. Or: {do}"
         raise checkpoint_error(
             file,
             "a pickle, or an archive that may hold one: reading it may run code that is in it",
@@ -116,7 +116,7 @@ def has_reader(file: pathlib.Path) -> bool:
 def _declared_suffixes(path: tuple[str, ...]) -> list[str]:
     """Looked up once for a path of imports, as a root may hold thousands of files."""
     del path  # what the lookup goes through
-    return installed.names_offered(GROUP)
+    return plugins.names_offered(GROUP)
 
 
 def _format_of_bytes(start: bytes, n_bytes: int) -> Format | None:

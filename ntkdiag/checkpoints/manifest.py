@@ -7,10 +7,10 @@ that a reader has to compare that with this list.
 
 from typing import Any, TypeAlias
 
-from ntkdiag.checkpoints.contained import MOST_LEVELS, require_contained_keys, too_deep_error
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.json_file import JSON_ERRORS, read_json
 from ntkdiag.checkpoints.location import ITEM_FILE, Location
+from ntkdiag.checkpoints.path_sandbox import MOST_LEVELS, require_contained_keys, too_deep_error
 
 Keys: TypeAlias = tuple[str, ...]
 

@@ -9,9 +9,9 @@ import pathlib
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag.checkpoints.contained import require_affordable, require_shallow
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
+from ntkdiag.checkpoints.path_sandbox import require_affordable, require_shallow
 
 
 def read_msgpack(location: Location) -> PyTree:

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag.checkpoints.contained import MOST_LEVELS, too_deep_error
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
+from ntkdiag.checkpoints.path_sandbox import MOST_LEVELS, too_deep_error
 
 # Name -> path, which leaves out names that are not in it; or (name, array) -> (path, array), None
 # for an array that is left out.

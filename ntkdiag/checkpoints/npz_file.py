@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.contained import require_affordable
 from ntkdiag.checkpoints.equinox_leaves import as_bfloat16
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.named_arrays import ParameterNames, tree_of_named_arrays
+from ntkdiag.checkpoints.path_sandbox import require_affordable
 
 
 def read_npz(location: Location, parameter_names: ParameterNames | None) -> PyTree:

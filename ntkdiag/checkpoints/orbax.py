@@ -19,10 +19,10 @@ from jaxtyping import PyTree
 
 from ntkdiag import memory
 from ntkdiag.checkpoints.array_metadata import require_plain_arrays
-from ntkdiag.checkpoints.contained import require_affordable
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.manifest import Keys, leaf_names
+from ntkdiag.checkpoints.path_sandbox import require_affordable
 
 # What Orbax takes in a template for: do not read this leaf.
 _NOT_READ = ...

@@ -1,7 +1,7 @@
 """Parameters from a checkpoint of any format.
 
 A path is read in four steps: `location` finds the directory or file with the arrays, and its
-format; for Orbax, `contained` refuses links that lead out of it and `orbax` describes what is
+format; for Orbax, `path_sandbox` refuses links that lead out of it and `orbax` describes what is
 stored there and loads a part of it, and each other format has a reader of its own; `tree_parts`
 finds the parameters in the tree that a training script happened to save; `contents` reads them.
 """

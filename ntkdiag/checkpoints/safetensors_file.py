@@ -18,11 +18,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
-from ntkdiag.checkpoints.contained import require_affordable
 from ntkdiag.checkpoints.formats import INDEX, checkpoint_error
 from ntkdiag.checkpoints.json_file import JSON_ERRORS, read_json
 from ntkdiag.checkpoints.location import Location
 from ntkdiag.checkpoints.named_arrays import ParameterNames, listed, tree_of_named_arrays
+from ntkdiag.checkpoints.path_sandbox import require_affordable
 
 if TYPE_CHECKING:
     import safetensors

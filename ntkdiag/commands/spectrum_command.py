@@ -66,9 +66,9 @@ def spectrum(
 def _measure(checkpoint: str, case: Case, reduction: str, memory: str | None) -> display.PlainValue:
     """The spectrum of a checkpoint on the examples of a case, as plain values."""
     from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
-    from ntkdiag.comparison.placing import Template, unbound
+    from ntkdiag.comparison.load import read_side
+    from ntkdiag.comparison.restore import Template, unbound
     from ntkdiag.comparison.settings import read_settings
-    from ntkdiag.comparison.sides import read_side
     from ntkdiag.engine.ntk import ntk
     from ntkdiag.kernel.decomposition import spectrum
     from ntkdiag.kernel.reduction import automatic

@@ -18,9 +18,9 @@ from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.noise_scale import FEWEST_EXAMPLES, noise_scale
 from ntkdiag.analysis.self_influence import self_influence
-from ntkdiag.comparison.condition import condition, traced_over_outputs
+from ntkdiag.comparison.degeneracy import condition, traced_over_outputs
 from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.label_fit import (
+from ntkdiag.comparison.kernel_regression import (
     ProbeLabels,
     fit_alignment,
     fit_outputs,

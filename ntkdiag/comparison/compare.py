@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.analysis import drift
-from ntkdiag.analysis.collapse import spread_over_examples
+from ntkdiag.analysis.degenerate import spread_over_examples
 from ntkdiag.checkpoints.named_arrays import ParameterNames
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.comparing_kernels import (
@@ -40,14 +40,14 @@ from ntkdiag.comparison.fixed_arrays_change import (
 )
 from ntkdiag.comparison.forecast import announce_forecast, forecast_of
 from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.label_fit import ProbeLabels
+from ntkdiag.comparison.kernel_regression import ProbeLabels
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.linearized_change import predict
+from ntkdiag.comparison.load import Side, Source, model_among, read_side, require_comparable
 from ntkdiag.comparison.measured import evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
-from ntkdiag.comparison.placing import Model, Template, is_with_state, split_optimizer
+from ntkdiag.comparison.restore import Model, Template, is_with_state, split_optimizer
 from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
-from ntkdiag.comparison.sides import Side, Source, model_among, read_side, require_comparable
 from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
 from ntkdiag.comparison.training_margin import (

@@ -12,11 +12,11 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.call_f import refusal
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import describe, leaves_by_path
-from ntkdiag.user_function import refusal
 
 _FIT = (
     "Check that x has the shape the model takes, and wrap the model to return the outputs to "

@@ -19,13 +19,13 @@ from ntkdiag.comparison.comparison import Comparison
 from ntkdiag.comparison.decisions import class_numbers, decision_rule
 from ntkdiag.comparison.facts import facts, notes
 from ntkdiag.comparison.held_out import HeldOutProbe
+from ntkdiag.comparison.kernel_regression import ProbeLabels
 from ntkdiag.comparison.kernels_alone import kernels_alone
-from ntkdiag.comparison.label_fit import ProbeLabels
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.measured import Measured, evaluate, measure_side
 from ntkdiag.comparison.measured_step import measure_step
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.stored_step import AnySide, StoredStep, require_probe
 from ntkdiag.comparison.verdict import judge_kernels
 from ntkdiag.kernel.reduction import RandomProjections, ReductionLike, automatic_of_probe

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 import jax
 
-from ntkdiag.comparison.label_fit import RELATIVE_RIDGE
+from ntkdiag.comparison.kernel_regression import RELATIVE_RIDGE
 from ntkdiag.comparison.measured import Measured
-from ntkdiag.comparison.placing import MOST_PATHS
+from ntkdiag.comparison.restore import MOST_PATHS
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.stored_step import AnySide, StoredStep
 from ntkdiag.comparison.versions import installed_versions

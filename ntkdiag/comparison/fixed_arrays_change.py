@@ -23,12 +23,12 @@ from ntkdiag.analysis import drift
 from ntkdiag.analysis.alignment import Alignment
 from ntkdiag.analysis.drift import Drift
 from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.label_fit import ProbeLabels, fit_alignment
+from ntkdiag.comparison.kernel_regression import ProbeLabels, fit_alignment
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.measured import Measured, evaluate
-from ntkdiag.comparison.placing import are_equal, random_streams
+from ntkdiag.comparison.restore import are_equal, random_streams
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import reduction_of_leaves

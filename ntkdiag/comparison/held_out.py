@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.comparison.label_fit import ProbeLabels, averaged_over_outputs
+from ntkdiag.comparison.kernel_regression import ProbeLabels, averaged_over_outputs
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.kernel.reduction import ReductionLike
 

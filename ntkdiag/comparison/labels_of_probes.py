@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from ntkdiag.comparison.held_out import HeldOutProbe
-from ntkdiag.comparison.label_fit import ProbeLabels
+from ntkdiag.comparison.kernel_regression import ProbeLabels
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.kernel.reduction import automatic_of_held_out
 from ntkdiag.losses.alignable import alignable_targets

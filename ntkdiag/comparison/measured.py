@@ -14,11 +14,11 @@ from jaxtyping import Float, PyTree
 from ntkdiag import display
 from ntkdiag._jax import compiler_options
 from ntkdiag.analysis.alignment import Alignment
-from ntkdiag.analysis.collapse import AT_CONSTANT_LOSS
+from ntkdiag.analysis.degenerate import AT_CONSTANT_LOSS
 from ntkdiag.checkpoints.step_names import Step
-from ntkdiag.comparison.condition import Condition, condition
+from ntkdiag.comparison.degeneracy import Condition, condition
 from ntkdiag.comparison.held_out import HeldOut, HeldOutProbe
-from ntkdiag.comparison.label_fit import (
+from ntkdiag.comparison.kernel_regression import (
     KernelFit,
     ProbeLabels,
     fit_alignment,
@@ -26,8 +26,8 @@ from ntkdiag.comparison.label_fit import (
     fit_outputs,
 )
 from ntkdiag.comparison.leaf_kernels import leaf_kernels
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.single_numbers import numbers_of_side
 from ntkdiag.comparison.stated_margin import Stability, stated_stability
 from ntkdiag.engine.independence import roundoff_of

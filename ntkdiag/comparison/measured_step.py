@@ -1,7 +1,7 @@
 """A step of a run directory measured like any other side, as far as kernel and outputs allow."""
 
-from ntkdiag.comparison.condition import condition, traced_over_outputs
-from ntkdiag.comparison.label_fit import ProbeLabels
+from ntkdiag.comparison.degeneracy import condition, traced_over_outputs
+from ntkdiag.comparison.kernel_regression import ProbeLabels
 from ntkdiag.comparison.measured import Measured, beside_labels, with_stability
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.comparison.stated_margin import stated_stability

@@ -17,8 +17,8 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.location import finished_steps
+from ntkdiag.comparison.load import Side, Source, split_step
 from ntkdiag.comparison.settings import Settings, settings_of
-from ntkdiag.comparison.sides import Side, Source, split_step
 from ntkdiag.comparison.stored_checkpoint import (
     STREAM,
     convention_of,

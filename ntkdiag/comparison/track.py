@@ -21,18 +21,18 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.comparison.arrivals import Arrivals, FollowLike, arrivals_of
 from ntkdiag.comparison.checkpoint_pairs import Place
+from ntkdiag.comparison.checkpoint_stream import Arrivals, FollowLike, arrivals_of
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.forecast import announce_forecast
-from ntkdiag.comparison.placing import Model, Template
+from ntkdiag.comparison.load import Side, read_side
+from ntkdiag.comparison.restore import Model, Template
 from ntkdiag.comparison.settings import (
     OptimizerLike,
     Settings,
     read_settings,
     with_gradient_kernel,
 )
-from ntkdiag.comparison.sides import Side, read_side
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
 from ntkdiag.comparison.track_record import record_of_run
 from ntkdiag.comparison.track_store import Destination, Store, destination

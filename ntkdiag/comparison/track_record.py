@@ -5,8 +5,8 @@ from typing import Any
 
 from ntkdiag import display
 from ntkdiag.comparison.checkpoint_numbers import leaf_names
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.versions import installed_versions
 from ntkdiag.kernel.digest import digest
 from ntkdiag.models.functional import Functional

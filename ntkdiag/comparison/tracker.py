@@ -22,12 +22,12 @@ from ntkdiag.comparison.checkpoint_numbers import (
 )
 from ntkdiag.comparison.checkpoint_pairs import Pairs, Place
 from ntkdiag.comparison.forecast import Forecast, forecast_of
-from ntkdiag.comparison.label_fit import fit_outputs
+from ntkdiag.comparison.kernel_regression import fit_outputs
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.measured import fingerprint
-from ntkdiag.comparison.placing import structure_error
+from ntkdiag.comparison.restore import structure_error
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.snapshots import Snapshot
 from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.comparison.stored_checkpoint import convention_of, require_row, shapes_of_arrays
@@ -35,7 +35,7 @@ from ntkdiag.comparison.track_store import Store
 from ntkdiag.comparison.training_margin import TrainingMargins, needs_training, state_of
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.models.following import Following
+from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.paths import differences, leaves_by_path
 from ntkdiag.optimizer.saved_state import OptimizerState

@@ -25,22 +25,22 @@ import jax
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.comparison.load import Side
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.comparison.sides import Side
 from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.estimate import Estimate
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
+from ntkdiag.monitor.instrument_set import Panel, PanelReading
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.measurer import Measurer
-from ntkdiag.monitor.panel import Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
-from ntkdiag.optimizer.descent_reading import REASONS, Reading
 from ntkdiag.optimizer.next_step import TrialStep, TrialSteps
 from ntkdiag.optimizer.optimizer_error import OptimizerError
+from ntkdiag.optimizer.optimizer_rule import REASONS, Reading
 from ntkdiag.optimizer.saved_state import Optimizer, OptimizerState, restored_state
 
 if TYPE_CHECKING:

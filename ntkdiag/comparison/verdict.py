@@ -1,7 +1,7 @@
 """What happened between two checkpoints, along two axes, with the criterion spelled out.
 
 First of all, whether B still tells examples apart: DEAD and COLLAPSED are defined in
-`ntkdiag.analysis.collapse`, and say more than the axes do. The regime says how far the model
+`ntkdiag.analysis.degenerate`, and say more than the axes do. The regime says how far the model
 linearized at A explains B; where no parameters lead from A to B there is no e1, and no regime. The
 task says whether the kernel became more that of the labels.
 """
@@ -141,7 +141,7 @@ def judge_kernels(a: Measured, b: Measured, *, distance_centred: float) -> Verdi
 
 
 def state_of(b: Measured, *, spread_before: float) -> State:
-    """Whether B is dead or collapsed, by the definitions of `ntkdiag.analysis.collapse`."""
+    """Whether B is dead or collapsed, by the definitions of `ntkdiag.analysis.degenerate`."""
     return state(
         is_dead=b.condition.dead,
         equal=b.condition.equal,

@@ -19,7 +19,7 @@ from ntkdiag import memory as budgets
 from ntkdiag.engine.calls import constants, meshes
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
-from ntkdiag.engine.planning import room
+from ntkdiag.engine.planning import memory_check
 from ntkdiag.engine.planning.plan import Plan, make_plan, require_room_in_a_trace
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.run import Kernels, run
@@ -253,9 +253,9 @@ def kernel_array(call: Call) -> KernelArray:
 
 def _planned(task: Task) -> Plan | None:
     """The plan of a task; None inside a trace and for a joint batch, which are one block anyway."""
-    room.require_room_for_directions(task)
+    memory_check.require_room_for_directions(task)
     if task.call.joint:
-        room.require_room_for_joint_batch(task)
+        memory_check.require_room_for_joint_batch(task)
         return None
     memory = task.call.options.memory
     # What is free is looked up by `make_plan`, and only if the kernel is large.

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.arrays import as_examples, as_labels, with_arrays
+from ntkdiag.call_f import running
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.keywords import hashable
@@ -31,7 +32,6 @@ from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.losses.weighted import Weighted
 from ntkdiag.matrix_free.operator import require_one_output
-from ntkdiag.user_function import running
 
 # One g for one f and loss, so that what was compiled for it is found again.
 _KEPT = Cache()

@@ -20,7 +20,7 @@ from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import require_positive
 
 _FEW_NAMED = 3  # examples that are named when a result is printed

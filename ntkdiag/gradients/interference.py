@@ -27,7 +27,7 @@ from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.interference_finding import interference_findings
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, require_positive
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Whether a network still tells examples apart, as `ntkdiag.analysis.collapse` defines it."""
+"""Whether a network still tells examples apart, as `ntkdiag.analysis.degenerate` defines it."""
 
 from typing import Literal
 
-from ntkdiag.analysis.collapse import have_collapsed
+from ntkdiag.analysis.degenerate import have_collapsed
 
 State = Literal["alive", "dead", "collapsed"]
 

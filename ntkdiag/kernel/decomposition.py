@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.operand import KernelLike, Operand, coarsest, noise_floor, unpack
+from ntkdiag.kernel.kernel_argument import KernelLike, Operand, coarsest, noise_floor, unpack
 from ntkdiag.kernel.spectrum import Spectrum, decompose
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 

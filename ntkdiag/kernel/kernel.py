@@ -17,7 +17,7 @@ from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.reduction import KernelArray
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

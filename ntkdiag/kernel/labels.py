@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import Operand
+from ntkdiag.kernel.kernel_argument import Operand
 from ntkdiag.losses.targets import are_class_numbers, as_numbers, is_integer, read_targets
 
 

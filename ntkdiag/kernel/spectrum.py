@@ -24,7 +24,7 @@ from ntkdiag import _jax, display, errors, memory
 from ntkdiag.kernel import effective_ranks
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 
 if TYPE_CHECKING:

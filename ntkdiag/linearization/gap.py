@@ -23,13 +23,13 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, display, errors
 from ntkdiag.arrays import with_arrays
+from ntkdiag.call_f import outputs_of
 from ntkdiag.engine.calls.arguments import check_no_nan
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.linearization.tangent import as_arrays, tangent
 from ntkdiag.linearization.taylor import ray_derivatives
 from ntkdiag.models import paths
-from ntkdiag.nouns import pytree
-from ntkdiag.user_function import outputs_of
+from ntkdiag.pytree_dataclass import pytree
 
 Leaves: TypeAlias = list[Array | np.ndarray]
 

@@ -18,8 +18,8 @@ from jaxtyping import PyTree
 from ntkdiag import _jax, errors
 from ntkdiag._jax import Atom, Jaxpr
 from ntkdiag.arrays import as_examples
+from ntkdiag.call_f import outputs_of
 from ntkdiag.models import paths
-from ntkdiag.user_function import outputs_of
 
 # Primitives that multiply an activation by a weight, or look one up.
 CONTRACTIONS = frozenset(

@@ -22,10 +22,10 @@ from jaxtyping import Array, PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
+from ntkdiag.call_f import outputs_of
 from ntkdiag.engine.calls import arguments
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import add, as_arrays, displacement_as_tangent, tangent
-from ntkdiag.user_function import outputs_of
 
 # f(params, x, **kwargs), and the same with all but the parameters filled in.
 Function: TypeAlias = Callable[..., PyTree]

@@ -27,13 +27,13 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.arrays import as_array, as_examples, as_labels
+from ntkdiag.call_f import in_words
 from ntkdiag.losses.curvature import BlockFactor, CurvatureFactor, SignedFactor
 from ntkdiag.losses.loss import Loss, Shape
 from ntkdiag.losses.means import as_outputs
 from ntkdiag.losses.weighted import Weighted
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete
-from ntkdiag.user_function import in_words
 
 MOST_SHOWN = 4  # leaves of y in a message
 MOST_ROWS = 2048  # of one block of the Hessian: it has that number squared of entries

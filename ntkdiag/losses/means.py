@@ -31,7 +31,7 @@ from ntkdiag.losses.targets import (
     shaped_like_outputs,
 )
 from ntkdiag.losses.weighted import Weighted, beside, read_weights, with_filling
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete, require_positive
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, is_concrete
 
 

@@ -15,7 +15,7 @@ from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.independence import roundoff_of
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.decomposition import require_symmetric, square_matrix
-from ntkdiag.kernel.operand import KernelLike, coarsest, noise_floor, unpack
+from ntkdiag.kernel.kernel_argument import KernelLike, coarsest, noise_floor, unpack
 from ntkdiag.matrix_free.lanczos import Product, Vector
 from ntkdiag.matrix_free.operator import NTKOperator
 

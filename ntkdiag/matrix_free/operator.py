@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from ntkdiag import _jax, display, errors
 from ntkdiag._jax import TreeStructure
 from ntkdiag.arrays import as_array, as_examples, with_arrays
+from ntkdiag.call_f import running
 from ntkdiag.engine.calls import arguments, meshes
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.independence import check_few
@@ -25,7 +26,6 @@ from ntkdiag.engine.jacobian.liveness import have_derivatives
 from ntkdiag.engine.tracing.program import warn_of_no_parameter
 from ntkdiag.matrix_free import microbatches
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.user_function import running
 
 if TYPE_CHECKING:
     from lineax import AbstractLinearOperator

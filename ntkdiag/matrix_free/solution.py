@@ -11,7 +11,7 @@ from ntkdiag import display
 from ntkdiag._jax import Tracer
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG, LSMR
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 
 
 @pytree("params", "step", "outputs", "weights", "iterations", "residual", "converged")

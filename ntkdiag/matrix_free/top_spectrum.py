@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64
 
 from ntkdiag import display, errors
 from ntkdiag.kernel.convention import Convention
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.matrix_free import lanczos
 from ntkdiag.matrix_free.kernel_products import KernelProducts, matrix_products, operator_products
 from ntkdiag.matrix_free.operator import NTKOperator

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import _jax, errors, user_function
+from ntkdiag import _jax, call_f, errors
 from ntkdiag.models import equinox_norm, parameters, paths, randomness
 from ntkdiag.models.functional import Apply, Functional
 from ntkdiag.models.mode import Mode, one_by_one
@@ -317,7 +317,7 @@ def _refusing_input(expected: str, name: str, x: PyTree) -> Iterator[None]:
         # Our own errors, and those of tracing, say what is wrong.
         raise
     except (TypeError, ValueError, IndexError) as error:
-        if isinstance(error, TypeError) and user_function.missing_arguments(error):
+        if isinstance(error, TypeError) and call_f.missing_arguments(error):
             raise  # `Apply` says where the argument goes
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(x)]
         reason = str(error).rstrip(".")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import errors, user_function
+from ntkdiag import call_f, errors
 from ntkdiag.models import parameters, paths
 from ntkdiag.models.mode import JOINT_MODES, Mode
 from ntkdiag.models.selectors import Selector, as_pytree, select
@@ -52,7 +52,7 @@ class Apply:
         try:
             outputs = self.function(params, x, **kwargs)
         except TypeError as error:
-            names = user_function.missing_arguments(error)
+            names = call_f.missing_arguments(error)
             if names:
                 call_kwargs = ", ".join(f'"{name}": ...' for name in names)
                 inputs = "several inputs go into x, a tuple or a dictionary, with unpack=True"

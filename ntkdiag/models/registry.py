@@ -13,7 +13,7 @@ not before.
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ntkdiag import errors, installed
+from ntkdiag import errors, plugins
 from ntkdiag.models.functional import Functional
 
 Adapter: TypeAlias = Callable[..., Functional]
@@ -62,7 +62,7 @@ def registered(model: object) -> Adapter | None:
     for package in root_packages:
         if package in _REGISTERED:
             return _REGISTERED[package]
-        adapter = installed.offered(GROUP, package)
+        adapter = plugins.offered(GROUP, package)
         if adapter is not None:
             return adapter
     for package in root_packages:
@@ -70,6 +70,6 @@ def registered(model: object) -> Adapter | None:
             raise errors.UnsupportedModelError(
                 expected=f"an installed adapter for {package}",
                 got=f"{type(model).__name__} and no such adapter",
-                do=installed.how_to_install(package),
+                do=plugins.how_to_install(package),
             )
     return None

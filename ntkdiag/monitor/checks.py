@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ntkdiag import errors
+from ntkdiag.call_f import running
 from ntkdiag.descent import Descent
 from ntkdiag.display import shortened
 from ntkdiag.engine.calls import arguments
@@ -26,7 +27,6 @@ from ntkdiag.losses.custom_loss import MOST_ROWS, CustomLoss
 from ntkdiag.losses.targets import require_labels_differ
 from ntkdiag.memory import budget
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.user_function import running
 
 REDUCTIONS = ("full", "mean", "trace", "sum-of-logits")
 CHOICES = ("auto", *REDUCTIONS)

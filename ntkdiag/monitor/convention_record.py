@@ -19,13 +19,13 @@ from ntkdiag.losses import CrossEntropy, Weighted
 from ntkdiag.losses.alignable import why_not_alignable
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.models.paths import describe, leaves_by_path
+from ntkdiag.monitor.instrument_set import Panel
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
-from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Schedule
-from ntkdiag.optimizer.descent_reading import REASONS
+from ntkdiag.optimizer.optimizer_rule import REASONS
 from ntkdiag.scalars import is_concrete
 
 NO_LOSS = "No loss was named: no stability numbers; pass loss=..."

@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from ntkdiag.monitor.never_raise import say
+from ntkdiag.monitor.error_isolation import say
 from ntkdiag.monitor.writers import Values
-from ntkdiag.optimizer.descent_reading import REASONS, Reading
+from ntkdiag.optimizer.optimizer_rule import REASONS, Reading
 
 # After so many measurements the gradients are judged: along each other from this cosine on, and
 # across below that; of another loss beyond this scale.

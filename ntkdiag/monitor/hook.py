@@ -27,31 +27,31 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_limit, require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.courier import CLOSING_SECONDS
-from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Supply, panel_for
-from ntkdiag.monitor.loop_state import arrays_of_nnx, take_apart
-from ntkdiag.monitor.measurement import Measurement, Status
-from ntkdiag.monitor.measurer import Measurer
-from ntkdiag.monitor.measuring_cost import Cost
-from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
-from ntkdiag.monitor.never_raise import (
+from ntkdiag.monitor.dispatcher import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     warn,
     warnings_are_errors,
     without_debugging_switches,
 )
+from ntkdiag.monitor.instrument_set import Memories, Panel
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
+from ntkdiag.monitor.instruments.choosing import Supply, panel_for
+from ntkdiag.monitor.measurement import Measurement, Status
+from ntkdiag.monitor.measurer import Measurer
+from ntkdiag.monitor.measuring_cost import Cost
+from ntkdiag.monitor.monitor_plan import MonitorPlan, plan_of_panel
 from ntkdiag.monitor.optimizer_parameters import Matched
 from ntkdiag.monitor.optimizer_state import learning_rate_in, objection_to_margin
-from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
-from ntkdiag.monitor.panel import Memories, Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import Automatic, ScheduleLike, Step
 from ntkdiag.monitor.time_budget import USUAL_PERIOD, Budget, say_once
+from ntkdiag.monitor.train_state import arrays_of_nnx, take_apart
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
+from ntkdiag.monitor.writer_thread import CLOSING_SECONDS
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.progress import under_way

@@ -33,7 +33,7 @@ from ntkdiag.losses import Loss
 from ntkdiag.losses.alignable import alignable_targets
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

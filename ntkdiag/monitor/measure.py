@@ -14,11 +14,11 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Budget, Supply, panel_for
-from ntkdiag.monitor.loop_state import by_path
 from ntkdiag.monitor.measurement import flat
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.schedule import Every, Step
+from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.training_step import TrainingStep, as_optimizer
 from ntkdiag.probe_batch import Pair, read_probes
 

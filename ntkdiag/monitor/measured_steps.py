@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from ntkdiag._jax import call_host
+from ntkdiag.monitor.dispatcher import Outbox
 from ntkdiag.monitor.measurement import Status, plain_numbers
-from ntkdiag.monitor.outbox import Outbox
 from ntkdiag.monitor.pace import SHORT_INTERVALS, Pace, early
 from ntkdiag.monitor.schedule import IsDue
 from ntkdiag.monitor.seeds_together import any_is_due

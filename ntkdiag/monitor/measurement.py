@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 
 from ntkdiag import display
 from ntkdiag.estimate import Estimate
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.quantities import GENERAL, QUANTITIES
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from ntkdiag import _jax, errors, memory
 from ntkdiag.engine.jacobian.channels_last import channels_last
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics, in_training, with_statistics_of
+from ntkdiag.monitor.instrument_set import Memories, Panel, PanelReading
 from ntkdiag.monitor.instruments.layers import layers_of
 from ntkdiag.monitor.optimizer_parameters import (
     Matched,
@@ -30,13 +31,12 @@ from ntkdiag.monitor.optimizer_parameters import (
     split_arrays,
 )
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
-from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Step
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 from ntkdiag.monitor.training_step import TrainingStep
-from ntkdiag.optimizer.descent_reading import ArrayReading
+from ntkdiag.optimizer.optimizer_rule import ArrayReading
 
 if TYPE_CHECKING:
     import optax

@@ -13,11 +13,11 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.forward_cost import forward_flops
+from ntkdiag.monitor.instrument_set import Panel
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike
 from ntkdiag.monitor.instruments.choosing import Supply, kernel_forwards, panel_for
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.measurement_plan import MeasurementPlan
-from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import ScheduleLike

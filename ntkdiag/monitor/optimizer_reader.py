@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import jax
 from jaxtyping import Array, Int
 
-from ntkdiag.monitor.never_raise import described, own_errors_raise, warn
+from ntkdiag.monitor.error_isolation import described, own_errors_raise, warn
 from ntkdiag.monitor.optimizer_parameters import arrays_alone
 from ntkdiag.monitor.training_step import TrainingStep
 from ntkdiag.optimizer.alike_arrays import alike_arrays
-from ntkdiag.optimizer.descent_reading import (
+from ntkdiag.optimizer.optimizer_rule import (
     ArrayReading,
     Reading,
     read_arrays,

@@ -25,16 +25,16 @@ from ntkdiag.estimate import Estimate
 from ntkdiag.models.paths import shown
 from ntkdiag.monitor import packed_numbers
 from ntkdiag.monitor.arrays_of_step import ArrayOrder
-from ntkdiag.monitor.instruments.instrument import Estimates
-from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
-from ntkdiag.monitor.measured_steps import MeasuredSteps
-from ntkdiag.monitor.measurement import Status, flat
-from ntkdiag.monitor.never_raise import (
+from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     say,
     warnings_as_warnings,
     without_debugging_switches,
 )
+from ntkdiag.monitor.instruments.instrument import Estimates
+from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
+from ntkdiag.monitor.measured_steps import MeasuredSteps
+from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.not_finite import looks_finite
 from ntkdiag.monitor.optimizer_parameters import arrays_alone, split_arrays
 from ntkdiag.monitor.optimizer_reader import OptimizerReader
@@ -44,9 +44,9 @@ from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue
 from ntkdiag.monitor.training_step import StepAfter, TrainingStep
 from ntkdiag.monitor.watch_state import COUNTERS, PackedState, later
-from ntkdiag.nouns import pytree
-from ntkdiag.optimizer.descent_reading import Reading, objection_to_reading, unread
+from ntkdiag.optimizer.optimizer_rule import Reading, objection_to_reading, unread
 from ntkdiag.optimizer.state_fields import can_be_undone
+from ntkdiag.pytree_dataclass import pytree
 
 if TYPE_CHECKING:
     import optax

@@ -35,7 +35,7 @@ from ntkdiag.losses.alignable import alignable_targets
 from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.losses.loss_argument import LossLike, as_loss
 from ntkdiag.losses.targets import require_labels_differ
-from ntkdiag.models.following import Following
+from ntkdiag.models.dynamic_state import Following
 from ntkdiag.models.functional import Functional
 from ntkdiag.models.in_training import has_batch_statistics
 from ntkdiag.monitor.checks import check_fit, check_settings, require_outputs

@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from ntkdiag.monitor.checks import require_limit
-from ntkdiag.monitor.never_raise import say
-from ntkdiag.monitor.panel import Panel
+from ntkdiag.monitor.error_isolation import say
+from ntkdiag.monitor.instrument_set import Panel
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.schedule import Automatic, Every, Schedule, ScheduleLike, as_schedule
 from ntkdiag.scalars import require_positive

@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent
-from ntkdiag.nouns import pytree
 from ntkdiag.optimizer.optimizer_error import Update as UpdateRule
 from ntkdiag.optimizer.undone_step import Kept, kept_of, undone, without
+from ntkdiag.pytree_dataclass import pytree
 
 if TYPE_CHECKING:
     import optax

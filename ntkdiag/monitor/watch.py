@@ -30,31 +30,31 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.freed_memory import keep_freed_memory
-from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
-from ntkdiag.monitor.instruments.choosing import Supply, panel_for
-from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
-from ntkdiag.monitor.instruments.instrument import Instrument
-from ntkdiag.monitor.loop_state import by_path
-from ntkdiag.monitor.measured_steps import MeasuredSteps
-from ntkdiag.monitor.measurement import Status, flat
-from ntkdiag.monitor.measurer import Measurer
-from ntkdiag.monitor.never_raise import (
+from ntkdiag.monitor.dispatcher import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     warnings_as_warnings,
     without_debugging_switches,
 )
+from ntkdiag.monitor.freed_memory import keep_freed_memory
+from ntkdiag.monitor.instrument_set import Memories, Panel, PanelReading
+from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
+from ntkdiag.monitor.instruments.choosing import Supply, panel_for
+from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
+from ntkdiag.monitor.instruments.instrument import Instrument
+from ntkdiag.monitor.measured_steps import MeasuredSteps
+from ntkdiag.monitor.measurement import Status, flat
+from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.optimizer_parameters import as_parameters_of, split_arrays
 from ntkdiag.monitor.optimizer_watcher import USUAL_SHARE, OptimizerWatcher
-from ntkdiag.monitor.outbox import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.pace import Pace
-from ntkdiag.monitor.panel import Memories, Panel, PanelReading
 from ntkdiag.monitor.postponed import postponed, waits
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.run_log import RunLog
 from ntkdiag.monitor.schedule import IsDue, ScheduleLike
 from ntkdiag.monitor.time_budget import Budget, say_once
+from ntkdiag.monitor.train_state import by_path
 from ntkdiag.monitor.training_step import (
     StepAfter,
     TrainingStep,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ntkdiag.monitor.panel import Memories
+from ntkdiag.monitor.instrument_set import Memories
 from ntkdiag.monitor.schedule import LAST_STEP
 
 

@@ -10,7 +10,7 @@ without arguments:
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ntkdiag import errors, installed
+from ntkdiag import errors, plugins
 from ntkdiag.monitor.jax_monitoring import JaxMonitoring
 from ntkdiag.monitor.logger_writer import writer_of_logger
 from ntkdiag.monitor.run_log import RunLog
@@ -77,7 +77,7 @@ def _writer_of_name(name: str) -> Writer:
     """The writer that has a name, made with its defaults."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
-    make = installed.offered(GROUP, name)
+    make = plugins.offered(GROUP, name)
     if make is not None:
         return make()
     if name in _INTEGRATED:
@@ -85,9 +85,9 @@ def _writer_of_name(name: str) -> Writer:
             argument="writers=...",
             expected=f"an installed writer to {name}",
             got="no such writer",
-            do=installed.how_to_install(name),
+            do=plugins.how_to_install(name),
         )
-    names = sorted({*_BUILT_IN, *_INTEGRATED, *installed.names_offered(GROUP)})
+    names = sorted({*_BUILT_IN, *_INTEGRATED, *plugins.names_offered(GROUP)})
     raise errors.InvalidInputError(
         argument="writers=...",
         expected=f"the name of a writer ({', '.join(names)}), or a writer",

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Array, PyTree, Shaped
 
 from ntkdiag import errors
+from ntkdiag.call_f import outputs_of
 from ntkdiag.engine.calls import keywords
-from ntkdiag.user_function import outputs_of
 
 # Arrays with the example axis in front, and those that all examples share.
 # _n, because one function may take and return batches of different lengths.

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
+from ntkdiag.call_f import in_words
 from ntkdiag.engine.calls import keywords
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
@@ -28,8 +29,7 @@ from ntkdiag.neural_tangents.examples import (
     cut_whole,
 )
 from ntkdiag.neural_tangents.per_input import each_key, is_key
-from ntkdiag.neural_tangents.stand_ins import known, without_tracers
-from ntkdiag.user_function import in_words
+from ntkdiag.neural_tangents.placeholders import known, without_tracers
 
 # Functions already looked at: the kernels of one function share the answer.
 _FOUND = Cache()

@@ -9,10 +9,10 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
+from ntkdiag.call_f import outputs_of
 from ntkdiag.linearization.pushforward import linearization
 from ntkdiag.neural_tangents.inputs import as_arrays, check_outputs, check_parameters
 from ntkdiag.neural_tangents.per_input import read_pairs, split_kwargs
-from ntkdiag.user_function import outputs_of
 
 
 @errors.public

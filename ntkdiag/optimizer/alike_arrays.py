@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
+from ntkdiag.optimizer.linearized_update import floats_of, is_float
 from ntkdiag.optimizer.optimizer_error import OptimizerError, Update, guarded
-from ntkdiag.optimizer.quiet_point import floats_of, is_float
 from ntkdiag.optimizer.state_fields import buffers_of
 
 # Steps at which it is tried: schedules of groups may differ late.

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.optimizer.linear_response import Inputs, LinearResponse
+from ntkdiag.optimizer.linearized_update import Leaves
 from ntkdiag.optimizer.optimizer_error import OptimizerError
-from ntkdiag.optimizer.quiet_point import Leaves
 
 # Second moments, and a count at which averages have no beginning any more.
 _MOMENT = 1e8

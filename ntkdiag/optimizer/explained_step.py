@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 
 from ntkdiag import _jax
 from ntkdiag.optimizer.linear_response import LinearResponse, Outputs
-from ntkdiag.optimizer.quiet_point import Leaves
+from ntkdiag.optimizer.linearized_update import Leaves
 
 # Elements of each array that are looked at.
 _SAMPLE = 128

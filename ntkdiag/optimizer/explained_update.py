@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ntkdiag.optimizer.quiet_point import Leaves
+from ntkdiag.optimizer.linearized_update import Leaves
 
 _FEW_ELEMENTS = 3  # as many as factors
 # What one factor may belong to, of momentum, gradient and parameters: trust ratios of the update,

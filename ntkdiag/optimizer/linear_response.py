@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax
+from ntkdiag.optimizer.linearized_update import Leaves, accumulated_gradients, floats_of
 from ntkdiag.optimizer.optimizer_error import OptimizerError, Update
-from ntkdiag.optimizer.quiet_point import Leaves, accumulated_gradients, floats_of
 from ntkdiag.optimizer.state_fields import (
     Buffers,
     with_counts_of_averages,

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ntkdiag.optimizer.linearized_update import accumulator_paths, floats_of
 from ntkdiag.optimizer.optimizer_error import guarded
-from ntkdiag.optimizer.quiet_point import accumulator_paths, floats_of
 from ntkdiag.optimizer.saved_state import Optimizer
 
 # Micro-steps after which no update is to be expected any more.

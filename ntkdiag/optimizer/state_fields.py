@@ -2,7 +2,7 @@
 
 An Optax state is a tree of named tuples, whose classes and fields say what they hold. Of the
 classes below it is known; an optimizer with another one is found out about by derivatives
-(`quiet_point`).
+(`linearized_update`).
 """
 
 import dataclasses

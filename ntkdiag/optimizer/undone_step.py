@@ -28,8 +28,8 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ntkdiag import _jax
+from ntkdiag.optimizer.linearized_update import Leaves, floats_of, is_float
 from ntkdiag.optimizer.optimizer_error import Update
-from ntkdiag.optimizer.quiet_point import Leaves, floats_of, is_float
 from ntkdiag.optimizer.state_fields import (
     INDEPENDENT,
     can_be_undone,

@@ -5,9 +5,9 @@ With c the weights on the training rows of J and a what is left of the initial p
     theta_t = a theta_0 + J^T c,
     c = -psi(Theta) (f_0 - J theta_0 - y) - chi(Theta) J theta_0.
 
-Here psi and chi are the responses of a law (`laws`): how far a mode has answered the residual, and
-the pull to zero. Without a pull to zero a = 1, and J theta_0 drops out. The outputs are
-f_0 + (a - 1) J theta_0 + Theta c.
+Here psi and chi are the responses of a law (`spectral_filters`): how far a mode has answered the
+residual, and the pull to zero. Without a pull to zero a = 1, and J theta_0 drops out. The outputs
+are f_0 + (a - 1) J theta_0 + Theta c.
 """
 
 import functools
@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.spectrum import Spectrum, decompose
-from ntkdiag.predict.laws import Law
 from ntkdiag.predict.matrix_function import Modes, Profile, apply
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem
+from ntkdiag.predict.spectral_filters import Law
 
 
 def modes_of(problem: Problem, kernel: KernelLike | None = None) -> Modes:

@@ -1,7 +1,7 @@
 """Mean and covariance of the trained linear model over initialisations.
 
 Trained outputs are affine in the initial ones: with X the training examples, psi_t(lambda) how far
-training has brought a mode of the kernel (`laws`), and B = Theta(x, X) psi_t(Theta),
+training has brought a mode of the kernel (`spectral_filters`), and B = Theta(x, X) psi_t(Theta),
 
     f_t(x) = f_0(x) - B (f_0(X) - y).
 
@@ -25,16 +25,16 @@ from ntkdiag import display, errors
 from ntkdiag.arrays import as_array
 from ntkdiag.descent import DescentLike
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
-from ntkdiag.nouns import pytree
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.laws import FlowLaw, Law
 from ntkdiag.predict.matrix_function import Modes, Profile, apply
 from ntkdiag.predict.mse import SquaredError, Times, descent_law, read_squared_error
 from ntkdiag.predict.problem import Problem, read_problem
+from ntkdiag.predict.spectral_filters import FlowLaw, Law
 from ntkdiag.predict.update_rule import read_rule, warn_above_critical
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero
 
 Covariance: TypeAlias = Kernel | jax.typing.ArrayLike  # [n o m p], [n m] or [(n o) (m p)]

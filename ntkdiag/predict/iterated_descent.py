@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import DescentLike, MomentumKind
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss

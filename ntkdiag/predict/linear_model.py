@@ -19,13 +19,13 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square
-from ntkdiag.nouns import pytree
 from ntkdiag.predict.origin import Toward, origin_beside_arrays, origin_of_operators
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import read_problem, require_origin_of_tests
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Scalar
 
 Rows: TypeAlias = Float[Array, "..."]  # [k c] beside a matrix, [n ...] beside an operator

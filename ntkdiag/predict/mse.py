@@ -16,19 +16,19 @@ import numpy as np
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.predict import on_operators
 from ntkdiag.predict.closed_form import assemble, modes_of
-from ntkdiag.predict.laws import DescentLaw, FlowLaw
 from ntkdiag.predict.matrix_function import Modes
 from ntkdiag.predict.on_operators import Times
 from ntkdiag.predict.origin import Toward, origin_beside_arrays
 from ntkdiag.predict.prediction import Prediction
 from ntkdiag.predict.problem import Problem, read_problem
+from ntkdiag.predict.spectral_filters import DescentLaw, FlowLaw
 from ntkdiag.predict.update_rule import read_rule, warn_above_critical
 from ntkdiag.scalars import Number, is_concrete, require_at_least_zero, require_number
 

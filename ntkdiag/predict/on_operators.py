@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from ntkdiag import errors
 from ntkdiag._jax import Tracer
 from ntkdiag.descent import Descent
-from ntkdiag.kernel.operand import KernelLike
+from ntkdiag.kernel.kernel_argument import KernelLike
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.compiled_run import run
 from ntkdiag.matrix_free.operator import NTKOperator, require_outputs, require_square

@@ -16,11 +16,11 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.arrays import as_examples
+from ntkdiag.call_f import outputs_of
 from ntkdiag.linearization.pushforward import pushforward
 from ntkdiag.linearization.tangent import as_arrays
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.nouns import pytree
-from ntkdiag.user_function import outputs_of
+from ntkdiag.pytree_dataclass import pytree
 
 
 @pytree("train", "test")

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from ntkdiag import display, errors
 from ntkdiag._jax import Tracer
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyScalar
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from jaxtyping import Array, Float
 
 from ntkdiag import errors
 from ntkdiag.arrays import as_array
+from ntkdiag.kernel.kernel_argument import KernelLike, Operand, read, read_square, refuse_trace
 from ntkdiag.kernel.labels import read_labels
-from ntkdiag.kernel.operand import KernelLike, Operand, read, read_square, refuse_trace
 from ntkdiag.losses import MSE
 from ntkdiag.matrix_free.operator import NTKOperator
-from ntkdiag.nouns import pytree
 from ntkdiag.predict.origin import Origin
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, Number, is_concrete
 
 Columns: TypeAlias = Float[Array, "k c"]

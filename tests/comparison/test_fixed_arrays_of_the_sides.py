@@ -13,8 +13,8 @@ from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
 from ntkdiag.comparison.compare import compare
-from ntkdiag.comparison.placing import Template
-from ntkdiag.comparison.sides import read_side
+from ntkdiag.comparison.load import read_side
+from ntkdiag.comparison.restore import Template
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 

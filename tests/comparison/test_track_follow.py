@@ -13,7 +13,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag import errors
-from ntkdiag.comparison import arrivals
+from ntkdiag.comparison import checkpoint_stream
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 RNG = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def expected():
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(arrivals, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(checkpoint_stream, "POLL_SECONDS", 0.02)
 
 
 class Training:

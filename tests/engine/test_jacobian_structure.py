@@ -8,7 +8,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag import _jax
-from ntkdiag.engine.contracting.ways import choose
+from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.jacobian import shape_operations, views
 from ntkdiag.engine.jacobian.rules import RULES
 from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES

@@ -13,9 +13,9 @@ from thin import thin
 from tolerance import assert_close, double
 
 import ntkdiag
-from ntkdiag.engine.contracting.ways import choose
+from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.planning import task
-from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.planning.hardware import Machine
 
 
 @functools.cache

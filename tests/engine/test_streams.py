@@ -12,7 +12,7 @@ import pytest
 from thin import thin
 
 import ntkdiag
-from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.planning.hardware import Machine
 from ntkdiag.engine.running.side_by_side import side_by_side
 
 VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6

@@ -10,7 +10,7 @@ import pytest
 
 from ntkdiag.analysis import Alignment, health
 from ntkdiag.comparison.compare import compare
-from ntkdiag.comparison.condition import loss_of_constant_outputs
+from ntkdiag.comparison.degeneracy import loss_of_constant_outputs
 from ntkdiag.judging.alignment_growth import task_of
 from ntkdiag.judging.regime import regime_of
 from ntkdiag.losses import MSE, CrossEntropy, SigmoidCrossEntropy

@@ -12,7 +12,7 @@ from ntkdiag.errors import InvalidInputError
 from ntkdiag.kernel.convention import Convention
 from ntkdiag.kernel.decomposition import decomposed, spectrum
 from ntkdiag.kernel.kernel import Kernel
-from ntkdiag.kernel.operand import read_square
+from ntkdiag.kernel.kernel_argument import read_square
 
 N, C = 5, 2
 RNG = np.random.default_rng(0)

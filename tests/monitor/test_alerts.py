@@ -36,8 +36,8 @@ from ntkdiag.monitor import (
     read_alerts,
     read_json_lines,
 )
-from ntkdiag.monitor import courier as couriers
-from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor import writer_thread as couriers
+from ntkdiag.monitor.dispatcher import Outbox
 
 RECORD = {"name": "ntk", "layers": ["conv1", "conv2", "head"]}
 NAN = math.nan
@@ -713,7 +713,7 @@ def test_the_last_alert_comes_before_the_writers_are_closed(monkeypatch):
         def close(self):
             calls.append("close")
 
-    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.01)
+    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.01)
     outbox = Outbox([Noting()], Alerts(rules=[Slow()]))
     send_all(outbox, history(loss=[20.0, 1.0]))
     outbox.close()
@@ -726,7 +726,7 @@ def test_the_end_of_the_interpreter_waits_for_the_last_alert(tmp_path):
         """
         import sys, time
         from ntkdiag.monitor import Alerts, Alert, JsonLines, Rule
-        from ntkdiag.monitor.outbox import Outbox
+        from ntkdiag.monitor.dispatcher import Outbox
 
         class Slow(Rule):
             def check(self, history):

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from ntkdiag.monitor import courier as couriers
-from ntkdiag.monitor.never_raise import described
-from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor import writer_thread as couriers
+from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.error_isolation import described
 from ntkdiag.monitor.writers import InMemory, JsonLines, read_json_lines
 
 RECORD = {"reduction": "full"}
@@ -45,7 +45,7 @@ def within(seconds, call, *args):
 
 def run(script, *args):
     """Run a script of its own; what it printed."""
-    script = "from ntkdiag.monitor.outbox import Outbox\n" + textwrap.dedent(script)
+    script = "from ntkdiag.monitor.dispatcher import Outbox\n" + textwrap.dedent(script)
     ended = subprocess.run(
         [sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True, timeout=60
     )
@@ -160,7 +160,7 @@ def test_a_pipe_that_nobody_reads_does_not_hold_up_training(tmp_path):
 
 def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
     monkeypatch.setattr(couriers, "MOST_WAITING", 3)
-    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.05)
+    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.05)
     stuck = Stuck()
     outbox = Outbox([stuck])
     with pytest.warns(RuntimeWarning) as caught:
@@ -180,13 +180,13 @@ def test_what_does_not_fit_into_the_queue_is_counted_and_said_once(monkeypatch):
 
 
 def test_a_writer_that_caught_up_is_waited_for_again(monkeypatch):
-    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 0.05)
+    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.05)
     stuck = Stuck()
     outbox = Outbox([stuck])
     send(outbox, [0])
     stuck.released.set()
     outbox.close()
-    monkeypatch.setattr("ntkdiag.monitor.outbox.PATIENCE", 10.0)
+    monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 10.0)
     for step in range(1, 200):
         send(outbox, [step])
         assert stuck.steps[-1] == step
@@ -233,8 +233,8 @@ def test_after_a_fork_the_child_writes_its_own_and_only_its_own():
                 time.sleep(0.5 if step == 0 else 0.0)
                 os.write(1, f"{values['who']} {step}\\n".encode())
 
-        import ntkdiag.monitor.outbox
-        ntkdiag.monitor.outbox.PATIENCE = 0.05  # nobody waits: the fork finds a thread at work
+        import ntkdiag.monitor.dispatcher
+        ntkdiag.monitor.dispatcher.PATIENCE = 0.05  # nobody waits: the fork finds a thread at work
         outbox = Outbox([Slow()])
         outbox.send(0, {"who": "parent"}, {})
         outbox.send(1, {"who": "parent"}, {})

@@ -17,7 +17,7 @@ from flax.training.train_state import TrainState
 import ntkdiag
 from ntkdiag.monitor import InMemory
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.descent_reading import Reading
+from ntkdiag.optimizer.optimizer_rule import Reading
 
 # Compiling is most of the time that these loops take.
 quickly = pytest.mark.usefixtures("light_compilation")

@@ -26,7 +26,7 @@ import ntkdiag
 from ntkdiag.monitor import InMemory
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.descent_reading import Reading
+from ntkdiag.optimizer.optimizer_rule import Reading
 
 get = optax.tree_utils.tree_get
 READ = (Reading.RECOGNISED, Reading.YOUNG)

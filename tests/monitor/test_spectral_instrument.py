@@ -23,7 +23,7 @@ from ntkdiag.monitor.instruments.residual_lanczos import (
 from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.optimizer.descent_reading import (
+from ntkdiag.optimizer.optimizer_rule import (
     DescentReading,
     Reading,
     unread,

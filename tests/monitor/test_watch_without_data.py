@@ -12,7 +12,7 @@ from ntkdiag import errors
 from ntkdiag.commands.command_line import app
 from ntkdiag.monitor import InMemory
 from ntkdiag.monitor.measurement import Status
-from ntkdiag.optimizer.descent_reading import Reading
+from ntkdiag.optimizer.optimizer_rule import Reading
 
 LAYERS = ["a/bias", "a/kernel", "b/kernel"]
 

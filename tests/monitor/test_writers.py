@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from ntkdiag import errors
-from ntkdiag.monitor.never_raise import warn
-from ntkdiag.monitor.outbox import Outbox
+from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.error_isolation import warn
 from ntkdiag.monitor.writers import InMemory, JsonLines, Terminal, Writer, read_json_lines
 
 VALUES = {"ntk_trace": 2.5, "ntk_eigenvalues": [2.0, float("nan")], "ntk_margin": float("inf")}

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from ntkdiag.descent import Descent
-from ntkdiag.optimizer.descent_reading import (
+from ntkdiag.optimizer.optimizer_rule import (
     REASONS,
     Reading,
     objection_to_reading,

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from ntkdiag.optimizer.descent_reading import read_arrays_after
 from ntkdiag.optimizer.effective_rate import learning_rate_of
 from ntkdiag.optimizer.linear_response import LinearResponse
+from ntkdiag.optimizer.optimizer_rule import read_arrays_after
 from ntkdiag.optimizer.state_fields import buffers_of
 
 RATE = 0.02

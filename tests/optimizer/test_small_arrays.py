@@ -18,7 +18,7 @@ from test_descent_reading import (
     rmsprop_response,
 )
 
-from ntkdiag.optimizer.descent_reading import Reading, read_descent
+from ntkdiag.optimizer.optimizer_rule import Reading, read_descent
 
 SHAPES = ((), (1,), (1, 1), (2,), (5,), (4, 2))
 STEPS = (0, 1, 10, 200)

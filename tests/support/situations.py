@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag.losses.loss_argument import as_loss
-from ntkdiag.monitor.situation import Situation
-from ntkdiag.optimizer.descent_reading import DescentReading, by_array
+from ntkdiag.monitor.step_context import Situation
+from ntkdiag.optimizer.optimizer_rule import DescentReading, by_array
 
 
 def situation_of(

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ntkdiag import arrays, user_function
+from ntkdiag import arrays, call_f
 from ntkdiag.engine import precision
 from ntkdiag.engine.calls import arguments
 from ntkdiag.engine.calls.preconditioner import Preconditioner
@@ -194,7 +194,7 @@ def _with_rows_counted(call: Call) -> Call:
             arguments.batch_size(batch.x, name)  # refuses what has no examples at all
             return batch
         arguments.check_alive(batch.x, name)
-        with user_function.running():
+        with call_f.running():
             f = functools.partial(batch.f, **batch.kwargs)
             outputs = jax.tree.leaves(jax.eval_shape(f, call.params, batch.x))
         # Where there is no first axis, tracing f for its Jacobian says what is wrong.

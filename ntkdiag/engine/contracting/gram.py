@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag.engine.contracting import strips
+from ntkdiag.engine.contracting import triangular_blocks
 from ntkdiag.engine.contracting.tile import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
 from ntkdiag.engine.precision import Precision
@@ -80,14 +80,14 @@ class Gram:
     ) -> list[Float[Array, "..."]]:
         """Kernels of a block with itself: strips of the upper triangle, mirrored."""
         # A strip: its own rows on the left, all examples from its first row on on the right.
-        edges = strips.edges_at_once(tile)
+        edges = triangular_blocks.edges_at_once(tile)
         by_strip = []
-        for first, last in strips.pairs_of(edges):
+        for first, last in triangular_blocks.pairs_of(edges):
             rows = [factor.take(slice(first, last)) for factor in factors]
             columns = [factor.take(slice(first, tile.n)) for factor in factors]
             by_strip.append(self(rows, columns, weights))
         by_group = zip(*by_strip, strict=True)
-        return [strips.assembled(of_group, edges, tile) for of_group in by_group]
+        return [triangular_blocks.assembled(of_group, edges, tile) for of_group in by_group]
 
     def rectangular(
         self,

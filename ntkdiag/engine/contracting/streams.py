@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ntkdiag.engine.contracting import strips
+from ntkdiag.engine.contracting import triangular_blocks
 from ntkdiag.engine.contracting.tile import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
 from ntkdiag.engine.precision import Precision
@@ -170,8 +170,8 @@ class Stream:
 def nothing(tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool) -> list[Float[Array, "..."]]:
     """What pieces are added to at first: zeros for each strip of the triangle, or for the tile."""
     totals = []
-    edges = strips.edges_of_pieces(tile, symmetric)
-    for first, last in strips.pairs_of(edges):
+    edges = triangular_blocks.edges_of_pieces(tile, symmetric)
+    for first, last in triangular_blocks.pairs_of(edges):
         # Rows first to last, by the columns from `first` on.
         shape = list(tile.shape)
         shape[0] = last - first
@@ -191,8 +191,8 @@ def with_share(
 ) -> list[Float[Array, "..."]]:
     """The totals with one share of the pieces added; without `column` they are strips."""
     symmetric = column is None
-    edges = strips.edges_of_pieces(tile, symmetric)
-    pairs = strips.pairs_of(edges)
+    edges = triangular_blocks.edges_of_pieces(tile, symmetric)
+    pairs = triangular_blocks.pairs_of(edges)
 
     def add_piece(step: Index, totals: list[Array]) -> list[Array]:
         """The totals with the product of one piece added."""
@@ -223,7 +223,9 @@ def sum_of_shares(
     totals = [functools.reduce(jnp.add, of_strip) for of_strip in by_strip]
     if not symmetric:
         return totals[0]
-    return strips.assembled(totals, strips.edges_of_pieces(tile, symmetric), tile)
+    return triangular_blocks.assembled(
+        totals, triangular_blocks.edges_of_pieces(tile, symmetric), tile
+    )
 
 
 def _with_product(

@@ -1,6 +1,6 @@
 """Parameters of functions with a derivative rule of their own (`custom_vjp`, `custom_jvp`).
 
-The rule is opened (see `opened_rule`) to see where the cotangent of each parameter comes from.
+The rule is opened (see `traced_vjp_rule`) to see where the cotangent of each parameter comes from.
 Where it is a product a . c, the parameter becomes a constant of the function, and a tap, zeros of
 the shape of c, becomes one more argument: the function with taps has a rule that returns c as the
 cotangent of the tap. The product itself is then never made. Where the function hands the cotangent
@@ -20,14 +20,14 @@ from ntkdiag import _jax
 from ntkdiag._jax import Equation
 from ntkdiag.engine.jacobian.joined_views import JoinedViews
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
-from ntkdiag.engine.jacobian.opened_rule import (
+from ntkdiag.engine.jacobian.recorder import Path, Recorder
+from ntkdiag.engine.jacobian.traced_vjp_rule import (
     OpenedRule,
     RuleProduct,
     evaluate_atoms,
     is_floating,
     outputs_and_pullback,
 )
-from ntkdiag.engine.jacobian.recorder import Path, Recorder
 from ntkdiag.engine.jacobian.views import View
 
 

@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from ntkdiag import display, errors, memory
-from ntkdiag.engine.contracting.strips import copies_at_once
-from ntkdiag.engine.contracting.ways import Way, streamed
+from ntkdiag.engine.contracting.contraction_methods import Way, streamed
+from ntkdiag.engine.contracting.triangular_blocks import copies_at_once
 from ntkdiag.engine.planning.blocks import Blocks, Sizes
 from ntkdiag.engine.planning.cost import JaxprCost, jaxpr_cost
-from ntkdiag.engine.planning.machine import Machine
-from ntkdiag.engine.planning.room import cheaper_choices
+from ntkdiag.engine.planning.hardware import Machine
+from ntkdiag.engine.planning.memory_check import cheaper_choices
 from ntkdiag.engine.planning.task import Task
 
 if TYPE_CHECKING:

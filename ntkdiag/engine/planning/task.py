@@ -25,9 +25,9 @@ from ntkdiag import _jax
 from ntkdiag.engine import precision
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call
+from ntkdiag.engine.contracting.contraction_methods import Preference, Way, choose
 from ntkdiag.engine.contracting.gram import Gram
 from ntkdiag.engine.contracting.tile import Tile
-from ntkdiag.engine.contracting.ways import Preference, Way, choose
 from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.engine.planning.leaf_groups import LeafGroups, names_of
 from ntkdiag.engine.tracing.compiled import Compiled

@@ -23,14 +23,14 @@ from jaxtyping import Array, PyTree
 from ntkdiag import _jax
 from ntkdiag.engine import independence
 from ntkdiag.engine.calls import keywords
-from ntkdiag.engine.contracting.ways import Way
+from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.jacobian.factors import (
     Factor,
     concatenate_examples,
     write_examples,
     zeros_for_examples,
 )
-from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.planning.hardware import Machine
 from ntkdiag.engine.planning.task import KernelSide, Task
 
 # Blocks of factors that one compiled function takes: more make it slow to compile.

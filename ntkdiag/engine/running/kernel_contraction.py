@@ -23,10 +23,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag.engine.contracting import streams
+from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.contracting.gram import Gram, Weight
 from ntkdiag.engine.contracting.streams import PieceCut, Stream
 from ntkdiag.engine.contracting.tile import Tile
-from ntkdiag.engine.contracting.ways import Way
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.differentiation import joined

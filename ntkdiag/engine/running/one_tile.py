@@ -12,8 +12,8 @@ import dataclasses
 
 from jaxtyping import Array, Float
 
-from ntkdiag.engine.contracting.ways import Way
-from ntkdiag.engine.planning.machine import Machine
+from ntkdiag.engine.contracting.contraction_methods import Way
+from ntkdiag.engine.planning.hardware import Machine
 from ntkdiag.engine.planning.plan import Plan
 from ntkdiag.engine.planning.task import KernelSide, Task
 from ntkdiag.engine.running.differentiation import Differentiation

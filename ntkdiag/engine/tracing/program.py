@@ -27,7 +27,7 @@ from ntkdiag.engine.calls import keywords, meshes
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Batch, Call
-from ntkdiag.engine.contracting.ways import Way
+from ntkdiag.engine.contracting.contraction_methods import Way
 from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
 from ntkdiag.engine.jacobian.liveness import depends_on, without_dead
 from ntkdiag.engine.jacobian.parts import Part

@@ -19,7 +19,7 @@ from ntkdiag.monitor.alerting.alert import Alert, Row, Rule
 from ntkdiag.monitor.alerting.alert_file import save_alert
 from ntkdiag.monitor.alerting.alerts import Alerts
 from ntkdiag.monitor.alerting.dead_layers import layer_axes
-from ntkdiag.monitor.never_raise import described, warn
+from ntkdiag.monitor.error_isolation import described, warn
 from ntkdiag.monitor.writers import Values
 
 MOST_RUNS = 64  # that share their steps, as under jax.vmap over seeds

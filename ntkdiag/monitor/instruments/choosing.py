@@ -18,10 +18,10 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.monitor.forward_cost import forward_flops
+from ntkdiag.monitor.instrument_set import Panel
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.instrument import Instrument
 from ntkdiag.monitor.instruments.leading_eigenvalues import LeadingEigenvalues
-from ntkdiag.monitor.panel import Panel
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.time_budget import Budget

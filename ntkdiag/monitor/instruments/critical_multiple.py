@@ -19,7 +19,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.traced_program import roundoff_of
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 
 # Multiples that are tried, beside 0.
 TRIALS = 5

@@ -18,8 +18,8 @@ from ntkdiag.monitor.instruments.kernel_sketch import (
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
-from ntkdiag.nouns import pytree
+from ntkdiag.monitor.step_context import Situation
+from ntkdiag.pytree_dataclass import pytree
 
 
 @pytree("kernel0", "step")

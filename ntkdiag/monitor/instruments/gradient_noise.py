@@ -30,7 +30,7 @@ from ntkdiag.losses.custom_loss import CustomLoss
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation, inner_product, squared_norm
+from ntkdiag.monitor.step_context import Situation, inner_product, squared_norm
 
 MOST_GROUPS = 16
 

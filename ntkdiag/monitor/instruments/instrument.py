@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 
 Tier: TypeAlias = Literal["economy", "spectral", "kernel"]
 Estimates: TypeAlias = dict[str, Estimate]

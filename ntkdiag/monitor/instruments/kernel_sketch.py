@@ -21,12 +21,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from ntkdiag.analysis.centring import centre_kernel
-from ntkdiag.analysis.collapse import is_constant
+from ntkdiag.analysis.degenerate import is_constant
 from ntkdiag.estimate import Estimate
 from ntkdiag.monitor.instruments.random_signs import random_signs
 from ntkdiag.monitor.instruments.scatter import positive_mean
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 
 # Fewer columns have no error to speak of.
 _LEAST_COLUMNS = 8

@@ -9,7 +9,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
 from ntkdiag.monitor.instruments.traced_program import trained_layers
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ntkdiag.monitor.instruments.residual_lanczos import (
     places_for,
 )
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 
 # Passes beyond the number of eigenvalues, for the last of them.
 _FURTHER_PASSES = 3

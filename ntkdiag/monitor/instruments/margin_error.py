@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 
 from ntkdiag.estimate import student_t
 from ntkdiag.monitor.instruments.residual_lanczos import Converged
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 from ntkdiag.scalars import AnyArray
 
 # Of the bias, so much shows in few directions: 0.55 to 1, the less the closer eigenvalues lie.

@@ -45,7 +45,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ntkdiag.monitor.instruments.random_signs import random_signs
-from ntkdiag.nouns import pytree
+from ntkdiag.pytree_dataclass import pytree
 
 # A change of the outputs, and several of them.
 Change: TypeAlias = Float[Array, "n *o"]

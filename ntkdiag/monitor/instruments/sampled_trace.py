@@ -19,7 +19,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import at_most_1, positive_mean, positive_ratio
 from ntkdiag.monitor.instruments.traced_program import trained_layers
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 
 MOST_GROUPS = 16
 # Where examples interact: fewer groups, each large enough for statistics of its own.

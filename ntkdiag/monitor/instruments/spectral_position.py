@@ -18,7 +18,7 @@ from ntkdiag.monitor.instruments.sampled_trace import trace_samples
 from ntkdiag.monitor.instruments.scatter import at_most_1, positive_ratio
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation, squared_norm
+from ntkdiag.monitor.step_context import Situation, squared_norm
 
 
 @dataclasses.dataclass(frozen=True)

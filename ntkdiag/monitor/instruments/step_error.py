@@ -17,7 +17,7 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.instruments.scatter import positive_ratio
 from ntkdiag.monitor.instruments.traced_program import roundoff_of
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation
+from ntkdiag.monitor.step_context import Situation
 
 
 @dataclasses.dataclass(frozen=True)

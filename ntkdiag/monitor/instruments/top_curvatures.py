@@ -2,7 +2,7 @@
 
     margin = lambda_max(E^1/2 J^T (d^2 L / df^2) J E^1/2) + b / 2
 
-with E and b from the optimizer itself (see `descent_reading`), by Lanczos' iteration on the outputs
+with E and b from the optimizer itself (see `optimizer_rule`), by Lanczos' iteration on the outputs
 (see `residual_lanczos`). Each measurement goes on from what the one before ended with, a sum of the
 best vectors: a pass or two take it a step further, and one more tells the error over examples.
 
@@ -32,8 +32,8 @@ from ntkdiag.monitor.instruments.residual_lanczos import (
 )
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation, inner_product, squared_norm
-from ntkdiag.optimizer.descent_reading import ArrayReading, Reading
+from ntkdiag.monitor.step_context import Situation, inner_product, squared_norm
+from ntkdiag.optimizer.optimizer_rule import ArrayReading, Reading
 
 # A value with a residual above this share of it is no eigenvalue.
 _MOST_UNRESOLVED = 0.5

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import _jax, display, errors
-from ntkdiag.kernel.operand import is_concrete
+from ntkdiag.kernel.kernel_argument import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.neural_tangents.axes import AxesLike
 from ntkdiag.neural_tangents.predict.kernel_layout import (

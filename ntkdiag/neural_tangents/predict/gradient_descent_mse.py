@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.kernel.operand import is_concrete
+from ntkdiag.kernel.kernel_argument import is_concrete
 from ntkdiag.kernel.working_precision import keeps_float64
 from ntkdiag.losses import MSE
 from ntkdiag.neural_tangents.axes import AxesLike

@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.location import finished_steps, locate, require_whole_steps
-from ntkdiag.comparison.placing import Model
-from ntkdiag.comparison.sides import Source, model_among
+from ntkdiag.comparison.load import Source, model_among
+from ntkdiag.comparison.restore import Model
 from ntkdiag.comparison.snapshots import (
     RunSource,
     Selection,

@@ -29,7 +29,7 @@ from ntkdiag.losses import CrossEntropy, Loss
 from ntkdiag.monitor.instruments.random_signs import random_signs, seed_of
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.optimizer.descent_reading import ArrayReading
+from ntkdiag.optimizer.optimizer_rule import ArrayReading
 
 T = TypeVar("T")
 

@@ -15,7 +15,9 @@ from ntkdiag import errors
 from ntkdiag.monitor.alerting.alert import Alert
 from ntkdiag.monitor.alerting.alert_writer import AlertWriter
 from ntkdiag.monitor.alerting.alerts import Alerts
-from ntkdiag.monitor.courier import (
+from ntkdiag.monitor.first_remarks import FirstRemarks
+from ntkdiag.monitor.schedule import Step
+from ntkdiag.monitor.writer_thread import (
     CLOSING_SECONDS,
     PATIENCE,
     Courier,
@@ -23,8 +25,6 @@ from ntkdiag.monitor.courier import (
     wait,
     wait_at_the_end,
 )
-from ntkdiag.monitor.first_remarks import FirstRemarks
-from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writers import Values, Writer
 
 # "auto" looks for the standard alerts where there are writers to tell.

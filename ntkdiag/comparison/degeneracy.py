@@ -1,6 +1,6 @@
 """Whether one side still tells the examples of the probe apart, and what its outputs are like.
 
-The words DEAD and COLLAPSED are defined in `ntkdiag.analysis.collapse`; here is what they are
+The words DEAD and COLLAPSED are defined in `ntkdiag.analysis.degenerate`; here is what they are
 decided from.
 """
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ntkdiag.analysis import collapse
+from ntkdiag.analysis import degenerate
 from ntkdiag.comparison.settings import Settings
 from ntkdiag.engine.jacobian.roundoff import eps_of
 from ntkdiag.kernel.kernel import Kernel
@@ -68,13 +68,13 @@ def condition(
         trace = np.trace(traced)
         mean_mode_share = float(traced.sum() / (len(traced) * trace)) if trace > 0 else np.nan
         with jax.enable_x64(True):
-            is_dead = bool(collapse.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
+            is_dead = bool(degenerate.is_constant(jnp.asarray(traced), eps_of(kernel.dtype)))
     return Condition(
         dead=is_dead,
         zero_rows=float(np.mean(np.diagonal(np.asarray(kernel.matrix)) == 0)),
         mean_mode_share=mean_mode_share,
-        equal=collapse.are_equal(flat_outputs, roundoff),
-        spread=collapse.spread_over_examples(flat_outputs),
+        equal=degenerate.are_equal(flat_outputs, roundoff),
+        spread=degenerate.spread_over_examples(flat_outputs),
         constant_loss=constant_loss,
         certainty=certainty(settings.loss, outputs),
     )

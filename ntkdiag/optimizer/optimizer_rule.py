@@ -31,13 +31,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag.descent import Descent
-from ntkdiag.nouns import pytree
 from ntkdiag.optimizer.effective_rate import learning_rate_of
 from ntkdiag.optimizer.explained_step import explain_step
 from ntkdiag.optimizer.explained_update import explain
 from ntkdiag.optimizer.linear_response import LinearResponse
-from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
-from ntkdiag.optimizer.quiet_point import (
+from ntkdiag.optimizer.linearized_update import (
     Leaves,
     QuietPoint,
     accumulator_paths,
@@ -47,8 +45,10 @@ from ntkdiag.optimizer.quiet_point import (
     signs,
     zeros_like,
 )
+from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
 from ntkdiag.optimizer.state_fields import buffers_of, can_be_undone, state_classes
 from ntkdiag.optimizer.undone_step import state_before
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number
 
 Update = Callable[..., tuple[PyTree, PyTree]]

@@ -1,7 +1,7 @@
 """The two things to be compared, brought to one form: a Functional with its name and fixed state.
 
 A side is a path, values in memory, or a model that knows its own function. Values are put into the
-model that is common to both sides (see `placing`); a model keeps its own. Both sides have to agree
+model that is common to both sides (see `restore`); a model keeps its own. Both sides have to agree
 in paths, shapes and dtypes of their parameters, and where their fixed arrays agree, too, they share
 one function, which is then compiled once.
 """
@@ -22,7 +22,7 @@ from ntkdiag.arrays import as_array
 from ntkdiag.checkpoints.contents import read_contents, strip_value_level
 from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, OPTIMIZER_STATES, PARAMETERS, PROGRESS
 from ntkdiag.checkpoints.step_names import NUMBER, Step, read_number
-from ntkdiag.comparison.placing import (
+from ntkdiag.comparison.restore import (
     Leaves,
     Model,
     Placed,

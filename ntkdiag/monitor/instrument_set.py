@@ -12,8 +12,8 @@ from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.measurement import Status
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
-from ntkdiag.monitor.situation import Situation, squared_norm
-from ntkdiag.nouns import pytree
+from ntkdiag.monitor.step_context import Situation, squared_norm
+from ntkdiag.pytree_dataclass import pytree
 
 Memories = dict[str, PyTree]
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ntkdiag.descent import MomentumKind
-from ntkdiag.nouns import pytree
 from ntkdiag.predict.momentum import momentum_response
 from ntkdiag.predict.response import (
     descent_response,
@@ -21,6 +20,7 @@ from ntkdiag.predict.response import (
     one_minus_power,
     pulled_response,
 )
+from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import Number
 
 Responses: TypeAlias = tuple[Float[Array, "T k"], Float[Array, "T k"]]
