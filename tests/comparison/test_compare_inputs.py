@@ -128,7 +128,7 @@ def test_many_outputs_are_reduced_unless_asked_for():
     params = [{"w": rng.normal(size=(3, 400)).astype(np.float32)} for _ in range(2)]
     f = lambda p, x: jnp.tanh(x @ p["w"])
     found = compare(*params, model=f, train=(X, None), loss="mse", descent=0.1)
-    assert found.a.kernel.convention.reduction == "mean"
+    assert found.a.kernel.convention.reduction == "random-projections"
     assert 0 < found.a.margin < np.inf  # by products with the full kernel
     assert any('reduction="full" takes 2,400 rows' in note for note in found.notes)
     assert compare(*params, model=f, train=(X[:5], None)).a.kernel.convention.reduction == "full"
