@@ -99,9 +99,9 @@ def test_tokens_beyond_the_full_kernel_are_reduced_and_that_is_said():
     a, b = (parameters(seed, vocabulary, np.float32) for seed in (0, 1))
     probe = (TOKENS, RNG.integers(0, vocabulary, (N, T)))
     comparison = compare(a, b, model=language_model, train=probe, loss="cross_entropy")
-    assert comparison.a.kernel.convention.reduction == "mean"
+    assert comparison.a.kernel.convention.reduction == "random-projections"
     assert comparison.a.kernel.matrix.shape == (N, N)
-    start = "Kernels are reduced over outputs, 3 × 180 of an example with its positions (mean"
+    start = "Kernels are reduced over outputs, 3 × 180 of an example with its positions (RandomProj"
     (note,) = [note for note in comparison.notes if note.startswith("Kernels are reduced")]
     assert note.startswith(start)
     assert note.endswith('reduction="full" takes 2,160 rows.')
