@@ -4,7 +4,13 @@ import dataclasses
 
 import numpy as np
 
+from benchmarks import workloads
 from benchmarks.workloads import Workload
+
+# A network whose Hessian can be formed: 2,410 parameters.
+SMALL = dataclasses.replace(
+    workloads.get("W1"), title="MLP 64-32-10", sizes={"widths": (64, 32, 10)}, n=128
+)
 
 
 def of_size(workload: Workload, n: int) -> Workload:

@@ -89,18 +89,18 @@ def measure(workload, n, rounds, torch_python=None, tiny=False):
             results[name] = Measured()
             others[name] = _started(torch_python, workload, method, tiny)
             stack.callback(others[name].close)
-            _attempt(results, others, name, lambda p, r: _compare(p, r, str(path)))
+            attempt(results, others, name, lambda p, r: compare(p, r, str(path)))
         for _ in range(rounds):
             for name, call in calls.items():
                 begun = time.process_time()
                 call()
                 results[name].seconds.append(time.process_time() - begun)
             for name in list(others):
-                _attempt(results, others, name, _run)
+                attempt(results, others, name, run)
         for name, call in calls.items():
             results[name].peak = memory.peak(call)
         for name in list(others):
-            _attempt(results, others, name, _remember)
+            attempt(results, others, name, remember)
     return results, max(result.apart for result in results.values())
 
 
@@ -114,7 +114,7 @@ def _started(python, workload, method, tiny):
     return Process(python, ["benchmarks.peers.torch_gradients", *options], MEMORY_LIMIT)
 
 
-def _attempt(results, others, name, action):
+def attempt(results, others, name, action):
     """A failure takes a peer out of the run and leaves its reason."""
     try:
         action(others[name], results[name])
@@ -123,16 +123,19 @@ def _attempt(results, others, name, action):
         others.pop(name)
 
 
-def _compare(process, result, path):
-    process.ask(LIMIT)  # until it is ready
-    result.apart = process.ask(LIMIT, do="prepare", reference=path)["error"]
+def compare(process, result, path):
+    """Wait until it is ready, and for its first result, which is compared with that of a file."""
+    process.ask(LIMIT)
+    result.apart = process.ask(LIMIT, do="prepare", reference=path)["error"] or 0.0
 
 
-def _run(process, result):
+def run(process, result):
+    """Note the processor time of one call more."""
     result.seconds += process.ask(LIMIT, do="run", at_least=LIMIT, calls=1)["cpu"]
 
 
-def _remember(process, result):
+def remember(process, result):
+    """Note the peak of the memory."""
     result.peak = process.ask(LIMIT, do="memory")["bytes"]
 
 

@@ -53,9 +53,9 @@ def _stacked(f, params, x, y):
     return compute
 
 
-def _tracin(f, params, x, y):
+def module_of(f, params):
+    """A module of PyTorch around f(params, x)."""
     import torch
-    from captum.influence import TracInCP
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     leaves, structure = tree_flatten(params)
@@ -68,8 +68,15 @@ def _tracin(f, params, x, y):
         def forward(self, x):
             return f(tree_unflatten(list(self.leaves), structure), x)
 
+    return Network()
+
+
+def _tracin(f, params, x, y):
+    import torch
+    from captum.influence import TracInCP
+
     influences = TracInCP(
-        Network(),
+        module_of(f, params),
         torch.utils.data.TensorDataset(x, y),
         ["the parameters as they are"],
         lambda model, path: 1.0,  # its learning rate

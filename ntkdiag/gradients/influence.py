@@ -1,6 +1,7 @@
 """What happens to a prediction when a training example is left out."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,13 +168,12 @@ def influence(
     g, (x, labels) = example_losses(f, params, *train, loss=loss, **kwargs)
     x_test, labels_test = columns_of(g, params, *test, kwargs)
 
-    def network(params: PyTree, x: PyTree) -> jax.Array:
-        return f(params, x, **kwargs)
+    # f itself where it can be: what was compiled for it is found again.
+    network = functools.partial(_bound, f, kwargs) if kwargs else f
 
     def kernel_of(x: PyTree, x2: PyTree = None) -> Kernel:
         return ntk(f, params, x, x2, reduction="full", memory=memory, **kwargs)
 
-    # f with its keyword arguments bound, so that operators take it.
     operator = NTKOperator(network, params, x, batch_size=batch_size)
     n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
     shape = operator.output_shape
@@ -204,6 +204,11 @@ def influence(
         left_out=rows,
         residual=found.residual,
     )
+
+
+def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
+    """f with its keyword arguments, so that operators take it."""
+    return f(params, x, **kwargs)
 
 
 def _read_left_out(
