@@ -5,6 +5,7 @@
     vmap(grad)   `torch.func`, gradients of all examples, then a product for each leaf: as TRAK has
                  its features, without projecting them
     captum       `TracInCP` of Captum, of one checkpoint: all pairs of training and test examples
+                 (gradients of a batch at once for `Linear` and `Conv2d`, else one by one)
     backpack     `BatchL2Grad` of BackPACK: the diagonal alone, what self-influence and a noise
                  scale without interval need; for networks of `Linear` and `Conv2d`
 """
@@ -30,10 +31,13 @@ def build(workload: workloads.Workload, method: str) -> Job:
 
     f, params, x = load(workload)
     y = torch.from_numpy(labels_of(workload)).long()
-    if method == "backpack":
-        return Job(_squared_norms(_sequential(workload, params), x, y))
-    make = {"vmap(grad)": _stacked, "captum": _tracin}[method]
-    return Job(make(f, params, x, y))
+    in_known_layers = workload.network in ("mlp", "cnn")
+    if method == "vmap(grad)":
+        return Job(_stacked(f, params, x, y))
+    if method == "captum":
+        network = _sequential(workload, params) if in_known_layers else module_of(f, params)
+        return Job(_tracin(network, in_known_layers, x, y))
+    return Job(_squared_norms(_sequential(workload, params), x, y))
 
 
 def _stacked(f, params, x, y):
@@ -71,16 +75,18 @@ def module_of(f, params):
     return Network()
 
 
-def _tracin(f, params, x, y):
+def _tracin(network, in_known_layers, x, y):
     import torch
     from captum.influence import TracInCP
 
     influences = TracInCP(
-        module_of(f, params),
+        network,
         torch.utils.data.TensorDataset(x, y),
         ["the parameters as they are"],
         lambda model, path: 1.0,  # its learning rate
-        loss_fn=torch.nn.CrossEntropyLoss(reduction="none"),
+        # Gradients of a batch at once where its layers are known; else one after the other.
+        loss_fn=torch.nn.CrossEntropyLoss(reduction="sum" if in_known_layers else "none"),
+        sample_wise_grads_per_batch=in_known_layers,
         batch_size=len(x),
     )
 
@@ -107,7 +113,7 @@ def _squared_norms(network, x, y):
 
 
 def _sequential(workload: workloads.Workload, params):
-    """The network in the layers of PyTorch, which BackPACK knows."""
+    """The network in layers of PyTorch, which Captum and BackPACK know."""
     from torch.nn import Conv2d, Flatten, Linear, Parameter, ReLU, Sequential
 
     def with_numbers(layer, weight, bias):
