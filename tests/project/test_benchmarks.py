@@ -12,6 +12,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import (
     gradient_kernels,
+    influences,
     neural_tangents_calls,
     reference,
     scaling,
@@ -164,6 +165,13 @@ def test_a_peer_of_gradient_kernels_that_is_not_there_is_a_row(capsys):
     printed = capsys.readouterr().out
     assert "torch, captum" in printed
     assert "ModuleNotFoundError" in printed
+
+
+@pytest.mark.slow
+def test_influences_are_measured(capsys):
+    results = influences.main(["--rounds", "1"])
+    assert all(len(result.seconds) == 1 and result.failed is None for result in results.values())
+    assert "by products" in capsys.readouterr().out
 
 
 def test_a_version_that_fails_is_a_row():
