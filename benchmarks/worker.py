@@ -12,6 +12,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,12 +88,20 @@ def main() -> None:
     parser.add_argument("--reduction", required=True)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
+
+    def make() -> Worker:
+        workload = workloads.get(arguments.workload, arguments.tiny)
+        job = registry.get(arguments.peer).build(workload, arguments.reduction)
+        return Worker(job, arguments.reduction)
+
+    serve(make)
+
+
+def serve(make: Callable[[], Worker]) -> None:
+    """Make a worker, say that it is ready, and answer until nobody asks any more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints does not belong among the answers
-    workload = workloads.get(arguments.workload, arguments.tiny)
-    worker = Worker(
-        registry.get(arguments.peer).build(workload, arguments.reduction), arguments.reduction
-    )
+    worker = make()
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

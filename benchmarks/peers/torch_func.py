@@ -17,7 +17,7 @@ from benchmarks.workloads import Workload
 def build(workload: Workload, reduction: str, method: str) -> Job:
     import torch
 
-    f, params, x = _load(workload)
+    f, params, x = load(workload)
 
     def single(params, x):
         return f(params, x[None])[0]
@@ -71,7 +71,8 @@ def _implicit(single, reduction: str):
     return kernel
 
 
-def _load(workload: Workload):
+def load(workload: Workload):
+    """f(params, x) of a workload in PyTorch, its parameters and its batch."""
     import numpy as np
     import torch
     from torch.utils._pytree import tree_map

@@ -1,32 +1,34 @@
 """What happens to a prediction when a training example is left out."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from ntkdiag import display, errors
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Memory
 from ntkdiag.engine.ntk import ntk
 from ntkdiag.gradients.example_losses import columns_of, example_losses
-from ntkdiag.gradients.refitting import FunctionSpaceLoss, fit
-from ntkdiag.kernel.decomposition import spectrum
+from ntkdiag.gradients.leaving_out import LeavingOut, by_kernel, by_products
+from ntkdiag.gradients.refitting import FunctionSpaceLoss
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.linearization.gap import linearization_gap
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.matrix_free.operator import NTKOperator
+from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import require_positive
+from ntkdiag.scalars import AnyArray, require_positive
 
 _FEW_NAMED = 3  # examples that are named when a result is printed
 
 
-@pytree("prediction", "loss", "outputs", "e1")
+@pytree("prediction", "loss", "outputs", "e1", "left_out", "residual")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Influence:
     """What happens to test predictions when a training example is left out: after minus before.
@@ -42,6 +44,9 @@ class Influence:
             examples. Below 0.1 the influences are those of the network nearly; near 1 they are of
             the linearized model alone.
         ridge: The ridge of the fit.
+        left_out: `[N train]`, the numbers of the training examples that the rows are of.
+        residual: Of the fits without an example, the largest relative residual of their equations,
+            where they are solved by products; 0 where the kernel was formed.
     """
 
     prediction: Float[np.ndarray, "train test *o"]
@@ -49,6 +54,8 @@ class Influence:
     outputs: Float[np.ndarray, "test *o"]
     e1: float
     ridge: float
+    left_out: Int[np.ndarray, " train"]
+    residual: float = 0.0
 
     @errors.public
     def most_harmful(self, count: int = 10) -> np.ndarray:
@@ -64,7 +71,7 @@ class Influence:
         """
         change = np.asarray(self.loss).mean(axis=1)
         order = np.argsort(change)[:count]
-        return order[change[order] < 0]
+        return np.asarray(self.left_out)[order[change[order] < 0]]
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as nested lists."""
@@ -88,7 +95,10 @@ def influence(
     *,
     loss: LossLike,
     ridge: float,
+    left_out: Sequence[int] | Int[AnyArray, " k"] | None = None,
+    solver: CG | None = None,
     memory: Memory | None = None,
+    batch_size: int = 256,
     **kwargs: Any,
 ) -> Influence:
     """What happens when a training example is left out, after minus before, in units of f and loss.
@@ -111,7 +121,13 @@ def influence(
         loss: As for `gradient_kernel`.
         ridge: In units of the kernel's eigenvalues, above 0: what is added to them. It stands for
             the length of training, too: eta t directions with smaller eigenvalues are not learned.
-        memory: As for `ntk`. The kernel itself, (N C)^2 numbers, is on the host in any case.
+        left_out: Numbers of the training examples that are left out, one at a time; None for each
+            of them.
+        solver: None forms the kernel of the training examples, with its inverse on the host.
+            `ntkdiag.matrix_free.CG()` solves by products with it instead, so that nothing of
+            (N C)^2 numbers is there: a fit for each example of `left_out`.
+        memory: As for `ntk`.
+        batch_size: Examples that are differentiated at a time, for products.
         **kwargs: Handed to f.
 
     Returns:
@@ -119,11 +135,15 @@ def influence(
 
     Raises:
         InvalidInputError: As `gradient_kernel`; or the ridge is not above 0, or is below the
-            resolution of the kernel; or these are tracers.
-        MemoryBudgetError: As `ntk`.
+            resolution of the kernel; or `left_out` has other numbers than those of training
+            examples; or the solver is another one; or these are tracers.
+        MemoryBudgetError: As `ntk`; or the kernel and its inverse do not fit on the host: a solver
+            does without them.
 
     Cost: the full kernel of N training examples; its inverse, O((N C)^3), and 2 (N C)^2 N for each
-    iteration of a loss that is not squared.
+    iteration of a loss that is not squared. With a solver, one solve for each example that is left
+    out and each step of Newton's method, of which a squared loss takes one: about five forward
+    passes over the training examples for an iteration of the solver.
 
     Source: Allen 1974 (PRESS); Koh and Liang 2017, arXiv:1703.04730, whose first order it replaces;
     Park et al. 2023 (TRAK), arXiv:2303.14186, for the linearized model.
@@ -148,49 +168,62 @@ def influence(
     g, (x, labels) = example_losses(f, params, *train, loss=loss, **kwargs)
     x_test, labels_test = columns_of(g, params, *test, kwargs)
 
-    def network(params: PyTree, x: PyTree) -> jax.Array:
-        return f(params, x, **kwargs)
+    # f itself where it can be: what was compiled for it is found again.
+    network = functools.partial(_bound, f, kwargs) if kwargs else f
 
-    # Kernels of all outputs; f with its keyword arguments bound, so that operators take it.
-    operator = NTKOperator(network, params, x)
+    def kernel_of(x: PyTree, x2: PyTree = None) -> Kernel:
+        return ntk(f, params, x, x2, reduction="full", memory=memory, **kwargs)
+
+    operator = NTKOperator(network, params, x, batch_size=batch_size)
     n, n_test = operator.n_examples, jax.tree.leaves(x_test)[0].shape[0]
     shape = operator.output_shape
-    full = ntk(f, params, x, reduction="full", memory=memory, **kwargs)
-    _require_resolved(ridge, full)
-    kernel = np.asarray(full.matrix)
-    cross = ntk(f, params, x_test, x, reduction="full", memory=memory, **kwargs)
-
-    # Fit in function space, with and without each example.
-    start = np.asarray(operator.outputs()).reshape(-1)
-    fitted = fit(kernel, start, FunctionSpaceLoss(g.loss, labels, (n, *shape)), float(ridge))
+    rows = _read_left_out(left_out, n)
+    problem = LeavingOut(
+        operator, FunctionSpaceLoss(g.loss, labels, (n, *shape)), x_test, float(ridge), rows
+    )
+    if solver is None:
+        found = by_kernel(problem, kernel_of)
+    else:
+        found = by_products(problem, solver)
 
     # What the weights say about the test examples, [train, (test o)].
-    to_test = np.asarray(cross.matrix, np.float64)
-    start_test = np.asarray(network(params, x_test), np.float64).reshape(-1)
-    before = start_test + to_test @ fitted.weights
-    change = (to_test @ (fitted.left_out - fitted.weights[:, None])).T
+    before = np.asarray(network(params, x_test), np.float64).reshape(-1) + found.image
     of_test = FunctionSpaceLoss(g.loss, labels_test, (n_test, *shape))
-    loss_change = of_test.terms(before + change) - of_test.terms(before[None])
+    loss_change = of_test.terms(before + found.changes) - of_test.terms(before[None])
 
     # The network at the fitted parameters, theta + J^T alpha.
-    step = operator.cotangent(jnp.asarray(fitted.weights, operator.dtype))
+    step = operator.cotangent(jnp.asarray(found.weights, operator.dtype))
     moved = jax.tree.map(lambda p, d: p + d.astype(p.dtype), operator.params, step)
     gap = linearization_gap(network, operator.params, moved, x_test, second_order=False)
     return Influence(
-        prediction=change.reshape(n, n_test, *shape),
+        prediction=found.changes.reshape(len(rows), n_test, *shape),
         loss=g.scale * loss_change,
         outputs=before.reshape(n_test, *shape),
         e1=float(gap.e1),
         ridge=float(ridge),
+        left_out=rows,
+        residual=found.residual,
     )
 
 
-def _require_resolved(ridge: float, kernel: Kernel) -> None:
-    """Refuse a ridge that is lost in the rounding of the kernel."""
-    resolution = kernel.noise_floor * float(spectrum(kernel).largest)
-    if ridge <= resolution:
-        raise errors.InvalidInputError(
-            expected=f"a `ridge` above the resolution of the kernel, {resolution:.3g}",
-            got=f"{ridge:.3g}",
-            do="Below it, what is fitted is rounding: raise the ridge, or compute in float64.",
-        )
+def _bound(f: Callable[..., PyTree], kwargs: dict, params: PyTree, x: PyTree) -> PyTree:
+    """f with its keyword arguments, so that operators take it."""
+    return f(params, x, **kwargs)
+
+
+def _read_left_out(
+    left_out: Sequence[int] | Int[AnyArray, " k"] | None, n: int
+) -> Int[np.ndarray, " k"]:
+    """The numbers of the examples that are left out: of each, or of those that are named."""
+    if left_out is None:
+        return np.arange(n)
+    numbers = np.asarray(left_out)
+    is_list = numbers.ndim == 1 and numbers.size > 0 and numbers.dtype.kind in "iu"
+    if is_list and numbers.min() >= 0 and numbers.max() < n:
+        return numbers
+    raise errors.InvalidInputError(
+        argument="left_out=...",
+        expected=f"numbers of training examples, 0 to {n - 1}",
+        got=display.shortened(left_out),
+        do="Leave it out to have each of them.",
+    )

@@ -27,7 +27,11 @@ from ntkdiag import errors
 from ntkdiag.losses import Loss
 from ntkdiag.losses.loss_argument import LossLike, require_loss
 from ntkdiag.matrix_free.compiled_run import run
-from ntkdiag.matrix_free.conjugate_gradients import conjugate_gradients, solve_shifted
+from ntkdiag.matrix_free.conjugate_gradients import (
+    LinearSolve,
+    conjugate_gradients,
+    solve_shifted,
+)
 from ntkdiag.matrix_free.operator import (
     NTKOperator,
     require_outputs,
@@ -192,6 +196,23 @@ def _in_function_space(
     if weights is not None:
         right = right - damping * weights
 
+    solved = solve_newton(operator, hessian_product, (right, operator.mv(right)), damping, solver)
+    change, _ = solved.x
+    return SolvedStep(operator.cotangent(change), change, solved.iterations, solved.residual)
+
+
+def solve_newton(
+    operator: NTKOperator,
+    hessian_product: Callable[[Outputs], Outputs],
+    right: WithImage,
+    damping: Scalar,
+    solver: CG,
+) -> LinearSolve:
+    """Solve (H K + damping) a = b, given (b, K b); the solution is the pair (a, K a).
+
+    Iterations end, and the residual is measured, in the norm of K.
+    """
+
     def product(pair: WithImage) -> WithImage:
         """(a, K a) -> (A a, K A a) with A = H K + damping, by one product with K."""
         a, image = pair
@@ -206,15 +227,13 @@ def _in_function_space(
         _, image_of_right = b
         return jnp.vdot(left, image_of_right)
 
-    solved = conjugate_gradients(
+    return conjugate_gradients(
         product,
-        (right, operator.mv(right)),
+        right,
         tolerance=solver.tolerance,
         max_steps=solver.max_steps,
         inner=inner,
     )
-    change, _ = solved.x
-    return SolvedStep(operator.cotangent(change), change, solved.iterations, solved.residual)
 
 
 def _in_parameter_space(

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import ntkdiag
-from ntkdiag.analysis import leave_one_out, self_influence
+from ntkdiag.analysis import label_power, leave_one_out, self_influence
 from ntkdiag.demo.digits import load_digits
 from ntkdiag.errors import InvalidInputError
 
@@ -90,22 +90,35 @@ def checkpoints_of(x, y, seed):
             yield params
 
 
+def outside_of_fast_modes(kernel, targets, k=10):
+    """Of the labels of each example, what label power C(k) lacks: the part in no one of k fast modes."""
+    centred = targets - targets.mean(axis=0)
+    centre = np.eye(len(targets)) - 1 / len(targets)
+    _, modes = np.linalg.eigh(centre @ np.asarray(kernel, np.float64) @ centre)
+    fast = modes[:, -k:]
+    missing = np.sum((centred - fast @ (fast.T @ centred)) ** 2, axis=1)
+    share = 1 - missing.sum() / np.sum(centred**2)
+    np.testing.assert_allclose(share, label_power(kernel, targets)[k - 1], rtol=1e-3)
+    return missing
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_flipped_labels_of_digits(seed):
-    """Self-influence, the loss, and leaving out under the tangent kernel, summed over checkpoints.
+    """Self-influence, the loss, and two of the tangent kernel: label power, and leaving out.
 
-    All three find most of the flipped labels; self-influence is not the best of them.
+    All of them, summed over checkpoints, find most of the flipped labels; self-influence is not the best of them.
     """
     x, y, flipped = flipped_digits(seed)
     targets = np.eye(10, dtype=np.float32)[y] - 0.1
-    scores = dict.fromkeys(("self-influence", "loss", "leave-one-out"), 0.0)
+    scores = dict.fromkeys(("self-influence", "loss", "label power", "leave-one-out"), 0.0)
     for params in checkpoints_of(x, y, seed):
         G = ntkdiag.gradient_kernel(f, params, x, y, loss="cross_entropy")
         K = ntkdiag.ntk(f, params, x)
         ridge = 0.1 * float(np.trace(K)) / len(x)
         scores["self-influence"] += np.asarray(self_influence(G))
         scores["loss"] += np.asarray(ntkdiag.losses.CrossEntropy().per_example(f(params, x), y))
+        scores["label power"] += outside_of_fast_modes(K, targets)
         residuals = np.asarray(leave_one_out(K, targets, ridge).residuals)
         scores["leave-one-out"] += np.sum(residuals**2, axis=1)
     areas = {name: area_under_roc(score, flipped) for name, score in scores.items()}
@@ -113,3 +126,4 @@ def test_flipped_labels_of_digits(seed):
     for area, error in areas.values():
         assert area - error > 0.9
     assert areas["leave-one-out"][0] > areas["self-influence"][0]
+    assert areas["label power"][0] > areas["self-influence"][0]

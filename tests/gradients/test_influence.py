@@ -107,7 +107,9 @@ def test_sign_names_and_print():
     assert str(found).startswith(
         "Influence(3 training examples on 1 test examples, most harmful: 2"
     )
-    assert set(found.to_dict()) == {"prediction", "loss", "outputs", "e1", "ridge"}
+    assert set(found.to_dict()) == {
+        "prediction", "loss", "outputs", "e1", "ridge", "left_out", "residual",
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("wrong_types")

@@ -1,8 +1,10 @@
 """The benchmark runs at smoke-test sizes: workers answer, kernels agree with float64, failures are rows."""
 
+import importlib.util
 import json
 import math
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import (
     gradient_kernels,
+    influences,
     neural_tangents_calls,
     reference,
     scaling,
@@ -150,6 +153,25 @@ def test_gradient_kernels_beside_stacked_gradients(capsys):
     assert "vmap(grad)" in capsys.readouterr().out
     *_, apart = gradient_kernels.measure(gradient_kernels.workloads.get("W3", tiny=True), 3, 1)
     assert apart < 1e-5
+
+
+@pytest.mark.slow
+def test_a_peer_of_gradient_kernels_that_is_not_there_is_a_row(capsys):
+    """An interpreter without torch: its rows say why, ours stand."""
+    options = ["--tiny", "--workloads", "W1", "--rounds", "1", "--torch-python", sys.executable]
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("torch is here")
+    assert gradient_kernels.main(options).keys() == {"W1"}
+    printed = capsys.readouterr().out
+    assert "torch, captum" in printed
+    assert "ModuleNotFoundError" in printed
+
+
+@pytest.mark.slow
+def test_influences_are_measured(capsys):
+    results = influences.main(["--rounds", "1"])
+    assert all(len(result.seconds) == 1 and result.failed is None for result in results.values())
+    assert "by products" in capsys.readouterr().out
 
 
 def test_a_version_that_fails_is_a_row():

@@ -183,6 +183,7 @@ MEANINGS = {
     "new": "examples that will be trained on, with their labels: (x, y)",
     "test": "what belongs to the test examples: (x, y), or values there",
     "count": "how many are named",
+    "left_out": "numbers of training examples that are left out, one at a time",
     "test_train": "a kernel between test and training examples",
     # Linearization
     "degree": "the degree of a Taylor expansion",

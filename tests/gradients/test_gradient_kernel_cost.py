@@ -1,0 +1,97 @@
+"""What the gradient kernel costs: operations counted, and what the plan keeps of an example."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import ntkdiag
+from benchmarks import workloads
+from benchmarks.monitor_cost.counting import flops_in, products_in, program_of
+from benchmarks.monitor_cost.training import LARGE
+
+GPT2 = next(training for training in LARGE if training.is_language)
+
+
+def language_model(params, x):
+    return GPT2.module.apply({"params": params}, x)
+
+
+@functools.cache
+def parameters():
+    """Shapes of the 124 million parameters."""
+    return GPT2.variable_shapes()["params"]
+
+
+def bytes_of(params):
+    return sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+def backward_pass(n):
+    """The program of the gradient of the mean loss of n sequences."""
+
+    def mean_loss(params, x, y):
+        return ntkdiag.losses.CrossEntropy()(language_model(params, x), y)
+
+    return program_of(jax.grad(mean_loss), parameters(), *GPT2.examples(n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "m"), [(2, 0), (2, 2)])
+def test_a_language_model_costs_one_backward_pass(n, m):
+    """Of N + M sequences of 1024 tokens, the products of their gradients in it: 1.001 of one pass.
+
+    The bound is 1.5 of one pass, and the products beside it.
+    """
+
+    def kernel(params, x, y, x2, y2):
+        columns = {"x2": x2, "y2": y2} if m else {}
+        return ntkdiag.gradient_kernel(
+            language_model, params, x, y, loss="cross_entropy", memory="1TB", **columns
+        ).array
+
+    program = program_of(kernel, parameters(), *GPT2.examples(n), *GPT2.examples(max(m, 1)))
+    one_pass = backward_pass(n + m)
+    ratio = products_in(program, 1.0) / products_in(one_pass, 1.0)
+    by_xla = flops_in(program, 1.0) / flops_in(one_pass, 1.0)
+    print(f"{n} x {m or n}: {ratio:.4f} of a backward pass, {by_xla:.4f} by XLA's count")
+    assert 0.9 < ratio < 1.05
+    assert 0.9 < by_xla < 1.05
+
+
+@pytest.mark.long
+def test_plan_of_a_language_model_says_so():
+    x, y = GPT2.examples(16)
+    g, examples = ntkdiag.example_losses(language_model, parameters(), x, y, loss="cross_entropy")
+    plan = ntkdiag.plan(g, parameters(), examples, memory="64GB")
+    assert plan.passes == 1
+    assert 0.9 < plan.flops / products_in(backward_pass(16), 1.0) < 1.05
+
+
+@pytest.mark.long
+def test_plan_of_a_language_model_holds_part_of_its_gradients():
+    """64 sequences: in a quarter of what their gradients would take, each differentiated anew."""
+    x, y = GPT2.examples(64)
+    g, examples = ntkdiag.example_losses(language_model, parameters(), x, y, loss="cross_entropy")
+    of_all_gradients = 64 * bytes_of(parameters())
+    plan = ntkdiag.plan(g, parameters(), examples, memory=of_all_gradients // 4)
+    assert plan.peak_bytes < of_all_gradients / 4
+    print(f"{plan.passes:.3g} passes, {plan.peak_bytes / of_all_gradients:.2f} of all gradients")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("W1", 0.003), ("W3", 0.18), ("W4", 1.0), ("W5", 0.6), ("W7", 0.4)]
+)
+def test_an_example_keeps_no_more_than_its_gradient(name, kept):
+    """Leaf by leaf the factors of its gradient, or the gradient where that is smaller."""
+    workload = workloads.get(name)
+    f, params, n = workload.in_jax(), workload.params(), 64
+    x = workload.module.inputs(np.random.default_rng(0), n, **workload.sizes)
+    g, examples = ntkdiag.example_losses(f, params, x, np.zeros(n, int), loss="cross_entropy")
+    one_gradient = bytes_of(params)
+    plan = ntkdiag.plan(g, params, examples, memory="64GB")
+    assert sum(row.bytes for row in plan.rows) <= kept * one_gradient
+    # And never those of all examples at once, where that is too much.
+    within = ntkdiag.plan(g, params, examples, memory=n * one_gradient // 4)
+    assert within.peak_bytes < n * one_gradient / 4
