@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ntkdiag import display
-from ntkdiag.runs.labelled import attributes_of, imported, with_meanings
+from ntkdiag.display import imported
+from ntkdiag.runs.labelled import attributes_of, with_meanings
 from ntkdiag.scalars import nan_if_unknown
 
 if TYPE_CHECKING:

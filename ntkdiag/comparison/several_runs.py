@@ -28,7 +28,7 @@ from ntkdiag.comparison.run_groups import (
     varying_settings,
 )
 from ntkdiag.comparison.seed_mean import SeedMean, common_steps, mean_over_seeds
-from ntkdiag.runs.labelled import imported
+from ntkdiag.display import imported
 
 if TYPE_CHECKING:
     import pandas

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from ntkdiag.matrix_free.operator import NTKOperator
 from ntkdiag.matrix_free.solvers import CG
 from ntkdiag.pytree_dataclass import pytree
 from ntkdiag.scalars import AnyArray, require_positive
+
+if TYPE_CHECKING:
+    import xarray
 
 _FEW_NAMED = 3  # examples that are named when a result is printed
 
@@ -76,6 +79,30 @@ class Influence:
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as nested lists."""
         return display.plain({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    @errors.public
+    def to_xarray(self) -> "xarray.Dataset":
+        """The arrays with their axes, `left_out` the numbers of the training examples.
+
+        Returns:
+            The dataset; `e1`, `ridge` and `residual` are its attributes.
+
+        Raises:
+            MissingDependencyError: xarray is not installed.
+
+        Cost: none.
+        """
+        xarray = display.imported("xarray", "makes the dataset")
+        axes = [f"output_{place}" for place in range(np.ndim(self.outputs) - 1)]
+        variables = {
+            "prediction": (["left_out", "test", *axes], np.asarray(self.prediction)),
+            "loss": (["left_out", "test"], np.asarray(self.loss)),
+            "outputs": (["test", *axes], np.asarray(self.outputs)),
+        }
+        numbers = {"e1": self.e1, "ridge": self.ridge, "residual": self.residual}
+        attributes = {name: float(number) for name, number in numbers.items()}
+        coordinates = {"left_out": np.asarray(self.left_out)}
+        return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 
     def __repr__(self) -> str:
         n_train, n_test = np.shape(self.loss)

@@ -32,6 +32,7 @@ from ntkdiag.scalars import Number, require_positive
 
 if TYPE_CHECKING:
     import optax
+    import xarray
 
 # e1 from which on the linearized model says nothing about the network.
 MOST_E1 = 0.5
@@ -98,6 +99,25 @@ class Interference:
             self.most_harmed(_FEW_NAMED).tolist(),
             f"Of the linearized model, with e1 {self.e1:.2g} on the old examples.",
         )
+
+    @errors.public
+    def to_xarray(self) -> "xarray.Dataset":
+        """The change of every old example over `example`, and the single numbers.
+
+        Returns:
+            The dataset; `steps` and `per_rate` are its attributes.
+
+        Raises:
+            MissingDependencyError: xarray is not installed.
+
+        Cost: none.
+        """
+        xarray = display.imported("xarray", "makes the dataset")
+        single = ("change", "lower", "upper", "of_network", "of_new", "e1", "e1_of_new")
+        variables = {name: ([], float(getattr(self, name))) for name in single}
+        by_example = {"by_example": (["example"], np.asarray(self.by_example))}
+        attributes = {"steps": int(self.steps), "per_rate": int(self.per_rate)}
+        return xarray.Dataset({**variables, **by_example}, attrs=attributes)
 
     def to_dict(self) -> dict[str, display.PlainValue]:
         """The numbers by name, arrays as lists."""

@@ -4,17 +4,15 @@ Axes and the values along them come from the record, ``{"dims": {"kernel": ["exa
 "share": ["layer"]}, "coordinates": {"layer": ["Dense_0", "Dense_1"]}}``.
 """
 
-import importlib
 import json
 import math
-import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.display import shortened
+from ntkdiag.display import imported, shortened
 from ntkdiag.quantities import quantity
 from ntkdiag.runs.json_lines import Row, finite_or_null
 from ntkdiag.runs.run_stream import axes_of
@@ -127,15 +125,3 @@ def _attribute(value: Any) -> str | int | float:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER:
         return value
     return json.dumps(finite_or_null(value))
-
-
-def imported(library: str, what_it_does: str) -> types.ModuleType:
-    """An optional library; refused where it is not installed."""
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise errors.MissingDependencyError(
-            expected=f"{library}, which {what_it_does}",
-            got=f"no {library}",
-            do='Run: pip install "ntkdiag[data]"',
-        ) from None

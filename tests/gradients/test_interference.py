@@ -185,6 +185,10 @@ def test_names_and_print():
     assert str(got).startswith("Interference(-0.0283 in [")
     assert "of the mean loss on 3 old examples after 1 step" in str(got)
     assert got.to_dict()["steps"] == 1
+    dataset = got.to_xarray()
+    np.testing.assert_array_equal(dataset["by_example"], got.by_example)
+    assert float(dataset["change"]) == got.change
+    assert dataset.attrs["steps"] == 1
     single = ntkdiag.interference(
         lambda w, x: x @ w, jnp.zeros((1, 1)), old=(x[:1], y[:1]), new=(x, y), loss="mse",
         learning_rate=0.1,
