@@ -221,9 +221,8 @@ def test_tables_of_two_models(two_models):
     assert dataset["outputs"].shape == (2, 6, 2)
     assert "outputs_start" not in dataset
     assert float(dataset["overlap"]) == two_models.kernels_alone.overlap
-    assert (
-        two_models.to_pandas().attrs["between"]["agreement"] == two_models.kernels_alone.agreement
-    )
+    between = two_models.to_pandas().attrs["between"]
+    assert between["agreement_of_sides"] == two_models.kernels_alone.agreement
     options = {"model": (NARROW, THREE), "train": (X, None)}
     other = compare(params_of(NARROW), params_of(THREE), **options).to_xarray()
     assert (other["outputs_a"].shape, other["outputs_b"].shape) == ((6, 2), (6, 3))

@@ -34,9 +34,9 @@ def test_in_a_notebook(measurement):
     assert "Step 0" in page
     meaning = "Sum of the eigenvalues: the overall speed of learning."
     assert f"<td>{float(measurement.trace):.4g}</td><td>{meaning}</td>" in page
-    assert "alignment with the labels, full kernel" in page
+    assert "Centred alignment of the full kernel with the labels" in page
     assert f"<td>{float(measurement.alignment_chance):.4g}</td>" in page
-    assert "the largest; NaN below the noise floor" in page
+    assert "Descending; those below the noise floor are NaN." in page
 
 
 def test_plot(measurement):
