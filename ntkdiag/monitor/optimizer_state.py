@@ -18,34 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ntkdiag.optimizer.state_fields import AROUND
 from ntkdiag.scalars import Number
 
 # Where Optax keeps second moments, or the first moment of optimizers that take its sign; SGD has
 # none of these fields.
 _ADAPTIVE_FIELDS = ("mu", "nu", "sum_of_squares", "v", "v_row", "e_g")
 # States of Optax that (momentum) SGD can have around it: they choose, count, mask, clip and
-# accumulate gradients.
-_STATES_AROUND_SGD = frozenset(
-    (
-        "AddNoiseState",
-        "ApplyIfFiniteState",
-        "ConditionallyMaskState",
-        "ConditionallyTransformState",
-        "EmptyState",
-        "InjectHyperparamsState",
-        "InjectStatefulHyperparamsState",
-        "MaskedNode",
-        "MaskedState",
-        "MonitorState",
-        "MultiStepsState",
-        "PartitionState",
-        "ScaleByScheduleState",
-        "SnapshotState",
-        "TraceState",
-        "WrappedScheduleState",
-        "ZeroNansState",
-    )
-)
+# accumulate gradients. One that sums updates is none.
+_STATES_AROUND_SGD = (AROUND - {"ApplyEvery"}) | {
+    "AddNoiseState",
+    "MonitorState",
+    "SnapshotState",
+    "TraceState",
+}
 
 
 def learning_rate_in(opt_state: PyTree) -> float | None:

@@ -48,8 +48,6 @@ from ntkdiag.optimizer.linearized_update import (
 from ntkdiag.optimizer.optimizer_error import OptimizerError, guarded
 from ntkdiag.optimizer.state_fields import buffers_of, can_be_undone, state_classes
 from ntkdiag.optimizer.undone_step import state_before
-from ntkdiag.pytree_dataclass import pytree
-from ntkdiag.scalars import Number
 
 Update = Callable[..., tuple[PyTree, PyTree]]
 
@@ -153,49 +151,23 @@ def _as_it_is(tree: PyTree) -> PyTree:
     return tree
 
 
-@pytree("response", "decay", "residual", "memory", "status")
-@dataclasses.dataclass(frozen=True, eq=False)
-class DescentReading:
-    """How an optimizer answers gradients at one step.
+@dataclasses.dataclass(frozen=True)
+class ArrayReading:
+    """How an optimizer answers gradients at one step, array by array, E where it is needed.
 
     Attributes:
-        response: E, like the parameters, in float32 at least: half the update that answers a
-            gradient of 1 that changes its sign at every step; 0 for what is not trained, and
-            everywhere if the optimizer was not recognised.
+        respond: E by the paths of parameters, in float32 at least, as a function of `unity`: half
+            the update that answers a gradient of 1 that changes its sign at every step; see
+            `LinearResponse`.
+        params: A tree like the parameters.
+        arrays: The paths of the parameters that have a gradient.
+        is_explained: Whether the update of each of them is, `[L]`.
         decay: b, the largest share of a parameter that weight decay takes in a step.
         residual: Of the update that was made, what the prediction does not explain, relative; NaN
             where it was not compared.
         memory: 1 / (1 - beta2), the steps that second moments remember; 0 without any.
-        status: A `Reading`.
-    """
-
-    response: PyTree
-    decay: Float[Array, ""]
-    residual: Float[Array, ""]
-    memory: Float[Array, ""]
-    status: Int[Array, ""]
-
-    def margin(self, curvature: Float[Array, ""] | Number) -> Float[Array, ""]:
-        """lambda_max(E^1/2 H E^1/2) + b / 2, of which the first is passed; 1 at the edge.
-
-        NaN where the optimizer was not recognised.
-        """
-        return jnp.where(_has_numbers(self.status), curvature + 0.5 * self.decay, jnp.nan)
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayReading:
-    """The same inside of a program, array by array, with E computed where it is needed.
-
-    Attributes:
-        respond: E by the paths of parameters, as a function of `unity`; see `LinearResponse`.
-        params: A tree like the parameters.
-        arrays: The paths of the parameters that have a gradient.
-        is_explained: Whether the update of each of them is, `[L]`.
-        decay: As in `DescentReading`, as what follows.
-        residual: The same.
-        memory: The same.
-        status: Of the arrays that are explained: their share of the whole is not judged here.
+        status: A `Reading`, of the arrays that are explained: their share of the whole is not
+            judged here.
         learning_rate: Of this step; NaN where it is not known, or arrays have several.
         place: Puts a tree like the parameters into the structure that the measured function takes.
     """
@@ -242,38 +214,6 @@ class ArrayReading:
 
         return self.place(jax.tree_util.tree_map_with_path(flag_at, self.params))
 
-    def whole(self) -> DescentReading:
-        """The reading of all arrays together: one that is not explained leaves none."""
-        is_whole = self.is_explained.all() | ~self.has_numbers
-        status = jnp.where(is_whole, self.status, Reading.UNEXPLAINED)
-        keeps = _has_numbers(status)
-
-        def kept(leaf: Array) -> Array:
-            return jnp.where(keeps, leaf, 0.0).astype(leaf.dtype)
-
-        return DescentReading(
-            response=jax.tree.map(kept, self.response()),
-            decay=kept(self.decay),
-            residual=self.residual,
-            memory=self.memory,
-            status=status.astype(jnp.int32),
-        )
-
-
-def by_array(reading: DescentReading) -> ArrayReading:
-    """A reading of all arrays together, as what reads it array by array takes it."""
-    response, _ = floats_of(reading.response)
-    return ArrayReading(
-        respond=lambda unity: response,
-        params=reading.response,
-        arrays=tuple(response),
-        is_explained=jnp.ones(len(response), bool),
-        decay=reading.decay,
-        residual=reading.residual,
-        memory=reading.memory,
-        status=reading.status,
-    )
-
 
 @dataclasses.dataclass(frozen=True)
 class _Predicted:
@@ -315,23 +255,6 @@ def objection_to_reading(opt_state: PyTree, params: PyTree) -> str | None:
         if jnp.issubdtype(getattr(leaf, "dtype", np.bool_), jnp.complexfloating):
             return "Parameters are complex numbers: the margin is NaN."
     return None
-
-
-def read_descent(
-    update: Update,
-    gradient: PyTree,
-    state: PyTree,
-    params: PyTree,
-    made: PyTree,
-    *,
-    step: Int[Array, ""] | int,
-    extra_args: Mapping[str, object] | None = None,
-    note: Callable[[str], None] | None = None,
-) -> DescentReading:
-    """Read from a step of training how its optimizer answers gradients: see `read_arrays`."""
-    return read_arrays(
-        update, gradient, state, params, made, step=step, extra_args=extra_args, note=note
-    ).whole()
 
 
 def read_arrays(
@@ -393,30 +316,6 @@ def read_arrays(
     if note is not None:
         note(objection)
     return unread(params, Reading.REFUSED)
-
-
-def read_descent_after(
-    update: Update,
-    state_after: PyTree,
-    params: PyTree,
-    *,
-    step: Int[Array, ""] | int,
-    made: PyTree | None = None,
-    gradient: PyTree | None = None,
-    extra_args: Mapping[str, object] | None = None,
-    note: Callable[[str], None] | None = None,
-) -> DescentReading:
-    """Read an optimizer outside of the step: see `read_arrays_after`."""
-    return read_arrays_after(
-        update,
-        state_after,
-        params,
-        step=step,
-        made=made,
-        gradient=gradient,
-        extra_args=extra_args,
-        note=note,
-    ).whole()
 
 
 def read_arrays_after(
@@ -489,11 +388,6 @@ def read_arrays_after(
     if note is not None:
         note(objection)
     return unread(params, Reading.REFUSED)
-
-
-def reading_of(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> DescentReading:
-    """The reading of an update rule that was stated: see `stated_arrays`."""
-    return stated_arrays(descent, params, step).whole()
 
 
 def stated_arrays(descent: Descent, params: PyTree, step: Int[Array, ""] | int) -> ArrayReading:

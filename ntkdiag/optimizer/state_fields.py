@@ -32,7 +32,7 @@ _SECOND_MOMENTS = {
 # Class -> the fields whose numbers make no difference: `optax.apply_every(1)` sums single updates.
 _IDLE = {"ApplyEvery": ("grad_acc",)}
 # Classes that choose, count, mask, inject and repeat: what is inside of them decides.
-_AROUND = frozenset(
+AROUND = frozenset(
     (
         "ApplyEvery",
         "ApplyIfFiniteState",
@@ -51,7 +51,7 @@ _AROUND = frozenset(
     )
 )
 # Classes none of whose averages goes into another one.
-INDEPENDENT = _AROUND | {"ScaleByAdamState", "TraceState"}
+INDEPENDENT = AROUND | {"ScaleByAdamState", "TraceState"}
 # Other optimizers all of whose buffers are averages of the gradient, of its square, or of what
 # these make of it: the classes each consists of.
 _AVERAGING = (
@@ -96,7 +96,7 @@ def buffers_of(state: PyTree) -> Buffers | None:
     Nor is one known whose state has numbers in no class, as a dictionary or one of Keras, or in
     which a parameter has two momenta: one may go through the other.
     """
-    known = _AROUND | _MOMENTUM.keys() | _SECOND_MOMENTS.keys()
+    known = AROUND | _MOMENTUM.keys() | _SECOND_MOMENTS.keys()
     if not state_classes(state) <= known or _has_numbers_in_no_class(state):
         return None
     momentum = dict(_fields(state, _MOMENTUM))
@@ -124,7 +124,7 @@ def _has_numbers_in_no_class(state: PyTree) -> bool:
 
 def can_be_undone(state: PyTree) -> bool:
     """Whether the state before a step follows from that after it, but for what it forgets."""
-    return buffers_of(state) is not None or state_classes(state) - _AROUND in _AVERAGING
+    return buffers_of(state) is not None or state_classes(state) - AROUND in _AVERAGING
 
 
 def forgotten_paths(state: PyTree) -> set[str]:

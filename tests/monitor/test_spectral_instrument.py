@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from situations import situation_of
+from whole_readings import WholeReading
 
 from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.monitor import Monitor
@@ -24,7 +25,6 @@ from ntkdiag.monitor.instruments.top_curvatures import TopCurvatures
 from ntkdiag.monitor.probe import Probe
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.optimizer.optimizer_rule import (
-    DescentReading,
     Reading,
     unread,
 )
@@ -61,7 +61,7 @@ def params_of(*widths, seed=0):
 
 def read_as(response, decay=DECAY):
     """A reading of an optimizer with this E."""
-    return DescentReading(
+    return WholeReading(
         response=response,
         decay=jnp.asarray(decay),
         residual=jnp.zeros(()),

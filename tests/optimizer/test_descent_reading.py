@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from whole_readings import read_whole, read_whole_after, stated_whole
 
 from ntkdiag.descent import Descent
 from ntkdiag.optimizer.optimizer_rule import (
     REASONS,
     Reading,
     objection_to_reading,
-    read_descent,
-    read_descent_after,
-    reading_of,
 )
 
 STEPS = 12
@@ -76,7 +74,7 @@ class Run:
             arguments[place] = changed.get(name, arguments[place])
 
         def reading(gradient, state, params, made):
-            return read_descent(
+            return read_whole(
                 self.optimizer.update,
                 gradient,
                 state,
@@ -91,7 +89,7 @@ class Run:
 
     def read_after(self, made=None, gradient=None):
         def reading(state, params, made, gradient):
-            return read_descent_after(
+            return read_whole_after(
                 self.optimizer.update,
                 state,
                 params,
@@ -339,11 +337,11 @@ def test_a_reading(name):
 def test_second_moments_before_the_first_step_have_no_margin(optimizer, status):
     params = starting_params()
     state = optimizer.init(params)
-    reading = read_descent_after(optimizer.update, state, params, step=0)
+    reading = read_whole_after(optimizer.update, state, params, step=0)
     assert status_of(reading) == status
     assert np.isnan(reading.margin(1.0)) == (status == Reading.NO_STEP)
     _, state = optimizer.update(gradient_at(params, 0), state, params)
-    reading = read_descent_after(optimizer.update, state, params, step=0)
+    reading = read_whole_after(optimizer.update, state, params, step=0)
     assert np.isfinite(reading.margin(1.0))
 
 
@@ -788,7 +786,7 @@ def test_micro_steps_are_not_read_after_the_step():
 )
 def test_a_stated_rule_has_the_margin_of_descent(preconditioner):
     descent = Descent(0.1, momentum=0.5, weight_decay=0.2, preconditioner=preconditioner)
-    reading = reading_of(descent, starting_params(), 0)
+    reading = stated_whole(descent, starting_params(), 0)
     assert status_of(reading) == Reading.RECOGNISED
     scale = 1.0
     if preconditioner is not None:
@@ -800,11 +798,11 @@ def test_a_stated_rule_has_the_margin_of_descent(preconditioner):
 
 def test_a_stated_rule_needs_a_rate():
     with pytest.raises(ValueError, match="expected a learning rate in `descent`; got none"):
-        reading_of(Descent(momentum=0.9), starting_params(), 0)
+        stated_whole(Descent(momentum=0.9), starting_params(), 0)
 
 
 def test_a_stated_schedule_is_taken_at_the_step():
-    reading = reading_of(Descent(lambda step: 0.01 * step), starting_params(), 5)
+    reading = stated_whole(Descent(lambda step: 0.01 * step), starting_params(), 5)
     agree(reading.response, {"w": 0.05 / 2})
 
 
@@ -857,7 +855,7 @@ def test_quadratics_diverge_beyond_the_margin(x64, name):
     gradient, made, after = step(1.0, params, state)
     params = optax.apply_updates(params, made)
     gradient, made, _ = step(1.0, params, after)
-    reading = jax.jit(lambda *arguments: read_descent(optimizer.update, *arguments, step=2**30))(
+    reading = jax.jit(lambda *arguments: read_whole(optimizer.update, *arguments, step=2**30))(
         gradient, after, params, made
     )
     assert status_of(reading) == Reading.RECOGNISED
@@ -896,7 +894,7 @@ def test_seeds_are_read_at_once():
 
     def one(gradient, state, params):
         made, _ = optimizer.update(gradient, state, params)
-        return read_descent(optimizer.update, gradient, state, params, made, step=0)
+        return read_whole(optimizer.update, gradient, state, params, made, step=0)
 
     batched = jax.jit(jax.vmap(one))(gradient, state, params)
     assert batched.status.shape == (3,)
@@ -913,7 +911,7 @@ def test_a_branch_may_hold_it_beside_an_empty_one():
 
     def measure(flag, gradient, state, params, made):
         def reading():
-            return read_descent(run.optimizer.update, gradient, state, params, made, step=2)
+            return read_whole(run.optimizer.update, gradient, state, params, made, step=2)
 
         def blank():
             return jax.tree.map(jnp.zeros_like, jax.eval_shape(reading))
@@ -928,9 +926,7 @@ def test_a_branch_may_hold_it_beside_an_empty_one():
 @pytest.mark.slow
 def test_eager_and_compiled_readings_agree():
     run = Run(optax.sgd(RATE, momentum=0.8), steps=3)
-    eager = read_descent(
-        run.optimizer.update, run.gradient, run.state, run.params, run.made, step=2
-    )
+    eager = read_whole(run.optimizer.update, run.gradient, run.state, run.params, run.made, step=2)
     agree(eager.response, {"w": RATE / 3.6, "small": RATE / 3.6})
     assert status_of(eager) == Reading.RECOGNISED
 
@@ -954,7 +950,7 @@ def test_what_is_not_trained_has_no_response():
     optimizer = optax.sgd(RATE)
     state = optimizer.init(gradient)
     made, _ = optimizer.update(gradient, state, gradient)
-    reading = read_descent(optimizer.update, gradient, state, params, made, step=0)
+    reading = read_whole(optimizer.update, gradient, state, params, made, step=0)
     assert status_of(reading) == Reading.RECOGNISED
     assert jax.tree.structure(reading.response) == jax.tree.structure(params)
     agree(reading.response, {"w": RATE / 2})
@@ -969,6 +965,6 @@ def test_hidden_parameters_are_left_out():
     hide = {"b": optax.MaskedNode()}
     trees = [{**tree, **hide} for tree in (run.gradient, run.params, run.made)]
     gradient, params, made = trees
-    reading = read_descent(run.optimizer.update, gradient, run.state, params, made, step=STEPS - 1)
+    reading = read_whole(run.optimizer.update, gradient, run.state, params, made, step=STEPS - 1)
     agree(reading.response, {"w": RATE / 2})
     assert jax.tree.structure(reading.response) == jax.tree.structure(params)

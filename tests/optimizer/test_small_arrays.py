@@ -17,8 +17,9 @@ from test_descent_reading import (
     nadam_response,
     rmsprop_response,
 )
+from whole_readings import read_whole
 
-from ntkdiag.optimizer.optimizer_rule import Reading, read_descent
+from ntkdiag.optimizer.optimizer_rule import Reading
 
 SHAPES = ((), (1,), (1, 1), (2,), (5,), (4, 2))
 STEPS = (0, 1, 10, 200)
@@ -61,7 +62,7 @@ def readings(optimizer, shapes, dtype):
     params = gradients_of(shapes, 10**6, dtype)
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
-    read = jax.jit(functools.partial(read_descent, optimizer.update))
+    read = jax.jit(functools.partial(read_whole, optimizer.update))
     gradients = []
     found = []
     for step in range(max(STEPS) + 1):
@@ -120,5 +121,5 @@ def test_a_clip_is_seen_in_a_single_number(shape):
         clipped = optax.chain(optax.clip_by_global_norm(1.0), optimizer)
         state = clipped.init(params)
         made, _ = clipped.update(gradient, state, params)
-        reading = read_descent(clipped.update, gradient, state, params, made, step=0)
+        reading = read_whole(clipped.update, gradient, state, params, made, step=0)
         np.testing.assert_allclose(reading.response["p"], response, rtol=1e-5)

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from whole_readings import WholeReading, by_array
 
 from ntkdiag.losses.loss_argument import as_loss
 from ntkdiag.monitor.step_context import Situation
-from ntkdiag.optimizer.optimizer_rule import DescentReading, by_array
 
 
 def situation_of(
@@ -23,7 +23,7 @@ def situation_of(
     n_train=None,
 ):
     """A Situation at these parameters; `seed` is a whole number, traced or not."""
-    if isinstance(reading, DescentReading):
+    if isinstance(reading, WholeReading):
         reading = by_array(reading)
     trained_loss = as_loss(loss)
     if trained_loss is not None:
