@@ -67,6 +67,21 @@ def stacked(f):
     return gram
 
 
+def in_turn(calls, others, results, rounds):
+    """Ours and the others, one after the other: CPU seconds of each round, then memory."""
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begun = time.process_time()
+            call()
+            results[name].seconds.append(time.process_time() - begun)
+        for name in list(others):
+            attempt(results, others, name, run)
+    for name, call in calls.items():
+        results[name].peak = memory.peak(call)
+    for name in list(others):
+        attempt(results, others, name, remember)
+
+
 def measure(workload, n, rounds, torch_python=None, tiny=False):
     """What was measured of each way, by name, and how far they are apart at most."""
     workload = of_size(workload, n)
@@ -90,17 +105,7 @@ def measure(workload, n, rounds, torch_python=None, tiny=False):
             others[name] = _started(torch_python, workload, method, tiny)
             stack.callback(others[name].close)
             attempt(results, others, name, lambda p, r: compare(p, r, str(path)))
-        for _ in range(rounds):
-            for name, call in calls.items():
-                begun = time.process_time()
-                call()
-                results[name].seconds.append(time.process_time() - begun)
-            for name in list(others):
-                attempt(results, others, name, run)
-        for name, call in calls.items():
-            results[name].peak = memory.peak(call)
-        for name in list(others):
-            attempt(results, others, name, remember)
+        in_turn(calls, others, results, rounds)
     return results, max(result.apart for result in results.values())
 
 

@@ -8,7 +8,6 @@ linearized model that is fitted under a ridge, those are of first order at these
 
 import argparse
 import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 import ntkdiag
-from benchmarks import memory
 from benchmarks.gradient_inputs import SMALL, labels_of
-from benchmarks.gradient_kernels import MEMORY_LIMIT, Measured, attempt, compare, remember, run
+from benchmarks.gradient_kernels import MEMORY_LIMIT, Measured, attempt, compare, in_turn
 from benchmarks.process import Process
 
 FORMED, PRODUCTS, CAPTUM = "ntkdiag", "ntkdiag, by products, 10 of them", "torch, captum"
@@ -52,17 +50,7 @@ def measure(rounds, torch_python=None):
             call()  # compiled
         for name in list(others):
             attempt(results, others, name, lambda p, r: compare(p, r, None))
-        for _ in range(rounds):
-            for name, call in calls.items():
-                begun = time.process_time()
-                call()
-                results[name].seconds.append(time.process_time() - begun)
-            for name in list(others):
-                attempt(results, others, name, run)
-        for name, call in calls.items():
-            results[name].peak = memory.peak(call)
-        for name in list(others):
-            attempt(results, others, name, remember)
+        in_turn(calls, others, results, rounds)
     finally:
         for process in started:
             process.close()
