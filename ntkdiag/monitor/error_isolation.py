@@ -5,12 +5,17 @@ import logging
 import os
 import reprlib
 import warnings
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import jax
+from jaxtyping import Int, PyTree
 
 from ntkdiag import errors
+from ntkdiag._jax import Tracer
+from ntkdiag.scalars import AnyArray
+
+StateT = TypeVar("StateT")
 
 
 def warn(text: str) -> None:
@@ -77,6 +82,39 @@ def warnings_as_warnings() -> Iterator[None]:
             if action == "error":
                 filters[index] = ("default", *what_is_matched)
         yield
+
+
+def isolated(
+    look: Callable[[int | AnyArray, bool], StateT],
+    state: StateT,
+    count: Int[AnyArray, ""],
+    update: PyTree,
+    notice: FailureNotice,
+    call: str,
+) -> StateT:
+    """The state after a step has been looked at; what goes wrong is said once.
+
+    Args:
+        look: Looks at it, of the number of the step, and whether that is outside of `jax.jit`.
+        state: What is returned where it cannot be looked at.
+        count: Number of the step.
+        update: What is added to the parameters in it.
+        notice: Says what went wrong. What has failed once is not tried again.
+        call: Where the warning begins, as code.
+    """
+    if notice.is_given:
+        return state
+    # A wrapper with a branch of its own traces the update and closes over the state.
+    is_outside = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((count, update)))
+    step = int(count) if is_outside else count
+    try:
+        with without_debugging_switches() if is_outside else warnings_as_warnings():
+            return look(step, is_outside)
+    except (KeyboardInterrupt, SystemExit):
+        raise  # the user ends the run
+    except BaseException as error:
+        notice.give(call, step if is_outside else "of this run", error)
+        return state
 
 
 @contextlib.contextmanager

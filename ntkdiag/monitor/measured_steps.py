@@ -48,7 +48,7 @@ class MeasuredSteps:
 
     def is_due(
         self,
-        step: int | Array,
+        step: int | AnyArray,
         next_step: Int[AnyArray, ""],
         status: Int[AnyArray, ""],
         moves: Bool[AnyArray, ""] | None,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ntkdiag import errors
@@ -27,9 +26,8 @@ from ntkdiag.monitor import packed_numbers
 from ntkdiag.monitor.arrays_of_step import ArrayOrder
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
+    isolated,
     say,
-    warnings_as_warnings,
-    without_debugging_switches,
 )
 from ntkdiag.monitor.instruments.instrument import Estimates
 from ntkdiag.monitor.instruments.norms_of_step import norms_of_step
@@ -47,6 +45,7 @@ from ntkdiag.monitor.watch_state import COUNTERS, PackedState, later
 from ntkdiag.optimizer.optimizer_rule import Reading, objection_to_reading, unread
 from ntkdiag.optimizer.state_fields import can_be_undone
 from ntkdiag.pytree_dataclass import pytree
+from ntkdiag.scalars import AnyArray
 
 if TYPE_CHECKING:
     import optax
@@ -120,32 +119,19 @@ class OptimizerWatcher:
         self, training_step: TrainingStep, state: PackedState, moves: Array | None
     ) -> PackedState:
         """The state after a step, with its measurement if it is due; what goes wrong is said."""
-        if self.notice.is_given:
-            return state  # what has failed once is not tried again
-        leaves = jax.tree.leaves((state.ntk_count, training_step.update))
-        is_outside = not any(isinstance(leaf, Tracer) for leaf in leaves)
-        step = int(state.ntk_count) if is_outside else state.ntk_count
-        try:
-            with (
-                without_debugging_switches() if is_outside else warnings_as_warnings(),
-                # What users forbid in their own code is meant here.
-                jax.numpy_rank_promotion("allow"),
-                jax.numpy_dtype_promotion("standard"),
-            ):
+
+        def look(step: int | AnyArray, is_outside: bool) -> PackedState:
+            look_at = self._outside if is_outside else self._looked_at
+            # What users forbid in their own code is meant here.
+            with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
                 is_due = self.steps.is_due(
                     step, state.counter("next"), state.counter("status"), moves
                 )
-                own = state._replace(ntk_inner=())
-                if is_outside:
-                    own = self._outside(training_step, own, is_due)
-                else:
-                    own = self._looked_at(training_step, own, is_due)
-                return own._replace(ntk_inner=state.ntk_inner)
-        except (KeyboardInterrupt, SystemExit):
-            raise  # the user ends the run
-        except BaseException as error:
-            self.notice.give(self.call, step if is_outside else "of this run", error)
-            return state
+                own = look_at(training_step, state._replace(ntk_inner=()), is_due)
+            return own._replace(ntk_inner=state.ntk_inner)
+
+        update = training_step.update
+        return isolated(look, state, state.ntk_count, update, self.notice, self.call)
 
     def _outside(self, training_step: TrainingStep, own: PackedState, is_due: IsDue) -> PackedState:
         """Outside of `jax.jit`, in a program of our own."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PyTree
 
 from ntkdiag import errors
@@ -33,8 +32,7 @@ from ntkdiag.monitor.convention_record import convention_record, settings_of
 from ntkdiag.monitor.dispatcher import AlertsLike, Outbox, alerts_of
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
-    warnings_as_warnings,
-    without_debugging_switches,
+    isolated,
 )
 from ntkdiag.monitor.freed_memory import keep_freed_memory
 from ntkdiag.monitor.instrument_set import Memories, Panel, PanelReading
@@ -65,6 +63,7 @@ from ntkdiag.monitor.training_step import (
 from ntkdiag.monitor.watch_state import PackedState, WatchState, later
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
+from ntkdiag.scalars import AnyArray
 
 if TYPE_CHECKING:
     import optax
@@ -388,25 +387,17 @@ class _Watcher:
         self, training_step: TrainingStep, state: WatchState, moves: Array | None
     ) -> WatchState:
         """The state with the measurement of a step, if it is due; what goes wrong is said once."""
-        if self.notice.is_given:
-            return state  # what has failed once is not tried again
-        # A wrapper with a branch of its own traces the update and closes over the state.
-        leaves = jax.tree.leaves((state.ntk_count, training_step.update))
-        is_outside = not any(isinstance(leaf, Tracer) for leaf in leaves)
-        step = int(state.ntk_count) if is_outside else state.ntk_count
-        try:
-            with without_debugging_switches() if is_outside else warnings_as_warnings():
-                matched = self.measurer.match(training_step)
-                layout, panel = self.layout_and_panel(matched.params)
-                is_due = self.steps.is_due(step, state.ntk_next, state.ntk_status, moves)
-                if is_outside:
-                    return self.outside(training_step, state, layout, panel) if is_due else state
-                return self.inside(training_step, state, layout, panel, is_due)
-        except (KeyboardInterrupt, SystemExit):
-            raise  # the user ends the run
-        except BaseException as error:
-            self.notice.give(self.call, step if is_outside else "of this run", error)
-            return state
+
+        def look(step: int | AnyArray, is_outside: bool) -> WatchState:
+            matched = self.measurer.match(training_step)
+            layout, panel = self.layout_and_panel(matched.params)
+            is_due = self.steps.is_due(step, state.ntk_next, state.ntk_status, moves)
+            if is_outside:
+                return self.outside(training_step, state, layout, panel) if is_due else state
+            return self.inside(training_step, state, layout, panel, is_due)
+
+        update = training_step.update
+        return isolated(look, state, state.ntk_count, update, self.notice, self.call)
 
     def inside(
         self,
