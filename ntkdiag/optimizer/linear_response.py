@@ -246,11 +246,16 @@ class LinearResponse:
         return jnp.stack([jnp.any(leaf != 0.0) for leaf in self.moments.values()]).any()
 
     def at_its_moments(self) -> Callable[..., Outputs]:
-        """How update and momentum move along the inputs; 0 where no gradient was yet."""
+        """How update and momentum move along the inputs; 0 where no gradient was yet.
+
+        Along the parameters it is known there, too: decay takes its share of a unit that is dead.
+        """
         before = self._before(self.moments)
 
         def along(**directions: Leaves) -> Outputs:
             outputs = self.along(before, **directions)
+            if set(directions) == {"params"}:
+                return outputs
             known = self._zero_without_gradients(outputs.update, self.moments)
             return outputs._replace(update=known)
 

@@ -570,6 +570,35 @@ def test_parameters_without_gradients_have_no_response():
     assert np.all(np.asarray(reading.response["w"]) > 0)
 
 
+DECAYING = {
+    "adamw": optax.adamw(RATE, weight_decay=0.1),
+    "nadamw": optax.nadamw(RATE, weight_decay=0.1),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.1)),
+    "rmsprop": optax.chain(
+        optax.scale_by_rms(), optax.add_decayed_weights(0.1), optax.scale(-RATE)
+    ),
+    "lamb": optax.lamb(RATE, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DECAYING)[1:])],
+)
+def test_decay_of_dead_units_is_explained(name, monkeypatch):
+    """No gradient ever reaches two of five units, and decay takes its share of their weights."""
+
+    def gradient_of_living(params, step, gradient_at=gradient_at):
+        gradient = gradient_at(params, step)
+        return gradient | {"w": gradient["w"].at[:, :2].set(0.0)}
+
+    monkeypatch.setitem(globals(), "gradient_at", gradient_of_living)
+    reading = Run(DECAYING[name]).read()
+    assert status_of(reading) in (Reading.RECOGNISED, Reading.YOUNG)
+    assert float(reading.residual) < 1e-5
+    assert not np.any(reading.response["w"][:, :2])
+
+
 # Refused, each with its reason.
 
 
