@@ -1,7 +1,7 @@
 """The four networks, their examples, and the loss of who guesses.
 
 Images are the digits of scikit-learn, 8 x 8, a tenth of them with a random label. The language is a random one: 32 letters, of which
-each is followed by few others, which depend on the two letters before.
+each is followed by few others.
 """
 
 import dataclasses
@@ -62,6 +62,7 @@ class Network:
         make: Makes the module.
         examples: All examples and their labels.
         classes: How many there are.
+        n_full: How many examples a batch has that is the whole training set.
         has_batch_norm: Whether the module takes `train=`.
     """
 
@@ -69,6 +70,7 @@ class Network:
     make: Callable[[], nn.Module]
     examples: Callable[[], tuple[np.ndarray, np.ndarray]]
     classes: int
+    n_full: int = 512
     has_batch_norm: bool = False
 
     @property
@@ -91,12 +93,12 @@ def digits() -> tuple[Float[np.ndarray, "n 8 8 1"], Int[np.ndarray, " n"]]:
 def language() -> tuple[Int[np.ndarray, "n t"], Int[np.ndarray, "n t"]]:
     """2,000 stretches of the language, and the letters that follow."""
     rng = np.random.default_rng(0)
-    chances = rng.dirichlet(np.full(LETTERS, 0.05), (LETTERS, LETTERS)).cumsum(axis=-1)
+    chances = rng.dirichlet(np.full(LETTERS, 0.1), LETTERS).cumsum(axis=-1)
     texts = np.zeros((2000, TOKENS + 1), np.int32)
-    texts[:, :2] = rng.integers(0, LETTERS, (2000, 2))
-    for t in range(2, TOKENS + 1):
+    texts[:, 0] = rng.integers(0, LETTERS, 2000)
+    for t in range(1, TOKENS + 1):
         drawn = rng.random((2000, 1))
-        following = chances[texts[:, t - 2], texts[:, t - 1]]
+        following = chances[texts[:, t - 1]]
         texts[:, t] = np.minimum((following < drawn).sum(axis=1), LETTERS - 1)
     return texts[:, :-1], texts[:, 1:]
 
@@ -105,5 +107,5 @@ NETWORKS = {
     "MLP": Network("MLP", Perceptron, digits, 10),
     "CNN": Network("CNN", Convolutions, digits, 10),
     "ResNet": Network("ResNet", Residual, digits, 10, has_batch_norm=True),
-    "GPT": Network("GPT", lambda: LanguageModel(2, 32, 2, LETTERS), language, LETTERS),
+    "GPT": Network("GPT", lambda: LanguageModel(2, 32, 2, LETTERS), language, LETTERS, n_full=128),
 }

@@ -24,13 +24,10 @@ from jaxtyping import Array, PyTree
 import ntkdiag
 from benchmarks.alarms.along_the_gradient import AlongTheGradient
 from benchmarks.alarms.networks import NETWORKS
-from benchmarks.alarms.runs import FULL_BATCH, STEPS, Run
+from benchmarks.alarms.runs import EVERY, FULL_BATCH, STEPS, Run
 
-EVERY = 5
 BATCH = 32
 PROBE = 64
-# Examples of those that train on the same ones at every step.
-FULL = 192
 # Distinct examples of a batch whose loss is to be noisy.
 NOISY = 2
 MEASURED = (
@@ -59,7 +56,7 @@ def train(run: Run, folder: pathlib.Path) -> None:
 
 def _rows(run: Run) -> list[dict[str, float | None]]:
     """A row of each step, until the loss is not finite."""
-    size = FULL if run.cause in FULL_BATCH else BATCH
+    size = NETWORKS[run.network].n_full if run.cause in FULL_BATCH else BATCH
     program = _program(run.network, run.optimizer, run.dtype, size)
     params, others, state = program.begin(run)
     rows: list[dict[str, float | None]] = []
@@ -105,7 +102,7 @@ class _Batches:
         run = self._run
         rng = np.random.default_rng((run.seed, step))
         if run.cause in FULL_BATCH:
-            return self._x[:FULL], self._y[:FULL]
+            return self._x[: self._size], self._y[: self._size]
         chosen = rng.integers(0, len(self._x), self._size)
         if run.cause == "noisy loss":
             chosen = np.resize(chosen[:NOISY], self._size)
