@@ -30,7 +30,7 @@ TROUBLES = {
     "rate jumps": (10.0, 1000.0),
     "rate ramps": (50.0, 5000.0),
     "rate too high": (5.0, 200.0),
-    "short warm-up": (20.0, 500.0),
+    "short warm-up": (5.0, 100.0),
     "slow second moment": (5.0, 100.0),
     "bfloat16": (20.0, 500.0),
     "broken inputs": (10.0, 1000.0),
@@ -146,6 +146,6 @@ def _drawn(
         optimizer=optimizer,
         cause=cause,
         factor=float(np.exp(exponent)),
-        begins=int(rng.integers(60, 150) if cause == "short warm-up" else rng.integers(100, 300)),
+        begins=int(rng.integers(100, 250) if cause == "short warm-up" else rng.integers(100, 300)),
         seed=int(rng.integers(2**31)),
     )
