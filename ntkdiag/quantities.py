@@ -341,6 +341,44 @@ QUANTITIES = {
     "layer_update_ratio": Quantity(
         OF_LAYERS, "update over parameters by layer", "Relative step.", "‖u_l‖/‖θ_l‖"
     ),
+    "layer_spectral_norm": Quantity(
+        OF_LAYERS,
+        "largest singular value by layer",
+        "Of the weights as a matrix [inputs, outputs]; NaN of vectors.",
+        "‖W_l‖₂",
+    ),
+    "layer_stable_rank": Quantity(
+        OF_LAYERS,
+        "stable rank by layer",
+        "Near 1 where one direction is all there is of the weights.",
+        "‖W_l‖_F² / ‖W_l‖₂²",
+    ),
+    "dead_units": Quantity(
+        OF_LAYERS,
+        "dead units",
+        "Share of units that are 0 on all examples: of all, and by layer behind a slash.",
+    ),
+    "dormant_units": Quantity(
+        OF_LAYERS,
+        "dormant units",
+        "Share of units whose mean size is at most 0.025 of the layer's, dead ones among them.",
+    ),
+    "kurtosis": Quantity(
+        OF_LAYERS,
+        "kurtosis of activations",
+        "By layer behind a slash; 3 of a Gaussian, large where few numbers carry a layer.",
+        "E (a − ā)⁴ / var²",
+    ),
+    "attention_logit": Quantity(
+        OF_LAYERS, "largest attention logit", "By layer behind a slash, before the softmax."
+    ),
+    "attention_entropy": Quantity(
+        OF_LAYERS,
+        "entropy of attention",
+        "By layer behind a slash, the mean over tokens; 0 where each attends to one.",
+        "−Σ p log p",
+        "nats",
+    ),
     "layer_gradient_not_finite": Quantity(
         OF_LAYERS, "gradient not finite by layer", "How many numbers are NaN or infinite."
     ),
