@@ -1,0 +1,59 @@
+"""What is found in a log that another program wrote: a loss and norms, step by step."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ntkdiag.judging.finding import Finding, by_urgency
+from ntkdiag.judging.spike_finding import spike_findings
+
+# Steps before the last that a median may look back upon.
+_HISTORY = 11
+
+
+def log_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+    """The first step that is not finite, and the first that warns of a spike.
+
+    Args:
+        rows: In the order of their steps, each with "step" and the numbers by our names.
+    """
+    if not any(row.keys() - {"step"} for row in rows):
+        return [_unknown()]
+    found = _not_finite(rows)
+    for end in range(1, len(rows) + 1):
+        if ahead := spike_findings(rows[max(end - _HISTORY, 0) : end]):
+            return by_urgency([*found, *ahead])
+    return found
+
+
+def _unknown() -> Finding:
+    return Finding(
+        id="unknown",
+        severity="info",
+        quantities=("loss", "update_norm"),
+        sentence="Nothing can be judged: the log has no loss and no norms under a usual name.",
+        do="Log loss, update_norm and learning_rate, or watch the run: ntkdiag.watch(optimizer).",
+        verify="ntkdiag check says another finding, or none.",
+    )
+
+
+def _not_finite(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+    """The first number that is NaN or infinite."""
+    for row in rows:
+        for name in ("loss", "gradient_norm", "update_norm"):
+            if name not in row or math.isfinite(row[name]):
+                continue
+            step = int(row["step"])
+            return [
+                Finding(
+                    id="not-finite",
+                    severity="error",
+                    quantities=(name,),
+                    sentence=f"The {name.replace('_', ' ')} of step {step} is not finite.",
+                    value=math.nan,
+                    step=step,
+                    trust="As the log says.",
+                    do="Go back to the last finite step; clip the gradient or lower the rate.",
+                    verify="The loss of later steps is finite.",
+                )
+            ]
+    return []

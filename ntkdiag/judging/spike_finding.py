@@ -1,0 +1,95 @@
+"""What a risk of a spike is a finding of: what it looks like, and what to do about it."""
+
+import math
+from collections.abc import Sequence
+
+from ntkdiag.judging.finding import Finding
+from ntkdiag.judging.spike_risk import (
+    STEPS_AHEAD,
+    THRESHOLD,
+    Row,
+    over_median,
+    spike_numbers,
+    spike_risk,
+)
+
+# A number that is so many times its median has risen.
+_RISEN = 1.5
+
+_RATIO = "layer_update_ratio"
+_FAR_MORE = 2.0  # than that of any other layer
+
+# What it looks like -> what to do.
+_CAUSES = {
+    "the learning rate, which has risen": "Lower it again, or let it rise more slowly.",
+    "a margin that rises while the learning rate stands still, as where second moments fall": (
+        "Lower the learning rate, or take a larger eps or beta2."
+    ),
+    "a batch, whose gradient is far larger than those before": (
+        "Look at the batch, leave it out, or clip the gradient."
+    ),
+    "a learning rate beyond the edge of stability": "Lower the learning rate.",
+}
+
+
+def spike_findings(history: Sequence[Row]) -> list[Finding]:
+    """The finding `spike-ahead` of the last measurement, where the risk is above its threshold.
+
+    Args:
+        history: Measurements, newest last, each with its "step" and the numbers by name.
+    """
+    numbers = spike_numbers(history)
+    risk = spike_risk(numbers)
+    if not risk > THRESHOLD:
+        return []
+    cause = _cause(history)
+    shown = ", ".join(f"{name} {x:.3g}" for name, x in numbers.items() if math.isfinite(x))
+    return [
+        Finding(
+            id="spike-ahead",
+            severity="warning",
+            quantities=("margin", "update_norm"),
+            sentence=f"The loss may jump within {STEPS_AHEAD} steps (risk {risk:.2f}): it looks "
+            f"like {cause}.",
+            value=risk,
+            threshold=THRESHOLD,
+            step=int(float(str(history[-1]["step"]))),
+            layer=_layer(history),
+            trust=f"From {shown}; docs/alarms.md says how often such a warning is right.",
+            do=_CAUSES[cause],
+            verify="The risk falls below the threshold, and the loss does not jump.",
+        )
+    ]
+
+
+def _cause(history: Sequence[Row]) -> str:
+    """What it looks like: the first that fits."""
+    rate, moments, batch, edge = _CAUSES
+    if over_median(history, "learning_rate") > _RISEN:
+        return rate
+    has_moved = over_median(history, "margin") > _RISEN
+    if over_median(history, "gradient_norm") > 2.0 * _RISEN and not has_moved:
+        return batch
+    return moments if has_moved else edge
+
+
+def _layer(history: Sequence[Row]) -> str | None:
+    """The layer whose relative step has grown most, where it has grown far more than the others'."""
+    names = history[-1].get("layers")
+    if not isinstance(names, list):
+        return None
+    grown = []
+    for number, name in enumerate(names):
+        ratios = [{_RATIO: _entry(row, number)} for row in history]
+        grown.append((over_median(ratios, _RATIO), name))
+    grown = sorted((ratio, name) for ratio, name in grown if math.isfinite(ratio))
+    if len(grown) < 2 or not grown[-1][0] > _FAR_MORE * grown[-2][0]:
+        return None
+    return str(grown[-1][1])
+
+
+def _entry(row: Row, number: int) -> float:
+    """The relative step of a layer in a measurement."""
+    ratios = row.get(_RATIO)
+    is_there = isinstance(ratios, list) and number < len(ratios)
+    return float(ratios[number]) if is_there else math.nan

@@ -1,0 +1,76 @@
+"""How likely the loss jumps within the next 50 steps, from the last measurements of a run.
+
+A logistic rule of two numbers, both of which a default monitor has:
+
+    risk = 1 / (1 + exp(-(c + sum_i w_i z_i))),     z_i = log x_i, between log 0.01 and log 100
+    x    = the margin, and the update norm over its median
+
+where the median is that of the ten measurements before, of three at least. A margin that is not
+known counts as 0.11, which is usual, and an update norm as its median.
+
+Weights and threshold are those of `python -m benchmarks.alarms`, fitted to one half of its 200 runs;
+docs/alarms.md says what they are worth on the other half, and what they do not see.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+# How many steps it looks ahead.
+STEPS_AHEAD = 50
+
+CONSTANT = -1.8
+WEIGHTS = {"margin": 0.56, "update norm over its median": 1.16}
+# Of what is not known.
+USUAL = {"margin": 0.11, "update norm over its median": 1.0}
+# At most one false alarm in 10^4 steps, on the runs that it was fitted to.
+THRESHOLD = 0.435
+
+_PAST = 10
+_FEWEST = 3
+_MOST = 100.0
+
+Row = Mapping[str, object]
+
+
+def spike_numbers(history: Sequence[Row]) -> dict[str, float]:
+    """The numbers of the rule at the last of some measurements; NaN where one is not known."""
+    return {
+        "margin": _of(history[-1], "margin"),
+        "update norm over its median": over_median(history, "update_norm"),
+    }
+
+
+def spike_risk(numbers: Mapping[str, float]) -> float:
+    """The risk, from 0 to 1; NaN where none of its numbers is known."""
+    if not any(map(_is_known, numbers.values())):
+        return math.nan
+    total = CONSTANT
+    for name, number in numbers.items():
+        total += WEIGHTS[name] * logarithm(number if _is_known(number) else USUAL[name])
+    return 1.0 / (1.0 + math.exp(-total))
+
+
+def logarithm(number: float) -> float:
+    """log x, between log 0.01 and log 100."""
+    return math.log(min(max(number, 1.0 / _MOST), _MOST))
+
+
+def _is_known(number: float) -> bool:
+    return math.isfinite(number) and number > 0.0
+
+
+def over_median(history: Sequence[Row], name: str) -> float:
+    """The last number over the median of those before; NaN with fewer than three."""
+    before = [_of(row, name) for row in history[-1 - _PAST : -1]]
+    before = [number for number in before if math.isfinite(number)]
+    if len(before) < _FEWEST:
+        return math.nan
+    usual = statistics.median(before)
+    return _of(history[-1], name) / usual if usual > 0.0 else math.nan
+
+
+def _of(row: Row, name: str) -> float:
+    """A number of a measurement; NaN where there is none."""
+    number = row.get(name)
+    return float(number) if isinstance(number, int | float) else math.nan

@@ -1,0 +1,85 @@
+"""The risk of a spike: its rule, and what it is a finding of."""
+
+import math
+
+import pytest
+
+from ntkdiag.judging import spike_risk as rule
+from ntkdiag.judging.log_finding import log_findings
+from ntkdiag.judging.spike_finding import spike_findings
+
+
+def history(margins=(), update_norms=(), **others):
+    """Measurements of equal distance."""
+    columns = {"margin": margins, "update_norm": update_norms, **others}
+    length = max(map(len, columns.values()))
+    rows = [{"step": 10 * k} for k in range(length)]
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=False):
+            row[name] = value
+    return rows
+
+
+def test_the_risk_is_that_of_its_formula():
+    rows = history([0.1] * 5 + [0.8], [1.0] * 5 + [3.0])
+    total = rule.CONSTANT
+    total += rule.WEIGHTS["margin"] * math.log(0.8)
+    total += rule.WEIGHTS["update norm over its median"] * math.log(3.0)
+    risk = rule.spike_risk(rule.spike_numbers(rows))
+    assert risk == pytest.approx(1.0 / (1.0 + math.exp(-total)))
+
+
+def test_what_is_not_known_counts_as_usual():
+    """Lion has no margin."""
+    norms = [1.0] * 5 + [3.0]
+    without = rule.spike_risk(rule.spike_numbers(history([math.nan] * 6, norms)))
+    usual = rule.spike_risk(rule.spike_numbers(history([rule.USUAL["margin"]] * 6, norms)))
+    assert without == pytest.approx(usual)
+    assert math.isnan(rule.spike_risk(rule.spike_numbers(history([math.nan] * 6))))
+
+
+def test_nothing_is_found_where_all_stands_still():
+    assert spike_findings(history([0.5] * 12, [1.0] * 12)) == []
+    assert spike_findings(history([0.5], [1.0])) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"learning_rate": [0.1] * 11 + [1.0]}, "the learning rate"),
+        ({"learning_rate": [0.1] * 12}, "margin that rises"),
+        ({"learning_rate": [0.1] * 12, "margins": [0.5] * 12}, "beyond the edge"),
+        (
+            {
+                "learning_rate": [0.1] * 12,
+                "margins": [0.5] * 12,
+                "gradient_norm": [1.0] * 11 + [50.0],
+            },
+            "a batch",
+        ),
+    ],
+)
+def test_what_it_looks_like(others, words):
+    numbers = {"margins": [0.5] * 11 + [5.0], "update_norms": [1.0] * 11 + [50.0]} | others
+    [finding] = spike_findings(history(**numbers))
+    assert finding.id == "spike-ahead"
+    assert finding.step == 110
+    assert finding.value > rule.THRESHOLD == finding.threshold
+    assert words in finding.sentence
+    assert finding.do
+
+
+def test_a_layer_that_moves_more_than_before_is_named():
+    ratios = [[0.1, 0.1]] * 11 + [[0.1, 5.0]]
+    rows = history([0.5] * 12, [1.0] * 11 + [50.0], layer_update_ratio=ratios)
+    rows[-1]["layers"] = ["first", "second"]
+    [finding] = spike_findings(rows)
+    assert finding.layer == "second"
+
+
+def test_a_log_says_its_first_warning_and_its_first_nan():
+    rows = history([], [1.0] * 11 + [50.0] * 3, loss=[1.0] * 13 + [math.nan])
+    error, warning = log_findings(rows)
+    assert (error.id, error.step) == ("not-finite", 130)
+    assert (warning.id, warning.step) == ("spike-ahead", 110)
+    assert [finding.id for finding in log_findings([{"step": 0.0}])] == ["unknown"]
