@@ -1,7 +1,7 @@
 """The four networks, their examples, and the loss of who guesses.
 
-Images are the digits of scikit-learn, 8 x 8, a tenth of them with a random label. The language is a random one: 32 letters, of which
-each is followed by few others.
+Images are the digits of scikit-learn, 8 x 8, a tenth of them with a random label. The language is
+a random one: 32 letters, of which each is followed by few others.
 """
 
 import dataclasses

@@ -169,9 +169,7 @@ def _program(network: str, optimizer: str, dtype: str, size: int) -> _Program:
                 mutable=[*others, "intermediates"],
                 capture_intermediates=True,
             )
-            losses = optax.softmax_cross_entropy_with_integer_labels(
-                outputs.astype(jnp.float32), y
-            )
+            losses = optax.softmax_cross_entropy_with_integer_labels(outputs.astype(jnp.float32), y)
             return losses.mean(), written
 
         (loss, written), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
