@@ -11,17 +11,15 @@ its centred labels that the m fastest modes leave over,
 These two are of the last checkpoint.
 """
 
-import base64
 import dataclasses
-import struct
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from ntkdiag.report.number_text import number
 from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.report.thumbnails import data_address
 
 MOST_EXAMPLES = 12
 MOST_LOOKED_AT = 20
@@ -139,31 +137,3 @@ def _first(
             image = data_address(images[place])
         examples.append(ShownExample(name, number(float(values[place]), 3), image))
     return examples
-
-
-def data_address(image: UInt8[np.ndarray, "h w c"]) -> str:
-    """An address that holds an image itself, as PNG."""
-    return f"data:image/png;base64,{base64.b64encode(_png(image)).decode()}"
-
-
-def _png(image: UInt8[np.ndarray, "h w c"]) -> bytes:
-    """A PNG file of 8 bits per channel, grey or RGB."""
-    height, width, channels = image.shape
-    colour_type = 2 if channels == 3 else 0
-    header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
-    # Every row begins with the number of its filter, 0 for none.
-    rows = np.concatenate(
-        [np.zeros((height, 1), np.uint8), image.reshape(height, width * channels)], axis=1
-    )
-    chunks = [
-        _chunk(b"IHDR", header),
-        _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
-        _chunk(b"IEND", b""),
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    """A part of a PNG file: length, kind, content, and a checksum of both."""
-    checksum = zlib.crc32(kind + content)
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)

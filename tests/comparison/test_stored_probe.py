@@ -7,7 +7,7 @@ import pytest
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.comparison import Track
-from ntkdiag.comparison.stored_probe import LONGEST_SIDE, MOST_THUMBNAILS, thumbnails
+from ntkdiag.report.thumbnails import LONGEST_SIDE, MOST_THUMBNAILS, thumbnails
 
 X = np.random.default_rng(0).uniform(size=(6, 8, 8)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2])

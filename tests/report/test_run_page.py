@@ -20,8 +20,9 @@ from ntkdiag.report.figures.run_figures import PAGES, RUN_FIGURES
 from ntkdiag.report.figures.style import figure
 from ntkdiag.report.run_advice import run_advice
 from ntkdiag.report.run_answers import answers_of
-from ntkdiag.report.run_gallery import data_address, left_over
+from ntkdiag.report.run_gallery import left_over
 from ntkdiag.report.run_subject import RunSubject
+from ntkdiag.report.thumbnails import data_address
 from ntkdiag.report.wilson_interval import wilson_interval
 from ntkdiag.runs.run_writer import RunWriter
 
