@@ -1,7 +1,7 @@
 """What a report is about.
 
-A `ntkdiag.comparison.Comparison` prints and saves itself through this room. To import its type here
-would close a circle, so it goes by a name that says what it is.
+A `ntkdiag.comparison.Comparison` prints and saves itself through this room, and so do others. To
+import their types here would close a circle, so they go by names that say what they are.
 """
 
 from typing import Any, TypeAlias
@@ -13,3 +13,5 @@ Track: TypeAlias = Any  # a ntkdiag.comparison.Track
 LeafMovement: TypeAlias = Any  # one entry of its `movement`
 Runs: TypeAlias = Any  # several runs, a ntkdiag.comparison.Runs
 SeedMean: TypeAlias = Any  # the mean of one of its groups
+Influence: TypeAlias = Any  # a ntkdiag.gradients.Influence
+Interference: TypeAlias = Any  # a ntkdiag.gradients.Interference

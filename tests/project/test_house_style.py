@@ -56,7 +56,7 @@ LAYERS = {
     "predict": {"kernel", "linearization", "matrix_free"},
     "baselines": {"models", "kernel", "engine", "linearization", "predict"},
     "analysis": {"kernel", "matrix_free"},
-    "gradients": {"kernel", "engine", "matrix_free", "linearization", "judging"},
+    "gradients": {"kernel", "engine", "matrix_free", "linearization", "judging", "report"},
     "judging": {"analysis"},
     "neural_tangents": {"analysis", "kernel", "engine", "linearization", "predict"},
     "checkpoints": set(),
