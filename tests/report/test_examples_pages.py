@@ -192,6 +192,7 @@ def test_it_loads_nothing(found, harm, tmp_path):
     assert "label" in lines_of(pages[0].read_text())[0][0][0][0]  # labels that have weights
 
 
+@pytest.mark.usefixtures("wrong_types")
 @pytest.mark.parametrize(
     ("argument", "pair", "expected", "got"),
     [
