@@ -74,7 +74,7 @@ def _cause(history: Sequence[Row]) -> str:
 
 
 def _layer(history: Sequence[Row]) -> str | None:
-    """The layer whose relative step has grown most, where it has grown far more than the others'."""
+    """The layer whose relative step has grown most, and far more than that of any other."""
     names = history[-1].get("layers")
     if not isinstance(names, list):
         return None

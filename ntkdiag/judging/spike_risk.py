@@ -8,8 +8,8 @@ A logistic rule of two numbers, both of which a default monitor has:
 where the median is that of the ten measurements before, of three at least. A margin that is not
 known counts as 0.11, which is usual, and an update norm as its median.
 
-Weights and threshold are those of `python -m benchmarks.alarms`, fitted to one half of its 200 runs;
-docs/alarms.md says what they are worth on the other half, and what they do not see.
+Weights and threshold are those of `python -m benchmarks.alarms`, fitted to one half of its 200
+runs; docs/alarms.md says what they are worth on the other half, and what they do not see.
 """
 
 import math
