@@ -150,9 +150,9 @@ def _program(network: str, optimizer: str, dtype: str, size: int) -> _Program:
     )
 
     def begin(run: Run) -> tuple[PyTree, PyTree, PyTree]:
-        variables = _cast(init(jax.random.key(run.seed), x[:2]), dtype)
+        variables = init(jax.random.key(run.seed), x[:2])
         others = {name: tree for name, tree in variables.items() if name != "params"}
-        params = variables["params"]
+        params = _cast(variables["params"], dtype)
         if run.cause == "growing logits":
             params = _with_large_logits(params, min(run.factor, 8.0))
         return params, others, tx.init(params)
