@@ -20,7 +20,7 @@ from rich.text import Text
 from ntkdiag import display
 from ntkdiag.commands.sparkline import sparkline
 from ntkdiag.commands.streams_of_run import rows_of
-from ntkdiag.monitor.alerting.alert import Alert
+from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.monitor.writers import read_alerts
 from ntkdiag.report.number_text import number
 from ntkdiag.runs.run_reader import RunReader

@@ -1,14 +1,6 @@
 """During training: an Optax optimizer that measures, a hook, instruments, alerts and writers."""
 
 from ntkdiag.estimate import Estimate as Estimate
-from ntkdiag.monitor.alerting.alert import Alert as Alert
-from ntkdiag.monitor.alerting.alert import Rule as Rule
-from ntkdiag.monitor.alerting.alerts import Alerts as Alerts
-from ntkdiag.monitor.alerting.standard_rules import DeadLayer as DeadLayer
-from ntkdiag.monitor.alerting.standard_rules import MarginAbove as MarginAbove
-from ntkdiag.monitor.alerting.standard_rules import NaNNear as NaNNear
-from ntkdiag.monitor.alerting.standard_rules import RankCollapse as RankCollapse
-from ntkdiag.monitor.alerting.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.flat_scalars import scalars_of as scalars_of
 from ntkdiag.monitor.hook import Monitor as Monitor
 from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple as CriticalMultiple
@@ -24,6 +16,14 @@ from ntkdiag.monitor.instruments.units import Units as Units
 from ntkdiag.monitor.instruments.weight_spectra import WeightSpectra as WeightSpectra
 from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
+from ntkdiag.monitor.live_findings.findings_argument import Alerts as Alerts
+from ntkdiag.monitor.live_findings.rule import Alert as Alert
+from ntkdiag.monitor.live_findings.rule import Rule as Rule
+from ntkdiag.monitor.live_findings.standard_rules import DeadLayer as DeadLayer
+from ntkdiag.monitor.live_findings.standard_rules import MarginAbove as MarginAbove
+from ntkdiag.monitor.live_findings.standard_rules import NaNNear as NaNNear
+from ntkdiag.monitor.live_findings.standard_rules import RankCollapse as RankCollapse
+from ntkdiag.monitor.live_findings.standard_rules import StepErrorAbove as StepErrorAbove
 from ntkdiag.monitor.measure import measure as measure
 from ntkdiag.monitor.measurement import Measurement as Measurement
 from ntkdiag.monitor.monitor_plan import InstrumentCost as InstrumentCost

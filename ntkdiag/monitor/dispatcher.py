@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from ntkdiag import errors
-from ntkdiag.monitor.alerting.alert import Alert
-from ntkdiag.monitor.alerting.alert_writer import AlertWriter
-from ntkdiag.monitor.alerting.alerts import Alerts
 from ntkdiag.monitor.first_remarks import FirstRemarks
+from ntkdiag.monitor.live_findings.finding_writer import AlertWriter
+from ntkdiag.monitor.live_findings.findings_argument import Alerts
+from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.monitor.schedule import Step
 from ntkdiag.monitor.writer_thread import (
     CLOSING_SECONDS,

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import jax
 
-from ntkdiag.monitor.alerting.alert import Alert
 from ntkdiag.monitor.error_isolation import described, warn
 from ntkdiag.monitor.flat_scalars import scalars_of
+from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.monitor.writer_thread import wait_at_exit
 from ntkdiag.monitor.writers import Values
 from ntkdiag.runs.files_on_disk import new_file, regular_file

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ntkdiag.monitor.alerting.alert import Alert
 from ntkdiag.monitor.error_isolation import described, warn
+from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.monitor.writers import Values, Writer
 
 MOST_FAILURES = 10  # in a row

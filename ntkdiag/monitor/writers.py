@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.alerting.alert import Alert, alert_from_dict, is_alert
+from ntkdiag.monitor.live_findings.rule import Alert, alert_from_dict, is_alert
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors
 from ntkdiag.runs.json_lines import append_line, has_content, line_of, read_lines

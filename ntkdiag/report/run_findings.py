@@ -14,7 +14,7 @@ from ntkdiag.judging.noise_finding import noise_findings
 from ntkdiag.judging.regime import regime_of
 from ntkdiag.judging.regime_finding import regime_findings
 from ntkdiag.judging.state_finding import state_findings
-from ntkdiag.monitor.alerting.alert import alert_from_dict, is_alert
+from ntkdiag.monitor.live_findings.rule import alert_from_dict, is_alert
 from ntkdiag.report.run_margins import Margins
 from ntkdiag.report.run_state import sentence_of_state, states_of
 from ntkdiag.report.run_subject import RunSubject

@@ -16,7 +16,7 @@ import ntkdiag
 from ntkdiag.commands import run_view
 from ntkdiag.commands.run_view import LiveRun
 from ntkdiag.commands.sparkline import sparkline
-from ntkdiag.monitor.alerting.alert import Alert
+from ntkdiag.monitor.live_findings.rule import Alert
 
 pytest_plugins = ["shell"]
 

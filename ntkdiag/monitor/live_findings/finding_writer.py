@@ -15,11 +15,11 @@ import pathlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from ntkdiag.monitor.alerting.alert import Alert, Row, Rule
-from ntkdiag.monitor.alerting.alert_file import save_alert
-from ntkdiag.monitor.alerting.alerts import Alerts
-from ntkdiag.monitor.alerting.dead_layers import layer_axes
 from ntkdiag.monitor.error_isolation import described, warn
+from ntkdiag.monitor.live_findings.dead_layers import layer_axes
+from ntkdiag.monitor.live_findings.finding_file import save_alert
+from ntkdiag.monitor.live_findings.findings_argument import Alerts
+from ntkdiag.monitor.live_findings.rule import Alert, Row, Rule
 from ntkdiag.monitor.writers import Values
 
 MOST_RUNS = 64  # that share their steps, as under jax.vmap over seeds

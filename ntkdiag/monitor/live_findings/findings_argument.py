@@ -9,8 +9,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.monitor.alerting.alert import Alert, Rule
-from ntkdiag.monitor.alerting.standard_rules import DEFAULT_RULES
+from ntkdiag.monitor.live_findings.rule import Alert, Rule
+from ntkdiag.monitor.live_findings.standard_rules import DEFAULT_RULES
 
 T = TypeVar("T")
 OnAlert: TypeAlias = Callable[[Alert], object]

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from ntkdiag.monitor.alerting.alert import Alert
+from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.runs.json_lines import line_of
 
 

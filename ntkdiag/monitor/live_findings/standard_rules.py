@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.monitor.alerting.alert import (
+from ntkdiag.monitor.live_findings.dead_layers import certainly_dead, dead_layers, layer_names
+from ntkdiag.monitor.live_findings.rule import (
     Alert,
     History,
     Row,
@@ -22,7 +23,6 @@ from ntkdiag.monitor.alerting.alert import (
     numbers,
     step_of,
 )
-from ntkdiag.monitor.alerting.dead_layers import certainly_dead, dead_layers, layer_names
 from ntkdiag.scalars import require_positive
 
 NON_FINITE = 2  # the status of a measurement that met NaN or infinity

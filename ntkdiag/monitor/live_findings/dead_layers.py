@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ntkdiag.monitor.alerting.alert import Row, numbers
+from ntkdiag.monitor.live_findings.rule import Row, numbers
 
 MOST_NAMED = 3  # layers in a sentence; more are counted
 # Arrays of these names are added, and zeros of them block no gradient; "b" if it is a vector.
