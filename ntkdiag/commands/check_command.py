@@ -35,7 +35,7 @@ def check(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what is found in a run: dead networks, margins beyond the edge, alerts.
+    """Print what is found in a run: dead networks, margins beyond the edge, dead layers.
 
     What `Comparison.save` wrote into the run directory counts, too. RUN may also be a log that
     another program wrote, with a loss or norms: JSON lines, CSV, or the events of TensorBoard.

@@ -20,8 +20,8 @@ from rich.text import Text
 from ntkdiag import display
 from ntkdiag.commands.sparkline import sparkline
 from ntkdiag.commands.streams_of_run import rows_of
-from ntkdiag.monitor.live_findings.rule import Alert
-from ntkdiag.monitor.writers import read_alerts
+from ntkdiag.judging.finding import Finding
+from ntkdiag.monitor.writers import read_findings
 from ntkdiag.report.number_text import number
 from ntkdiag.runs.run_reader import RunReader
 
@@ -43,7 +43,7 @@ _FIRST = (
     "trace",
 )
 _WIDTH_OF_SPARKLINE = 20
-_MOST_ALERTS = 3  # the latest
+_MOST_FINDINGS = 3  # the latest
 _NOT_MEASURED = ("probe",)  # streams that hold examples
 
 
@@ -55,14 +55,14 @@ class StreamView:
         name: Of the stream.
         record: What its numbers mean.
         rows: In the order of their steps, each with "step".
-        alerts: In the order raised.
+        findings: In the order found.
         written: When the last line came, in seconds since the epoch.
     """
 
     name: str
     record: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
-    alerts: Sequence[Alert]
+    findings: Sequence[Finding]
     written: float
 
     @property
@@ -92,7 +92,7 @@ class StreamView:
             "last_step": steps[-1] if steps else None,
             "seconds_since_last_line": round(self.age, 1),
             "last": dict(self.rows[-1]) if steps else None,
-            "alerts": [alert.to_dict() for alert in self.alerts],
+            "findings": [finding.to_dict() for finding in self.findings],
         }
         return display.plain(content)
 
@@ -109,8 +109,8 @@ class StreamView:
         table.add_column("interval", no_wrap=True)
         table.add_column("over the steps", no_wrap=True)
         self._fill(table)
-        alerts = [Text(str(alert), "bold red") for alert in self.alerts[-_MOST_ALERTS:]]
-        return Group(table, *alerts)
+        findings = [Text(str(finding), "bold red") for finding in self.findings[-_MOST_FINDINGS:]]
+        return Group(table, *findings)
 
     def _fill(self, table: Table) -> None:
         """A line for each number; the ends of an interval stand beside what they are of."""
@@ -167,7 +167,7 @@ class LiveRun:
                 name=name,
                 record=self.run.record(name),
                 rows=rows_of(self.run, name),
-                alerts=read_alerts(path),
+                findings=read_findings(path),
                 written=status.st_mtime,
             )
             self._views[name] = (stamp, view)

@@ -3,11 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 Severity = Literal["info", "warning", "error"]
 # From the least to the most urgent.
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
+Number: TypeAlias = float | int | np.number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +36,10 @@ class Finding:
     severity: Severity
     quantities: tuple[str, ...]
     sentence: str
-    value: float | None = None
-    interval: tuple[float, float] | None = None
-    threshold: float | None = None
-    step: int | None = None
+    value: Number | None = None
+    interval: tuple[Number, Number] | None = None
+    threshold: Number | None = None
+    step: int | np.integer | None = None
     layer: str | None = None
     trust: str = ""
     do: str = ""
@@ -47,6 +50,8 @@ class Finding:
         entries = dataclasses.asdict(self)
         entries["quantities"] = list(self.quantities)
         entries["value"] = _finite(self.value)
+        entries["threshold"] = _finite(self.threshold)
+        entries["step"] = None if self.step is None else int(self.step)
         entries["interval"] = None if self.interval is None else [*map(_finite, self.interval)]
         return entries
 
@@ -67,14 +72,33 @@ class Finding:
         return " ".join(f"{self.severity}{where} {self.id}: {self.sentence} {self.do}".split())
 
 
+def is_finding(entries: Mapping[str, Any]) -> bool:
+    """Whether these are the plain values of a finding: all of them, each of its kind."""
+    if entries.keys() != {field.name for field in dataclasses.fields(Finding)}:
+        return False
+    texts = [entries[name] for name in ("id", "sentence", "trust", "do", "verify")]
+    quantities, interval = entries["quantities"], entries["interval"]
+    ends = [None, None] if interval is None else interval
+    if not isinstance(quantities, list) or not isinstance(ends, list) or len(ends) != 2:
+        return False
+    numbers = [entries["value"], entries["threshold"], *ends]
+    return (
+        entries["severity"] in SEVERITIES
+        and all(isinstance(text, str) for text in (*texts, *quantities))
+        and all(isinstance(number, int | float | None) for number in numbers)
+        and isinstance(entries["step"], int | None)
+        and isinstance(entries["layer"], str | None)
+    )
+
+
 def by_urgency(found: list[Finding]) -> list[Finding]:
     """The most urgent first; of one severity in the order they came."""
     return sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
-def _finite(number: float | None) -> float | None:
+def _finite(number: Number | None) -> float | None:
     """The number, or None where it is not finite."""
-    return number if number is not None and math.isfinite(number) else None
+    return float(number) if number is not None and math.isfinite(number) else None
 
 
 def _is_nan(value: object) -> bool:

@@ -1,6 +1,7 @@
-"""During training: an Optax optimizer that measures, a hook, instruments, alerts and writers."""
+"""During training: an Optax optimizer that measures, a hook, instruments, rules and writers."""
 
 from ntkdiag.estimate import Estimate as Estimate
+from ntkdiag.judging.finding import Finding as Finding
 from ntkdiag.monitor.flat_scalars import scalars_of as scalars_of
 from ntkdiag.monitor.hook import Monitor as Monitor
 from ntkdiag.monitor.instruments.critical_multiple import CriticalMultiple as CriticalMultiple
@@ -16,8 +17,7 @@ from ntkdiag.monitor.instruments.units import Units as Units
 from ntkdiag.monitor.instruments.weight_spectra import WeightSpectra as WeightSpectra
 from ntkdiag.monitor.jax_monitoring import JaxMonitoring as JaxMonitoring
 from ntkdiag.monitor.last_numbers import record as record
-from ntkdiag.monitor.live_findings.findings_argument import Alerts as Alerts
-from ntkdiag.monitor.live_findings.rule import Alert as Alert
+from ntkdiag.monitor.live_findings.findings_argument import Findings as Findings
 from ntkdiag.monitor.live_findings.rule import Rule as Rule
 from ntkdiag.monitor.live_findings.standard_rules import DeadLayer as DeadLayer
 from ntkdiag.monitor.live_findings.standard_rules import MarginAbove as MarginAbove
@@ -42,5 +42,5 @@ from ntkdiag.monitor.writers import InMemory as InMemory
 from ntkdiag.monitor.writers import JsonLines as JsonLines
 from ntkdiag.monitor.writers import Terminal as Terminal
 from ntkdiag.monitor.writers import Writer as Writer
-from ntkdiag.monitor.writers import read_alerts as read_alerts
+from ntkdiag.monitor.writers import read_findings as read_findings
 from ntkdiag.monitor.writers import read_json_lines as read_json_lines

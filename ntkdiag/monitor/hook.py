@@ -7,7 +7,7 @@ never raises into the loop: everything after the clock is read stands in one `tr
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -27,7 +27,7 @@ from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.background import Background, bytes_of, copied
 from ntkdiag.monitor.checks import require_limit, require_step
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.dispatcher import Outbox
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     warn,
@@ -37,6 +37,7 @@ from ntkdiag.monitor.error_isolation import (
 from ntkdiag.monitor.instrument_set import Memories, Panel
 from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Supply, panel_for
+from ntkdiag.monitor.live_findings.findings_argument import FindingsLike, OnFinding, findings_of
 from ntkdiag.monitor.measurement import Measurement, Status
 from ntkdiag.monitor.measurer import Measurer
 from ntkdiag.monitor.measuring_cost import Cost
@@ -121,8 +122,8 @@ class Monitor:
         out: A run directory that the measurements are written to, as for `ntkdiag.watch`.
         writers: Who gets the measurements, as for `ntkdiag.watch`. They also get `<name>_seconds`,
             the time of the measurement.
-        alerts: What raises an alarm, and who is told; "auto" tells the writers, where there are
-            any.
+        findings: What is looked for in the measurements, and who is told, as for `ntkdiag.watch`.
+        on_finding: Functions that are called with each finding, as for `ntkdiag.watch`.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction of its kernel over outputs: "full", "mean", "trace", "sum-of-logits",
@@ -164,7 +165,8 @@ class Monitor:
         n_train: int | np.integer | None = None,
         out: str | os.PathLike[str] | None = None,
         writers: WritersLike = (),
-        alerts: AlertsLike = "auto",
+        findings: FindingsLike = "auto",
+        on_finding: Sequence[OnFinding] | OnFinding = (),
         name: str = "ntk",
         top_k: int | np.integer = 5,
         reduction: ReductionLike = "auto",
@@ -200,7 +202,7 @@ class Monitor:
         self._next = 0  # the first step that may be measured next
         run_log = None if out is None else RunLog(out)
         listed = read_writers(writers, run_log)
-        self._outbox = Outbox(listed, alerts_of(alerts, listed))
+        self._outbox = Outbox(listed, findings_of(findings, on_finding, listed))
         self._name = name
         self._panel: Panel | None = None  # chosen at the first measurement
         self._layout: ProbeLayout | None = None  # of the first measurement

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import jax
 
+from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
 from ntkdiag.monitor.flat_scalars import scalars_of
-from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.monitor.writer_thread import wait_at_exit
 from ntkdiag.monitor.writers import Values
 from ntkdiag.runs.files_on_disk import new_file, regular_file
@@ -73,8 +73,8 @@ class TrackerWriter(abc.ABC):
         """Log finite numbers by their names, prefix included, at a step of training."""
 
     @abc.abstractmethod
-    def log_alert(self, alert: Alert) -> None:
-        """Log an alert as the tracker has them."""
+    def log_finding(self, finding: Finding) -> None:
+        """Log a finding in the way the tracker tells its users of something."""
 
     @abc.abstractmethod
     def close_run(self) -> None:
@@ -106,10 +106,10 @@ class TrackerWriter(abc.ABC):
             scalars = scalars_of(values, self._record)
             self.log_scalars(step, {self.prefix + name: number for name, number in scalars.items()})
 
-    def alert(self, alert: Alert) -> None:
-        """Log an alert."""
+    def finding(self, finding: Finding) -> None:
+        """Log a finding."""
         if self._open():
-            self.log_alert(alert)
+            self.log_finding(finding)
 
     def close(self) -> None:
         """Close the run; writing again goes on with it."""

@@ -29,7 +29,7 @@ from ntkdiag.kernel.reduction import ReductionLike
 from ntkdiag.losses.loss_argument import LossLike
 from ntkdiag.models.functional import Functional
 from ntkdiag.monitor.convention_record import convention_record, settings_of
-from ntkdiag.monitor.dispatcher import AlertsLike, Outbox, alerts_of
+from ntkdiag.monitor.dispatcher import Outbox
 from ntkdiag.monitor.error_isolation import (
     FailureNotice,
     isolated,
@@ -40,6 +40,7 @@ from ntkdiag.monitor.instruments.catalogue import InstrumentsLike, named
 from ntkdiag.monitor.instruments.choosing import Supply, panel_for
 from ntkdiag.monitor.instruments.exact_kernel import ExactKernel
 from ntkdiag.monitor.instruments.instrument import Instrument
+from ntkdiag.monitor.live_findings.findings_argument import FindingsLike, OnFinding, findings_of
 from ntkdiag.monitor.measured_steps import MeasuredSteps
 from ntkdiag.monitor.measurement import Status, flat
 from ntkdiag.monitor.measurer import Measurer
@@ -88,7 +89,8 @@ def watch(
     n_train: int | None = None,
     out: str | os.PathLike[str] | None = None,
     writers: WritersLike = (),
-    alerts: AlertsLike = "auto",
+    findings: FindingsLike = "auto",
+    on_finding: Sequence[OnFinding] | OnFinding = (),
     name: str = "ntk",
     top_k: int | np.integer = 5,
     reduction: ReductionLike = "auto",
@@ -161,8 +163,11 @@ def watch(
         writers: Who gets the measurements: objects with `write(step, values)`; metric loggers with
             `write_scalars(step, scalars)` or `log(scalars, step=...)`; names of trackers whose
             integration is installed, such as "wandb"; one of them, or a list.
-        alerts: What raises an alarm, and who is told, an `ntkdiag.monitor.Alerts`; "auto" tells the
-            writers, where there are any.
+        findings: What is looked for in the measurements, and who is told, an
+            `ntkdiag.monitor.Findings`; "auto" asks the standard rules, where there are writers or
+            `on_finding`.
+        on_finding: A function, or several, called with each `ntkdiag.monitor.Finding` on a thread
+            of its own; in the place of `findings`.
         name: First part of the names the writers see: "ntk" gives "ntk_trace".
         top_k: Number of eigenvalues kept of the kernel tier.
         reduction: Reduction over outputs of the kernel tier: "full", "mean", "trace",
@@ -186,7 +191,7 @@ def watch(
     inner_optimizer = as_optimizer(optimizer)
     run_log = None if out is None else RunLog(out)
     listed = read_writers(writers, run_log)
-    outbox = Outbox(listed, alerts_of(alerts, listed))
+    outbox = Outbox(listed, findings_of(findings, on_finding, listed))
     call = errors.current_call()  # as code: errors of init and update begin with it
     if f is None:
         of_data = {

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
-from ntkdiag.monitor.live_findings.rule import Alert
 from ntkdiag.monitor.writers import Values, Writer
 
 MOST_FAILURES = 10  # in a row
@@ -122,12 +122,12 @@ class Courier:
         receipt = self._post(functools.partial(self._write, step, dict(values), record))
         return None if was_late else receipt
 
-    def post_alert(self, alert: Alert) -> None:
-        """Have an alert told after all that was posted before; dropped where the queue is full."""
+    def post_finding(self, finding: Finding) -> None:
+        """Have a finding told after all that was posted before; dropped where the queue is full."""
         if self.waiting >= MOST_WAITING:
             self.dropped += 1
             return
-        self._post(functools.partial(self._attempt, "alert", alert))
+        self._post(functools.partial(self._attempt, "finding", finding))
 
     def post_close(self) -> Receipt:
         """Have the writer closed after all that was posted before."""
@@ -215,7 +215,7 @@ class Courier:
             consequence = f"It is muted after {MOST_FAILURES} in a row"
         else:
             return
-        lost = "alert" if method == "alert" else "measurement"
+        lost = "finding" if method == "finding" else "measurement"
         warn(
             f"{self.call}: the writer {self.name} failed in {method}() with {described(error)}. "
             f"This {lost} is lost to it. {consequence}; training goes on."
@@ -263,7 +263,7 @@ def wait_at_the_end(
 
 def wait_at_exit() -> None:
     """Have everything written that was posted: the threads of couriers end with the process."""
-    # A record may raise an alert, which goes to couriers that had nothing to do: look twice.
+    # A record may lead to a finding, which goes to couriers that had nothing to do: look twice.
     late: set[Courier] = set()
     for _ in range(2):
         at_work = [courier for courier in tuple(_working) if courier not in late]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import jax
 
 from ntkdiag import errors
-from ntkdiag.monitor.live_findings.rule import Alert, alert_from_dict, is_alert
+from ntkdiag.judging.finding import Finding, is_finding
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.files_on_disk import disk_errors
 from ntkdiag.runs.json_lines import append_line, has_content, line_of, read_lines
@@ -28,9 +28,9 @@ class Writer(Protocol):
     Four methods are optional. `remember_in(folder)` is called where the monitor is made, with its
     run directory, if it has one. `start(record)` is called once, before the first `write`, with the
     convention record: what the numbers mean (reduction, probe, loss, schedule, notes), as plain
-    JSON values. `alert(alert)` takes an `Alert`, after the record that it is about. `close()` ends
-    the writer. All but the first are called on a thread of their own, one after the other, so that
-    a writer that hangs does not hold up training.
+    JSON values. `finding(finding)` takes a `Finding`, after the record that it is about. `close()`
+    ends the writer. All but the first are called on a thread of their own, one after the other, so
+    that a writer that hangs does not hold up training.
     """
 
     def write(self, step: int, values: Values) -> None:
@@ -45,14 +45,14 @@ class InMemory:
         record: The convention record, None before the first measurement.
         steps: The measured steps.
         rows: One dict per measurement, with its step under "step".
-        alerts: The alerts, in the order raised.
+        findings: The findings, in the order found.
     """
 
     def __init__(self) -> None:
         self.record: dict[str, Any] | None = None
         self.steps: list[int] = []
         self.rows: list[dict[str, Any]] = []
-        self.alerts: list[Alert] = []
+        self.findings: list[Finding] = []
 
     def start(self, record: Mapping[str, Any]) -> None:
         """Keep the convention record."""
@@ -63,9 +63,9 @@ class InMemory:
         self.steps.append(step)
         self.rows.append({"step": step, **values})
 
-    def alert(self, alert: Alert) -> None:
-        """Append one alert."""
-        self.alerts.append(alert)
+    def finding(self, finding: Finding) -> None:
+        """Append one finding."""
+        self.findings.append(finding)
 
     def series(self, name: str) -> list[Numbers]:
         """The values of one name, in the order written."""
@@ -76,11 +76,11 @@ class JsonLines:
     """Appends one JSON object per line to a file, so that a killed run loses nothing.
 
     Each session of writing begins with a line ``{"record": {...}}``, the convention record of the
-    lines that follow; an alert is a line ``{"alert": {...}}``, and every other line is
+    lines that follow; a finding is a line ``{"finding": {...}}``, and every other line is
     ``{"step": ..., name: value, ...}``. Numbers that are not finite are null. An existing file is
     never overwritten: its lines stay and new ones follow. Read it back with `read_json_lines`, and
-    its alerts with `read_alerts`. Of the processes of one JAX program, which all measure the same,
-    the first one writes, and the others do nothing.
+    its findings with `read_findings`. Of the processes of one JAX program, which all measure the
+    same, the first one writes, and the others do nothing.
 
     Args:
         path: The file, or a named pipe; folders are made as needed. It is open only while a line is
@@ -115,9 +115,9 @@ class JsonLines:
             self._append({"record": self._record})
         self._append({"step": step, **values})
 
-    def alert(self, alert: Alert) -> None:
-        """Append one alert."""
-        self._append({"alert": alert.to_dict()})
+    def finding(self, finding: Finding) -> None:
+        """Append one finding."""
+        self._append({"finding": finding.to_dict()})
 
     def close(self) -> None:
         """Have the system put on the disk what it still holds in memory: it may lose its power."""
@@ -159,7 +159,7 @@ _LABELS = {
 
 @dataclasses.dataclass
 class Terminal:
-    """Prints one line per measurement with rich, and one that begins with ALERT per alert.
+    """Prints one line per measurement with rich, and one per finding.
 
         step 550  loss 0.0132  margin 0.421 [0.31, 0.52]  rate 0.001  drift 0.214
 
@@ -216,9 +216,9 @@ class Terminal:
         names = [name for name in values if "_layer_" not in name and not name.endswith(beside)]
         return {name: self._label(name) for name in names}
 
-    def alert(self, alert: Alert) -> None:
-        """Print one alert."""
-        self._print(str(alert))
+    def finding(self, finding: Finding) -> None:
+        """Print one finding."""
+        self._print(str(finding))
 
     def _print(self, line: str) -> None:
         """Print one line as it is."""
@@ -266,19 +266,19 @@ def read_json_lines(
 
 
 @errors.public
-def read_alerts(path: str | os.PathLike[str]) -> list[Alert]:
-    """Read the alerts of a file that `JsonLines` wrote, or that an alert left in its folder.
+def read_findings(path: str | os.PathLike[str]) -> list[Finding]:
+    """Read the findings of a file that `JsonLines` wrote, or that one left in its folder.
 
     Args:
         path: The file.
 
     Returns:
-        The alerts in the order written, with NaN for numbers that are null. Lines that are not
-        complete are dropped.
+        The findings in the order written, with None for numbers that are not finite. Lines that are
+        not complete are dropped.
 
     Raises:
         CheckpointError: There is no such file, or it cannot be read.
         MemoryBudgetError: Its numbers do not fit in memory.
     """
-    alerts = read_lines(as_path(path)).alerts
-    return [alert_from_dict(entries) for entries in alerts if is_alert(entries)]
+    findings = read_lines(as_path(path)).findings
+    return [Finding.of_dict(entries) for entries in findings if is_finding(entries)]

@@ -1,8 +1,6 @@
-"""What is found in a run: its state, its stability, and the alerts raised while it trained."""
+"""What is found in a run: its state, its stability, and what was found while it trained."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -14,11 +12,10 @@ from ntkdiag.judging.noise_finding import noise_findings
 from ntkdiag.judging.regime import regime_of
 from ntkdiag.judging.regime_finding import regime_findings
 from ntkdiag.judging.state_finding import state_findings
-from ntkdiag.monitor.live_findings.rule import alert_from_dict, is_alert
+from ntkdiag.monitor.writers import read_findings
 from ntkdiag.report.run_margins import Margins
 from ntkdiag.report.run_state import sentence_of_state, states_of
 from ntkdiag.report.run_subject import RunSubject
-from ntkdiag.runs.json_lines import read_lines
 from ntkdiag.runs.run_stream import RunStream
 
 _NON_FINITE = 2  # the status of a measurement with NaN or infinity
@@ -46,7 +43,7 @@ def findings_of(subject: RunSubject) -> list[Finding]:
         *_noise(subject),
         *_labels(subject),
         *_compared(subject),
-        *_alerts(subject),
+        *_live(subject),
     ]
     if not found and not _can_be_judged(subject):
         found = [_unknown()]
@@ -221,29 +218,12 @@ def _compared(subject: RunSubject) -> list[Finding]:
     return [Finding.of_dict(entries) for entries in rows[-1].get("findings", ())] if rows else []
 
 
-def _alerts(subject: RunSubject) -> list[Finding]:
-    """The first alert of each rule that was raised while the run trained."""
+def _live(subject: RunSubject) -> list[Finding]:
+    """What rules found while the run trained: the first of each id and layer."""
     if subject.run is None:
         return []
-    first: dict[str, Finding] = {}
+    first: dict[tuple[str, str | None], Finding] = {}
     for name in subject.rows:
-        for entries in filter(is_alert, read_lines(RunStream(subject.run.root, name).path).alerts):
-            first.setdefault(entries["rule"], _of_alert(entries))
+        for finding in read_findings(RunStream(subject.run.root, name).path):
+            first.setdefault((finding.id, finding.layer), finding)
     return list(first.values())
-
-
-def _of_alert(entries: Mapping[str, Any]) -> Finding:
-    """An alert as a finding."""
-    alert = alert_from_dict(entries)
-    return Finding(
-        id="alert",
-        severity="warning",
-        quantities=(alert.quantity,),
-        sentence=alert.message,
-        value=float(alert.value),
-        threshold=float(alert.threshold),
-        step=int(alert.step),
-        trust=f"The rule {alert.rule}, while the run trained.",
-        do=alert.advice,
-        verify="The rule does not fire in another run.",
-    )

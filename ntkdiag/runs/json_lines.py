@@ -1,6 +1,6 @@
 """Files of JSON lines that grow at their end: one object a line, a torn line is none.
 
-A line ``{"record": {...}}`` says what the lines after it mean, ``{"alert": {...}}`` is an alert,
+A line ``{"record": {...}}`` says what the lines after it mean, ``{"finding": {...}}`` is a finding,
 and every other line is a row, ``{"step": ..., name: value, ...}``. JSON has no NaN: it is null. A
 line may end with a checksum, ``..., "crc32": "0a1b2c3d"}``: the CRC-32 of all that is before it.
 After a line that does, every line has to.
@@ -44,13 +44,13 @@ class LinesOfFile:
     Attributes:
         records: In the order written.
         rows: In the order written, with NaN for null.
-        alerts: Their entries, in the order written.
+        findings: Their entries, in the order written.
         passed_over: How many lines say nothing: torn, damaged, or of something else.
     """
 
     records: list[Row] = dataclasses.field(default_factory=list)
     rows: list[Row] = dataclasses.field(default_factory=list)
-    alerts: list[Row] = dataclasses.field(default_factory=list)
+    findings: list[Row] = dataclasses.field(default_factory=list)
     passed_over: int = 0
 
 
@@ -99,7 +99,7 @@ def read_lines(path: pathlib.Path) -> LinesOfFile:
     """
     records: list[Row] = []
     rows: list[Row] = []
-    alerts: list[Row] = []
+    findings: list[Row] = []
     passed_over = 0
     are_checked = False
     for line in _lines_of(path):
@@ -113,11 +113,11 @@ def read_lines(path: pathlib.Path) -> LinesOfFile:
             passed_over += 1
         elif kind == "record":
             records.append(content["record"])
-        elif kind == "alert":
-            alerts.append(content["alert"])
+        elif kind == "finding":
+            findings.append(content["finding"])
         else:
             rows.append(row_of(content) if b"null" in line else content)
-    return LinesOfFile(records, rows, alerts, passed_over)
+    return LinesOfFile(records, rows, findings, passed_over)
 
 
 def last_record(path: pathlib.Path) -> Row | None:
@@ -221,10 +221,10 @@ _DECODER = json.JSONDecoder(parse_int=_integer)
 
 
 def _kind(content: Row | None) -> str:
-    """What a line is: "record", "alert", "row", or "nothing"."""
+    """What a line is: "record", "finding", "row", or "nothing"."""
     if content is None:
         return "nothing"
-    for kind in ("record", "alert"):
+    for kind in ("record", "finding"):
         if content.keys() == {kind}:
             return kind if isinstance(content[kind], dict) else "nothing"
     step = content.get("step")

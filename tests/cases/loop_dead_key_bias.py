@@ -1,4 +1,4 @@
-"""A sound transformer raises no alert: the bias of keys has no gradient by symmetry (softmax is blind to it), not as it is dead.
+"""A sound transformer has no finding: the bias of keys has no gradient by symmetry (softmax is blind to it), not as it is dead.
 
 flax.linen.MultiHeadDotProductAttention and nnx.MultiHeadAttention have that bias by default, as BERT and GPT-2 do.
 """
@@ -32,7 +32,7 @@ tokens[:, 1::2] = (tokens[:, :-1:2] + 3) % 8  # every other token follows from t
 x, y = tokens[:, :-1], tokens[:, 1:]
 model = Model()
 params = model.init(jax.random.key(0), x)["params"]
-alerts = []
+found = []
 tx = ntkdiag.watch(
     optax.adam(1e-3),
     ntkdiag.functionalize(model, {"params": params}),
@@ -41,7 +41,7 @@ tx = ntkdiag.watch(
     every=5,
     instruments="economy",
     time_share=None,
-    alerts=ntkdiag.monitor.Alerts(on_alert=alerts.append),
+    on_finding=found.append,
     writers=ntkdiag.monitor.InMemory(),
 )
 
@@ -59,5 +59,5 @@ state = tx.init(params)
 for _ in range(41):
     params, state = step(params, state)
 jax.effects_barrier()
-print("FAILS" if alerts else "ok", *[f"step {a.step}: {a.message}" for a in alerts])
-sys.exit(bool(alerts))
+print("FAILS" if found else "ok", *map(str, found))
+sys.exit(bool(found))

@@ -1,5 +1,6 @@
 """`ntkdiag check`: findings of a run, and the status they end with."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -10,7 +11,8 @@ from synthetic_run import write_tracked, write_watched
 
 import ntkdiag
 from ntkdiag import judging, report
-from ntkdiag.monitor import Alert, JsonLines
+from ntkdiag.monitor import Finding, JsonLines
+from ntkdiag.monitor.live_findings import standard_rules
 
 pytest_plugins = ["shell"]
 FINDINGS = pathlib.Path(__file__).parents[2] / "docs" / "findings.md"
@@ -61,22 +63,37 @@ def test_an_error_and_its_json(shell, tmp_path, monkeypatch):
     assert finding["value"] is None
 
 
-def test_alerts_are_findings_and_the_least_severity_is_an_option(shell, tmp_path, monkeypatch):
+def test_live_findings_are_there_and_the_least_severity_is_an_option(shell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run", [0.6, 0.6, 0.9])
     writer = JsonLines(tmp_path / "run" / "watch.jsonl")
     writer.start({"name": "ntk"})
-    for step in (5, 7):
-        writer.alert(Alert("dead_layer", step, "layer_trace", 0.0, 1e-9, "It is dead.", "Look."))
+    told = Finding(
+        id="dead-layer",
+        severity="warning",
+        quantities=("layer_trace",),
+        sentence="It is dead.",
+        value=0.0,
+        threshold=1e-9,
+        layer="a",
+        trust="Of 2 measurements while it trained.",
+        do="Look.",
+        verify="It lives.",
+    )
+    for step, layer in ((5, "a"), (6, "b"), (7, "a")):
+        writer.finding(dataclasses.replace(told, step=step, layer=layer))
     status, out, _ = shell("check", "run")
     assert status == 1
     assert out.splitlines() == [
-        "warning step 5 alert: It is dead. Look.",
+        "warning step 5 dead-layer: It is dead. Look.",
+        "warning step 6 dead-layer: It is dead. Look.",
         "info step 20 margin-at-edge: Training ends at the edge of stability, with a margin of 0.9.",
     ]
-    assert shell("check", "run", "--severity", "warning")[1].splitlines() == out.splitlines()[:1]
-    [alert, _] = ntkdiag.open_run("run").findings
-    assert alert.do == "Look."
+    assert shell("check", "run", "--severity", "warning")[1].splitlines() == out.splitlines()[:2]
+    # Of each id and layer the first one, as it was told.
+    [first, second, _] = ntkdiag.open_run("run").findings
+    assert first == dataclasses.replace(told, step=5)
+    assert (second.step, second.layer) == (6, "b")
 
 
 def test_what_cannot_be_judged_is_said(shell, tmp_path, monkeypatch):
@@ -98,7 +115,9 @@ def test_no_run_is_an_error(shell, tmp_path, monkeypatch):
 
 def test_every_id_has_a_paragraph():
     rooms = [pathlib.Path(room.__file__).parent for room in (judging, report)]
-    sources = [path.read_text() for room in rooms for path in room.glob("*.py")]
+    paths = [path for room in rooms for path in room.glob("*.py")]
+    paths.append(pathlib.Path(standard_rules.__file__))
+    sources = [path.read_text() for path in paths]
     ids = {found for text in sources for found in re.findall(r'\bid="([a-z-]+)"', text)}
     # Those that a file chooses among: names with a hyphen are nothing else there.
     for path in rooms[0].glob("*_finding.py"):

@@ -16,7 +16,7 @@ import ntkdiag
 from ntkdiag.commands import run_view
 from ntkdiag.commands.run_view import LiveRun
 from ntkdiag.commands.sparkline import sparkline
-from ntkdiag.monitor.live_findings.rule import Alert
+from ntkdiag.monitor import Finding
 
 pytest_plugins = ["shell"]
 
@@ -45,7 +45,18 @@ def lines_with(text, name):
 
 
 def test_once(shell, log):
-    log.alert(Alert("MarginAbove", 10, "margin", 0.5, 0.4, "Too near.", "Halve the rate."))
+    log.finding(
+        Finding(
+            id="margin-rises",
+            severity="warning",
+            quantities=("margin",),
+            sentence="Too near.",
+            value=0.5,
+            threshold=0.4,
+            step=10,
+            do="Halve the rate.",
+        )
+    )
     os.utime("logs/watch.jsonl", (time.time() - 90,) * 2)
     status, out, err = shell("show", "logs")
     assert (status, err) == (0, "")
@@ -57,7 +68,7 @@ def test_once(shell, log):
     assert lines_with(out, "ntk_margin_lower") == lines_with(out, "note") == []
     # What is looked at most stands first.
     assert out.index("ntk_margin") < out.index("ntk_eigenvalues") < out.index("ntk_trace")
-    assert "ALERT step 10 MarginAbove: Too near. Halve the rate." in " ".join(out.split())
+    assert "warning step 10 margin-rises: Too near. Halve the rate." in " ".join(out.split())
     # Where there is no terminal, it is printed once in any case.
     assert shell("show", "logs/watch.jsonl") == (0, out, "")
 

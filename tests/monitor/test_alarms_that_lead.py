@@ -1,4 +1,4 @@
-"""The default alerts on real trainings: before spikes of the loss, on layers that are dead, and never else."""
+"""The standard rules on real trainings: before spikes of the loss, on layers that are dead, and never else."""
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,7 @@ from training_runs import Cnn, Mlp, Training, Transformer, spikes, train
 
 import ntkdiag
 from ntkdiag.losses import MSE
-from ntkdiag.monitor import Alerts, InMemory
+from ntkdiag.monitor import InMemory
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 
@@ -23,13 +23,13 @@ def x64():
     jax.config.update("jax_enable_x64", False)
 
 
-def steps_of(alerts, rule):
-    return [alert.step for alert in alerts if alert.rule == rule]
+def steps_of(found, name):
+    return [finding.step for finding in found if finding.id == name]
 
 
-def led(alerts, found, most=120):
-    """Of spikes those that an alert came before, by so many steps at most."""
-    return [spike for spike in found if any(0 < spike - step <= most for step in alerts)]
+def led(steps, spikes, most=120):
+    """Of spikes those that a finding came before, by so many steps at most."""
+    return [spike for spike in spikes if any(0 < spike - step <= most for step in steps)]
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
     x = jnp.linspace(-1, 1, 101)
     f = lambda v, x: v[0] * (jax.nn.silu(v[1] * x) + jax.nn.silu(-v[1] * x))
     loss = lambda v: jnp.mean((f(v, x) - x**2) ** 2)
-    alerts = []
+    findings = []
     tx = ntkdiag.watch(
         optimizer,
         f,
@@ -59,7 +59,7 @@ def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
         instruments=("economy", "spectral"),
         time_share=None,
         writers=InMemory(),
-        alerts=Alerts(on_alert=alerts.append),
+        on_finding=findings.append,
     )
 
     def step(carry, _):
@@ -74,7 +74,7 @@ def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
     jax.effects_barrier()
     # How many there are is a matter of rounding.
     found = [spike for spike in spikes(losses, 5, quiet=200) if spike > 1000]
-    told = steps_of(alerts, "MarginAbove")
+    told = steps_of(findings, "margin-rises")
     assert len(found) >= 4
     assert len(led(told, found)) >= 0.8 * len(found)
     assert len(told) <= len(found) + 1
@@ -89,10 +89,10 @@ def test_the_margin_tells_of_spikes_of_adam(optimizer, every):
 def test_the_margin_tells_of_spikes_of_networks(optimizer, steps):
     full = {"batch": None, "n": 128, "probe": 128, "loss": "mse"}
     model = Mlp(activation=nn.tanh)
-    losses, _, alerts = train(Training(model, optimizer, steps=steps, **full))
+    losses, _, findings = train(Training(model, optimizer, steps=steps, **full))
     first = spikes(losses, 3, quiet=50)[:1]
     assert len(first) == 1
-    assert led(steps_of(alerts, "MarginAbove"), first, most=150) == first
+    assert led(steps_of(findings, "margin-rises"), first, most=150) == first
 
 
 def warmup(rate, steps):
@@ -138,17 +138,17 @@ AT_THE_EDGE = 0.75  # the least median of the margin there, over the second half
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_runs_raise_no_alert(name):
-    losses, margins, alerts = train(SOUND[name])
-    assert [str(alert) for alert in alerts] == []
+def test_sound_runs_have_no_finding(name):
+    losses, margins, findings = train(SOUND[name])
+    assert [str(finding) for finding in findings] == []
     assert np.mean(losses[-20:]) < 0.7 * losses[0]  # it does train
     if name.startswith("edge"):
         assert np.nanmedian(margins[len(margins) // 2 :]) > AT_THE_EDGE
 
 
-def alerts_of_steps(model, x, y, params, n_steps=2, **options):
-    """The alerts of a few steps of Adam, in the default configuration of alerts."""
-    alerts = []
+def found_in_steps(model, x, y, params, n_steps=2, **options):
+    """What the standard rules find in a few steps of Adam."""
+    found = []
     options = {"loss": "cross_entropy", "instruments": "economy", "time_share": None} | options
     tx = ntkdiag.watch(
         optax.adam(1e-3),
@@ -156,7 +156,7 @@ def alerts_of_steps(model, x, y, params, n_steps=2, **options):
         train=(x, y),
         every=1,
         writers=InMemory(),
-        alerts=Alerts(on_alert=alerts.append),
+        on_finding=found.append,
         **options,
     )
 
@@ -173,7 +173,7 @@ def alerts_of_steps(model, x, y, params, n_steps=2, **options):
     for _ in range(n_steps):
         params, state = step(params, state)
     jax.effects_barrier()
-    return alerts
+    return found
 
 
 class Deep(nn.Module):
@@ -193,11 +193,11 @@ def labelled(shape, n_classes):
 def test_a_dead_middle_layer_is_named_at_the_first_measurement():
     x, y = labelled((16, 4), 3)
     params = Deep().init(jax.random.key(0), x)["params"]
-    assert alerts_of_steps(Deep(), x, y, params) == []
+    assert found_in_steps(Deep(), x, y, params) == []
     params["Dense_1"]["bias"] = jnp.full(8, -100.0)
-    (alert,) = alerts_of_steps(Deep(), x, y, params)
-    assert (alert.rule, alert.step) == ("DeadLayer", 0)
-    assert "Dense_1" in alert.message
+    (finding,) = found_in_steps(Deep(), x, y, params)
+    assert (finding.id, finding.step) == ("dead-layer", 0)
+    assert "Dense_1" in finding.sentence
 
 
 class KeyBias(nn.Module):
@@ -231,7 +231,7 @@ class LowRank(nn.Module):
     [(KeyBias(), (16, 5, 4)), (LowRank(), (16, 4)), (BiasBeforeNorm(), (16, 5, 4))],
     ids=["keys of an attention", "lora", "normalisation"],
 )
-def test_what_is_dead_by_symmetry_or_at_first_raises_no_alert(model, shape):
+def test_what_is_dead_by_symmetry_or_at_first_has_no_finding(model, shape):
     x, y = labelled(shape, 3)
     params = model.init(jax.random.key(0), x)["params"]
-    assert alerts_of_steps(model, x, y, params, n_steps=4) == []
+    assert found_in_steps(model, x, y, params, n_steps=4) == []

@@ -1,4 +1,4 @@
-"""Alerts: each rule fires when it should and not before, and whom it tells does not hurt the run."""
+"""Live findings: each rule fires when it should and not before, and whom it tells does not hurt the run."""
 
 import copy
 import dataclasses
@@ -16,32 +16,46 @@ import time
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
 from ntkdiag import errors
 from ntkdiag.monitor import (
-    Alert,
-    Alerts,
     DeadLayer,
+    Finding,
+    Findings,
     InMemory,
     JsonLines,
     MarginAbove,
+    Monitor,
     NaNNear,
     RankCollapse,
     Rule,
     StepErrorAbove,
     Terminal,
-    read_alerts,
+    read_findings,
     read_json_lines,
+    watch,
 )
 from ntkdiag.monitor import writer_thread as couriers
 from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.live_findings.findings_argument import findings_of
 
 RECORD = {"name": "ntk", "layers": ["conv1", "conv2", "head"]}
 NAN = math.nan
-EXAMPLE = Alert("LossAbove", 7, "loss", 12.0, 10.0, "The loss is 12.", "Look at the last batch.")
+EXAMPLE = Finding(
+    id="loss-above",
+    severity="warning",
+    quantities=("loss",),
+    sentence="The loss is 12.",
+    value=12.0,
+    threshold=10.0,
+    step=7,
+    do="Look at the last batch.",
+)
 
 
 def history(**series):
@@ -66,13 +80,13 @@ def send_all(outbox, rows, record=RECORD):
         outbox.send(row["step"], values, record)
 
 
-def alerts_of(rows, record=RECORD, **options):
-    """The alerts that a monitor with these records raises."""
+def found_in(rows, record=RECORD, **options):
+    """The findings that a monitor with these records raises."""
     memory = InMemory()
-    outbox = Outbox([memory], Alerts(**options))
+    outbox = Outbox([memory], Findings(**options))
     send_all(outbox, rows, record)
     outbox.close()
-    return memory.alerts
+    return memory.findings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +99,19 @@ class LossAbove(Rule):
         loss = history[-1].get("loss", math.nan)
         if not loss > self.threshold:
             return None
-        message, advice = f"The loss is {loss:.3g}.", "Look at the last batch."
-        step = history[-1]["step"]
-        return Alert(self.name, step, "loss", loss, self.threshold, message, advice)
+        return dataclasses.replace(
+            EXAMPLE,
+            sentence=f"The loss is {loss:.3g}.",
+            value=loss,
+            threshold=self.threshold,
+            step=history[-1]["step"],
+        )
 
 
 # Rules
 
 
-def test_a_run_at_the_edge_of_stability_raises_no_alert():
+def test_a_run_at_the_edge_of_stability_is_no_finding():
     """It hovers about 1, above it for long: noise of batches, or cycles of small instabilities."""
     rng = np.random.default_rng(0)
     margins = 1.2 + 0.15 * rng.standard_normal(1000)
@@ -103,26 +121,28 @@ def test_a_run_at_the_edge_of_stability_raises_no_alert():
     assert fired(MarginAbove(), history(margin=np.tile(cycle, 20).tolist())) == []
 
 
-def test_a_catapult_raises_no_alert():
+def test_a_catapult_is_no_finding():
     assert fired(MarginAbove(), history(margin=[0.5, 1.9, 1.4, 0.8, 0.7, 0.7])) == []
     # A cold start of Adam, and a descent that begins at too high a rate.
     assert fired(MarginAbove(), history(margin=[201.0, 60.0, 20.0, 9.0, 4.0, 0.6, 0.5])) == []
 
 
-def test_a_margin_that_rises_through_one_raises_an_alert():
+def test_a_margin_that_rises_through_one_is_a_finding():
     margins = [0.9, 0.8, 0.84, 0.88, 0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16, 0.7]
     rows = history(margin=margins)
     assert fired(MarginAbove(), rows) == [90, 100]  # in order again as soon as it falls
-    alert = MarginAbove().check(rows[:10])
-    assert alert == Alert(
-        "MarginAbove",
-        90,
-        "margin",
-        1.12,
-        1.0,
-        "The stability margin is 1.12 and has been above 1 in 3 measurements in a row: it has risen in 8 "
+    assert MarginAbove().check(rows[:10]) == Finding(
+        id="margin-rises",
+        severity="warning",
+        quantities=("margin",),
+        sentence="The stability margin is 1.12 and has been above 1 in 3 measurements in a row: it has risen in 8 "
         "measurements in a row from 0.8.",
-        "Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+        value=1.12,
+        threshold=1.0,
+        step=90,
+        trust="Of 10 measurements while it trained.",
+        do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+        verify="Later margins stay below 1.",
     )
     # Fewer rises, a rise from 0.9 only, a pause on the way, too few above.
     assert fired(MarginAbove(), rows[4:11]) == []
@@ -132,11 +152,12 @@ def test_a_margin_that_rises_through_one_raises_an_alert():
     assert fired(MarginAbove(threshold=1.05), rows) == [100]
 
 
-def test_a_margin_far_above_one_raises_an_alert():
+def test_a_margin_far_above_one_is_a_finding():
     jump = history(margin=[0.4, 0.5, 0.4, 628.0, 0.5])
     assert fired(MarginAbove(), jump) == [30]
     assert (
-        MarginAbove().check(jump[:4]).message == "The stability margin is 628, more than 5 times 1."
+        MarginAbove().check(jump[:4]).sentence
+        == "The stability margin is 628, more than 5 times 1."
     )
     assert (
         fired(MarginAbove(), history(margin=[0.4, 0.5, 628.0])) == []
@@ -150,7 +171,7 @@ def test_without_rises_a_margin_has_to_stay_above():
     rows = history(margin=[0.9, 1.1, 1.2, 1.3, 1.5], margin_lower=[0.8, 1.0, 1.1, 1.2, 1.4])
     assert fired(MarginAbove(rises=0), rows) == [30, 40]
     assert fired(MarginAbove(threshold=1.25, times=1, rises=0), rows) == [30, 40]
-    assert MarginAbove(rises=0).check(rows).message == (
+    assert MarginAbove(rises=0).check(rows).sentence == (
         "The stability margin is 1.5 and has been above 1 in 3 measurements in a row."
     )
 
@@ -171,9 +192,11 @@ def test_steps_that_leave_the_linear_region():
     assert fired(StepErrorAbove(), rows) == []
     assert fired(StepErrorAbove(), history(step_error=[0.1, 0.7, 0.4, 0.6, 0.8])) == [40]
     assert fired(StepErrorAbove(threshold=0.4), rows) == [40]
-    alert = StepErrorAbove(times=1).check(rows)
-    assert (alert.quantity, alert.value, alert.threshold) == ("step_error", 0.8, 0.5)
-    assert "Lower the learning rate or clip the gradient" in alert.advice
+    finding = StepErrorAbove(times=1).check(rows)
+    assert (finding.id, finding.quantities) == ("step-error-high", ("step_error",))
+    assert (finding.value, finding.threshold) == (0.8, 0.5)
+    assert finding.interval[0] == 0.7
+    assert "Lower the learning rate or clip the gradient" in finding.do
 
 
 @pytest.mark.parametrize(
@@ -200,18 +223,21 @@ def test_nan_is_near(series, steps):
     assert fired(NaNNear(), history(**series)) == steps
 
 
-def test_what_an_alert_of_nan_says():
+def test_what_a_finding_of_nan_says():
     growth = NaNNear(factor=10).check(history(gradient_norm=[1.0, 3.0, 2.0, 50.0]))
-    assert (growth.quantity, growth.value, growth.threshold) == ("gradient_norm", 50.0, 20.0)
-    assert growth.message == (
+    assert (growth.id, growth.quantities) == ("not-finite-near", ("gradient_norm",))
+    assert (growth.value, growth.threshold) == (50.0, 20.0)
+    assert growth.trust == "Of 4 measurements while it trained."
+    assert growth.sentence == (
         "The gradient norm is 50, more than 10 times its median in the last measurements."
     )
     status = NaNNear().check(history(status=[2]))
-    assert (status.quantity, status.value) == ("status", 2)
-    assert status.message == "The measurement is NaN or infinite."
+    assert (status.id, status.quantities, status.value) == ("not-finite-near", ("status",), 2)
+    assert status.sentence == "The measurement is NaN or infinite."
     loss = NaNNear().check(history(loss=[1.0, NAN]))
-    assert loss.message == "The loss is NaN or infinite."
+    assert loss.sentence == "The loss is NaN or infinite."
     assert loss.to_dict()["value"] is None
+    assert loss.to_dict()["threshold"] is None
 
 
 def test_a_divergence_is_seen_before_its_loss_is_nan():
@@ -224,10 +250,10 @@ def test_a_divergence_is_seen_before_its_loss_is_nan():
                 rows.append({"step": step, "margin": 1.05, "loss": loss, "gradient_norm": norm})
             theta = theta - rate * theta
     first_infinite = next(row["step"] for row in rows if not math.isfinite(row["loss"]))
-    alerts = alerts_of(rows)
-    assert {alert.rule for alert in alerts} == {"NaNNear"}
+    findings = found_in(rows)
+    assert {finding.id for finding in findings} == {"not-finite-near"}
     # The loss grows by 1.1^20 = 6.7 a measurement: four of them are a hundredfold of the median.
-    assert all(alert.step < first_infinite / 5 for alert in alerts)
+    assert all(finding.step < first_infinite / 5 for finding in findings)
 
 
 def test_a_layer_that_dies():
@@ -235,18 +261,21 @@ def test_a_layer_that_dies():
     rows = history(layer_gradient=[alive, dead, alive, dead, dead, dead])
     rows = [{**row, "layers": RECORD["layers"]} for row in rows]
     assert fired(DeadLayer(), rows) == [40]  # said when it dies, once
-    alert = DeadLayer().check(rows[:5])
-    assert (alert.quantity, alert.value, alert.threshold) == ("layer_gradient", 0.0, 0.0)
-    assert alert.message == (
+    finding = DeadLayer().check(rows[:5])
+    assert (finding.id, finding.layer) == ("dead-layer", "conv2")
+    assert (finding.quantities, finding.value, finding.threshold) == (("layer_gradient",), 0.0, 0.0)
+    assert finding.trust == "Of 2 measurements while it trained."
+    assert finding.sentence == (
         "Layer conv2 had a gradient of zero in two measurements in a row while other layers train."
     )
 
 
 def test_a_layer_without_a_share_of_the_trace():
     rows = history(layer_trace=[[0.5, 0.5, 2e-7], [0.5, 0.5, 5e-7]])
-    alert = DeadLayer().check(rows)
-    assert (alert.quantity, alert.value, alert.threshold) == ("layer_trace", 5e-7, 1e-6)
-    assert alert.message.startswith("Layer number 2 had less than 1e-06 of the kernel's trace")
+    finding = DeadLayer().check(rows)
+    assert (finding.quantities, finding.value, finding.threshold) == (("layer_trace",), 5e-7, 1e-6)
+    assert finding.layer == "number 2"
+    assert finding.sentence.startswith("Layer number 2 had less than 1e-06 of the kernel's trace")
     assert DeadLayer(share=1e-7).check(rows) is None
 
 
@@ -263,8 +292,8 @@ def test_layers_of_a_run_that_has_ended_or_was_not_measured_are_not_dead():
 
 def test_a_frozen_layer_does_not_hide_one_that_dies():
     frozen, dead = [0.0, 2.0, 3.0], [0.0, 0.0, 3.0]
-    alerts = alerts_of(history(layer_gradient=[frozen, frozen, frozen, dead, dead, dead]))
-    assert [(alert.step, alert.message.split(" had")[0]) for alert in alerts] == [
+    findings = found_in(history(layer_gradient=[frozen, frozen, frozen, dead, dead, dead]))
+    assert [(finding.step, finding.sentence.split(" had")[0]) for finding in findings] == [
         (10, "Layer conv1"),
         (40, "Layer conv2"),
     ]
@@ -289,11 +318,14 @@ def test_a_layer_that_is_dead_from_the_first_measurement_on():
     """Neither the gradient of the batch nor the trace of the probe knows of it."""
     row = {"step": 0, **NETWORK, "layer_gradient": NO_LIFE, "layer_trace": NO_LIFE}
     row["layer_parameter"] = [0.0, 1.0, 100.0, 1.0, 0.0, 1.0]  # biases of zero block nothing
-    alert = DeadLayer().check([row])
-    assert alert.message == (
+    finding = DeadLayer().check([row])
+    assert finding.sentence == (
         "Layers Dense_0, Dense_1, Dense_2/kernel had a gradient of zero and no share of the kernel's trace while "
         "other layers train."
     )
+    assert finding.layer == "Dense_0/bias"  # the first of them
+    assert finding.quantities == ("layer_gradient", "layer_trace")
+    assert finding.trust == "Of one measurement while it trained."
     again = {**row, "step": 10}
     assert fired(DeadLayer(), [row, again, again]) == [0]  # told of once
     # In the batch alone, it may be the batch.
@@ -327,7 +359,7 @@ def test_a_layer_that_is_dead_from_the_first_measurement_on():
         (["attention/key/bias", "attention/key/kernel", "attention/out/kernel"], None),
     ],
 )
-def test_a_bias_that_is_dead_by_symmetry_raises_no_alert(layers, axes):
+def test_a_bias_that_is_dead_by_symmetry_is_no_finding(layers, axes):
     of_axes = {} if axes is None else {"layer_axes": [float(count) for count in axes]}
     rows = [
         {
@@ -368,7 +400,7 @@ def test_rules_are_told_how_many_axes_layers_have():
         "blocks/bias": "float32[2, 4]",
     }
     layers = ["dense/kernel", "dense/scale", "blocks/bias[0]", "blocks/bias[1]", "head"]
-    outbox = Outbox([], Alerts(rules=[Looking()]))
+    outbox = Outbox([], Findings(rules=[Looking()]))
     outbox.send(0, {"ntk_loss": 1.0}, {"name": "ntk", "layers": layers, "parameters": parameters})
     outbox.close()
     np.testing.assert_array_equal(seen, [[2.0, 0.0, 1.0, 1.0, NAN]])
@@ -376,8 +408,8 @@ def test_rules_are_told_how_many_axes_layers_have():
 
 def test_many_dead_layers_are_counted():
     values = [0.0] * 5 + [1.0]
-    alert = DeadLayer().check(history(layer_gradient=[values, values]))
-    assert alert.message.startswith("Layers number 0, number 1, number 2 and 2 more had")
+    finding = DeadLayer().check(history(layer_gradient=[values, values]))
+    assert finding.sentence.startswith("Layers number 0, number 1, number 2 and 2 more had")
 
 
 def test_rank_collapse_needs_the_gradient_too():
@@ -397,15 +429,19 @@ def test_rank_collapse_needs_the_gradient_too():
         == []
     )
     assert fired(RankCollapse(), history(participation_ratio=ratios)) == []
-    alert = RankCollapse().check(history(participation_ratio=ratios, gradient_norm=norms))
-    assert (alert.value, alert.threshold) == (2.0, 2.5)
-    assert alert.message == (
+    finding = RankCollapse().check(history(participation_ratio=ratios, gradient_norm=norms))
+    assert (finding.id, finding.quantities) == (
+        "rank-collapse",
+        ("participation_ratio", "gradient_norm"),
+    )
+    assert (finding.value, finding.threshold) == (2.0, 2.5)
+    assert finding.sentence == (
         "The participation ratio of the kernel has fallen to 2 from 10, and the gradient norm to 0.5 from 4."
     )
-    assert "does not show that the network cannot learn" in alert.advice
+    assert "does not show that the network cannot learn" in finding.do
 
 
-@pytest.mark.parametrize("rule", Alerts().rules)
+@pytest.mark.parametrize("rule", Findings().rules)
 def test_rules_say_nothing_of_what_is_not_there(rule):
     assert rule.check([{"step": 0}]) is None
     names = ("margin", "step_error", "loss", "gradient_norm", "participation_ratio", "status")
@@ -413,7 +449,7 @@ def test_rules_say_nothing_of_what_is_not_there(rule):
     assert fired(rule, rows) == []
 
 
-def test_a_healthy_run_raises_no_alert():
+def test_a_healthy_run_is_no_finding():
     rng = np.random.default_rng(0)
     steps = np.arange(200)
     loss = 2.3 * np.exp(-steps / 40) * np.exp(0.3 * rng.standard_normal(200))
@@ -426,44 +462,48 @@ def test_a_healthy_run_raises_no_alert():
         layer_gradient=rng.uniform(0.1, 1.0, size=(200, 3)).tolist(),
         status=[1] * 200,
     )
-    assert alerts_of(rows) == []
+    assert found_in(rows) == []
 
 
-# From records to alerts
+# From records to findings
 
 
 def test_a_rule_is_silent_until_it_was_quiet():
     rows = history(loss=[1.0, 20.0, 30.0, 40.0, 5.0, 20.0, 20.0, 1.0])
-    alerts = alerts_of(rows, rules=[LossAbove()])
-    assert [(alert.step, alert.value) for alert in alerts] == [(10, 20.0), (50, 20.0)]
+    findings = found_in(rows, rules=[LossAbove()])
+    assert [(finding.step, finding.value) for finding in findings] == [(10, 20.0), (50, 20.0)]
 
 
 def test_the_default_rules_do_not_storm():
     rows = history(margin=[15.0] * 100, step_error=[0.9] * 100, status=[2] * 100)
-    alerts = alerts_of(rows)
-    assert sorted(alert.rule for alert in alerts) == ["MarginAbove", "NaNNear", "StepErrorAbove"]
+    findings = found_in(rows)
+    assert sorted(finding.id for finding in findings) == [
+        "margin-rises",
+        "not-finite-near",
+        "step-error-high",
+    ]
 
 
 def test_a_measurement_that_comes_twice_counts_once():
     rows, rules = history(margin=[1.1, 1.2, 1.3]), [MarginAbove(rises=0)]
-    assert alerts_of([rows[0]] * 8 + [rows[1]] * 8, rules=rules) == []
+    assert found_in([rows[0]] * 8 + [rows[1]] * 8, rules=rules) == []
     repeated = [row for row in rows for _ in range(8)]
-    assert [alert.step for alert in alerts_of(repeated, rules=rules)] == [20]
+    assert [finding.step for finding in found_in(repeated, rules=rules)] == [20]
 
 
 def test_seeds_that_share_their_steps_have_histories_of_their_own():
     margins = {0: [1.5, 0.5, 0.4], 10: [1.5, 0.5, 1.3], 20: [0.9, 0.5, 1.3], 30: [0.9, 0.5, 1.4]}
     rows = [{"step": step, "margin": margin} for step, row in margins.items() for margin in row]
     rules = [MarginAbove(rises=0)]
-    alerts = alerts_of(rows, rules=rules)
-    assert [(alert.step, alert.value) for alert in alerts] == [(30, 1.4)]  # the third seed
+    findings = found_in(rows, rules=rules)
+    assert [(finding.step, finding.value) for finding in findings] == [(30, 1.4)]  # the third seed
     everywhere = [{"step": step, "margin": 2.0 + k} for step in (0, 10, 20, 30) for k in range(3)]
-    assert [alert.step for alert in alerts_of(everywhere, rules=rules)] == [20]
+    assert [finding.step for finding in found_in(everywhere, rules=rules)] == [20]
 
 
 def test_a_step_that_goes_back_begins_anew():
     rows = history(margin=[1.1, 1.2])
-    assert alerts_of([*rows, *rows, *rows], rules=[MarginAbove(rises=0)]) == []
+    assert found_in([*rows, *rows, *rows], rules=[MarginAbove(rises=0)]) == []
 
 
 def test_names_lose_the_prefix_of_their_monitor_only():
@@ -474,7 +514,7 @@ def test_names_lose_the_prefix_of_their_monitor_only():
             seen.append(history[-1])
 
     record = {"name": "probe_a", "layers": ["conv1"]}
-    outbox = Outbox([], Alerts(rules=[Looking()]))
+    outbox = Outbox([], Findings(rules=[Looking()]))
     outbox.send(3, {"probe_a_loss": 1.0, "ntk_loss": 2.0}, record)
     outbox.close()
     assert seen == [{"step": 3, "layers": ["conv1"], "loss": 1.0, "ntk_loss": 2.0}]
@@ -487,86 +527,93 @@ def test_rules_look_back_upon_the_last_records():
         def check(self, history):
             lengths.append((len(history), history[-1]["step"], history[0]["step"]))
 
-    outbox = Outbox([], Alerts(rules=[Counting()], history=4))
+    outbox = Outbox([], Findings(rules=[Counting()], history=4))
     send_all(outbox, history(loss=[1.0] * 6))
     outbox.close()
     assert lengths == [(1, 0, 0), (2, 10, 0), (3, 20, 0), (4, 30, 0), (4, 40, 10), (4, 50, 20)]
 
 
-def test_an_alert_follows_its_record(tmp_path):
+def test_a_finding_follows_its_record(tmp_path):
     path = tmp_path / "run.jsonl"
-    outbox = Outbox([JsonLines(path)], Alerts(rules=[LossAbove()]))
+    outbox = Outbox([JsonLines(path)], Findings(rules=[LossAbove()]))
     rows = history(loss=[1.0, 20.0, 2.0])
     send_all(outbox, rows)
     outbox.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [next(iter(line)) for line in lines] == ["record", "step", "step", "alert", "step"]
-    alert = Alert("LossAbove", 10, "loss", 20.0, 10.0, "The loss is 20.", "Look at the last batch.")
-    assert lines[3] == {"alert": alert.to_dict()}
-    assert read_alerts(path) == [alert]
+    assert [next(iter(line)) for line in lines] == ["record", "step", "step", "finding", "step"]
+    finding = dataclasses.replace(EXAMPLE, sentence="The loss is 20.", value=20.0, step=10)
+    assert lines[3] == {"finding": finding.to_dict()}
+    assert read_findings(path) == [finding]
     records, read = read_json_lines(path)
     assert records == [RECORD]
     assert read == [{"step": row["step"], "ntk_loss": row["loss"]} for row in rows]
 
 
-def test_alerts_are_read_whatever_else_is_in_the_file(tmp_path):
+def test_findings_are_read_whatever_else_is_in_the_file(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = JsonLines(path)
-    writer.write(0, {"alert": 1.0})  # a number of that name
-    writer.alert(dataclasses.replace(EXAMPLE, value=NAN, threshold=math.inf))
-    path.write_text(path.read_text() + '[1]\n{"alert": {"rule": "Lo')
-    (alert,) = read_alerts(path)
-    assert math.isnan(alert.value)
-    assert math.isnan(alert.threshold)  # JSON has no infinity
-    assert alert.message == EXAMPLE.message
-    assert [row["alert"] for row in read_json_lines(path)[1]] == [1.0]
+    writer.write(0, {"finding": 1.0})  # a number of that name
+    writer.finding(dataclasses.replace(EXAMPLE, value=NAN, threshold=math.inf))
+    path.write_text(path.read_text() + '[1]\n{"finding": {"id": "lo')
+    (finding,) = read_findings(path)
+    assert finding.value is None  # JSON has neither NaN
+    assert finding.threshold is None  # nor infinity
+    assert finding.sentence == EXAMPLE.sentence
+    assert [row["finding"] for row in read_json_lines(path)[1]] == [1.0]
 
 
 def test_the_line_on_the_terminal():
     text = io.StringIO()
-    outbox = Outbox([Terminal(console=Console(file=text, width=40))], Alerts(rules=[LossAbove()]))
+    outbox = Outbox([Terminal(console=Console(file=text, width=40))], Findings(rules=[LossAbove()]))
     send_all(outbox, history(loss=[20.0]))
     outbox.close()
     assert text.getvalue().splitlines() == [
         "step 0  loss 20",
-        "ALERT step 0 LossAbove: The loss is 20. Look at the last batch.",
+        "warning step 0 loss-above: The loss is 20. Look at the last batch.",
     ]
 
 
-def test_an_alert_is_one_line_and_no_markup():
+def test_a_finding_is_one_line_and_no_markup():
     text = io.StringIO()
-    alert = dataclasses.replace(EXAMPLE, message="[bold]Layer[/bold]\n  number 3.")
-    Terminal(console=Console(file=text, width=40)).alert(alert)
+    finding = dataclasses.replace(EXAMPLE, sentence="[bold]Layer[/bold]\n  number 3.")
+    Terminal(console=Console(file=text, width=40)).finding(finding)
     assert text.getvalue() == (
-        "ALERT step 7 LossAbove: [bold]Layer[/bold] number 3. Look at the last batch.\n"
+        "warning step 7 loss-above: [bold]Layer[/bold] number 3. Look at the last batch.\n"
     )
 
 
-def test_an_alert_is_plain_json():
-    alert = dataclasses.replace(EXAMPLE, value=np.float32(1.5), step=np.int32(7))
-    assert json.loads(json.dumps(alert.to_dict())) == {
-        "rule": "LossAbove",
-        "step": 7,
-        "quantity": "loss",
+def test_a_finding_is_plain_json():
+    finding = dataclasses.replace(
+        EXAMPLE, value=np.float32(1.5), interval=(np.float32(1.25), NAN), step=np.int32(7)
+    )
+    assert json.loads(json.dumps(finding.to_dict())) == {
+        "id": "loss-above",
+        "severity": "warning",
+        "quantities": ["loss"],
+        "sentence": "The loss is 12.",
         "value": 1.5,
+        "interval": [1.25, None],
         "threshold": 10.0,
-        "message": "The loss is 12.",
-        "advice": "Look at the last batch.",
+        "step": 7,
+        "layer": None,
+        "trust": "",
+        "do": "Look at the last batch.",
+        "verify": "",
     }
 
 
-# The last records before an alert
+# The last records before a finding
 
 
 def test_the_last_records_are_written_when_a_rule_fires(tmp_path):
-    folder = tmp_path / "runs" / "alerts"
+    folder = tmp_path / "runs" / "findings"
     rows = history(loss=[float(k) for k in range(9)] + [20.0], trace=[NAN] * 10)
-    alerts_of(rows, rules=[LossAbove()], history=4, folder=folder)
-    assert os.listdir(folder) == ["alert-LossAbove-90.jsonl"]
-    path = folder / "alert-LossAbove-90.jsonl"
+    found_in(rows, rules=[LossAbove()], history=4, folder=folder)
+    assert os.listdir(folder) == ["finding-loss-above-90.jsonl"]
+    path = folder / "finding-loss-above-90.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0] == {"record": RECORD}
-    assert lines[1]["alert"]["value"] == 20.0
+    assert lines[1]["finding"]["value"] == 20.0
     assert lines[2:] == [
         {"step": 60, "ntk_loss": 6.0, "ntk_trace": None},
         {"step": 70, "ntk_loss": 7.0, "ntk_trace": None},
@@ -574,34 +621,35 @@ def test_the_last_records_are_written_when_a_rule_fires(tmp_path):
         {"step": 90, "ntk_loss": 20.0, "ntk_trace": None},
     ]
     assert [row["step"] for row in read_json_lines(path)[1]] == [60, 70, 80, 90]
-    assert [alert.step for alert in read_alerts(path)] == [90]
+    assert [finding.step for finding in read_findings(path)] == [90]
 
 
 def test_files_of_former_runs_stay_and_names_are_those_of_files(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Named(LossAbove):
-        name = "loss/../above 10"
+        def check(self, history):
+            return dataclasses.replace(EXAMPLE, id="loss/../above 10", step=history[-1]["step"])
 
     rows = history(loss=[20.0])
     for _ in range(3):
-        alerts_of(rows, rules=[Named()], folder=tmp_path)
+        found_in(rows, rules=[Named()], folder=tmp_path)
     assert sorted(os.listdir(tmp_path)) == [
-        "alert-loss_.._above_10-0-2.jsonl",
-        "alert-loss_.._above_10-0-3.jsonl",
-        "alert-loss_.._above_10-0.jsonl",
+        "finding-loss_.._above_10-0-2.jsonl",
+        "finding-loss_.._above_10-0-3.jsonl",
+        "finding-loss_.._above_10-0.jsonl",
     ]
 
 
-def test_without_a_folder_or_an_alert_nothing_is_written(tmp_path, monkeypatch):
+def test_without_a_folder_or_a_finding_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(alerts_of(history(loss=[20.0]), rules=[LossAbove()])) == 1
-    assert alerts_of(history(loss=[2.0]), rules=[LossAbove()], folder="alerts") == []
+    assert len(found_in(history(loss=[20.0]), rules=[LossAbove()])) == 1
+    assert found_in(history(loss=[2.0]), rules=[LossAbove()], folder="findings") == []
     assert os.listdir(tmp_path) == []
 
 
 def test_other_processes_write_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert len(alerts_of(history(loss=[20.0]), rules=[LossAbove()], folder=tmp_path)) == 1
+    assert len(found_in(history(loss=[20.0]), rules=[LossAbove()], folder=tmp_path)) == 1
     assert os.listdir(tmp_path) == []
 
 
@@ -612,90 +660,94 @@ def test_a_full_disk_leaves_no_half_of_a_file_and_stops_nothing(tmp_path, monkey
     told = []
     rows = history(loss=[20.0, 1.0, 20.0])
     monkeypatch.setattr(os, "fsync", full)
-    outbox = Outbox([], Alerts(rules=[LossAbove()], on_alert=told.append, folder=tmp_path))
+    outbox = Outbox([], Findings(rules=[LossAbove()], on_finding=told.append, folder=tmp_path))
     with pytest.warns(RuntimeWarning) as caught:
         send_all(outbox, rows)
     assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: writing the last records before an alert failed with OSError: [Errno 28] No space left on "
+        "ntkdiag: writing the last records before a finding failed with OSError: [Errno 28] No space left on "
         "device. This is said once, and it is tried again at the next one; training goes on."
     ]
-    assert [alert.step for alert in told] == [0, 20]
+    assert [finding.step for finding in told] == [0, 20]
     assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     rows = history(loss=[20.0])
-    with pytest.warns(RuntimeWarning, match="writing the last records before an alert failed with"):
-        alerts = alerts_of(rows, rules=[LossAbove()], folder=tmp_path / "file" / "alerts")
-    assert len(alerts) == 1
+    with pytest.warns(
+        RuntimeWarning, match="writing the last records before a finding failed with"
+    ):
+        findings = found_in(rows, rules=[LossAbove()], folder=tmp_path / "file" / "findings")
+    assert len(findings) == 1
 
 
-# Whom an alert is told
+# Whom a finding is told
 
 
-def test_callbacks_are_called_with_the_alert():
+def test_callbacks_are_called_with_the_finding():
     told, also_told = [], []
     rows = history(loss=[20.0, 1.0, 30.0])
-    alerts = alerts_of(rows, rules=[LossAbove()], on_alert=[told.append, also_told.append])
-    assert told == also_told == alerts
-    assert [alert.value for alert in told] == [20.0, 30.0]
+    findings = found_in(rows, rules=[LossAbove()], on_finding=[told.append, also_told.append])
+    assert told == also_told == findings
+    assert [finding.value for finding in told] == [20.0, 30.0]
 
 
 def test_a_callback_that_raises_is_said_once():
     told = []
 
-    def post(alert):
+    def post(finding):
         raise ConnectionError("no network.")
 
     rows = history(loss=[20.0, 1.0, 30.0])
     with pytest.warns(RuntimeWarning) as caught:
-        alerts = alerts_of(rows, rules=[LossAbove()], on_alert=[post, told.append])
+        findings = found_in(rows, rules=[LossAbove()], on_finding=[post, told.append])
     assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: on_alert=post failed with ConnectionError: no network. This is said once, and it is tried "
+        "ntkdiag: on_finding=post failed with ConnectionError: no network. This is said once, and it is tried "
         "again at the next one; training goes on."
     ]
-    assert len(alerts) == len(told) == 2
+    assert len(findings) == len(told) == 2
 
 
 def test_a_callback_that_exits_does_not_end_training():
-    def leave(alert):
+    def leave(finding):
         raise SystemExit(1)
 
-    with pytest.warns(RuntimeWarning, match="on_alert=leave failed with SystemExit: 1"):
-        assert len(alerts_of(history(loss=[20.0]), rules=[LossAbove()], on_alert=leave)) == 1
+    with pytest.warns(RuntimeWarning, match="on_finding=leave failed with SystemExit: 1"):
+        assert len(found_in(history(loss=[20.0]), rules=[LossAbove()], on_finding=leave)) == 1
 
 
 def test_a_callback_that_hangs_holds_up_neither_training_nor_records():
     released = threading.Event()
     memory = InMemory()
-    outbox = Outbox([memory], Alerts(rules=[LossAbove()], on_alert=lambda alert: released.wait(60)))
+    outbox = Outbox(
+        [memory], Findings(rules=[LossAbove()], on_finding=lambda finding: released.wait(60))
+    )
     send_all(outbox, history(loss=[20.0]))
     begun = time.monotonic()
     send_all(outbox, [{"step": step, "loss": 1.0} for step in range(10, 60)])
     assert time.monotonic() - begun < couriers.PATIENCE
     assert len(memory.rows) == 51
-    assert len(memory.alerts) == 1  # the writers are told first
-    behind = "the writer AlertWriter has 52 records to write 0.2 s after the end"
+    assert len(memory.findings) == 1  # the writers are told first
+    behind = "the writer FindingWriter has 52 records to write 0.2 s after the end"
     with pytest.warns(RuntimeWarning, match=behind):
         outbox.close(seconds=0.2)
     released.set()
     outbox.close()
 
 
-def test_training_waits_a_moment_until_an_alert_is_told():
+def test_training_waits_a_moment_until_a_finding_is_told():
     told = []
 
     class Slow(InMemory):
-        def alert(self, alert):
+        def finding(self, finding):
             time.sleep(0.2)
-            told.append(alert.step)
+            told.append(finding.step)
 
-    send_all(Outbox([Slow()], Alerts(rules=[LossAbove()])), history(loss=[20.0]))
+    send_all(Outbox([Slow()], Findings(rules=[LossAbove()])), history(loss=[20.0]))
     assert told == [0]
 
 
-def test_the_last_alert_comes_before_the_writers_are_closed(monkeypatch):
+def test_the_last_finding_comes_before_the_writers_are_closed(monkeypatch):
     class Slow(LossAbove):
         def check(self, history):
             time.sleep(0.3)
@@ -707,47 +759,48 @@ def test_the_last_alert_comes_before_the_writers_are_closed(monkeypatch):
         def write(self, step, values):
             calls.append("write")
 
-        def alert(self, alert):
-            calls.append("alert")
+        def finding(self, finding):
+            calls.append("finding")
 
         def close(self):
             calls.append("close")
 
     monkeypatch.setattr("ntkdiag.monitor.dispatcher.PATIENCE", 0.01)
-    outbox = Outbox([Noting()], Alerts(rules=[Slow()]))
+    outbox = Outbox([Noting()], Findings(rules=[Slow()]))
     send_all(outbox, history(loss=[20.0, 1.0]))
     outbox.close()
-    assert calls == ["write", "write", "alert", "close"]
+    assert calls == ["write", "write", "finding", "close"]
 
 
 @pytest.mark.slow
-def test_the_end_of_the_interpreter_waits_for_the_last_alert(tmp_path):
+def test_the_end_of_the_interpreter_waits_for_the_last_finding(tmp_path):
     script = textwrap.dedent(
         """
         import sys, time
-        from ntkdiag.monitor import Alerts, Alert, JsonLines, Rule
+        from ntkdiag.monitor import Finding, Findings, JsonLines, Rule
         from ntkdiag.monitor.dispatcher import Outbox
+from ntkdiag.monitor.live_findings.findings_argument import findings_of
 
         class Slow(Rule):
             def check(self, history):
                 time.sleep(1.5)
-                return Alert("Slow", 3, "loss", 2.0, 1.0, "It is.", "Look.")
+                return Finding("slow", "warning", ("loss",), "It is.", value=2.0, step=3)
 
-        Outbox([JsonLines(sys.argv[1])], Alerts(rules=[Slow()])).send(3, {}, {"name": "ntk"})
+        Outbox([JsonLines(sys.argv[1])], Findings(rules=[Slow()])).send(3, {}, {"name": "ntk"})
         """
     )
     path = tmp_path / "run.jsonl"
     command = [sys.executable, "-c", script, str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stderr == ""
-    assert [alert.step for alert in read_alerts(path)] == [3]
+    assert [finding.step for finding in read_findings(path)] == [3]
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda: True, "TypeError: check(history) returned a bool and no Alert"),
+        (lambda: True, "TypeError: check(history) returned a bool and no Finding"),
     ],
 )
 def test_a_rule_that_fails_is_said_once_and_stops_no_other(answer, reason):
@@ -757,82 +810,84 @@ def test_a_rule_that_fails_is_said_once_and_stops_no_other(answer, reason):
 
     rows = history(loss=[1.0, 20.0])
     with pytest.warns(RuntimeWarning) as caught:
-        alerts = alerts_of(rows, rules=[Faulty(), LossAbove()])
+        findings = found_in(rows, rules=[Faulty(), LossAbove()])
     assert [str(warning.message) for warning in caught] == [
         f"ntkdiag: the rule Faulty failed with {reason}. This is said once, and it is tried again at the next "
         "one; training goes on."
     ]
-    assert [alert.step for alert in alerts] == [10]
+    assert [finding.step for finding in findings] == [10]
 
 
-def test_a_writer_that_fails_in_its_alert_is_tried_again():
+def test_a_writer_that_fails_in_its_finding_is_tried_again():
     class Failing(InMemory):
-        def alert(self, alert):
+        def finding(self, finding):
             raise OSError("disk full")
 
     writer = Failing()
-    outbox = Outbox([writer], Alerts(rules=[LossAbove()]))
-    said = r"the writer Failing failed in alert\(\) with OSError: disk full. This alert is lost to it. "
+    outbox = Outbox([writer], Findings(rules=[LossAbove()]))
+    said = r"the writer Failing failed in finding\(\) with OSError: disk full. This finding is lost to it. "
     with pytest.warns(RuntimeWarning, match=said):
         send_all(outbox, history(loss=[20.0, 1.0]))
     assert len(writer.rows) == 2
 
 
-class WithoutAlerts:
+class WithoutFindings:
     def write(self, step, values):
         pass
 
 
-@pytest.mark.parametrize("writers", [[], [WithoutAlerts()]])
-def test_where_nobody_listens_an_alert_is_a_warning(writers):
-    outbox = Outbox(writers, Alerts(rules=[LossAbove()]))
+@pytest.mark.parametrize("writers", [[], [WithoutFindings()]])
+def test_where_nobody_listens_a_finding_is_a_warning(writers):
+    outbox = Outbox(writers, Findings(rules=[LossAbove()]))
     with pytest.warns(RuntimeWarning) as caught:
         send_all(outbox, history(loss=[20.0, 30.0, 1.0, 40.0]))
     assert [str(warning.message) for warning in caught] == [
-        "ntkdiag: ALERT step 0 LossAbove: The loss is 20. Look at the last batch.",
-        "ntkdiag: ALERT step 30 LossAbove: The loss is 40. Look at the last batch.",
+        "ntkdiag: warning step 0 loss-above: The loss is 20. Look at the last batch.",
+        "ntkdiag: warning step 30 loss-above: The loss is 40. Look at the last batch.",
     ]
 
 
-def test_the_warning_of_an_alert_does_not_raise_where_warnings_are_errors(caplog):
+def test_the_warning_of_a_finding_does_not_raise_where_warnings_are_errors(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING, logger="ntkdiag"):
         warnings.simplefilter("error")
-        send_all(Outbox([], Alerts(rules=[LossAbove()])), history(loss=[20.0]))
+        send_all(Outbox([], Findings(rules=[LossAbove()])), history(loss=[20.0]))
     assert caplog.messages == [
-        "ntkdiag: ALERT step 0 LossAbove: The loss is 20. Look at the last batch."
+        "ntkdiag: warning step 0 loss-above: The loss is 20. Look at the last batch."
     ]
 
 
 def test_who_listens_is_told_without_a_warning(tmp_path):
     rows = history(loss=[20.0])
-    for options in ({"on_alert": [lambda alert: None]}, {"folder": tmp_path}):
-        send_all(Outbox([], Alerts(rules=[LossAbove()], **options)), rows)  # a warning is an error
-    send_all(Outbox([InMemory()], Alerts(rules=[LossAbove()])), rows)
+    for options in ({"on_finding": [lambda finding: None]}, {"folder": tmp_path}):
+        send_all(
+            Outbox([], Findings(rules=[LossAbove()], **options)), rows
+        )  # a warning is an error
+    send_all(Outbox([InMemory()], Findings(rules=[LossAbove()])), rows)
 
 
-def test_an_outbox_without_alerts_raises_none():
+def test_an_outbox_without_findings_raises_none():
     memory = InMemory()
     send_all(Outbox([memory]), history(status=[2, 2]))
-    assert memory.alerts == []
+    assert memory.findings == []
 
 
-def test_monitors_share_no_history_though_they_share_their_alerts():
-    alerts = Alerts(rules=[MarginAbove(times=2, rises=0)])
+def test_monitors_share_no_history_though_they_share_their_findings():
+    findings = Findings(rules=[MarginAbove(times=2, rises=0)])
     first, second = InMemory(), InMemory()
     for memory in (first, second):
-        send_all(Outbox([memory], alerts), history(margin=[1.5]))
-    assert first.alerts == second.alerts == []
+        send_all(Outbox([memory], findings), history(margin=[1.5]))
+    assert first.findings == second.findings == []
 
 
 def test_an_outbox_can_be_copied_with_its_history():
     memory = InMemory()
-    outbox = Outbox([memory], Alerts(rules=[MarginAbove(times=2, rises=0)]))
+    outbox = Outbox([memory], Findings(rules=[MarginAbove(times=2, rises=0)]))
     send_all(outbox, history(margin=[1.5]))
     copied = copy.deepcopy(outbox)
     copied.send(10, {"ntk_margin": 1.5}, RECORD)
     (copy_of_memory,) = copied.writers
-    assert len(copy_of_memory.alerts) == 1
-    assert memory.alerts == []
+    assert len(copy_of_memory.findings) == 1
+    assert memory.findings == []
 
 
 # Arguments
@@ -843,25 +898,27 @@ def test_an_outbox_can_be_copied_with_its_history():
     ("make", "message"),
     [
         (
-            lambda: Alerts(rules=[MarginAbove]),
+            lambda: Findings(rules=[MarginAbove]),
             "rules=...): expected objects with a method check(history); got the class MarginAbove. "
             "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
         ),
         (
-            lambda: Alerts(rules=(3,)),
+            lambda: Findings(rules=(3,)),
             "rules=...): expected objects with a method check(history); got a int. "
             "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
         ),
         (
-            lambda: Alerts(on_alert=3),
-            "on_alert=...): expected functions of one alert; got a int. Alerts(on_alert=print) prints each alert.",
+            lambda: Findings(on_finding=3),
+            "on_finding=...): expected functions of one finding; got a int. Findings(on_finding=print) prints "
+            "each finding.",
         ),
         (
-            lambda: Alerts(history=0),
-            "history=...): expected a positive integer number of records; got 0. Alerts(history=64) keeps the last 64.",
+            lambda: Findings(history=0),
+            "history=...): expected a positive integer number of records; got 0. Findings(history=64) keeps the "
+            "last 64.",
         ),
         (
-            lambda: Alerts(history=2),
+            lambda: Findings(history=2),
             "history=...): expected at least the 3 records that MarginAbove looks at; got 2. "
             "Keep more records, or ask for fewer in a row.",
         ),
@@ -912,7 +969,7 @@ def test_wrong_arguments(make, message):
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.InvalidInputError) as caught:
-        Alerts(folder=tmp_path / "file")
+        Findings(folder=tmp_path / "file")
     assert str(caught.value).endswith(
         "folder=...): expected a folder, which is made where there is none; got the file 'file'. "
         "Name the folder that the file is in."
@@ -920,5 +977,66 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 
 def test_one_callback_needs_no_brackets():
-    assert Alerts(on_alert=print).callbacks == (print,)
-    assert Alerts().callbacks == ()
+    assert Findings(on_finding=print).callbacks == (print,)
+    assert Findings().callbacks == ()
+
+
+# Whom `watch` and `Monitor` tell
+
+
+def line(params, x):
+    return params["a"] * x
+
+
+X = np.ones([8, 1], np.float32)
+GRADIENTS = [1.0, 1.0, 1.0, 1e4]  # the last one is far above the median
+
+
+def test_functions_alone_hear_of_a_monitor():
+    told, also_told = [], []
+    options = {"train": (X, None), "every": 1, "instruments": "layer_norms"}
+    with Monitor(line, on_finding=[told.append, also_told.append], **options) as monitor:
+        for step, size in enumerate(GRADIENTS):
+            gradient = {"a": jnp.full([], size)}
+            monitor(step, {"a": jnp.ones([])}, updates=gradient, gradient=gradient)
+    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]
+    assert told == also_told
+
+
+@pytest.mark.parametrize(
+    "of_data", [{"f": line, "train": (X, None), "instruments": "layer_norms"}, {}]
+)
+def test_a_function_alone_hears_of_a_watch(of_data):
+    told = []
+    tx = watch(optax.sgd(0.1), every=1, on_finding=told.append, **of_data)
+    params = {"a": jnp.ones([])}
+    state = tx.init(params)
+    for size in GRADIENTS:
+        _, state = jax.jit(tx.update)({"a": jnp.full([], size)}, state, params)
+    jax.effects_barrier()
+    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]
+
+
+def test_functions_are_named_once():
+    for findings in (Findings(), None):
+        with pytest.raises(errors.InvalidInputError) as caught:
+            findings_of(findings, print, [])
+        assert str(caught.value) == (
+            "findings=..., on_finding=...: expected one of both; got both. The functions go into the findings: "
+            "findings=Findings(on_finding=[function])."
+        )
+    assert findings_of("auto", (), []) is None
+    assert findings_of("auto", print, []).callbacks == (print,)
+
+
+@pytest.mark.usefixtures("wrong_types")
+def test_what_is_no_findings():
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(optax.sgd(0.1), findings="standard")
+    assert str(caught.value).endswith(
+        "findings=...): expected an ntkdiag.monitor.Findings, \"auto\" or None; got 'standard'. "
+        "on_finding=function tells a function what the standard rules find."
+    )
+    with pytest.raises(errors.InvalidInputError) as caught:
+        watch(optax.sgd(0.1), on_finding=3)
+    assert "on_finding=...): expected functions of one finding; got a int." in str(caught.value)

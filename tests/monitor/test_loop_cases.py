@@ -15,7 +15,7 @@ import pytest
 from networks_in_training import adam_in, adam_response, dense_margin_of
 
 import ntkdiag
-from ntkdiag.monitor import Alerts, InMemory, TopCurvatures
+from ntkdiag.monitor import InMemory, TopCurvatures
 
 get = optax.tree_utils.tree_get
 N, D, C = 32, 5, 3
@@ -190,20 +190,20 @@ class Attends(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [optax.adam(1e-3), optax.adamw(1e-3)], ids=["adam", "adamw"])
 @pytest.mark.parametrize("norm", ["layer", "mean over tokens"])
-def test_biases_without_a_gradient_by_symmetry_raise_no_alert(norm, optimizer):
+def test_biases_without_a_gradient_by_symmetry_are_no_finding(norm, optimizer):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 8, (48, 9))
     tokens[:, 1::2] = (tokens[:, :-1:2] + 3) % 8
     x, y = tokens[:, :-1], tokens[:, 1:]
     model = Attends(norm)
     params = model.init(jax.random.key(0), x)["params"]
-    alerts = []
+    found = []
     options = {"loss": "cross_entropy", "every": 5, "instruments": "economy", "time_share": None}
     tx = ntkdiag.watch(
         optimizer,
         ntkdiag.functionalize(model, {"params": params}),
         train=(x[:32], y[:32]),
-        alerts=Alerts(on_alert=alerts.append),
+        on_finding=found.append,
         writers=InMemory(),
         **options,
     )
@@ -221,4 +221,4 @@ def test_biases_without_a_gradient_by_symmetry_raise_no_alert(norm, optimizer):
         params, state = step(params, state)
     jax.effects_barrier()
     assert get(state, "ntk_measurements") == 7
-    assert not [alert.message for alert in alerts]
+    assert not [finding.sentence for finding in found]

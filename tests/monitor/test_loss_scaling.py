@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import ntkdiag
-from ntkdiag.monitor import Alert, InMemory
+from ntkdiag.monitor import Finding, InMemory
 
 # The second value overflows; at step 0 and step 4, which are measured, as well as at step 3, which is not.
 OVERFLOWS = {0, 1, 6, 7, 9}
@@ -75,7 +75,7 @@ def _optimizer_of(form, memory, x, y):
 
 @pytest.mark.parametrize("is_compiled", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("form", ["selected", "guard outside", "guard inside"])
-def test_one_row_for_each_step_and_no_alert(form, is_compiled):
+def test_one_row_for_each_step_and_no_finding(form, is_compiled):
     params, x, y = _problem()
     memory = InMemory()
     tx, step_of = _optimizer_of(form, memory, x, y)
@@ -88,7 +88,7 @@ def test_one_row_for_each_step_and_no_alert(form, is_compiled):
     assert len(memory.steps) == len(set(memory.steps)) >= 2
     assert all(row["ntk_status"] == 1 for row in memory.rows)
     assert np.isfinite([row["ntk_loss"] for row in memory.rows]).all()
-    assert not memory.alerts
+    assert not memory.findings
 
 
 def test_a_training_that_is_lost_is_said_one_step_later():
@@ -104,4 +104,4 @@ def test_a_training_that_is_lost_is_said_one_step_later():
     # The step after the broken batch has parameters of NaN.
     assert memory.steps[:2] == [0, EVERY + 1]
     assert memory.rows[1]["ntk_status"] == 2
-    assert isinstance(memory.alerts[0], Alert)
+    assert isinstance(memory.findings[0], Finding)

@@ -24,6 +24,6 @@ def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
 
     printed = capsys.readouterr().out
     assert "together" in printed  # the plan
-    assert "ALERT step" in printed
-    assert len(list(tmp_path.glob("alerts/alert-MarginAbove-*.jsonl"))) == 1
+    assert "warning step" in printed
+    assert len(list(tmp_path.glob("findings/finding-margin-rises-*.jsonl"))) == 1
     assert np.isfinite(names["scalars"]["ntk_step_error"])

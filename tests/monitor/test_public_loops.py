@@ -48,7 +48,7 @@ def watched_run(loop, due, *, status=READ, instruments="margin", **options):
     """
     memory = InMemory()
     watch = functools.partial(
-        ntkdiag.watch, every=3, instruments=instruments, writers=memory, alerts=None, **options
+        ntkdiag.watch, every=3, instruments=instruments, writers=memory, findings=None, **options
     )
     result = loop(watch)
     jax.effects_barrier()

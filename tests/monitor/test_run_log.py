@@ -226,7 +226,7 @@ def test_nothing_is_made_before_it_is_needed_and_faults_are_said(tmp_path):
 
 
 @pytest.mark.long
-def test_with_out_there_are_alerts(tmp_path):
+def test_with_out_there_are_findings(tmp_path):
     params, _, _ = problem()
     rule = ntkdiag.monitor.MarginAbove(1e-9, times=1)
     tx = watched(
@@ -234,8 +234,8 @@ def test_with_out_there_are_alerts(tmp_path):
         every=1,
         instruments=("margin",),
         time_share=None,
-        alerts=ntkdiag.monitor.Alerts(rules=[rule]),
+        findings=ntkdiag.monitor.Findings(rules=[rule]),
     )
     train(tx, params, 4)
-    assert ntkdiag.monitor.read_alerts(tmp_path / "watch.jsonl")
+    assert ntkdiag.monitor.read_findings(tmp_path / "watch.jsonl")
     assert ntkdiag.open_run(tmp_path).steps() == [0, 1, 2, 3]

@@ -363,7 +363,13 @@ def train(tx, compiled, *, before=None, bad_gradients=(), bad_parameters=()):
 
 def watched(inner, model=f, **options):
     _, x, y = problem()
-    options = {"every": 20, "loss": "mse", "instruments": "layer_norms", "alerts": None, **options}
+    options = {
+        "every": 20,
+        "loss": "mse",
+        "instruments": "layer_norms",
+        "findings": None,
+        **options,
+    }
     return watch(inner, model, train=(jnp.float32(x), y), **options)
 
 

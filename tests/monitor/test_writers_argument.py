@@ -18,7 +18,7 @@ import pytest
 import ntkdiag
 from ntkdiag import errors
 from ntkdiag.monitor import (
-    Alert,
+    Finding,
     InMemory,
     JaxMonitoring,
     RunLog,
@@ -224,8 +224,8 @@ class Dial(TrackerWriter):
     def log_record(self, record):
         pass
 
-    def log_alert(self, alert):
-        self.runs[self.run_id].append(alert.rule)
+    def log_finding(self, finding):
+        self.runs[self.run_id].append(finding.id)
 
     def close_run(self):
         self.runs[self.run_id].append("closed")
@@ -250,15 +250,15 @@ def test_a_tracker_gets_scalars():
     writer.close()  # not at the end of the process, where there is no `runs` any more
 
 
-def test_a_tracker_gets_the_record_and_alerts():
+def test_a_tracker_gets_the_record_and_findings():
     class Noting(Dial):
         def log_record(self, record):
             self.runs[self.run_id].append(record["probe"])
 
     writer = Noting()
     writer.start({**RECORD, "probe": "sha"})
-    writer.alert(Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the rate."))
-    assert Dial.runs == {"run0": ["ntk", "sha", "LossAbove"]}
+    writer.finding(Finding("loss-above", "warning", ("loss",), "The loss rose."))
+    assert Dial.runs == {"run0": ["ntk", "sha", "loss-above"]}
     writer.close()
 
 
@@ -291,7 +291,7 @@ class Slow(ntkdiag.monitor.TrackerWriter):
     def log_record(self, record):
         pass
 
-    log_alert = log_record
+    log_finding = log_record
 
     def close_run(self):
         print("closed")

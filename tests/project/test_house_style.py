@@ -86,6 +86,7 @@ LAYERS = {
         "kernel",
         "engine",
         "analysis",
+        "judging",
         "predict",
         "probe_batch",
         "runs",

@@ -55,7 +55,7 @@ NO_ROWS = {
     "two objects": '{"step": 2} {"step": 3}',
     "NUL bytes": "\0" * 1000,
     "record is a list": '{"record": [1]}',
-    "alert is text": '{"alert": "x"}',
+    "finding is text": '{"finding": "x"}',
     "wrong checksum": '{"step": 2, "crc32": "00000000"}',
     "half a checksum": '{"step": 2, "crc32": "0000',
     "arrays that lead out": '{"step": 2, "arrays": {"../../x": "0"}}',
@@ -252,7 +252,7 @@ def test_the_run_of_a_tracker_is_not_remembered_through_a_link(outside, tmp_path
         def open_run(self, run_id, record):
             return "new"
 
-        log_record = log_scalars = log_alert = close_run = lambda self, *args: None
+        log_record = log_scalars = log_finding = close_run = lambda self, *args: None
 
     (tmp_path / "some_run.json").symlink_to(outside / "precious")
     before = content(outside)
@@ -504,7 +504,7 @@ def test_what_is_no_path_is_refused_by_every_call(path, got, tmp_path):
         "JsonLines(path): ": lambda: JsonLines(path),
         "RunLog(out): ": lambda: RunLog(path),
         "read_json_lines(path): ": lambda: ntkdiag.monitor.read_json_lines(path),
-        "read_alerts(path): ": lambda: ntkdiag.monitor.read_alerts(path),
+        "read_findings(path): ": lambda: ntkdiag.monitor.read_findings(path),
         "Run.save(path): ": lambda: run.save(path),
         "Run.save_paper(path): ": lambda: run.save_paper(path),
         "Comparison.save(path): ": lambda: comparison.save(path),

@@ -67,7 +67,7 @@ def calls(root, intact, out, draw):
         yield functools.partial(run.array, 10, key, name="track")
         yield functools.partial(run.arrays, key, name="track")
     yield run.to_dict
-    yield lambda: ntkdiag.monitor.read_alerts(root / "watch.jsonl")
+    yield lambda: ntkdiag.monitor.read_findings(root / "watch.jsonl")
     yield functools.partial(of_track, run)
     yield functools.partial(run.save, out / "run.html")
     yield functools.partial(run.save, out / "run.json")

@@ -1,4 +1,4 @@
-"""Small trainings with `watch`: what their loss did, and which alerts there were."""
+"""Small trainings with `watch`: what their loss did, and which findings there were."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import ntkdiag
-from ntkdiag.monitor import Alerts, InMemory
+from ntkdiag.monitor import InMemory
 
 CLASSES = 10
 
@@ -90,11 +90,11 @@ def sentences(n):
 
 
 def train(training, every=10):
-    """The loss of every step, the margins, and the alerts, in the default configuration of alerts."""
+    """The loss of every step, the margins, and what the standard rules find."""
     make = sentences if isinstance(training.model, Transformer) else images
     x, y = make(training.n)
     params = training.model.init(jax.random.key(0), x[:2])["params"]
-    memory, alerts = InMemory(), []
+    memory, findings = InMemory(), []
     tx = ntkdiag.watch(
         training.optimizer,
         ntkdiag.functionalize(training.model, {"params": params}),
@@ -104,7 +104,7 @@ def train(training, every=10):
         instruments=("economy", "spectral"),
         time_share=None,
         writers=memory,
-        alerts=Alerts(on_alert=alerts.append),
+        on_finding=findings.append,
     )
 
     def loss_of(params, x, y):
@@ -128,7 +128,7 @@ def train(training, every=10):
     losses = np.asarray(losses)
     jax.effects_barrier()
     margins = np.array([row["ntk_margin"] for row in memory.rows])
-    return losses, margins, alerts
+    return losses, margins, findings
 
 
 def spikes(losses, factor, quiet=100):

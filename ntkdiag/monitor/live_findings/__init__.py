@@ -1,1 +1,1 @@
-"""Alerts: rules over the last records of a run, and who is told when one of them fires."""
+"""Findings while a run trains: rules over its last records, and who is told what they find."""

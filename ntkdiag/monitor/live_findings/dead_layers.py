@@ -45,6 +45,11 @@ def certainly_dead(row: Row) -> set[int]:
     return {layer for layer, pair in enumerate(both) if pair == (0.0, 0.0)}
 
 
+def layer_name(row: Row, layer: int) -> str:
+    """The name of a layer; "number 3" where it has none."""
+    return _names(row, 1 + layer)[layer]
+
+
 def layer_names(row: Row, layers: Sequence[int]) -> str:
     """Layers in words, a whole module by its name: the first ones, all others by their count."""
     names = _names(row, 1 + max(layers))

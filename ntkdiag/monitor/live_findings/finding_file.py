@@ -1,4 +1,4 @@
-"""The last records before an alert, written to a file of their own.
+"""The last records before a finding, written to a file of their own.
 
 The file appears whole or not at all: it is written under another name first, which begins with a
 dot, and then renamed.
@@ -12,22 +12,22 @@ from typing import Any
 
 import jax
 
-from ntkdiag.monitor.live_findings.rule import Alert
+from ntkdiag.judging.finding import Finding
 from ntkdiag.runs.json_lines import line_of
 
 
-def save_alert(
+def save_finding(
     folder: pathlib.Path,
     record: Mapping[str, Any],
-    alert: Alert,
+    finding: Finding,
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the convention record, the alert and the last records, each on a line."""
+    """Write the convention record, the finding and the last records, each on a line."""
     if jax.process_index() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [{"record": record}, {"alert": alert.to_dict()}, *rows]
-    path = _free_path(folder, alert)
+    lines = [{"record": record}, {"finding": finding.to_dict()}, *rows]
+    path = _free_path(folder, finding)
     unfinished = folder / f".{path.stem}.{os.getpid()}.tmp"
     try:
         _write(unfinished, lines)
@@ -36,10 +36,10 @@ def save_alert(
         unfinished.unlink(missing_ok=True)  # what a full disk left
 
 
-def _free_path(folder: pathlib.Path, alert: Alert) -> pathlib.Path:
+def _free_path(folder: pathlib.Path, finding: Finding) -> pathlib.Path:
     """A file that is not there yet: what another run wrote into the folder stays."""
-    rule = re.sub(r"[^\w.-]+", "_", alert.rule)
-    stem = f"alert-{rule}-{alert.step}"
+    name = re.sub(r"[^\w.-]+", "_", finding.id)
+    stem = f"finding-{name}-{finding.step}"
     path = folder / f"{stem}.jsonl"
     count = 1
     while path.exists():

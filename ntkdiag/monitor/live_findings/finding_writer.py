@@ -2,7 +2,7 @@
 
 1. A record joins the history of its run: the ring buffer of the last ones.
 2. Each rule is asked. One that fires is silent from then on, until it was quiet once.
-3. An alert goes to the writers, then into a file with the ring buffer, then to the callbacks.
+3. A finding goes to the writers, then into a file with the ring buffer, then to the callbacks.
 
 It is a writer itself: a courier calls it on a thread of its own, drops what is sent twice, and
 keeps training from waiting for it. Rules and callbacks are code of the user; what they raise is
@@ -15,11 +15,12 @@ import pathlib
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from ntkdiag.judging.finding import Finding
 from ntkdiag.monitor.error_isolation import described, warn
 from ntkdiag.monitor.live_findings.dead_layers import layer_axes
-from ntkdiag.monitor.live_findings.finding_file import save_alert
-from ntkdiag.monitor.live_findings.findings_argument import Alerts
-from ntkdiag.monitor.live_findings.rule import Alert, Row, Rule
+from ntkdiag.monitor.live_findings.finding_file import save_finding
+from ntkdiag.monitor.live_findings.findings_argument import Findings
+from ntkdiag.monitor.live_findings.rule import Row, Rule
 from ntkdiag.monitor.writers import Values
 
 MOST_RUNS = 64  # that share their steps, as under jax.vmap over seeds
@@ -34,28 +35,28 @@ class _Run:
     silent_rules: set[int] = dataclasses.field(default_factory=set)
 
 
-class AlertWriter:
-    """Takes the records of one monitor and raises its alerts.
+class FindingWriter:
+    """Takes the records of one monitor and tells what rules find in them.
 
     Args:
-        alerts: What to look for, and whom to tell beside the writers.
-        tell_writers: Hands an alert to the writers of the monitor.
-        is_heard: Whether one of those takes alerts.
+        findings: What to look for, and whom to tell beside the writers.
+        tell_writers: Hands a finding to the writers of the monitor.
+        is_heard: Whether one of those takes findings.
         call: The call that warnings begin with, as code.
 
     Attributes:
-        n_alerts: How many alerts it has raised.
+        n_findings: How many it has told.
     """
 
     def __init__(
-        self, alerts: Alerts, tell_writers: Callable[[Alert], None], is_heard: bool, call: str
+        self, findings: Findings, tell_writers: Callable[[Finding], None], is_heard: bool, call: str
     ) -> None:
-        self.alerts = alerts
+        self.findings = findings
         self.call = call
-        self.n_alerts = 0
+        self.n_findings = 0
         self._tell_writers = tell_writers
-        has_listener = is_heard or bool(alerts.callbacks)
-        self._is_heard = has_listener or alerts.folder is not None
+        has_listener = is_heard or bool(findings.callbacks)
+        self._is_heard = has_listener or findings.folder is not None
         self._record: dict[str, Any] = {}
         self._runs: list[_Run] = []
         self._step: int | None = None
@@ -74,18 +75,18 @@ class AlertWriter:
             return
         run.records.append({"step": step, **values})
         run.history.append(self._without_prefix(step, values))
-        for index, rule in enumerate(self.alerts.rules):
-            alert = self._asked(index, rule, run)
-            if alert is None:
+        for index, rule in enumerate(self.findings.rules):
+            finding = self._asked(index, rule, run)
+            if finding is None:
                 run.silent_rules.discard(index)
                 continue
             if index in run.silent_rules:
                 continue
             run.silent_rules.add(index)
-            # Of many seeds that diverge at the same step one alert is enough.
+            # Of many seeds that diverge at the same step one finding is enough.
             if index not in self._fired_at_step:
                 self._fired_at_step.add(index)
-                self._raise(alert, run)
+                self._tell(finding, run)
 
     def _run_of(self, step: int) -> _Run | None:
         """The run that this record belongs to: the k-th record of each step is of the k-th run."""
@@ -100,7 +101,7 @@ class AlertWriter:
         if position >= MOST_RUNS:
             return None
         if position >= len(self._runs):
-            length = self.alerts.history
+            length = self.findings.history
             run = _Run(collections.deque(maxlen=length), collections.deque(maxlen=length))
             self._runs.append(run)
             return run
@@ -119,34 +120,34 @@ class AlertWriter:
             row[name.removeprefix(prefix)] = value
         return row
 
-    def _asked(self, index: int, rule: Rule, run: _Run) -> Alert | None:
+    def _asked(self, index: int, rule: Rule, run: _Run) -> Finding | None:
         """What a rule says of a history; None where it fails, which is said once."""
         try:
-            alert = rule.check(tuple(run.history))
-            if alert is None or isinstance(alert, Alert):
-                return alert
-            raise TypeError(f"check(history) returned a {type(alert).__name__} and no Alert")
+            finding = rule.check(tuple(run.history))
+            if finding is None or isinstance(finding, Finding):
+                return finding
+            raise TypeError(f"check(history) returned a {type(finding).__name__} and no Finding")
         except BaseException as error:
             self._note_failure(("rule", index), f"the rule {type(rule).__name__}", error)
         return None
 
-    def _raise(self, alert: Alert, run: _Run) -> None:
-        """Tell everybody of an alert, the writers first: callbacks may take their time."""
-        self._tell_writers(alert)
-        self.n_alerts += 1
+    def _tell(self, finding: Finding, run: _Run) -> None:
+        """Tell everybody of a finding, the writers first: callbacks may take their time."""
+        self._tell_writers(finding)
+        self.n_findings += 1
         if not self._is_heard:
-            warn(f"{self.call}: {alert}")
-        if self.alerts.folder is not None:
+            warn(f"{self.call}: {finding}")
+        if self.findings.folder is not None:
             try:
-                save_alert(pathlib.Path(self.alerts.folder), self._record, alert, run.records)
+                save_finding(pathlib.Path(self.findings.folder), self._record, finding, run.records)
             except Exception as error:
-                self._note_failure("folder", "writing the last records before an alert", error)
-        for index, callback in enumerate(self.alerts.callbacks):
+                self._note_failure("folder", "writing the last records before a finding", error)
+        for index, callback in enumerate(self.findings.callbacks):
             try:
-                callback(alert)
+                callback(finding)
             except BaseException as error:
                 name = getattr(callback, "__name__", type(callback).__name__)
-                self._note_failure(("callback", index), f"on_alert={name}", error)
+                self._note_failure(("callback", index), f"on_finding={name}", error)
 
     def _note_failure(self, key: Hashable, what: str, error: BaseException) -> None:
         """Warn of the first failure of a rule, a callback or the folder."""

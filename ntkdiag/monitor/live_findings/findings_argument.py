@@ -1,30 +1,32 @@
-"""What a monitor is told of alerts: the rules, the callbacks, and where the last records go."""
+"""What a monitor is told of live findings: the rules, the callbacks, where the last records go."""
 
 import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.monitor.live_findings.rule import Alert, Rule
+from ntkdiag.judging.finding import Finding
+from ntkdiag.monitor.live_findings.rule import Rule
 from ntkdiag.monitor.live_findings.standard_rules import DEFAULT_RULES
+from ntkdiag.monitor.writers import Writer
 
 T = TypeVar("T")
-OnAlert: TypeAlias = Callable[[Alert], object]
+OnFinding: TypeAlias = Callable[[Finding], object]
 
 
 @dataclasses.dataclass(frozen=True)
-class Alerts:
+class Findings:
     """What is looked for in the measurements of a run, and who is told.
 
     After every measurement the rules are asked, on a thread of their own, so that neither a rule
-    nor a callback can stop training or raise into it. An alert goes to every writer that has a
-    method `alert(alert)`, after the record that it is about, then to the callbacks. A rule that has
-    fired stays silent until it was quiet once. Where there is nobody to tell (no such writer, no
-    callback, no folder) an alert is a `RuntimeWarning`.
+    nor a callback can stop training or raise into it. A finding goes to every writer that has a
+    method `finding(finding)`, after the record that it is about, then to the callbacks. A rule that
+    has fired stays silent until it was quiet once. Where there is nobody to tell (no such writer,
+    no callback, no folder) a finding is a `RuntimeWarning`.
 
     Under `jax.vmap` over seeds several measurements have the same step: the k-th of every step is
     taken for the k-th run, up to 64 of them, and a rule fires once a step at most. A step that goes
@@ -32,17 +34,18 @@ class Alerts:
 
     Attributes:
         rules: The rules; none of them is asked twice about one measurement.
-        on_alert: A function, or several, called with each `Alert`. What it raises becomes one
+        on_finding: A function, or several, called with each `Finding`. What it raises becomes one
             warning.
         history: How many records rules look back upon.
         folder: Where the last records are written when a rule fires, as a file
-            ``alert-<rule>-<step>.jsonl``: the convention record, the alert, then the records,
-            oldest first; `read_json_lines` and `read_alerts` read it. None writes none. Of the
+            ``finding-<id>-<step>.jsonl``: the convention record, the finding, then the records,
+            oldest first; `read_json_lines` and `read_findings` read it. None writes none. Of the
             processes of one JAX program the first one writes.
 
     Raises:
-        InvalidInputError: When a rule has no method `check`, `on_alert` cannot be called, `history`
-            is no positive integer or shorter than a rule looks back, or `folder` is a file.
+        InvalidInputError: When a rule has no method `check`, `on_finding` cannot be called,
+            `history` is no positive integer or shorter than a rule looks back, or `folder` is a
+            file.
 
     Example:
         A rule of one's own::
@@ -55,14 +58,20 @@ class Alerts:
                     loss = history[-1].get("loss", math.nan)
                     if not loss > self.threshold:
                         return None
-                    return ntkdiag.monitor.Alert(
-                        self.name, history[-1]["step"], "loss", loss, self.threshold,
-                        f"The loss is {loss:.3g}.", "Look at the last batch.",
+                    return ntkdiag.monitor.Finding(
+                        id="loss-above",
+                        severity="warning",
+                        quantities=("loss",),
+                        sentence=f"The loss is {loss:.3g}.",
+                        value=loss,
+                        threshold=self.threshold,
+                        step=history[-1]["step"],
+                        do="Look at the last batch.",
                     )
     """
 
     rules: Sequence[Rule] = DEFAULT_RULES
-    on_alert: Sequence[OnAlert] | OnAlert = ()
+    on_finding: Sequence[OnFinding] | OnFinding = ()
     history: int = 64
     folder: str | os.PathLike[str] | None = None
 
@@ -70,7 +79,7 @@ class Alerts:
     def __post_init__(self) -> None:
         rules = _listed(self.rules)
         _require_rules(rules)
-        _require_callbacks(_listed(self.on_alert))
+        _require_callbacks(_listed(self.on_finding))
         _require_length(self.history, rules)
         object.__setattr__(self, "rules", rules)
         if self.folder is not None:
@@ -80,9 +89,37 @@ class Alerts:
             object.__setattr__(self, "folder", folder)
 
     @property
-    def callbacks(self) -> tuple[OnAlert, ...]:
-        """The functions of `on_alert`, also where it is one of them."""
-        return _listed(self.on_alert)
+    def callbacks(self) -> tuple[OnFinding, ...]:
+        """The functions of `on_finding`, also where it is one of them."""
+        return _listed(self.on_finding)
+
+
+# "auto" asks the standard rules where there is somebody to tell.
+FindingsLike: TypeAlias = Findings | Literal["auto"] | None
+
+
+def findings_of(
+    findings: FindingsLike, on_finding: Sequence[OnFinding] | OnFinding, writers: Sequence[Writer]
+) -> Findings | None:
+    """What is looked for in the measurements of a monitor with these writers and functions."""
+    functions = _listed(on_finding)
+    if findings == "auto":
+        return Findings(on_finding=functions) if writers or functions else None
+    if findings is not None and not isinstance(findings, Findings):
+        raise errors.InvalidInputError(
+            argument="findings=...",
+            expected='an ntkdiag.monitor.Findings, "auto" or None',
+            got=repr(findings),
+            do="on_finding=function tells a function what the standard rules find.",
+        )
+    if functions:
+        raise errors.InvalidInputError(
+            argument="findings=..., on_finding=...",
+            expected="one of both",
+            got="both",
+            do="The functions go into the findings: findings=Findings(on_finding=[function]).",
+        )
+    return findings
 
 
 def _listed(values: Sequence[T] | T) -> tuple[T, ...]:
@@ -110,10 +147,10 @@ def _require_callbacks(callbacks: Sequence[object]) -> None:
     for callback in callbacks:
         if not callable(callback):
             raise errors.InvalidInputError(
-                argument="on_alert=...",
-                expected="functions of one alert",
+                argument="on_finding=...",
+                expected="functions of one finding",
                 got=f"a {type(callback).__name__}",
-                do="Alerts(on_alert=print) prints each alert.",
+                do="Findings(on_finding=print) prints each finding.",
             )
 
 
@@ -125,7 +162,7 @@ def _require_length(history: int, rules: Sequence[object]) -> None:
             argument="history=...",
             expected="a positive integer number of records",
             got=repr(history),
-            do="Alerts(history=64) keeps the last 64.",
+            do="Findings(history=64) keeps the last 64.",
         )
     for rule in rules:
         times = getattr(rule, "times", 1)

@@ -1,71 +1,16 @@
-"""What an alert says, and what a rule is: a pure function from the last records to an alert."""
+"""What a rule is: a pure function from the last records of a run to a finding."""
 
 import abc
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
+from ntkdiag.judging.finding import Finding
 
 # One measurement: numbers and lists by name, without the prefix of the monitor; also "step", and
 # the names of the layers under "layers".
 Row: TypeAlias = Mapping[str, float | int | list[float] | list[str]]
 History: TypeAlias = Sequence[Row]  # newest last
-
-
-@dataclasses.dataclass(frozen=True)
-class Alert:
-    """What a rule found in the last records of a run.
-
-    Attributes:
-        rule: Name of the rule that fired.
-        step: The measured step at which it fired.
-        quantity: What was too large or too small, without the prefix of the monitor.
-        value: Its number at that step; NaN is a value, too.
-        threshold: What the number was compared with.
-        message: What happened, as one sentence.
-        advice: What to do about it, as one sentence.
-    """
-
-    rule: str
-    step: int | np.integer
-    quantity: str
-    value: float | int | np.number
-    threshold: float | int | np.number
-    message: str
-    advice: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values as JSON has them, with None for a number that is not finite."""
-        entries = dataclasses.asdict(self)
-        entries["step"] = int(self.step)
-        for name in ("value", "threshold"):
-            number = float(entries[name])
-            entries[name] = number if math.isfinite(number) else None
-        return entries
-
-    def __str__(self) -> str:
-        text = f"ALERT step {self.step} {self.rule}: {self.message} {self.advice}"
-        return " ".join(text.split())  # one line, whatever the sentences hold
-
-
-def alert_from_dict(entries: Mapping[str, Any]) -> Alert:
-    """The alert that `Alert.to_dict` wrote, with NaN for None."""
-    numbers = {}
-    for name in ("value", "threshold"):
-        numbers[name] = math.nan if entries[name] is None else entries[name]
-    return Alert(**{**entries, **numbers})
-
-
-def is_alert(entries: Mapping[str, Any]) -> bool:
-    """Whether these are the entries of an alert: all of them, each of its kind."""
-    if entries.keys() != {field.name for field in dataclasses.fields(Alert)}:
-        return False
-    are_numbers = [isinstance(entries[name], int | float | None) for name in ("value", "threshold")]
-    texts = [entries[name] for name in ("rule", "quantity", "message", "advice")]
-    are_texts = [isinstance(text, str) for text in texts]
-    return isinstance(entries["step"], int) and all(are_numbers) and all(are_texts)
 
 
 class Rule(abc.ABC):
@@ -75,14 +20,9 @@ class Rule(abc.ABC):
     that has fired stays silent until it has answered None once.
     """
 
-    @property
-    def name(self) -> str:
-        """What its alerts are called; its class unless a rule says otherwise."""
-        return type(self).__name__
-
     @abc.abstractmethod
-    def check(self, history: Sequence[Row]) -> Alert | None:
-        """The alert, where the newest record asks for one.
+    def check(self, history: Sequence[Row]) -> Finding | None:
+        """The finding, where the newest record asks for one.
 
         Args:
             history: The last records, newest last, never empty. Each maps names to numbers or
@@ -92,7 +32,8 @@ class Rule(abc.ABC):
                 not there.
 
         Returns:
-            An alert of the newest record, or None.
+            A finding of the newest record, or None. Its id is that of the rule: the first finding
+            of each id and layer is what `ntkdiag.open_run(run).findings` has of it.
         """
 
 
@@ -108,6 +49,12 @@ def numbers(row: Row, name: str) -> list[float]:
     if not isinstance(values, list):
         return []
     return [float(value) for value in values]
+
+
+def interval(row: Row, name: str) -> tuple[float, float] | None:
+    """The 95 % interval of the number under a name; None where it has none."""
+    ends = number(row, f"{name}_lower"), number(row, f"{name}_upper")
+    return None if all(map(math.isnan, ends)) else ends
 
 
 def step_of(history: History) -> int:

@@ -1,8 +1,9 @@
 """The rules that a monitor has unless told otherwise.
 
 Each compares the newest record with a threshold, or with what the run itself showed before. What
-fluctuates has to be seen in several measurements in a row. A number that was not measured raises no
-alert. All thresholds are attributes of the rules, with their defaults here.
+fluctuates has to be seen in several measurements in a row. In a number that was not measured
+nothing is found. All thresholds are attributes of the rules, with their defaults here, and
+docs/findings.md has a paragraph for each id.
 """
 
 import dataclasses
@@ -13,12 +14,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from ntkdiag import errors
-from ntkdiag.monitor.live_findings.dead_layers import certainly_dead, dead_layers, layer_names
+from ntkdiag.judging.finding import Finding
+from ntkdiag.monitor.live_findings.dead_layers import (
+    certainly_dead,
+    dead_layers,
+    layer_name,
+    layer_names,
+)
 from ntkdiag.monitor.live_findings.rule import (
-    Alert,
     History,
     Row,
     Rule,
+    interval,
     number,
     numbers,
     step_of,
@@ -73,22 +80,26 @@ class MarginAbove(Rule):
         _require_count(self.times, "times", least=1)
         _require_count(self.rises, "rises", least=0)
 
-    def check(self, history: Sequence[Row]) -> Alert | None:
-        """An alert where the margin has risen through the threshold, or is far above it."""
+    def check(self, history: Sequence[Row]) -> Finding | None:
+        """A finding where the margin has risen through the threshold, or is far above it."""
         margins = _numbers_of(history, "margin")
         if not margins or math.isnan(number(history[-1], "margin")):
             return None
         what = self._far_above(margins) or self._rise(margins)
         if not what:
             return None
-        return Alert(
-            rule=self.name,
-            step=step_of(history),
-            quantity="margin",
+        return Finding(
+            id="margin-rises",
+            severity="warning",
+            quantities=("margin",),
+            sentence=f"The stability margin is {margins[-1]:.3g}{what}.",
             value=margins[-1],
+            interval=interval(history[-1], "margin"),
             threshold=self.threshold,
-            message=f"The stability margin is {margins[-1]:.3g}{what}.",
-            advice="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+            step=step_of(history),
+            trust=_of_measurements(len(margins)),
+            do="Lower the learning rate or the momentum (beta), or lengthen the warm-up.",
+            verify=f"Later margins stay below {self.threshold:g}.",
         )
 
     def _rise(self, margins: Sequence[float]) -> str:
@@ -141,21 +152,26 @@ class StepErrorAbove(Rule):
         require_positive(self.threshold, "threshold")
         _require_count(self.times, "times", least=1)
 
-    def check(self, history: Sequence[Row]) -> Alert | None:
-        """An alert where the lower ends of the last errors are all above the threshold."""
+    def check(self, history: Sequence[Row]) -> Finding | None:
+        """A finding where the lower ends of the last errors are all above the threshold."""
         lower_ends = _lower_ends(history, "step_error")
         if not _are_above(lower_ends, self.threshold, self.times):
             return None
-        value = _numbers_of(history, "step_error")[-1]
-        return Alert(
-            rule=self.name,
-            step=step_of(history),
-            quantity="step_error",
-            value=value,
-            threshold=self.threshold,
-            message=f"A step changes the outputs otherwise than its linearization by {value:.3g} "
+        measured = [row for row in history if not math.isnan(number(row, "step_error"))]
+        value = number(measured[-1], "step_error")
+        return Finding(
+            id="step-error-high",
+            severity="warning",
+            quantities=("step_error",),
+            sentence=f"A step changes the outputs otherwise than its linearization by {value:.3g} "
             f"of the change; it has been above {self.threshold:g} in {_in_a_row(self.times)}.",
-            advice="Lower the learning rate or clip the gradient; do not trust the margin there.",
+            value=value,
+            interval=interval(measured[-1], "step_error"),
+            threshold=self.threshold,
+            step=step_of(history),
+            trust=_of_measurements(len(measured)),
+            do="Lower the learning rate or clip the gradient; do not trust the margin there.",
+            verify=f"The step error of later steps stays below {self.threshold:g}.",
         )
 
 
@@ -189,8 +205,8 @@ class NaNNear(Rule):
                 do="NaNNear(factor=100) fires at a hundredfold of the median.",
             )
 
-    def check(self, history: Sequence[Row]) -> Alert | None:
-        """An alert where something is not finite, or else where something has grown."""
+    def check(self, history: Sequence[Row]) -> Finding | None:
+        """A finding where something is not finite, or else where something has grown."""
         if number(history[-1], "status") == NON_FINITE:
             return self._not_finite(history, "status", NON_FINITE)
         quantities = ("loss", "gradient_norm")
@@ -199,27 +215,30 @@ class NaNNear(Rule):
                 value = number(history[-1], quantity)
                 return self._not_finite(history, quantity, value)
         for quantity in quantities:
-            alert = self._growth(history, quantity)
-            if alert is not None:
-                return alert
+            growth = self._growth(history, quantity)
+            if growth is not None:
+                return growth
         return None
 
-    def _not_finite(self, history: History, quantity: str, value: float | int) -> Alert:
-        """The alert of numbers that are NaN or infinite."""
+    def _not_finite(self, history: History, quantity: str, value: float | int) -> Finding:
+        """The finding of numbers that are NaN or infinite."""
         what = "The measurement" if quantity == "status" else f"The {_in_words(quantity)}"
-        return Alert(
-            rule=self.name,
-            step=step_of(history),
-            quantity=quantity,
+        return Finding(
+            id="not-finite-near",
+            severity="warning",
+            quantities=(quantity,),
+            sentence=f"{what} is NaN or infinite.",
             value=value,
             threshold=math.inf if quantity != "status" else NON_FINITE,
-            message=f"{what} is NaN or infinite.",
-            advice="Go back to a checkpoint before it, and lower the learning rate, clip the "
+            step=step_of(history),
+            trust=_of_measurements(1),
+            do="Go back to a checkpoint before it, and lower the learning rate, clip the "
             "gradient, or look for an example that is out of range.",
+            verify="The loss and the gradient norm of later steps are finite.",
         )
 
-    def _growth(self, history: History, quantity: str) -> Alert | None:
-        """The alert of a quantity that is far above its median."""
+    def _growth(self, history: History, quantity: str) -> Finding | None:
+        """The finding of a quantity that is far above its median."""
         earlier = _numbers_of(history[:-1], quantity)
         if len(earlier) < FEWEST_EARLIER:
             return None
@@ -228,15 +247,19 @@ class NaNNear(Rule):
         # A loss may be negative, and then no multiple of its median is a limit.
         if threshold <= 0.0 or not value > threshold:
             return None
-        return Alert(
-            rule=self.name,
-            step=step_of(history),
-            quantity=quantity,
-            value=value,
-            threshold=threshold,
-            message=f"The {_in_words(quantity)} is {value:.3g}, more than {self.factor:g} times "
+        return Finding(
+            id="not-finite-near",
+            severity="warning",
+            quantities=(quantity,),
+            sentence=f"The {_in_words(quantity)} is {value:.3g}, more than {self.factor:g} times "
             "its median in the last measurements.",
-            advice="Lower the learning rate or clip the gradient; keep the last checkpoint.",
+            value=value,
+            interval=interval(history[-1], quantity),
+            threshold=threshold,
+            step=step_of(history),
+            trust=_of_measurements(len(earlier) + 1),
+            do="Lower the learning rate or clip the gradient; keep the last checkpoint.",
+            verify=f"The {_in_words(quantity)} falls back below {threshold:.3g}.",
         )
 
 
@@ -269,14 +292,14 @@ class DeadLayer(Rule):
     def __post_init__(self) -> None:
         require_positive(self.share, "share")
 
-    def check(self, history: Sequence[Row]) -> Alert | None:
-        """An alert where a layer died, by its gradient or else by its share of the trace."""
+    def check(self, history: Sequence[Row]) -> Finding | None:
+        """A finding where a layer died, by its gradient or else by its share of the trace."""
         return self._died(history, "layer_gradient", 0.0) or self._died(
             history, "layer_trace", self.share
         )
 
-    def _died(self, history: History, quantity: str, threshold: float) -> Alert | None:
-        """The alert of layers that a quantity shows dead for the first time."""
+    def _died(self, history: History, quantity: str, threshold: float) -> Finding | None:
+        """The finding of layers that a quantity shows dead for the first time."""
         rows = [row for row in history if numbers(row, quantity)]
         # Where the newest record has no such list, nothing died now.
         if not rows or not numbers(history[-1], quantity):
@@ -290,20 +313,26 @@ class DeadLayer(Rule):
         died = sorted(newly - told)
         if not died:
             return None
+        quantities, n_measurements = (quantity,), 2
         what = "a gradient of zero in two measurements in a row"
         if len(dead) < 2 or not set(died) <= dead[-2]:
+            quantities, n_measurements = ("layer_gradient", "layer_trace"), 1
             what = "a gradient of zero and no share of the kernel's trace"
         elif quantity == "layer_trace":
             what = f"less than {threshold:g} of the kernel's trace in two measurements in a row"
-        return Alert(
-            rule=self.name,
-            step=step_of(history),
-            quantity=quantity,
+        return Finding(
+            id="dead-layer",
+            severity="warning",
+            quantities=quantities,
+            sentence=f"{layer_names(history[-1], died)} had {what} while other layers train.",
             value=numbers(history[-1], quantity)[died[0]],
             threshold=threshold,
-            message=f"{layer_names(history[-1], died)} had {what} while other layers train.",
-            advice="If it is not frozen on purpose, look at its initialization, its activations "
+            step=step_of(history),
+            layer=layer_name(history[-1], died[0]),
+            trust=_of_measurements(n_measurements),
+            do="If it is not frozen on purpose, look at its initialization, its activations "
             "(dead ReLUs) and its learning rate.",
+            verify="It has a gradient and a share of the kernel's trace in later measurements.",
         )
 
 
@@ -335,8 +364,8 @@ class RankCollapse(Rule):
                 do="RankCollapse(factor=0.25) fires below a quarter of the largest value.",
             )
 
-    def check(self, history: Sequence[Row]) -> Alert | None:
-        """An alert where both the participation ratio and the gradient norm have fallen."""
+    def check(self, history: Sequence[Row]) -> Finding | None:
+        """A finding where both the participation ratio and the gradient norm have fallen."""
         rows = [row for row in history if _has_rank_and_gradient(row)]
         if not rows:
             return None
@@ -348,17 +377,21 @@ class RankCollapse(Rule):
         gradient_norm = number(rows[-1], "gradient_norm")
         if not gradient_norm < self.factor * number(largest, "gradient_norm"):
             return None
-        return Alert(
-            rule=self.name,
-            step=step_of(history),
-            quantity="participation_ratio",
-            value=value,
-            threshold=threshold,
-            message=f"The participation ratio of the kernel has fallen to {value:.3g} from "
+        return Finding(
+            id="rank-collapse",
+            severity="warning",
+            quantities=("participation_ratio", "gradient_norm"),
+            sentence=f"The participation ratio of the kernel has fallen to {value:.3g} from "
             f"{_participation_ratio(largest):.3g}, and the gradient norm to {gradient_norm:.3g} "
             f"from {number(largest, 'gradient_norm'):.3g}.",
-            advice="This alone does not show that the network cannot learn: compare the gradient "
+            value=value,
+            interval=interval(rows[-1], "participation_ratio"),
+            threshold=threshold,
+            step=step_of(history),
+            trust=_of_measurements(len(rows)),
+            do="This alone does not show that the network cannot learn: compare the gradient "
             "norm on fresh data with that of a new network before you reset layers.",
+            verify="On fresh data the gradient norm is no smaller than that of a new network.",
         )
 
 
@@ -419,6 +452,11 @@ def _has_rank_and_gradient(row: Row) -> bool:
 
 def _in_words(quantity: str) -> str:
     return quantity.replace("_", " ")
+
+
+def _of_measurements(count: int) -> str:
+    """What a finding rests on."""
+    return f"Of {'one measurement' if count == 1 else f'{count} measurements'} while it trained."
 
 
 def _in_a_row(times: int) -> str:
