@@ -16,7 +16,7 @@ import pytest
 from ntkdiag_mlflow import MlflowWriter
 
 import ntkdiag
-from ntkdiag.monitor import Alert, InMemory
+from ntkdiag.monitor import Finding, InMemory
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = {
@@ -34,7 +34,16 @@ VALUES = {
     "ntk_eigenvalues": [2.0, 0.5],
     "ntk_layer_trace": [2.0, 0.5],
 }
-ALERT = Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the learning rate.")
+FINDING = Finding(
+    id="loss-above",
+    severity="warning",
+    quantities=("loss",),
+    sentence="The loss rose.",
+    value=20.0,
+    threshold=10.0,
+    step=3,
+    do="Lower the learning rate.",
+)
 X = np.eye(3, dtype=np.float32)
 PARAMS = {"w": np.ones((3, 2), np.float32)}
 
@@ -84,7 +93,7 @@ def test_a_run_of_its_own_and_its_second_part(experiment, tmp_path):
     assert run.info.status == "RUNNING"
     writer.write(0, VALUES)
     writer.write(100, {"ntk_trace": 3.5})
-    writer.alert(ALERT)
+    writer.finding(FINDING)
     writer.close()
     [run] = runs(experiment)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
@@ -113,7 +122,7 @@ def test_a_run_of_its_own_and_its_second_part(experiment, tmp_path):
         "ntkdiag/ntk/loss": "mse",
         "ntkdiag/ntk/momentum": "0.9",
     }
-    assert run.data.tags["ntkdiag/alert/LossAbove"] == str(ALERT)
+    assert run.data.tags["ntkdiag/finding/loss-above"] == str(FINDING)
     assert "mlflow.source.name" in run.data.tags
     record = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/ntkdiag/ntk_record.json")
     assert record == {**RECORD, "loss": "cross_entropy"}

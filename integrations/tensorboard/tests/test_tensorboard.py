@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import api_pb2, metadata
 
 from ntkdiag import Monitor, errors, open_run, watch
-from ntkdiag.monitor import Alert, InMemory
+from ntkdiag.monitor import Finding, InMemory
 from ntkdiag.monitor.writers import Writer
 
 RECORD = {"name": "ntk", "reduction": "full", "notes": ["a note"]}
@@ -145,16 +145,18 @@ def test_what_does_not_exist_is_not_written(tmp_path):
     assert "ntkdiag/ntk_alignment" not in read(tmp_path).Tags()["scalars"]  # no labels
 
 
-def test_alerts(tmp_path):
+def test_findings(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    alert = Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the learning rate.")
-    writer.alert(alert)
+    finding = Finding(
+        "loss-above", "warning", ("loss",), "The loss rose.", step=3, do="Lower the learning rate."
+    )
+    writer.finding(finding)
     writer.close()
     events = read(tmp_path)
     [tag] = events.Tags()["tensors"]
     [event] = events.Tensors(tag)
-    assert tag.startswith("ntkdiag/ntk_alerts")
-    assert (event.step, event.tensor_proto.string_val[0].decode()) == (3, str(alert))
+    assert tag.startswith("ntkdiag/ntk_findings")
+    assert (event.step, event.tensor_proto.string_val[0].decode()) == (3, str(finding))
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ import trackio
 from ntkdiag_trackio import TrackioWriter
 
 import ntkdiag
-from ntkdiag.monitor import Alert, InMemory
+from ntkdiag.monitor import Finding, InMemory
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = {
@@ -41,7 +41,16 @@ ROW = {
     "ntkdiag/ntk_layer_trace/Dense_0/kernel": 2.0,
     "ntkdiag/ntk_layer_trace/Dense_0/bias": 0.5,
 }
-ALERT = Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the learning rate.")
+FINDING = Finding(
+    id="loss-above",
+    severity="warning",
+    quantities=("loss",),
+    sentence="The loss rose.",
+    value=20.0,
+    threshold=10.0,
+    step=3,
+    do="Lower the learning rate.",
+)
 X = np.eye(3, dtype=np.float32)
 PARAMS = {"w": np.ones((3, 2), np.float32)}
 
@@ -77,7 +86,7 @@ def test_a_run_of_its_own_and_its_second_part(project, tmp_path):
     assert trackio.context_vars.current_run.get() is None  # not that of the script
     writer.write(0, VALUES)
     writer.write(100, {"ntk_trace": 3.5})
-    writer.alert(ALERT)
+    writer.finding(FINDING)
     writer.close()
     resumed = TrackioWriter(project)  # another writer, as another process has it
     resumed.remember_in(tmp_path)
@@ -94,7 +103,7 @@ def test_a_run_of_its_own_and_its_second_part(project, tmp_path):
     [run] = trackio.Api().runs(project)
     assert run.config["ntkdiag"] == {"ntk": RECORD}
     [alert] = run.alerts()
-    assert (alert["title"], alert["text"]) == ("ntkdiag: LossAbove", str(ALERT))
+    assert (alert["title"], alert["text"]) == ("ntkdiag: loss-above", str(FINDING))
     assert (alert["level"], alert["step"]) == ("warn", 3)
 
 

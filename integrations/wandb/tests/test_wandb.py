@@ -16,7 +16,7 @@ from ntkdiag_wandb import WandbWriter, writer
 from wandb_file import stored_runs
 
 import ntkdiag
-from ntkdiag.monitor import Alert, InMemory
+from ntkdiag.monitor import Finding, InMemory
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = {
@@ -38,7 +38,16 @@ ROW = {
     "ntkdiag/ntk_layer_trace/Dense_0/kernel": 2.0,
     "ntkdiag/ntk_layer_trace/Dense_0/bias": 0.5,
 }
-ALERT = Alert("LossAbove", 3, "loss", 20.0, 10.0, "The loss rose.", "Lower the learning rate.")
+FINDING = Finding(
+    id="loss-above",
+    severity="warning",
+    quantities=("loss",),
+    sentence="The loss rose.",
+    value=20.0,
+    threshold=10.0,
+    step=3,
+    do="Lower the learning rate.",
+)
 X = np.eye(3, dtype=np.float32)
 PARAMS = {"w": np.ones((3, 2), np.float32)}
 
@@ -70,7 +79,7 @@ def test_a_run_of_its_own_and_its_second_part(tmp_path):
     assert wandb.run is None  # the script's own calls do not go to it
     writer.write(0, VALUES)
     writer.write(100, {"ntk_trace": 3.5})
-    writer.alert(ALERT)
+    writer.finding(FINDING)
     writer.close()
 
     resumed = WandbWriter("digits")  # another writer, as another process has it
@@ -90,7 +99,7 @@ def test_a_run_of_its_own_and_its_second_part(tmp_path):
         {"_step": 100, "ntkdiag/step": 100, "ntkdiag/ntk_trace": 3.5},
     ]
     assert second.rows == [{"_step": 200, "ntkdiag/step": 200, "ntkdiag/ntk_trace": 4.5}]
-    assert first.alerts == [("ntkdiag: LossAbove", str(ALERT), "WARN")]
+    assert first.alerts == [("ntkdiag: loss-above", str(FINDING), "WARN")]
 
 
 @pytest.mark.parametrize("passes_steps", [True, False])

@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import fluent
 from mlflow.tracking.context import registry
 
-from ntkdiag.monitor import Alert, TrackerWriter
+from ntkdiag.monitor import Finding, TrackerWriter
 
 ANSWER_SECONDS = 5.0  # that a server has, when a run is opened or closed
 
@@ -30,8 +30,8 @@ class MlflowWriter(TrackerWriter):
 
     Numbers are metrics such as ``ntkdiag/ntk_trace``, at the step of training. Of what they mean,
     the convention record, single values are params such as ``ntkdiag/ntk/loss``, and all is the
-    artifact ``ntkdiag/ntk_record.json``. The last alert of each rule is a tag, such as
-    ``ntkdiag/alert/LossAbove``.
+    artifact ``ntkdiag/ntk_record.json``. The last finding of each id is a tag, such as
+    ``ntkdiag/finding/margin-rises``.
 
     A character that MLflow does not take in a name becomes an underscore.
 
@@ -92,10 +92,10 @@ class MlflowWriter(TrackerWriter):
         metrics = [Metric(_allowed(name), number, now, step) for name, number in scalars.items()]
         self._open_client.log_batch(self._run_id_open, metrics=metrics)
 
-    def log_alert(self, alert: Alert) -> None:
-        """Keep an alert as a tag."""
-        tag = _allowed(f"{self.prefix}alert/{alert.rule}")
-        self._open_client.set_tag(self._run_id_open, tag, str(alert))
+    def log_finding(self, finding: Finding) -> None:
+        """Keep a finding as a tag."""
+        tag = _allowed(f"{self.prefix}finding/{finding.id}")
+        self._open_client.set_tag(self._run_id_open, tag, str(finding))
 
     def close_run(self) -> None:
         """End the run, unless the script has begun it."""

@@ -18,7 +18,7 @@ from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
 from ntkdiag import errors
-from ntkdiag.monitor import Alert, scalars_of
+from ntkdiag.monitor import Finding, scalars_of
 from ntkdiag_tensorboard.figures import spectrum_figure
 
 # Facts of the record that tell runs apart.
@@ -44,8 +44,8 @@ class TensorBoardWriter:
     Entries are named by the layers where there is one for each, and numbered otherwise.
 
     The convention record of the monitor becomes a text, so that the board says what the numbers
-    mean, and its single facts become hyperparameters, with the numbers as their metrics. Alerts are
-    texts. Numbers that are not finite are left out. tensorboardX writes the files; neither
+    mean, and its single facts become hyperparameters, with the numbers as their metrics. Findings
+    are texts. Numbers that are not finite are left out. tensorboardX writes the files; neither
     TensorFlow nor TensorBoard is needed for that. Of the processes of one JAX program the first one
     writes.
 
@@ -114,9 +114,10 @@ class TensorBoardWriter:
         if self.figures:
             self._write_figure(step, values)
 
-    def alert(self, alert: Alert) -> None:
-        """Write one alert as a text."""
-        self._add_text("alerts", str(alert), int(alert.step))
+    def finding(self, finding: Finding) -> None:
+        """Write one finding as a text."""
+        step = 0 if finding.step is None else int(finding.step)
+        self._add_text("findings", str(finding), step)
 
     def close(self) -> None:
         """Flush and close the event file; writing again begins another one in the same folder."""

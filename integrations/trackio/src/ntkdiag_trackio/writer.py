@@ -13,7 +13,7 @@ from typing import Any
 import trackio
 from trackio import context_vars
 
-from ntkdiag.monitor import Alert, TrackerWriter
+from ntkdiag.monitor import Finding, TrackerWriter
 
 
 class TrackioWriter(TrackerWriter):
@@ -21,7 +21,7 @@ class TrackioWriter(TrackerWriter):
 
     Numbers are logged under names such as ``ntkdiag/ntk_trace``, at the step of training. What they
     mean, the convention record, is in the config of a run of its own; the config of the script's
-    run cannot be added to, so there it is a text, ``ntkdiag/ntk_record``. Alerts become alerts of
+    run cannot be added to, so there it is a text, ``ntkdiag/ntk_record``. Findings become alerts of
     Trackio with the level WARN.
 
     Args:
@@ -67,13 +67,13 @@ class TrackioWriter(TrackerWriter):
         self._open_run.log({**scalars, **self._texts}, step=step)
         self._texts = {}
 
-    def log_alert(self, alert: Alert) -> None:
+    def log_finding(self, finding: Finding) -> None:
         """Raise an alert of Trackio, which may send it to a webhook."""
         self._open_run.alert(
-            title=f"ntkdiag: {alert.rule}",
-            text=str(alert),
+            title=f"ntkdiag: {finding.id}",
+            text=str(finding),
             level=trackio.AlertLevel.WARN,
-            step=int(alert.step),
+            step=None if finding.step is None else int(finding.step),
         )
 
     def close_run(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import wandb
 
-from ntkdiag.monitor import Alert, TrackerWriter
+from ntkdiag.monitor import Finding, TrackerWriter
 
 # Seconds that a server has to answer, at the beginning and at the end of a run of ours. A monitor
 # waits for 10 s at the end of a training: till then the run is on disk.
@@ -31,7 +31,7 @@ class WandbWriter(TrackerWriter):
 
     Numbers are logged under names such as ``ntkdiag/ntk_trace``, with ``ntkdiag/step``, the step of
     training, as their x-axis. What they mean, the convention record, goes into the config of the
-    run, alerts become alerts of W&B with the level WARN.
+    run, findings become alerts of W&B with the level WARN.
 
     A run of its own that cannot be had from the server, because nobody is logged in or nothing
     answers, is kept on disk, and a warning says so: `wandb sync` sends it later. Nobody is asked
@@ -93,10 +93,10 @@ class WandbWriter(TrackerWriter):
         run.log(row, commit=False)
         _last[run] = (run.step, step)
 
-    def log_alert(self, alert: Alert) -> None:
+    def log_finding(self, finding: Finding) -> None:
         """Raise an alert of W&B, which may send it by mail or Slack."""
-        title = f"ntkdiag: {alert.rule}"[:MOST_TITLE]
-        self._open_run.alert(title=title, text=str(alert), level="WARN")
+        title = f"ntkdiag: {finding.id}"[:MOST_TITLE]
+        self._open_run.alert(title=title, text=str(finding), level="WARN")
 
     def close_run(self) -> None:
         """End the run, unless the script has begun it."""
