@@ -788,7 +788,7 @@ def monitor_spike() -> Figure:
             row[name] = float(run.numbers[f"ntk_{name}"][number])
         rows.append(row)
         if rule.check(rows):
-            break  # the step of the first alert
+            break  # the step of the first finding
 
     figure, axes = plots(2)
     draw_loss(axes[0], run)
@@ -796,7 +796,7 @@ def monitor_spike() -> Figure:
     for ax in axes:
         ax.axvline(step, color=B_COLOUR)
     axes[1].annotate(
-        f"alert at step {step} ",
+        f"finding at step {step} ",
         (step, 0.3),
         ha="right",
         fontsize=9,
