@@ -48,14 +48,28 @@ class Outbox:
             self._finding_writer = FindingWriter(findings, self._tell, is_heard, call)
             self._finding_couriers = [Courier(self._finding_writer, call)]
 
-    def send(self, step: Step, values: Values, record: Mapping[str, Any]) -> None:
-        """Have one measurement written everywhere, after the convention record of its writer."""
+    def send(
+        self,
+        step: Step,
+        values: Values,
+        record: Mapping[str, Any],
+        batch_indices: Sequence[int] | None = None,
+    ) -> None:
+        """Have one measurement written everywhere, after the convention record of its writer.
+
+        The numbers of the examples of the batch, where they are known, are for rules alone.
+        """
         self._remarks.look(values, record)
         n_findings = self._n_findings
+        of_rules = dict(values)
+        if batch_indices is not None:
+            of_rules["batch_indices"] = list(batch_indices)
+        sent = [(courier, values) for courier in self._couriers]
+        sent += [(courier, of_rules) for courier in self._finding_couriers]
         # All couriers set off before the first is waited for.
         posted = []
-        for courier in (*self._couriers, *self._finding_couriers):
-            receipt = courier.post_record(int(step), values, record)
+        for courier, numbers in sent:
+            receipt = courier.post_record(int(step), numbers, record)
             if receipt is not None:
                 posted.append((courier, receipt))
         self._wait(posted)

@@ -31,7 +31,7 @@ def scalars_of(values: Values, record: Mapping[str, Any] | None = None) -> dict[
     return {name: number for name, number in flat.items() if math.isfinite(number)}
 
 
-def _entries(name: str, numbers: list[float], record: Mapping[str, Any]) -> Sequence[object]:
+def _entries(name: str, numbers: Sequence[float], record: Mapping[str, Any]) -> Sequence[object]:
     """The names of the numbers in a list: those of its axis where it has some, else positions."""
     axes = record.get("dims", {}).get(name, [])
     if len(axes) == 1:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import PyTree
+from jaxtyping import Int, PyTree
 
 from ntkdiag import errors
 from ntkdiag.descent import Descent, DescentLike
@@ -56,6 +56,7 @@ from ntkdiag.monitor.writer_thread import CLOSING_SECONDS
 from ntkdiag.monitor.writers_argument import WritersLike, read_writers
 from ntkdiag.probe_batch import Pair, read_probes
 from ntkdiag.progress import under_way
+from ntkdiag.scalars import AnyArray
 
 if TYPE_CHECKING:
     import optax
@@ -229,6 +230,7 @@ class Monitor:
         updates: PyTree = None,
         gradient: PyTree = None,
         model_state: PyTree = None,
+        batch_indices: Int[AnyArray, "..."] | Sequence[int] | None = None,
     ) -> Measurement | None:
         """Measure if `step` is scheduled and the budget allows.
 
@@ -248,6 +250,9 @@ class Monitor:
             model_state: What moves beside the parameters where these come alone: an Equinox
                 `State`, or a tree of collections such as ``{"batch_stats": ...}``. Without it, it
                 stays as it was when `f` was made.
+            batch_indices: Numbers of the examples of the batch of this step, if they are at hand.
+                Rules see those of the measured steps, and `ntkdiag.monitor.Findings(folder=...)`
+                writes them with the records that led to a finding.
 
         Returns:
             The measurement with numpy values, or None when nothing was measured.
@@ -283,7 +288,7 @@ class Monitor:
                 in_background = not has_own_filters and self._may_be_in_background(training_step)
                 if in_background:
                     training_step = copied(training_step)
-                due = self._prepare(number, training_step)
+                due = self._prepare(number, training_step, _listed(batch_indices))
                 if due is None:
                     return None
                 if in_background:
@@ -394,7 +399,9 @@ class Monitor:
         self._spend(begun, measured=False)
         self._failure_notice.give("Monitor", step, error)
 
-    def _prepare(self, step: int, training_step: TrainingStep) -> "_Due | None":
+    def _prepare(
+        self, step: int, training_step: TrainingStep, batch_indices: list[int] | None
+    ) -> "_Due | None":
         """What is to be measured, once it fits; None where nothing is, as it costs too much."""
         _require_concrete((training_step.params, training_step.model_state))
         matched = self._measurer.match(training_step)
@@ -407,7 +414,7 @@ class Monitor:
         if not panel.instruments or self._refuses(matched, layout, panel):
             return None
         self._measurer.verify(matched.params, panel)
-        return _Due(step, training_step, matched, layout, panel, update_rule)
+        return _Due(step, training_step, matched, layout, panel, update_rule, batch_indices)
 
     def _measure(self, due: "_Due", begun: float, *, show: bool | None = None) -> Measurement:
         """Measure and write; whether to `show` that the first measurement compiles."""
@@ -450,7 +457,7 @@ class Monitor:
         if due.update_rule.objection and self._probe.loss is not None:
             record["notes"].append(due.update_rule.objection)
         values = {**measurement.values(self._name), f"{self._name}_seconds": seconds}
-        self._outbox.send(step, values, record)
+        self._outbox.send(step, values, record, due.batch_indices)
         self._last = measurement
         return measurement
 
@@ -592,6 +599,12 @@ class _Due:
     layout: ProbeLayout
     panel: Panel
     update_rule: _UpdateRule
+    batch_indices: list[int] | None
+
+
+def _listed(batch_indices: Int[AnyArray, "..."] | Sequence[int] | None) -> list[int] | None:
+    """The numbers of the examples of a batch in one list."""
+    return None if batch_indices is None else np.asarray(batch_indices).ravel().tolist()
 
 
 def _require_concrete(params: PyTree) -> None:

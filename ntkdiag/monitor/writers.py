@@ -17,7 +17,7 @@ from ntkdiag.runs.json_lines import append_line, has_content, line_of, read_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-Numbers: TypeAlias = float | int | list[float]
+Numbers: TypeAlias = float | int | list[float] | list[int]
 Values: TypeAlias = Mapping[str, Numbers]
 
 

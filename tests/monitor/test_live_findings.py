@@ -108,6 +108,20 @@ class LossAbove(Rule):
         )
 
 
+class GradientAbove(Rule):
+    """A rule of the user's that looks at the batch."""
+
+    def check(self, history):
+        if not history[-1].get("gradient_norm", math.nan) > 100.0:
+            return None
+        return dataclasses.replace(
+            EXAMPLE,
+            id="gradient-above",
+            sentence=f"In the batch: {history[-1]['batch_indices']}.",
+            step=history[-1]["step"],
+        )
+
+
 # Rules
 
 
@@ -1015,6 +1029,23 @@ def test_a_function_alone_hears_of_a_watch(of_data):
         _, state = jax.jit(tx.update)({"a": jnp.full([], size)}, state, params)
     jax.effects_barrier()
     assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]
+
+
+def test_batches_are_kept_with_the_records_that_led_to_a_finding(tmp_path):
+    memory = InMemory()
+    findings = Findings(rules=[GradientAbove()], folder=tmp_path)
+    options = {"train": (X, None), "every": 1, "instruments": "layer_norms", "writers": memory}
+    with Monitor(line, findings=findings, **options) as monitor:
+        for step, size in enumerate(GRADIENTS):
+            gradient = {"a": jnp.full([], size)}
+            # Arrays of either kind, lists, or none at all.
+            batch = [np.arange(2), jnp.arange(2) + 2, None, [6, 7]][step]
+            options = {"updates": gradient, "gradient": gradient, "batch_indices": batch}
+            monitor(step, {"a": jnp.ones([])}, **options)
+    rows = read_json_lines(tmp_path / "finding-gradient-above-3.jsonl")[1]
+    assert [row.get("batch_indices") for row in rows] == [[0, 1], [2, 3], None, [6, 7]]
+    assert memory.findings[0].sentence == "In the batch: [6, 7]."
+    assert not any("batch_indices" in row for row in memory.rows)
 
 
 def test_functions_are_named_once():

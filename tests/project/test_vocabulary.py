@@ -201,6 +201,7 @@ MEANINGS = {
     "findings": "what is looked for while a run trains, and who is told",
     "gradient": "what an optimizer made its update of",
     "updates": "what an optimizer adds to the parameters",
+    "batch_indices": "numbers of the examples of the batch of a step",
     "kept": "vectors that are kept from one measurement to the next",
     "rounds": "passes of an iteration in one measurement, at least",
     "most_rounds": "passes of an iteration in one measurement, at most",

@@ -39,7 +39,8 @@ class Findings:
         history: How many records rules look back upon.
         folder: Where the last records are written when a rule fires, as a file
             ``finding-<id>-<step>.jsonl``: the convention record, the finding, then the records,
-            oldest first; `read_json_lines` and `read_findings` read it. None writes none. Of the
+            oldest first, with the ``batch_indices`` that a `Monitor` is told of; `read_json_lines`
+            and `read_findings` read it. None writes none. Of the
             processes of one JAX program the first one writes.
 
     Raises:
