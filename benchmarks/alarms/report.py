@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from rich.console import Console
 
-from benchmarks.alarms import fitting, stored
+from benchmarks.alarms import fitting, saved_run, stored
 from benchmarks.alarms.evaluation import Scored, Verdict, chosen_threshold, verdict
 from benchmarks.alarms.roc_figure import draw
 from benchmarks.alarms.signals import OURS, RIVALS, Numbers
@@ -15,7 +15,7 @@ from benchmarks.alarms.stored import StoredRun
 from ntkdiag.judging.spike_risk import THRESHOLD
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "alarms.md"
-PICTURE = PAGE.parent / "images" / "alarms_roc.png"
+IMAGES = PAGE.parent / "images"
 BEGIN, END = "<!-- made by python -m benchmarks.alarms -->", "<!-- end -->"
 # What nothing that was measured before could tell of.
 SUDDEN = ("rate jumps", "broken inputs", "flipped labels")
@@ -46,7 +46,8 @@ def write(folder: pathlib.Path, console: Console) -> None:
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
     building = [run for run in reported if _builds_up(run)]
-    draw(PICTURE, {name: _scored(signals[name], building) for name in DRAWN})
+    draw(IMAGES / "alarms_roc.png", {name: _scored(signals[name], building) for name in DRAWN})
+    saved_run.draw(IMAGES / "alarms_saved.png", reported)
 
 
 def _builds_up(run: StoredRun) -> bool:

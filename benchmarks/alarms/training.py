@@ -45,7 +45,7 @@ MEASURED = (
 
 def train(run: Run, folder: pathlib.Path) -> None:
     """Make a run directory, whole or not at all."""
-    rows = _rows(run)
+    rows = rows_of(run, run.rates)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -54,13 +54,13 @@ def train(run: Run, folder: pathlib.Path) -> None:
     unfinished.rename(folder / "steps.jsonl")
 
 
-def _rows(run: Run) -> list[dict[str, float | None]]:
-    """A row of each step, until the loss is not finite."""
+def rows_of(run: Run, rates: np.ndarray) -> list[dict[str, float | None]]:
+    """A row of each step with these learning rates, until the loss is not finite."""
     size = NETWORKS[run.network].n_full if run.cause in FULL_BATCH else BATCH
     program = _program(run.network, run.optimizer, run.dtype, size)
     params, others, state = program.begin(run)
     rows: list[dict[str, float | None]] = []
-    batches, rates = _Batches(run, size), run.rates
+    batches = _Batches(run, size)
     for begun in range(0, STEPS, EVERY):
         xs, ys = batches.of_steps(range(begun, begun + EVERY))
         taken = jnp.asarray(rates[begun : begun + EVERY], jnp.float32)

@@ -32,15 +32,16 @@ _CAUSES = {
 }
 
 
-def spike_findings(history: Sequence[Row]) -> list[Finding]:
-    """The finding `spike-ahead` of the last measurement, where the risk is above its threshold.
+def spike_findings(history: Sequence[Row], threshold: float = THRESHOLD) -> list[Finding]:
+    """The finding `spike-ahead` of the last measurement, where the risk is above the threshold.
 
     Args:
         history: Measurements, newest last, each with its "step" and the numbers by name.
+        threshold: Between 0 and 1.
     """
     numbers = spike_numbers(history)
     risk = spike_risk(numbers)
-    if not risk > THRESHOLD:
+    if not risk > threshold:
         return []
     cause = _cause(history)
     shown = ", ".join(f"{name} {x:.3g}" for name, x in numbers.items() if math.isfinite(x))
@@ -52,7 +53,7 @@ def spike_findings(history: Sequence[Row]) -> list[Finding]:
             sentence=f"The loss may jump within {STEPS_AHEAD} steps (risk {risk:.2f}): it looks "
             f"like {cause}.",
             value=risk,
-            threshold=THRESHOLD,
+            threshold=threshold,
             step=int(float(str(history[-1]["step"]))),
             layer=_layer(history),
             trust=f"From {shown}; docs/alarms.md says how often such a warning is right.",

@@ -34,9 +34,13 @@ Row = Mapping[str, object]
 
 
 def spike_numbers(history: Sequence[Row]) -> dict[str, float]:
-    """The numbers of the rule at the last of some measurements; NaN where one is not known."""
+    """The numbers of the rule at the last of some measurements; NaN where one is not known.
+
+    Of the first three nothing is known: the margin of a cold start of Adam means nothing.
+    """
+    is_begun = len(history) > _FEWEST
     return {
-        "margin": _of(history[-1], "margin"),
+        "margin": _of(history[-1], "margin") if is_begun else math.nan,
         "update norm over its median": over_median(history, "update_norm"),
     }
 
