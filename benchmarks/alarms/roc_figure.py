@@ -25,7 +25,7 @@ def draw(path: pathlib.Path, scored: Mapping[str, Sequence[Scored]]) -> None:
         axes.plot(
             wrong,
             right,
-            label=f"{name}, {area:.2f}",
+            label=f"{name.strip('*')}, {area:.2f}",
             linewidth=2.2 if number == 0 else 1.2,
             linestyle="-" if number < 3 else "--",
         )
