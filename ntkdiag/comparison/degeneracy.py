@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ntkdiag.analysis import degenerate
 from ntkdiag.comparison.settings import Settings
-from ntkdiag.engine.jacobian.roundoff import eps_of
+from ntkdiag.engine.jacobian.liveness import eps_of
 from ntkdiag.kernel.kernel import Kernel
 from ntkdiag.losses import MSE, CrossEntropy, Loss, SigmoidCrossEntropy, Weighted
 from ntkdiag.losses.weighted import beside

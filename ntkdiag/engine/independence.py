@@ -23,7 +23,7 @@ from jaxtyping import Float, PyTree
 from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import all_zero
 from ntkdiag.engine.calls.keywords import hashable
-from ntkdiag.engine.jacobian.roundoff import eps_of, unit_roundoff
+from ntkdiag.engine.jacobian.liveness import eps_of, unit_roundoff
 
 Outputs = Float[np.ndarray, "n C"]
 Leaf = jax.Array | np.ndarray | np.generic

@@ -16,11 +16,16 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag import memory as budgets
-from ntkdiag.engine.calls import constants, meshes
+from ntkdiag.engine.calls import surroundings
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Call, Examples, Memory, Options, read
-from ntkdiag.engine.planning import memory_check
-from ntkdiag.engine.planning.plan import Plan, make_plan, require_room_in_a_trace
+from ntkdiag.engine.planning.plan import Plan
+from ntkdiag.engine.planning.planner import (
+    make_plan,
+    require_room_for_directions,
+    require_room_for_joint_batch,
+    require_room_in_a_trace,
+)
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.run import Kernels, run
 from ntkdiag.engine.tracing.program import trace
@@ -135,7 +140,7 @@ def ntk(
     )
     call = Call.of(f, params, x, x2, f2, preconditioner, kwargs, options)
     # Constants inside someone's jit: their kernel is computed now, not compiled into the program.
-    with constants.evaluated(call, call.outputs) as call:
+    with surroundings.evaluated(call, call.outputs) as call:
         return _kernel(call)
 
 
@@ -226,11 +231,11 @@ def _kernel_of_read(call: Call) -> Kernel:
     #    is that program with these arrays, and says how every part of its Jacobian is contracted.
     rows, columns = trace(call)
     task = Task.of(call, rows, columns)
-    mesh = meshes.within(call, task.closes_over_explicit)
+    mesh = surroundings.within(call, task.closes_over_explicit)
     if mesh is not None:
         # On a mesh with explicit axes JAX would ask us how every product is laid out. So once more
         # from the trace on, with every axis of it automatic: there XLA chooses.
-        return meshes.automatically(_kernel_of_read, mesh, call)
+        return surroundings.automatically(_kernel_of_read, mesh, call)
 
     # 3. Plan: how many examples at a time, so that the memory suffices.
     plan = _planned(task)
@@ -253,9 +258,9 @@ def kernel_array(call: Call) -> KernelArray:
 
 def _planned(task: Task) -> Plan | None:
     """The plan of a task; None inside a trace and for a joint batch, which are one block anyway."""
-    memory_check.require_room_for_directions(task)
+    require_room_for_directions(task)
     if task.call.joint:
-        memory_check.require_room_for_joint_batch(task)
+        require_room_for_joint_batch(task)
         return None
     memory = task.call.options.memory
     # What is free is looked up by `make_plan`, and only if the kernel is large.

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import _jax
 from ntkdiag._jax import TreeStructure
-from ntkdiag.engine.calls import arguments, meshes
+from ntkdiag.engine.calls import arguments, surroundings
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.keywords import hashable
 
@@ -53,13 +53,13 @@ def run(
     full precision of their dtype.
     """
     # Over a mesh with explicit axes JAX asks how each product is laid out: it is left to XLA.
-    mesh = meshes.within((operator, args), operator.closes_over_explicit)
+    mesh = surroundings.within((operator, args), operator.closes_over_explicit)
     if mesh:
 
         def run_inside(*arrays: PyTree) -> Result:
             return run(function, *arrays, static=static)
 
-        return meshes.automatically(run_inside, mesh, operator, *args)
+        return surroundings.automatically(run_inside, mesh, operator, *args)
 
     with jax.default_matmul_precision("highest"):
         if arguments.is_traced(operator, args) or _jax.staging():

@@ -19,7 +19,7 @@ from ntkdiag import _jax, display, errors
 from ntkdiag._jax import TreeStructure
 from ntkdiag.arrays import as_array, as_examples, with_arrays
 from ntkdiag.call_f import running
-from ntkdiag.engine.calls import arguments, meshes
+from ntkdiag.engine.calls import arguments, surroundings
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.independence import check_few
 from ntkdiag.engine.jacobian.liveness import have_derivatives
@@ -132,8 +132,8 @@ class NTKOperator:
             jaxpr, outputs = jax.make_jaxpr(f, return_shape=True)(self.params, self.x)
         opened, consts = _jax.open_jaxpr(jaxpr)
         arrays = (self.params, self.x, self.x2, self.preconditioner)
-        self.closes_over_explicit = meshes.explicit(consts) is not None
-        meshes.within(arrays, self.closes_over_explicit)
+        self.closes_over_explicit = surroundings.explicit(consts) is not None
+        surroundings.within(arrays, self.closes_over_explicit)
 
         self.output_shape, self.dtype = require_one_output(outputs, n_rows)
         if not have_derivatives(opened, len(jax.tree.leaves(self.params))):

@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 
 from ntkdiag import errors
 from ntkdiag.arrays import with_arrays
-from ntkdiag.engine.calls import constants, meshes
+from ntkdiag.engine.calls import surroundings
 from ntkdiag.engine.calls.arguments import check_no_nan, is_traced
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Memory
@@ -89,7 +89,7 @@ class KernelFunction:
         x2 = x2 if jax.tree.leaves(x2) else None  # a tree of None, too
         arguments = x1, x2, params, kwargs
         outputs = lambda: self.f(params, x1, **kwargs)
-        with constants.evaluated(arguments, outputs) as arguments:
+        with surroundings.evaluated(arguments, outputs) as arguments:
             return self._computed(*arguments)
 
     def _computed(self, x1: PyTree, x2: PyTree, params: PyTree, kwargs: dict[str, Any]) -> PyTree:
@@ -99,9 +99,9 @@ class KernelFunction:
             check_no_nan(x1, "x1")
             check_no_nan(x2, "x2")
         arguments = x1, x2, params, kwargs
-        mesh = meshes.spread(arguments)
+        mesh = surroundings.spread(arguments)
         if mesh is not None:
-            return meshes.automatically(self._computed, mesh, *arguments)
+            return surroundings.automatically(self._computed, mesh, *arguments)
         prepare = lambda: self._prepare(*arguments)
         prepared = remembered(self._prepared, self.f, arguments, prepare)
         kwargs1, kwargs2 = split_kwargs(kwargs, prepared.per_input, x1, x2)

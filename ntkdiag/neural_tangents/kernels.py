@@ -26,7 +26,7 @@ from ntkdiag import memory as budgets
 from ntkdiag.engine.calls.call import Batch, Call, Memory, Options
 from ntkdiag.engine.calls.preconditioner import Preconditioner
 from ntkdiag.engine.ntk import kernel_array
-from ntkdiag.engine.planning.plan import make_plan
+from ntkdiag.engine.planning.planner import make_plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.tracing.program import trace
 from ntkdiag.kernel.tied_outputs import TiedOutputs

@@ -11,9 +11,7 @@ import pytest
 
 import ntkdiag
 from ntkdiag.engine import precision
-from ntkdiag.engine.contracting.gram import Gram
-from ntkdiag.engine.contracting.tile import Tile
-from ntkdiag.engine.contracting.triangular_blocks import copies_at_once, edges_at_once
+from ntkdiag.engine.contracting.gram import Gram, Tile, copies_at_once, edges_at_once
 from ntkdiag.engine.jacobian.factors import Outer
 from ntkdiag.engine.running.differentiation import joined
 from ntkdiag.kernel.reduction import Reduction

@@ -15,7 +15,7 @@ from tolerance import assert_close, double
 import ntkdiag
 from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.planning import task
-from ntkdiag.engine.planning.hardware import Machine
+from ntkdiag.engine.planning.blocks import Machine
 
 
 @functools.cache

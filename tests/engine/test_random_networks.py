@@ -12,7 +12,7 @@ from tolerance import double, relative_error
 import ntkdiag
 from ntkdiag.engine.contracting.contraction_methods import choose
 from ntkdiag.engine.planning import task
-from ntkdiag.engine.planning.hardware import Machine
+from ntkdiag.engine.planning.blocks import Machine
 
 pytestmark = pytest.mark.usefixtures("light_compilation")
 DECISIONS = st.lists(st.integers(0, 10), min_size=12, max_size=60)

@@ -12,8 +12,8 @@ import pytest
 from thin import thin
 
 import ntkdiag
-from ntkdiag.engine.planning.hardware import Machine
-from ntkdiag.engine.running.side_by_side import side_by_side
+from ntkdiag.engine.planning.blocks import Machine
+from ntkdiag.engine.tracing.compiled import side_by_side
 
 VOCABULARY, WIDTH, POSITIONS, OUTPUTS = 40, 16, 3, 6
 MACHINES = [

@@ -9,7 +9,7 @@ from thin import thin
 from tolerance import relative_error
 
 from ntkdiag.engine.calls.call import Batch, Call, Options, read
-from ntkdiag.engine.planning.plan import make_plan
+from ntkdiag.engine.planning.planner import make_plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.run import run
 from ntkdiag.engine.tracing.program import trace

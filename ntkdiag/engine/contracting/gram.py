@@ -3,20 +3,178 @@
 K = sum over parts l of J_l J_l^T. Every product is added to one total, or, where kernels of single
 leaves are asked for, to the total of its group; a factor of scan-stacked layers is split by layer.
 With a preconditioner P each product is weighted by 1/P.
+
+Where the axes of a kernel, or of a tile of one, are knows `Tile` alone:
+
+    full       [n k m l]   every direction of a row with every direction of a column
+    trace      [n m]       equal directions, added up
+    diagonal   [n m k]     equal directions, side by side
+
+Of a symmetric kernel K = J J^T only one triangle is computed. It is cut into strips of rows, each
+multiplied by the examples from its first one on:
+
+    +---+---+---+
+    | 0 | 0 | 0 |      strip 0: rows of block 0 by all columns
+    |---+---+---|      strip 1: rows of block 1 by columns of blocks 1, 2
+    |   | 1 | 1 |      strip 2: rows of block 2 by columns of block 2
+    |---+---+---|
+    |   |   | 2 |      below the diagonal: mirror images
+    +---+---+---+
+
+The result is symmetric to the bit. More strips save more products, but each copies its factors.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ntkdiag.engine.contracting import triangular_blocks
-from ntkdiag.engine.contracting.tile import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Factor, Outer
 from ntkdiag.engine.precision import Precision
+from ntkdiag.kernel.reduction import Reduction
 from ntkdiag.kernel.tied_outputs import Contraction
+
+# The order of axes that exchanges rows and columns.
+_MIRROR = {"full": (2, 3, 0, 1), "trace": (1, 0), "diagonal": (1, 0, 2)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """The kernel of n row examples and m column examples.
+
+    Attributes:
+        contraction: Which output directions are paired.
+        n: Row examples.
+        m: Column examples.
+        k: Directions of a row.
+        l: Directions of a column.
+    """
+
+    contraction: Contraction
+    n: int
+    m: int
+    k: int
+    l: int  # noqa: E741
+
+    @staticmethod
+    def of(reduction: Reduction, n: int, m: int) -> "Tile":
+        """The tile of n by m examples under a reduction, before it is finished."""
+        return Tile(reduction.contraction, n, m, reduction.rows.n, reduction.columns.n)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        if self.contraction == "full":
+            return self.n, self.k, self.m, self.l
+        if self.contraction == "trace":
+            return self.n, self.m
+        return self.n, self.m, self.k
+
+    @property
+    def column_axis(self) -> int:
+        """The axis of the column examples; that of the rows is the first."""
+        return 2 if self.contraction == "full" else 1
+
+    @property
+    def product_rows(self) -> int:
+        """Rows of the matrix product that gives the array."""
+        return self.n * self.k if self.contraction == "full" else self.n
+
+    def at(self, rows: slice, columns: slice) -> tuple[slice, ...]:
+        """Where the entries of some rows and columns stand, as an index into the array."""
+        if self.contraction == "full":
+            return rows, slice(None), columns
+        return rows, columns
+
+    def mirrored(self, array: Float[Array | np.ndarray, "..."]) -> Float[Array | np.ndarray, "..."]:
+        """An array of this layout with rows and columns exchanged."""
+        return array.transpose(_MIRROR[self.contraction])
+
+
+# Rows of a matrix product from which on strips save time, and from which on more of them do.
+_STRIPS = 128
+_LARGE = 1024
+# Rows of a strip of a product that is made piece by piece, at least, and how many strips there are
+# at most: each copies from the piece.
+_ROWS_OF_PIECES = 80
+_MOST_OF_PIECES = 6
+
+
+def in_strips(tile: Tile) -> bool:
+    """Whether a symmetric kernel is computed in strips, each with a copy of its factors."""
+    return tile.product_rows >= _STRIPS
+
+
+def copies_at_once(tile: Tile) -> float:
+    """How many copies of all factors a symmetric kernel that is contracted at once needs."""
+    edges = edges_at_once(tile)
+    n_strips = len(edges) - 1
+    if n_strips == 1:
+        return 0.0
+    # The rows of all strips are one copy. The columns of the first strip are the factors as they
+    # are, those of the last one its rows; all others have a copy of what is behind their first row.
+    behind = [tile.n - first for first in edges[1 : n_strips - 1]]
+    return 1.0 + sum(behind) / tile.n
+
+
+def edges_at_once(tile: Tile) -> list[int]:
+    """Where strips begin and end in a symmetric kernel that is contracted at once."""
+    if not in_strips(tile):
+        n_strips = 1
+    elif tile.product_rows < _LARGE:
+        n_strips = 2
+    else:
+        n_strips = 4
+    return _edges(tile.n, n_strips)
+
+
+def edges_of_pieces(tile: Tile, symmetric: bool) -> list[int]:
+    """Where strips begin and end in a kernel that is contracted piece by piece."""
+    if not symmetric:
+        return [0, tile.n]
+    return _edges(tile.n, min(_MOST_OF_PIECES, tile.product_rows // _ROWS_OF_PIECES))
+
+
+def pairs_of(edges: list[int]) -> list[tuple[int, int]]:
+    """(first row, last row + 1) of every strip."""
+    return list(itertools.pairwise(edges))
+
+
+def assembled(
+    strips: Sequence[Float[Array | np.ndarray, "..."]], edges: list[int], tile: Tile
+) -> Float[Array, "..."]:
+    """The whole symmetric kernel from its strips, which may be broadcast along examples."""
+    # 1. Cut every strip into the blocks of the columns it covers.
+    axis = tile.column_axis
+    blocks: dict[tuple[int, int], Array] = {}
+    for r, strip in enumerate(strips):
+        shape = list(tile.shape)
+        shape[0] = edges[r + 1] - edges[r]
+        shape[axis] = edges[-1] - edges[r]
+        cuts = [edge - edges[r] for edge in edges[r + 1 : -1]]
+        along_row = jnp.split(jnp.broadcast_to(strip, shape), cuts, axis=axis)
+        for c, block in enumerate(along_row, start=r):
+            blocks[r, c] = block
+    # 2. On the diagonal products may differ from their mirror images by rounding.
+    for r in range(len(strips)):
+        blocks[r, r] = (blocks[r, r] + tile.mirrored(blocks[r, r])) / 2
+    # 3. A row of the kernel: mirror images left of the diagonal, its strip from there on.
+    rows = []
+    for r in range(len(strips)):
+        below = [tile.mirrored(blocks[c, r]) for c in range(r)]
+        above = [blocks[r, c] for c in range(r, len(strips))]
+        rows.append(jnp.concatenate([*below, *above], axis))
+    return jnp.concatenate(rows, 0)
+
+
+def _edges(n: int, n_strips: int) -> list[int]:
+    """Edges of about as many strips as asked for, at least one example each."""
+    n_strips = max(1, min(n, n_strips))
+    return [n * k // n_strips for k in range(n_strips + 1)]
+
 
 # Axes of a kernel, as `Tile` lays it out.
 _N_AXES = {"full": 4, "diagonal": 3, "trace": 2}
@@ -80,14 +238,14 @@ class Gram:
     ) -> list[Float[Array, "..."]]:
         """Kernels of a block with itself: strips of the upper triangle, mirrored."""
         # A strip: its own rows on the left, all examples from its first row on on the right.
-        edges = triangular_blocks.edges_at_once(tile)
+        edges = edges_at_once(tile)
         by_strip = []
-        for first, last in triangular_blocks.pairs_of(edges):
+        for first, last in pairs_of(edges):
             rows = [factor.take(slice(first, last)) for factor in factors]
             columns = [factor.take(slice(first, tile.n)) for factor in factors]
             by_strip.append(self(rows, columns, weights))
         by_group = zip(*by_strip, strict=True)
-        return [triangular_blocks.assembled(of_group, edges, tile) for of_group in by_group]
+        return [assembled(of_group, edges, tile) for of_group in by_group]
 
     def rectangular(
         self,

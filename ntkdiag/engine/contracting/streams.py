@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ntkdiag.engine.contracting import triangular_blocks
-from ntkdiag.engine.contracting.tile import Tile
+from ntkdiag.engine.contracting import gram
+from ntkdiag.engine.contracting.gram import Tile
 from ntkdiag.engine.jacobian.factors import Dense, Outer, Rows, concatenate_examples
 from ntkdiag.engine.precision import Precision
 from ntkdiag.kernel.tied_outputs import Contraction
@@ -170,8 +170,8 @@ class Stream:
 def nothing(tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool) -> list[Float[Array, "..."]]:
     """What pieces are added to at first: zeros for each strip of the triangle, or for the tile."""
     totals = []
-    edges = triangular_blocks.edges_of_pieces(tile, symmetric)
-    for first, last in triangular_blocks.pairs_of(edges):
+    edges = gram.edges_of_pieces(tile, symmetric)
+    for first, last in gram.pairs_of(edges):
         # Rows first to last, by the columns from `first` on.
         shape = list(tile.shape)
         shape[0] = last - first
@@ -191,8 +191,8 @@ def with_share(
 ) -> list[Float[Array, "..."]]:
     """The totals with one share of the pieces added; without `column` they are strips."""
     symmetric = column is None
-    edges = triangular_blocks.edges_of_pieces(tile, symmetric)
-    pairs = triangular_blocks.pairs_of(edges)
+    edges = gram.edges_of_pieces(tile, symmetric)
+    pairs = gram.pairs_of(edges)
 
     def add_piece(step: Index, totals: list[Array]) -> list[Array]:
         """The totals with the product of one piece added."""
@@ -223,9 +223,7 @@ def sum_of_shares(
     totals = [functools.reduce(jnp.add, of_strip) for of_strip in by_strip]
     if not symmetric:
         return totals[0]
-    return triangular_blocks.assembled(
-        totals, triangular_blocks.edges_of_pieces(tile, symmetric), tile
-    )
+    return gram.assembled(totals, gram.edges_of_pieces(tile, symmetric), tile)
 
 
 def _with_product(

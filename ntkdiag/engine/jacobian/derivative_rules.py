@@ -18,7 +18,6 @@ from jax import lax
 
 from ntkdiag import _jax
 from ntkdiag._jax import Equation
-from ntkdiag.engine.jacobian.joined_views import JoinedViews
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
 from ntkdiag.engine.jacobian.recorder import Path, Recorder
 from ntkdiag.engine.jacobian.traced_vjp_rule import (
@@ -28,7 +27,7 @@ from ntkdiag.engine.jacobian.traced_vjp_rule import (
     is_floating,
     outputs_and_pullback,
 )
-from ntkdiag.engine.jacobian.views import View
+from ntkdiag.engine.jacobian.views import JoinedViews, View
 
 
 def apply_derivative_rule(eqn: Equation, values: list, recorder: Recorder, path: Path) -> list:

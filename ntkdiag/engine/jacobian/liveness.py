@@ -1,6 +1,6 @@
-"""Which equations of a jaxpr are needed, and which variables depend on which.
+"""Which equations of a jaxpr are needed, which variables depend on which, and how they round.
 
-Both questions are answered by one sweep over the equations:
+The first two questions are answered by one sweep each over the equations:
 
 * backwards from the outputs: an equation is needed if somebody reads one of its results, and its
   derivative is needed if one of its results is floating and the derivative of a reader is needed;
@@ -8,15 +8,20 @@ Both questions are answered by one sweep over the equations:
 
 A mutable array (`jax.new_ref`) is an input that equations may write to, so it counts among the
 results of every equation that takes it.
+
+How coarsely a function rounds follows from both, whatever the dtypes of its ends are. A network
+with float32 parameters and float32 outputs may compute in bfloat16 in between. So the unit roundoff
+of a function is the largest one of all values on the way from its inputs to its outputs.
 """
 
 import dataclasses
 from collections.abc import Iterable
 
+import jax
 import jax.numpy as jnp
 
 from ntkdiag import _jax
-from ntkdiag._jax import Atom, Equation, Jaxpr, Variable
+from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,3 +120,25 @@ def _results(eqn: Equation) -> list[Variable]:
 def _variables(atoms: Iterable[Atom]) -> list[Variable]:
     """The variables among variables and literals."""
     return [atom for atom in atoms if not isinstance(atom, _jax.Literal)]
+
+
+def unit_roundoff(jaxpr: Jaxpr | ClosedJaxpr) -> float:
+    """The largest unit roundoff of values between the inputs and outputs of a jaxpr, at least 0."""
+    jaxpr, _ = _jax.open_jaxpr(jaxpr)
+    differentiated = liveness(jaxpr).differentiated
+    dependent = downstream(jaxpr, jaxpr.invars)
+    roundoffs = [0.0]
+    for k, eqn in enumerate(jaxpr.eqns):
+        # What no input goes into is a constant, and what has no derivative rounds on purpose.
+        on_the_way = differentiated[k] and not dependent.isdisjoint(eqn.outvars)
+        if on_the_way:
+            roundoffs += [eps_of(var.aval.dtype) for var in eqn.outvars]
+            roundoffs += [unit_roundoff(nested) for nested in _jax.sub_jaxprs(eqn)]
+    return max(roundoffs)
+
+
+def eps_of(dtype: jax.typing.DTypeLike) -> float:
+    """The unit roundoff of a dtype, also of one that numpy does not know; 0 if not floating."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return 0.0
+    return float(jnp.finfo(dtype).eps)

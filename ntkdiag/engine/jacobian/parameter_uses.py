@@ -20,11 +20,9 @@ import numpy as np
 from ntkdiag import _jax
 from ntkdiag._jax import Atom, Equation, Variable
 from ntkdiag.engine.jacobian import shape_operations
-from ntkdiag.engine.jacobian.joined_views import JoinedViews
-from ntkdiag.engine.jacobian.perturbation import TappedResults
-from ntkdiag.engine.jacobian.recorder import Path, Recorder
+from ntkdiag.engine.jacobian.recorder import Path, Recorder, TappedResults
 from ntkdiag.engine.jacobian.rules import RULES
-from ntkdiag.engine.jacobian.views import View, views_of
+from ntkdiag.engine.jacobian.views import JoinedViews, View, views_of
 from ntkdiag.engine.jacobian.weight_use import bias_use
 
 # Elementwise primitives that repeat axes of length 1.

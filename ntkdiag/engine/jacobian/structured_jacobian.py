@@ -26,10 +26,15 @@ from ntkdiag import _jax
 from ntkdiag._jax import ClosedJaxpr
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.jacobian.leaf_layout import LeafLayout
-from ntkdiag.engine.jacobian.parts import Backpropagated, Part, arrange_cotangent
+from ntkdiag.engine.jacobian.liveness import eps_of, unit_roundoff
+from ntkdiag.engine.jacobian.parts import (
+    Backpropagated,
+    Form,
+    Part,
+    arrange_cotangent,
+    sites_to_parts,
+)
 from ntkdiag.engine.jacobian.recorder import Path, Recorder, Site
-from ntkdiag.engine.jacobian.roundoff import eps_of, unit_roundoff
-from ntkdiag.engine.jacobian.sites_to_parts import Form, sites_to_parts
 from ntkdiag.engine.jacobian.views import View
 from ntkdiag.engine.jacobian.walk import walk
 

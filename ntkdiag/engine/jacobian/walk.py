@@ -33,8 +33,7 @@ from ntkdiag._jax import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
 from ntkdiag.engine.jacobian.derivative_rules import apply_derivative_rule
 from ntkdiag.engine.jacobian.liveness import liveness
 from ntkdiag.engine.jacobian.parameter_uses import WalkState, apply_to_views, is_view
-from ntkdiag.engine.jacobian.perturbation import REARRANGING, TappedResults
-from ntkdiag.engine.jacobian.recorder import Path, Recorder
+from ntkdiag.engine.jacobian.recorder import REARRANGING, Path, Recorder, TappedResults
 from ntkdiag.engine.jacobian.rules.gather import as_gather
 from ntkdiag.engine.jacobian.rules.ragged_dot import REWRITES
 from ntkdiag.engine.jacobian.views import View

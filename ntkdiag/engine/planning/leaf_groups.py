@@ -35,11 +35,6 @@ class LeafGroups:
     of_parts: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    def none(n_parts: int) -> "LeafGroups":
-        """No groups: everything is added up."""
-        return LeafGroups((), ((0,),) * n_parts)
-
-    @staticmethod
     def of(names_of_parts: list[list[str]], per_leaf: bool | str | Sequence[str]) -> "LeafGroups":
         """Sort names into groups as `per_leaf=` says: each alone, or by the first matching glob.
 

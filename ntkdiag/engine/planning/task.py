@@ -26,8 +26,7 @@ from ntkdiag.engine import precision
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.call import Batch, Call
 from ntkdiag.engine.contracting.contraction_methods import Preference, Way, choose
-from ntkdiag.engine.contracting.gram import Gram
-from ntkdiag.engine.contracting.tile import Tile
+from ntkdiag.engine.contracting.gram import Gram, Tile
 from ntkdiag.engine.jacobian.parts import Part
 from ntkdiag.engine.planning.leaf_groups import LeafGroups, names_of
 from ntkdiag.engine.tracing.compiled import Compiled
@@ -286,7 +285,7 @@ def _matching_ways(
 def _groups(call: Call, rows: Program, ways: tuple[Way, ...]) -> LeafGroups:
     """The groups of leaves that have kernels of their own."""
     if not call.options.per_leaf:
-        return LeafGroups.none(len(ways))
+        return LeafGroups(names=(), of_parts=((0,),) * len(ways))  # everything is added up
     parts = [way.part for way in ways]
     names = names_of(parts, rows.paths, rows.jacobian.stacked_leaves)
     return LeafGroups.of(names, call.options.per_leaf)

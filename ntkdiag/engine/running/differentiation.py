@@ -30,7 +30,7 @@ from ntkdiag.engine.jacobian.factors import (
     write_examples,
     zeros_for_examples,
 )
-from ntkdiag.engine.planning.hardware import Machine
+from ntkdiag.engine.planning.blocks import Machine
 from ntkdiag.engine.planning.task import KernelSide, Task
 
 # Blocks of factors that one compiled function takes: more make it slow to compile.

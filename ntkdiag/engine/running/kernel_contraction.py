@@ -24,14 +24,12 @@ from jaxtyping import Array, Float
 
 from ntkdiag.engine.contracting import streams
 from ntkdiag.engine.contracting.contraction_methods import Way
-from ntkdiag.engine.contracting.gram import Gram, Weight
+from ntkdiag.engine.contracting.gram import Gram, Tile, Weight
 from ntkdiag.engine.contracting.streams import PieceCut, Stream
-from ntkdiag.engine.contracting.tile import Tile
 from ntkdiag.engine.jacobian.factors import Factor
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.differentiation import joined
-from ntkdiag.engine.running.side_by_side import side_by_side
-from ntkdiag.engine.tracing.compiled import Compiled
+from ntkdiag.engine.tracing.compiled import Compiled, side_by_side
 
 # Blocks of factors of the rows, and of the columns where they are others: [side][block][factor].
 Sides = list[list[list[Factor]]]

@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ntkdiag.engine.jacobian.factors import Factor
-from ntkdiag.engine.planning.blocks import in_pieces
-from ntkdiag.engine.planning.hardware import Machine
+from ntkdiag.engine.planning.blocks import Machine, in_pieces
 from ntkdiag.engine.planning.plan import Plan
 from ntkdiag.engine.planning.task import Task
 from ntkdiag.engine.running.differentiation import Differentiation

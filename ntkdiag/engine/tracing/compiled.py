@@ -1,16 +1,27 @@
-"""Functions under jit whose compilation can begin before they are called, beside that of others."""
+"""What is compiled, and what is computed, at the same time.
+
+A function under jit can begin to be compiled before it is called, beside others (`Compiled`), and
+chains of computations run beside each other (`side_by_side`): JAX on CPU runs what one thread
+dispatches in the order of dispatch, one computation after the other, and small products do not keep
+all cores busy. What different threads dispatch runs side by side.
+"""
 
 import concurrent.futures
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-_THREADS = concurrent.futures.ThreadPoolExecutor(
+Result = TypeVar("Result")
+
+# Two pools: a chain may wait for a compilation.
+_COMPILERS = concurrent.futures.ThreadPoolExecutor(
     os.cpu_count(), thread_name_prefix="ntkdiag-compile"
 )
+_CHAINS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="ntkdiag-chain")
 
 
 class Compiled:
@@ -44,8 +55,31 @@ class Compiled:
         if key not in self._begun:
             # Tracing holds Python's lock, compiling does not.
             traced = self._run.lower(*args)
-            self._begun[key] = _THREADS.submit(traced.compile)
+            self._begun[key] = _COMPILERS.submit(traced.compile)
 
     def shapes(self, *args: PyTree) -> PyTree:
         """Shapes of the result."""
         return self._run.eval_shape(*args)
+
+
+def side_by_side(chains: Sequence[Callable[[], Result]]) -> list[Result]:
+    """The results of functions that dispatch computations, each on a thread of its own.
+
+    The first runs on this thread. Of the settings of JAX that belong to a thread, the 64-bit mode
+    goes along.
+    """
+    if len(chains) < 2:
+        return [chain() for chain in chains]
+    x64 = jax.config.read("jax_enable_x64")
+
+    def on_its_thread(chain: Callable[[], Result]) -> Result:
+        with jax.enable_x64(x64):
+            return jax.block_until_ready(chain())
+
+    # Even where one chain fails, no other is left running.
+    running = [_CHAINS.submit(on_its_thread, chain) for chain in chains[1:]]
+    try:
+        first = chains[0]()
+    finally:
+        concurrent.futures.wait(running)
+    return [first, *(future.result() for future in running)]

@@ -8,9 +8,18 @@
 
 A program holds shapes and jaxprs, not the function and no parameters. It is kept in a cache for as
 long as its function lives, and found again for arguments of the same shapes.
+
+A `FactorTrace` is all of that for one example, as a jaxpr. The factors are the arrays that stand
+for the Jacobian of each part of the parameters, along the output directions that are asked for: one
+backward pass each.
+
+Tracing is what takes time in Python, so it is done once; `vmap` of the jaxpr then gives the factors
+of a batch. What does not depend on the example (the cotangents of a last linear layer) is not
+mapped: it is computed and kept once.
 """
 
 import contextlib
+import dataclasses
 import functools
 import gc
 from collections import Counter
@@ -23,20 +32,58 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ntkdiag import _jax, errors
-from ntkdiag.engine.calls import keywords, meshes
+from ntkdiag._jax import Jaxpr, TreeStructure
+from ntkdiag.engine.calls import keywords, surroundings
 from ntkdiag.engine.calls.arguments import is_traced
 from ntkdiag.engine.calls.caches import Cache
 from ntkdiag.engine.calls.call import Batch, Call
 from ntkdiag.engine.contracting.contraction_methods import Way
+from ntkdiag.engine.jacobian import channels_last
 from ntkdiag.engine.jacobian.factors import Factor, Outer, merge_dense
 from ntkdiag.engine.jacobian.liveness import depends_on, without_dead
-from ntkdiag.engine.jacobian.parts import Part
-from ntkdiag.engine.jacobian.sites_to_parts import Form
+from ntkdiag.engine.jacobian.parts import Form, Part
 from ntkdiag.engine.jacobian.structured_jacobian import StructuredJacobian
 from ntkdiag.engine.tracing import reverse_mode
 from ntkdiag.engine.tracing.compiled import Compiled
-from ntkdiag.engine.tracing.factor_trace import FactorTrace
 from ntkdiag.engine.tracing.output_vector import OutputVector
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FactorTrace:
+    """A jaxpr: (parameters, directions, keyword arrays; one example) -> (factors, outputs).
+
+    Attributes:
+        jaxpr: The jaxpr.
+        consts: Its constants.
+        structure: Tree of its outputs.
+        n_fixed: How many of its inputs all examples share; the rest are the example.
+        varying: For each of its outputs whether it depends on the example.
+    """
+
+    jaxpr: Jaxpr
+    consts: list
+    structure: TreeStructure
+    n_fixed: int
+    varying: list[bool]
+
+    @property
+    def varying_inputs(self) -> list[bool]:
+        """Which inputs differ from example to example."""
+        return [number >= self.n_fixed for number in range(len(self.jaxpr.invars))]
+
+    def __call__(self, fixed: PyTree, x: PyTree) -> PyTree[Array]:
+        """Factors [n ...] and outputs [n C] of a batch of examples."""
+
+        def of_one(*flat: Array | np.ndarray) -> list[Array]:
+            return channels_last.evaluate(self.jaxpr, self.consts, *flat)
+
+        # Shared inputs are not mapped, nor are outputs that no example goes into.
+        examples = jax.tree.leaves(x)
+        in_axes = (None,) * self.n_fixed + (0,) * len(examples)
+        out_axes = [0 if varies else None for varies in self.varying]
+        of_batch = jax.vmap(of_one, in_axes=in_axes, out_axes=out_axes)
+        return jax.tree.unflatten(self.structure, of_batch(*jax.tree.leaves(fixed), *examples))
+
 
 Made = TypeVar("Made")
 ArrayOrShape = Array | np.ndarray | jax.ShapeDtypeStruct
@@ -82,7 +129,7 @@ class Program:
 
         # What decides where and how it may be run.
         consts = _jax.open_jaxpr(self.jacobian.jaxpr)[1]
-        self.closes_over_explicit = meshes.explicit(consts) is not None
+        self.closes_over_explicit = surroundings.explicit(consts) is not None
         self.closes_over_tracers = is_traced(consts)
         sums = _jax.contains(self.jacobian.jaxpr, "reduce_sum")
         self.reduces = sums and self.jacobian.dtype == jnp.float32

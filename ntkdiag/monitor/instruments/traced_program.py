@@ -3,7 +3,7 @@
 import jax
 
 from ntkdiag._jax import ClosedJaxpr
-from ntkdiag.engine.jacobian.roundoff import unit_roundoff
+from ntkdiag.engine.jacobian.liveness import unit_roundoff
 from ntkdiag.monitor.instruments.layers import Layers, layers_in
 from ntkdiag.monitor.step_context import Situation
 

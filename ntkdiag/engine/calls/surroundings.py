@@ -1,21 +1,68 @@
-"""Arrays over a mesh with explicit axes: what is computed from them is laid out automatically.
+"""What surrounds a call: a trace of someone else's, or a mesh of devices.
 
-Who it is for: somebody spreads a batch over devices with `jax.make_mesh(...)`, whose axes are
-explicit unless one asks for others, and calls `ntk` on it. With explicit axes JAX asks whoever
-writes a product of two spread factors how its result is laid out; the products of a kernel are
-ours, not the user's, so XLA chooses. Without this every such call would end in an error about a
-product nobody has written.
+Calls inside someone's jit may have arrays that are constants there. A kernel of constants could
+become a part of the surrounding program, where XLA would evaluate it with its slow interpreter. So
+it is computed while that program is being traced, and the result is the constant. Where f closes
+over values of that trace there is no way around: it becomes a part of it.
+
+What is computed from arrays over a mesh with explicit axes is laid out automatically. Somebody
+spreads a batch over devices with `jax.make_mesh(...)`, whose axes are explicit unless one asks for
+others, and calls `ntk` on it. With explicit axes JAX asks whoever writes a product of two spread
+factors how its result is laid out; the products of a kernel are ours, not the user's, so XLA
+chooses. Without this every such call would end in an error about a product nobody has written.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
 from ntkdiag import _jax, errors
 from ntkdiag.engine.calls.arguments import is_traced
+
+Arguments = TypeVar("Arguments")
+
+
+@contextlib.contextmanager
+def evaluated(arguments: Arguments, outputs: Callable[[], PyTree]) -> Iterator[Arguments]:
+    """Where a kernel of these arguments is computed now if nothing of it is traced.
+
+    What is yielded stands for the arguments there; `outputs()` calls the functions of the kernel.
+    """
+    # The usual cases: traced arguments are the caller's business, and outside of a trace
+    # everything is computed as it comes.
+    if is_traced(arguments) or not _jax.staging():
+        yield arguments
+        return
+    # From here on: constants inside someone's jit.
+    if _closes_over_tracers(outputs):
+        # Constants would be folded: they are made values that the compiler does not look through.
+        yield jax.tree.map(_staged, arguments)
+        return
+    with jax.ensure_compile_time_eval():
+        yield arguments
+
+
+def _closes_over_tracers(outputs: Callable[[], PyTree]) -> bool:
+    """Whether the functions read values of the trace under way that nobody handed them."""
+    # What a function closes over becomes a constant of its jaxpr.
+    try:
+        consts = _jax.open_jaxpr(jax.make_jaxpr(outputs)())[1]
+    except Exception:  # what is wrong with the functions comes up again, with a better message
+        return False
+    return is_traced(consts)
+
+
+def _staged(leaf: object) -> object:
+    """An array as a value of the trace under way; anything else as it is."""
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return jax.lax.optimization_barrier(leaf)
+    return leaf
+
 
 Result = TypeVar("Result")
 # Devices, or in a trace only their number along every axis.
