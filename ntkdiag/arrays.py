@@ -26,13 +26,13 @@ _PASS_NUMBERS = "Pass a NumPy or JAX array of numbers."
 _MOST_LETTERS = 200  # of what another library says to a conversion
 
 
-def as_array(value: Any, name: str, do: str = _PASS_NUMBERS) -> AnyArray:
+def as_array(value: Any, name: str, do: str | None = None) -> AnyArray:
     """One argument as a NumPy or JAX array of numbers, with the precision it came in.
 
     Args:
         value: Whatever holds numbers.
         name: The argument's name, for the message.
-        do: What to do where these are no numbers.
+        do: What to do where these are no numbers, if the caller knows.
 
     Raises:
         InvalidInputError: The value is masked, sparse, or holds something else than numbers.
@@ -60,7 +60,7 @@ def as_examples(x: PyTree, name: str = "x") -> PyTree:
     def read(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):  # `plan` takes shapes in place of arrays
             return leaf
-        return _as_jax(as_array(leaf, name + jax.tree_util.keystr(path), _of_leaf(leaf)))
+        return _as_jax(as_array(leaf, name + jax.tree_util.keystr(path)))
 
     return jax.tree_util.tree_map_with_path(read, x, is_leaf=_is_one_array)
 
@@ -108,7 +108,7 @@ def with_arrays(tree: PyTree, name: str) -> PyTree:
     return jax.tree_util.tree_map_with_path(read, tree, is_leaf=_is_sparse)
 
 
-def _converted(value: Any, name: str, do: str) -> AnyArray:
+def _converted(value: Any, name: str, do: str | None) -> AnyArray:
     """The numbers in a value of Python or of another library."""
     # By `__array__`, by DLPack for what has nothing else, and by JAX's DLPack for what NumPy does
     # not take: arrays on an accelerator, bfloat16.
@@ -130,7 +130,7 @@ def _converted(value: Any, name: str, do: str) -> AnyArray:
     got = str(refusals[0]).strip()[:_MOST_LETTERS]
     if not isinstance(value, np.ndarray):
         got = f"a {type(value).__name__} ({got})"
-    raise _refused(name, got, do) from refusals[0]
+    raise _refused(name, got, do or _instead_of(value)) from refusals[0]
 
 
 def _as_jax(array: AnyArray) -> jax.Array:
@@ -163,9 +163,9 @@ def _is_one_array(node: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, AnyNumber) for leaf in leaves)
 
 
-def _of_leaf(leaf: Any) -> str:
-    """What to do about a leaf of examples that holds no numbers."""
-    if hasattr(leaf, "__dataclass_fields__"):
+def _instead_of(value: Any) -> str:
+    """What to pass in the place of a value that holds no numbers."""
+    if hasattr(value, "__dataclass_fields__"):
         return "A dataclass of arrays has to be registered with jax.tree_util.register_dataclass."
     return _PASS_NUMBERS
 

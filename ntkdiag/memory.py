@@ -81,7 +81,9 @@ def readable(size: int | float) -> str:
     return f"{size:.3g} TB"
 
 
-def require_free(needed: int | float, what: str, free: Callable[[], int], do: str) -> None:
+def require_free(
+    needed: int | float, what: str, free: Callable[[], int], do: str | Callable[[], str]
+) -> None:
     """Refuse work that needs more bytes than are `free()`, which is looked up only for much.
 
     Raises:
@@ -92,7 +94,9 @@ def require_free(needed: int | float, what: str, free: Callable[[], int], do: st
     available = free()
     if needed > available:
         raise errors.MemoryBudgetError(
-            expected=f"{readable(needed)} for {what}", got=f"{readable(available)} free", do=do
+            expected=f"{readable(needed)} for {what}",
+            got=f"{readable(available)} free",
+            do=do if isinstance(do, str) else do(),
         )
 
 

@@ -141,7 +141,7 @@ def ntk(
     call = Call.of(f, params, x, x2, f2, preconditioner, kwargs, options)
     # Constants inside someone's jit: their kernel is computed now, not compiled into the program.
     with surroundings.evaluated(call, call.outputs) as call:
-        return _kernel(call)
+        return _kernel(read(call))
 
 
 @errors.public
@@ -220,14 +220,8 @@ def plan(
 
 
 def _kernel(call: Call) -> Kernel:
-    """The kernel of a call, in five steps: read, and then the others."""
-    # 1. Read: what is wrong is said before any work.
-    return _kernel_of_read(read(call))
-
-
-def _kernel_of_read(call: Call) -> Kernel:
     """The kernel of a call that has been read: trace, plan, run, wrap."""
-    # 2. Trace: f becomes a program, which is found again for arguments of the same shapes. The task
+    # 1. Trace: f becomes a program, which is found again for arguments of the same shapes. The task
     #    is that program with these arrays, and says how every part of its Jacobian is contracted.
     rows, columns = trace(call)
     task = Task.of(call, rows, columns)
@@ -235,15 +229,15 @@ def _kernel_of_read(call: Call) -> Kernel:
     if mesh is not None:
         # On a mesh with explicit axes JAX would ask us how every product is laid out. So once more
         # from the trace on, with every axis of it automatic: there XLA chooses.
-        return surroundings.automatically(_kernel_of_read, mesh, call)
+        return surroundings.automatically(_kernel, mesh, call)
 
-    # 3. Plan: how many examples at a time, so that the memory suffices.
+    # 2. Plan: how many examples at a time, so that the memory suffices.
     plan = _planned(task)
 
-    # 4. Run: one array for every group of leaves.
+    # 3. Run: one array for every group of leaves.
     arrays = run(task, plan)
 
-    # 5. Wrap: reduce over outputs, and say what the numbers are.
+    # 4. Wrap: reduce over outputs, and say what the numbers are.
     return _wrapped(task, arrays)
 
 

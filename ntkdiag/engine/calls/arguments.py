@@ -189,10 +189,8 @@ def check_globs(per_leaf: bool | str | Sequence[str]) -> None:
         )
 
 
-def check_directory(path: str | os.PathLike | None, name: str) -> None:
-    """A directory that exists and can be written to, or None."""
-    if path is None:
-        return
+def check_directory(path: str | os.PathLike, name: str) -> None:
+    """A directory that exists and can be written to."""
     directory = as_path(path, f"{name}=")
     if directory.is_dir() and os.access(directory, os.W_OK):
         return

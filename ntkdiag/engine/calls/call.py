@@ -158,7 +158,8 @@ def read(call: Call) -> Call:
     arguments.check_params(call.params, finite=options.check)
     if options.examples is not None:
         arguments.check_choice(options.examples, ("independent", "joint"), "examples=...")
-    arguments.check_directory(options.spill, "spill")
+    if options.spill is not None:
+        arguments.check_directory(options.spill, "spill")
     arguments.check_globs(options.per_leaf)
     precision.policy(options.precision)
 

@@ -103,13 +103,9 @@ def choose(
             wants_dense = prefer == "dense"
             preferred = [way for way in ways if way.is_dense == wants_dense]
             ways = preferred or ways
-        chosen.append(_cheapest(ways, n, m))
+        # Of equal prices the one that keeps less.
+        chosen.append(min(ways, key=lambda way: (way.price(n, m), way.size)))
     return tuple(chosen)
-
-
-def _cheapest(ways: list[Way], n: int, m: int) -> Way:
-    """The way of the lowest price for n by m examples; of equal prices the one that keeps less."""
-    return min(ways, key=lambda way: (way.price(n, m), way.size))
 
 
 def streamed(ways: tuple[Way, ...]) -> tuple[Way, ...]:

@@ -103,11 +103,6 @@ _ROWS_OF_PIECES = 80
 _MOST_OF_PIECES = 6
 
 
-def in_strips(tile: Tile) -> bool:
-    """Whether a symmetric kernel is computed in strips, each with a copy of its factors."""
-    return tile.product_rows >= _STRIPS
-
-
 def copies_at_once(tile: Tile) -> float:
     """How many copies of all factors a symmetric kernel that is contracted at once needs."""
     edges = edges_at_once(tile)
@@ -122,7 +117,7 @@ def copies_at_once(tile: Tile) -> float:
 
 def edges_at_once(tile: Tile) -> list[int]:
     """Where strips begin and end in a symmetric kernel that is contracted at once."""
-    if not in_strips(tile):
+    if tile.product_rows < _STRIPS:
         n_strips = 1
     elif tile.product_rows < _LARGE:
         n_strips = 2
@@ -136,11 +131,6 @@ def edges_of_pieces(tile: Tile, symmetric: bool) -> list[int]:
     if not symmetric:
         return [0, tile.n]
     return _edges(tile.n, min(_MOST_OF_PIECES, tile.product_rows // _ROWS_OF_PIECES))
-
-
-def pairs_of(edges: list[int]) -> list[tuple[int, int]]:
-    """(first row, last row + 1) of every strip."""
-    return list(itertools.pairwise(edges))
 
 
 def assembled(
@@ -240,7 +230,7 @@ class Gram:
         # A strip: its own rows on the left, all examples from its first row on on the right.
         edges = edges_at_once(tile)
         by_strip = []
-        for first, last in pairs_of(edges):
+        for first, last in itertools.pairwise(edges):
             rows = [factor.take(slice(first, last)) for factor in factors]
             columns = [factor.take(slice(first, tile.n)) for factor in factors]
             by_strip.append(self(rows, columns, weights))

@@ -18,6 +18,7 @@ The pieces of a part may be shared out: share s of S adds up the pieces s, s + S
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -171,7 +172,7 @@ def nothing(tile: Tile, dtype: jax.typing.DTypeLike, symmetric: bool) -> list[Fl
     """What pieces are added to at first: zeros for each strip of the triangle, or for the tile."""
     totals = []
     edges = gram.edges_of_pieces(tile, symmetric)
-    for first, last in gram.pairs_of(edges):
+    for first, last in itertools.pairwise(edges):
         # Rows first to last, by the columns from `first` on.
         shape = list(tile.shape)
         shape[0] = last - first
@@ -192,7 +193,7 @@ def with_share(
     """The totals with one share of the pieces added; without `column` they are strips."""
     symmetric = column is None
     edges = gram.edges_of_pieces(tile, symmetric)
-    pairs = gram.pairs_of(edges)
+    pairs = list(itertools.pairwise(edges))
 
     def add_piece(step: Index, totals: list[Array]) -> list[Array]:
         """The totals with the product of one piece added."""

@@ -269,16 +269,15 @@ def _parts_of_leaf(
     if may_have_structure:
         clusters = _clusters(sites)
         if clusters is not None:
-            return [_part_of_cluster(leaf, cluster) for cluster in clusters]
+            parts = []
+            for cluster in clusters:
+                first = cluster[0]  # the sites use the same elements: one speaks for all
+                n_used = first.use.weight.array.size
+                parts.append(Part((leaf,), tuple(cluster), structured_kind(first), n_used))
+            return parts
         if _is_tied(sites, shape):
             return [Part((leaf,), tuple(sites), "tied", size)]
     return [Part((leaf,), tuple(sites), "assembled", size)]
-
-
-def _part_of_cluster(leaf: int, cluster: list[Site]) -> Part:
-    """The part of sites that use the same elements of a leaf, of which one speaks for all."""
-    first = cluster[0]
-    return Part((leaf,), tuple(cluster), structured_kind(first), first.use.weight.array.size)
 
 
 def _clusters(sites: list[Site]) -> list[list[Site]] | None:

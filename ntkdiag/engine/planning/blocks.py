@@ -81,16 +81,12 @@ class Machine:
     def here() -> "Machine":
         """How work is cut for the default device."""
         if jax.default_backend() == "cpu":
-            return Machine(_CACHE_OF_LAST_LEVEL, _CACHE_OF_SECOND_LEVEL, workers=_cores())
+            workers = os.cpu_count() or 1
+            if hasattr(os, "sched_getaffinity"):  # the cores this process may run on
+                workers = len(os.sched_getaffinity(0))
+            return Machine(_CACHE_OF_LAST_LEVEL, _CACHE_OF_SECOND_LEVEL, workers=workers)
         # An accelerator takes all examples at once, and large pieces one after the other.
         return Machine(_UNBOUNDED, _PIECE_OF_ACCELERATOR, workers=1)
-
-
-def _cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # Tiles alive at once: the running sum, the term being added, the one before on its way to the host.
@@ -268,11 +264,11 @@ class Blocks:
 
     @staticmethod
     def largest(
-        n: int, m: int, sizes: Sizes, budget: int, cheaper: str = "Raise memory=."
+        n: int, m: int, sizes: Sizes, budget: int, cheaper: Callable[[], str] | None = None
     ) -> "Blocks":
         """The blocks of n by m examples (0: the rows) with the fewest passes within the budget.
 
-        `cheaper` says what to do where there are none.
+        `cheaper()` says what to do where there are none.
 
         Raises:
             MemoryBudgetError: Not even one example at a time fits; the message says what would.
@@ -295,7 +291,7 @@ class Blocks:
         return _swept(n, m, sizes, budget)
 
 
-def _require_one_example(sizes: Sizes, budget: int, cheaper: str) -> None:
+def _require_one_example(sizes: Sizes, budget: int, cheaper: Callable[[], str] | None) -> None:
     """Refuse a budget in which not even a tile of one row and one column fits."""
     smallest = sizes.block(1) + sizes.factors  # of the row that is held
     if smallest > budget:
@@ -305,7 +301,7 @@ def _require_one_example(sizes: Sizes, budget: int, cheaper: str) -> None:
         raise errors.MemoryBudgetError(
             expected=f"a budget of at least {readable(_ROUNDED_UP * smallest)}",
             got=readable(budget),
-            do=f"{kernel}. {cheaper}",
+            do=f"{kernel}. {cheaper() if cheaper else 'Raise memory=.'}",
         )
 
 

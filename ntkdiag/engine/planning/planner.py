@@ -14,6 +14,7 @@ outputs, and a kernel inside someone's trace. They are refused where they have n
 
 import contextlib
 import dataclasses
+import functools
 import math
 
 import jax.numpy as jnp
@@ -123,7 +124,7 @@ def _plan(task: Task, ways: tuple[Way, ...], budget: int) -> Plan:
     # How examples are cut.
     network = _network_cost(task, ways)
     sizes, shares = _sizes(task, ways, network)
-    blocks = Blocks.largest(n, m, sizes, budget, cheaper_choices(task))
+    blocks = Blocks.largest(n, m, sizes, budget, functools.partial(cheaper_choices, task))
     if options.most_examples is not None:
         blocks = blocks.at_most(options.most_examples, n, m)
     again_bytes = blocks.again * blocks.size * sizes.factors
@@ -240,7 +241,7 @@ def require_room_for_directions(task: Task) -> None:
         sum(_directions(side) for side in task.sides),
         f"{k:,} directions of {c:,} outputs",
         memory.free_memory,
-        cheaper_choices(task),
+        functools.partial(cheaper_choices, task),
     )
 
 
@@ -259,7 +260,7 @@ def require_room_for_joint_batch(task: Task) -> None:
         joint_memory(task),
         "a joint batch, which is differentiated as a whole",
         allowed,
-        cheaper_choices(task),
+        functools.partial(cheaper_choices, task),
     )
 
 

@@ -113,8 +113,15 @@ class Task:
         ways_of_rows, ways_of_columns = _matching_ways(call, rows, columns, reduction)
 
         # 2. Which kernel its product is added to, and with which weight.
-        groups = _groups(call, rows, ways_of_rows)
-        weights = _weights(call, ways_of_rows)
+        parts = [way.part for way in ways_of_rows]
+        groups = LeafGroups(names=(), of_parts=((0,),) * len(parts))  # everything is added up
+        if call.options.per_leaf:
+            names = names_of(parts, rows.paths, rows.jacobian.stacked_leaves)
+            groups = LeafGroups.of(names, call.options.per_leaf)
+        # A part has the weight of its leaf. Where leaves have different ones, the form of the parts
+        # (`_form`) is such that each is of one leaf.
+        inverse = call.preconditioner.inverse
+        weights = None if inverse is None else [inverse[part.leaves[0]] for part in parts]
         gram = Gram(
             contraction="full" if call.joint else reduction.contraction,
             precision=precision.policy(call.options.precision),
@@ -280,25 +287,6 @@ def _matching_ways(
             ways_of_rows.append(way)
             ways_of_columns.append(dataclasses.replace(way, part=part))
     return tuple(ways_of_rows), tuple(ways_of_columns)
-
-
-def _groups(call: Call, rows: Program, ways: tuple[Way, ...]) -> LeafGroups:
-    """The groups of leaves that have kernels of their own."""
-    if not call.options.per_leaf:
-        return LeafGroups(names=(), of_parts=((0,),) * len(ways))  # everything is added up
-    parts = [way.part for way in ways]
-    names = names_of(parts, rows.paths, rows.jacobian.stacked_leaves)
-    return LeafGroups.of(names, call.options.per_leaf)
-
-
-def _weights(call: Call, ways: tuple[Way, ...]) -> list[Float[Array, "..."]] | None:
-    """1/P of every part, None without preconditioner."""
-    inverse = call.preconditioner.inverse
-    if inverse is None:
-        return None
-    # A part has the weight of its leaf. Where leaves have different ones, the form of the parts
-    # (`_form`) is such that each is of one leaf.
-    return [inverse[way.part.leaves[0]] for way in ways]
 
 
 def _form(call: Call) -> Form:

@@ -111,7 +111,7 @@ class KernelContraction:
         streamed = []
         at_once: Sides = [[[] for _ in blocks] for blocks in sides]
         for number, name in enumerate(names):
-            factor = _factor_of(sides, number)
+            factor = [[block[number] for block in blocks] for blocks in sides]
             if name in self.in_pieces:
                 streamed.append(self._streamed(factor))
                 continue
@@ -154,14 +154,6 @@ class KernelContraction:
         # The task, which holds parameters, is no part of what is kept.
         zeros = functools.partial(_zeros, self.tile, self.task.dtype, symmetric, self.n_shares)
         return self.task.compiled(("nothing", self.tile, self.n_shares, symmetric), zeros)
-
-
-def _factor_of(sides: Sides, number: int) -> SidesOfFactor:
-    """One of the factors of all blocks, by its number."""
-    factor = []
-    for blocks in sides:
-        factor.append([block[number] for block in blocks])
-    return factor
 
 
 def _zeros(tile: Tile, dtype: np.dtype, symmetric: bool, n_sums: int) -> list[Sum]:

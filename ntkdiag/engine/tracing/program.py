@@ -73,11 +73,8 @@ class FactorTrace:
 
     def __call__(self, fixed: PyTree, x: PyTree) -> PyTree[Array]:
         """Factors [n ...] and outputs [n C] of a batch of examples."""
-
-        def of_one(*flat: Array | np.ndarray) -> list[Array]:
-            return channels_last.evaluate(self.jaxpr, self.consts, *flat)
-
         # Shared inputs are not mapped, nor are outputs that no example goes into.
+        of_one = functools.partial(channels_last.evaluate, self.jaxpr, self.consts)
         examples = jax.tree.leaves(x)
         in_axes = (None,) * self.n_fixed + (0,) * len(examples)
         out_axes = [0 if varies else None for varies in self.varying]
