@@ -30,8 +30,8 @@ from rich.table import Table
 import ntkdiag
 
 _PACKAGE = pathlib.Path(ntkdiag.__file__).parent
-# The function that says what an argument of `compare` is, and how it is called in the table.
-_CLASSIFIES = "comparison/sources.py", "classified"
+# What says what an argument of `compare` is: once of A, of B and of the model.
+CLASSIFIES = "comparison/sources.py", "classified"
 
 
 class Passed(NamedTuple):
@@ -135,11 +135,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.one:
         print(json.dumps(passed(CALLS[arguments.one]())))
         return 0
-    table = Table("cold call", "files", "functions", "sources classified")
+    table = Table("cold call", "files", "functions", "arguments classified")
     ways = {name: _in_a_fresh_process(name) for name in CALLS}
     for name, way in ways.items():
         n_files = len({one.file for one in way})
-        classified = sum(one.times for one in way if (one.file, one.name) == _CLASSIFIES)
+        classified = sum(one.times for one in way if (one.file, one.name) == CLASSIFIES)
         table.add_row(name, str(n_files), str(len(way)), str(classified or ""))
     console = Console()
     console.print(table)
