@@ -142,7 +142,7 @@ class Case:
 
 def _read_case(content: Any, call: str) -> Case:
     """What the user's function returned, anything at all, in the words of a `Case`."""
-    from ntkdiag.comparison.restore import is_with_state
+    from ntkdiag.comparison.sources import is_with_state
 
     # A stateful model of Equinox is a pair itself.
     if isinstance(content, tuple) and not is_with_state(content):

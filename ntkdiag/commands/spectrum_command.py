@@ -67,24 +67,19 @@ def _measure(checkpoint: str, case: Case, reduction: str, memory: str | None) ->
     """The spectrum of a checkpoint on the examples of a case, as plain values."""
     from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
     from ntkdiag.comparison.load import read_side
-    from ntkdiag.comparison.restore import Template, unbound
+    from ntkdiag.comparison.restore import Template
     from ntkdiag.comparison.settings import read_settings
+    from ntkdiag.comparison.sources import classified
     from ntkdiag.engine.ntk import ntk
     from ntkdiag.kernel.decomposition import spectrum
     from ntkdiag.kernel.reduction import automatic
-    from ntkdiag.models.functional import Functional
     from ntkdiag.progress import under_way
 
     # The checkpoint is put into the model as `compare` does it, and refused for the same reasons.
     settings = read_settings(case.train, case.held_out, reduction, None, None, memory)
     model, variables = case.of_checkpoints()
-    template = Template(
-        model=unbound(model),
-        variables=variables,
-        options=model if isinstance(model, Functional) else None,
-        x=settings.x,
-    )
-    side = read_side(checkpoint, template, name="checkpoint", label=None)
+    template = Template.of(classified(model), variables=variables, x=settings.x)
+    side = read_side(classified(checkpoint), template, name="checkpoint", label=None)
     side, _ = with_one_output(side, side, settings)
     shape = require_outputs(side, settings)
     if settings.reduction == "auto":

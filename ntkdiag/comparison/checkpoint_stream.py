@@ -20,8 +20,6 @@ from typing import TypeAlias
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.location import finished_steps, locate, require_whole_steps
-from ntkdiag.comparison.load import Source, model_among
-from ntkdiag.comparison.restore import Model
 from ntkdiag.comparison.snapshots import (
     RunSource,
     Selection,
@@ -32,6 +30,7 @@ from ntkdiag.comparison.snapshots import (
     snapshots_of,
     step_of,
 )
+from ntkdiag.comparison.sources import Classified, Source, classified, model_among
 from ntkdiag.path_argument import as_path
 
 POLL_SECONDS = 1.0
@@ -53,7 +52,7 @@ class Arrivals:
 
     snapshots: Iterator[Snapshot]
     count: int | None
-    model: Model = None
+    model: Classified | None = None
     root: pathlib.Path | None = None
     end: Snapshot | None = None
 
@@ -92,9 +91,11 @@ def arrivals_of(
                 got="none of the steps that steps= asks for" if steps is not None else "no item",
                 do="A generator that was used up yields nothing: make it anew.",
             )
-        return Arrivals(itertools.chain([first], generated), None, model_among([first.source]))
+        return Arrivals(
+            itertools.chain([first], generated), None, model_among([classified(first.source)])
+        )
     found = snapshots_of(run, steps, last)
-    model = model_among(snapshot.source for snapshot in found)
+    model = model_among(classified(snapshot.source) for snapshot in found)
     return Arrivals(iter(found), len(found), model, end=found[-1])
 
 

@@ -43,11 +43,12 @@ from ntkdiag.comparison.held_out import HeldOutProbe
 from ntkdiag.comparison.kernel_regression import ProbeLabels
 from ntkdiag.comparison.labels_of_probes import read_held_out, read_labels
 from ntkdiag.comparison.linearized_change import predict
-from ntkdiag.comparison.load import Side, Source, model_among, read_side, require_comparable
+from ntkdiag.comparison.load import Side, read_side, require_comparable
 from ntkdiag.comparison.measured import evaluate, measure_side
 from ntkdiag.comparison.parameter_movement import parameter_movement
-from ntkdiag.comparison.restore import Model, Template, is_with_state, split_optimizer
+from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.settings import OptimizerLike, Settings, read_settings
+from ntkdiag.comparison.sources import Classified, Model, Source, classified, model_among
 from ntkdiag.comparison.stated_margin import Stability
 from ntkdiag.comparison.stored_step import read_stored_step, settings_of_run
 from ntkdiag.comparison.training_margin import (
@@ -168,8 +169,9 @@ def compare(
             fit, or neither side has the state of an optimizer where one is given.
     """
     label_a, label_b = _read_names(names)
-    step_a = read_stored_step(a, label_a)
-    step_b = read_stored_step(b, label_b)
+    source_a, source_b = classified(a), classified(b)
+    step_a = read_stored_step(source_a, label_a)
+    step_b = read_stored_step(source_b, label_b)
     # What does not depend on the model is checked before a checkpoint is read.
     # Two steps of a run need no examples; the state of an optimizer needs some.
     without_examples = train is None and held_out is None and optimizer is None
@@ -182,7 +184,7 @@ def compare(
 
     # Parameters mean nothing without a model: the argument, or the side that is one itself.
     template_a, template_b = _templates(
-        (a, b),
+        (source_a, source_b),
         model,
         variables,
         x=settings.x,
@@ -190,8 +192,8 @@ def compare(
         with_optimizer=optimizer is not None,
     )
     side_a, side_b = require_two(
-        step_a or read_side(a, template_a, name="A", label=label_a),
-        step_b or read_side(b, template_b, name="B", label=label_b),
+        step_a or read_side(source_a, template_a, name="A", label=label_a),
+        step_b or read_side(source_b, template_b, name="B", label=label_b),
     )
     are_two_models = template_a is not template_b
     if model is None:
@@ -231,7 +233,7 @@ def compare(
 
 
 def _templates(
-    sources: tuple[Source, Source], model: Model, variables: PyTree, **reading: Any
+    sources: tuple[Classified, Classified], model: Model, variables: PyTree, **reading: Any
 ) -> tuple[Template, Template]:
     """What gives the parameters of each side their meaning: one template, or two for two models.
 
@@ -239,9 +241,9 @@ def _templates(
     """
     make = functools.partial(Template.of, **reading)
     is_pair = isinstance(model, tuple | list) and len(model) == 2
-    _, optimizer_state = split_optimizer(model)
-    if not is_pair or is_with_state(model) or optimizer_state is not None:
-        template = make(model, common=model_among(sources), variables=variables)
+    given = classified(model)
+    if not is_pair or given.kind == "stateful" or given.optimizer_state is not None:
+        template = make(given, common=model_among(sources), variables=variables)
         return template, template
     are_pair = isinstance(variables, tuple | list) and len(variables) == 2
     if variables is not None and not are_pair:
@@ -255,7 +257,7 @@ def _templates(
     templates = []
     for source, of_side, variables_of_side in zip(sources, model, (of_a, of_b), strict=True):
         common = model_among([source])
-        templates.append(make(of_side, common=common, variables=variables_of_side))
+        templates.append(make(classified(of_side), common=common, variables=variables_of_side))
     return templates[0], templates[1]
 
 

@@ -10,8 +10,8 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,24 +24,15 @@ from ntkdiag.checkpoints.saved_names import NOT_COLLECTIONS, OPTIMIZER_STATES, P
 from ntkdiag.checkpoints.step_names import NUMBER, Step, read_number
 from ntkdiag.comparison.restore import (
     Leaves,
-    Model,
     Placed,
     Template,
-    holds_parameters,
-    is_plain_callable,
-    is_with_state,
     place,
     same_leaves,
-    split_optimizer,
     structure_error,
 )
-from ntkdiag.models import functionalize, registry
+from ntkdiag.comparison.sources import Classified, Model
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.libraries import is_module_of
 from ntkdiag.models.paths import differences, leaves_by_path
-
-# A path of a checkpoint, parameters, a variables dictionary, a train state, a model, a Functional.
-Source: TypeAlias = Any
 
 # "root@100": step 100 of the checkpoints in `root`.
 _AT_STEP = re.compile(rf"(?P<root>.+)@(?P<step>{NUMBER})")
@@ -115,17 +106,16 @@ class _Values:
     top_level: str = ""
 
 
-def read_side(source: Source, template: Template, *, name: str, label: str | None) -> Side:
+def read_side(source: Classified, template: Template, *, name: str, label: str | None) -> Side:
     """Bring one argument of `compare` to a Functional; its parameters are known to be finite.
 
     `name` is ``"A"`` or ``"B"``: the label where neither `label` nor a path gives one.
     """
-    source, optimizer_state = split_optimizer(source)
     # A model is taken as it is, and values are put into the model that both sides share; so are
     # those of a model, where a Functional was given whose options hold for it.
-    brings_function = is_model(source) and not _holds_parameters_only(source, template.model)
-    if (brings_function and template.options is None) or isinstance(source, Functional):
-        functional = _as_functional(source)
+    brings_function = source.is_model and not _holds_parameters_only(source, template)
+    if (brings_function and template.options is None) or source.kind == "functional":
+        functional = source.functional()
         placed = Placed(functional, "its own" if functional.fixed else "none")
         values = _Values(functional.params, {}, top_level="a model")
     else:
@@ -148,20 +138,11 @@ def read_side(source: Source, template: Template, *, name: str, label: str | Non
         shares_model=not brings_function,
         lacking=placed.lacking,
         left_out=placed.left_out,
-        optimizer_state=values.optimizer_state if optimizer_state is None else optimizer_state,
+        optimizer_state=(
+            values.optimizer_state if source.optimizer_state is None else source.optimizer_state
+        ),
         top_level=values.top_level,
     )
-
-
-def is_model(source: Source) -> bool:
-    """Whether an argument of `compare` knows its own function."""
-    return isinstance(source, Functional) or is_with_state(source) or holds_parameters(source)
-
-
-def model_among(sources: Iterable[Source]) -> Model:
-    """The first source that knows its own function; None where none does."""
-    without_optimizer = (split_optimizer(source)[0] for source in sources)
-    return next((source for source in without_optimizer if is_model(source)), None)
 
 
 def split_step(source: str | os.PathLike[str]) -> tuple[str, Step | None]:
@@ -193,12 +174,11 @@ def require_comparable(a: Side, b: Side) -> tuple[Side, Side]:
     return a, b
 
 
-def _read_values(source: Source, template: Template) -> _Values:
+def _read_values(source: Classified, template: Template) -> _Values:
     """Parameters and collections of a checkpoint, of a tree in memory, or of a model."""
-    # f(params, x) takes what it is given, be it a variables dictionary.
-    takes_any_tree = is_plain_callable(template.model)
-    if isinstance(source, str | os.PathLike):
-        path, step = split_step(source)
+    kind, value = source.kind, source.value
+    if kind == "path":
+        path, step = split_step(value)
         contents = read_contents(
             path,
             step,
@@ -219,23 +199,25 @@ def _read_values(source: Source, template: Template) -> _Values:
             optimizer_state,
             contents.top_level,
         )
-    if takes_any_tree and isinstance(source, Mapping) and not _has_optimizer(source):
-        return _Values(source, {})
-    if is_with_state(source):
-        module, state = source
+    if kind == "stateful":
+        module, state = value
         return _Values(_arrays_of_module(module), {"state": state})
-    if is_module_of("flax.nnx", source):
-        return _Values(_without_value_level(sys.modules["flax.nnx"].state(source)), {})
-    if is_module_of("equinox", source) and not takes_any_tree:
-        return _Values(_arrays_of_module(source), {})
-    if isinstance(source, Mapping):
-        return _values_of_mapping(_nested(source))
-    if registry.registered(source) is not None:
-        functional = functionalize(source, check=False)
+    if kind == "nnx":
+        return _Values(_without_value_level(sys.modules["flax.nnx"].state(value)), {})
+    # f(params, x) takes what it is given, be it a variables dictionary or a module.
+    takes_any_tree = template.given.kind == "function"
+    if kind == "equinox" and not takes_any_tree:
+        return _Values(_arrays_of_module(value), {})
+    if kind == "adapter":
+        functional = source.functional()
         return _Values({**functional.fixed, **leaves_by_path(functional.params)}, {})
-    if hasattr(source, "params"):
-        return _values_of_mapping(_fields_of(source))
-    return _Values(_without_value_level(source), {})
+    if kind == "mapping" and takes_any_tree and not _has_optimizer(value):
+        return _Values(value, {})
+    if kind == "mapping":
+        return _values_of_mapping(_nested(value))
+    if hasattr(value, "params"):
+        return _values_of_mapping(_fields_of(value))
+    return _Values(_without_value_level(value), {})
 
 
 def _has_optimizer(tree: Mapping[str, PyTree]) -> bool:
@@ -315,28 +297,18 @@ def _without_value_level(tree: PyTree) -> PyTree:
     return strip_value_level(tree)
 
 
-def _holds_parameters_only(source: Source, model: Model) -> bool:
+def _holds_parameters_only(source: Classified, template: Template) -> bool:
     """Whether a model is parameters in its own container.
 
     That is what `equinox.filter` and `equinox.partition` leave of a module, and what a plain
     callable takes as its parameters.
     """
-    if not is_module_of("equinox", source):
-        return False
-    if is_plain_callable(model):
-        return True
-    if not is_module_of("equinox", model):
+    model = template.given
+    if source.kind != "equinox" or model.kind not in ("function", "equinox"):
         return False
     # What was filtered out is None, and no leaf: the activation functions, for one.
-    return len(jax.tree.leaves(source)) < len(jax.tree.leaves(model))
-
-
-def _as_functional(source: Source) -> Functional:
-    """A model as a Functional, with everything that it holds fixed."""
-    if is_with_state(source):
-        module, state = source
-        return functionalize(module, state=state, check=False)
-    return source if isinstance(source, Functional) else functionalize(source, check=False)
+    has_fewer_leaves = len(jax.tree.leaves(source.value)) < len(jax.tree.leaves(model.value))
+    return model.kind == "function" or has_fewer_leaves
 
 
 def _require_model(model: Model) -> None:

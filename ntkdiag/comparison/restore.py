@@ -25,15 +25,11 @@ from jaxtyping import PyTree
 from ntkdiag import display, errors
 from ntkdiag._jax import needs_inputs
 from ntkdiag.checkpoints.named_arrays import ParameterNames
-from ntkdiag.models import functionalize, registry
+from ntkdiag.comparison.sources import Classified, Model
+from ntkdiag.models import functionalize
 from ntkdiag.models.functional import Functional
-from ntkdiag.models.libraries import is_equinox_state, is_module_of
 from ntkdiag.models.paths import describe, differences, leaves_by_path, shown, with_leaves
-from ntkdiag.optimizer.saved_state import is_optimizer_state
 
-# A linen module, an NNX or Equinox model, a Functional, or a callable f(params, x): the libraries
-# are not imported to name their types.
-Model: TypeAlias = Any
 Leaves: TypeAlias = dict[str, Any]  # path -> array
 
 MOST_PATHS = 4  # more are counted
@@ -44,7 +40,7 @@ class Template:
     """What gives parameters their meaning: the model that they are put into.
 
     Attributes:
-        model: The model; None where neither side of the comparison needs one.
+        given: The model, with what it is; None where neither side of the comparison needs one.
         variables: Variables of a linen module, which state its structure and fill in collections
             that were not saved; None takes everything from what was saved.
         options: The Functional handed in as the model, whose options hold for models of a library,
@@ -56,7 +52,7 @@ class Template:
         with_optimizer: Whether states of optimizers are read from checkpoints, too.
     """
 
-    model: Model
+    given: Classified
     variables: PyTree = None
     options: Functional | None = None
     x: PyTree = None
@@ -66,42 +62,39 @@ class Template:
 
     @staticmethod
     def of(
-        model: Model,
+        model: Classified,
         *,
-        common: Model,
-        variables: PyTree,
-        x: PyTree,
-        parameter_names: ParameterNames | None,
-        with_optimizer: bool,
+        common: Classified | None = None,
+        variables: PyTree = None,
+        x: PyTree = None,
+        parameter_names: ParameterNames | None = None,
+        with_optimizer: bool = False,
     ) -> "Template":
         """A template of what the caller gave; `common` is the model of a side, if one brings it.
 
         A Functional that is handed in brings its options, such as the mode and what is trainable;
         one that is a side does not.
         """
-        of_file = common if model is None else unbound(model)
-        chosen, _ = split_optimizer(of_file)
+        given = common if model.value is None and common is not None else model
         return Template(
-            model=chosen,
+            given=given,
             variables=variables,
-            options=model if isinstance(model, Functional) else None,
+            options=model.value if model.kind == "functional" else None,
             x=x,
-            skeleton=_skeleton_of(of_file),
+            skeleton=_skeleton_of(given),
             parameter_names=parameter_names,
             with_optimizer=with_optimizer,
         )
 
+    @property
+    def model(self) -> Model:
+        """The model as it came, without the state of its optimizer."""
+        return self.given.value
+
     @functools.cached_property
     def functional(self) -> Functional | None:
         """The model as a Functional, for models that hold their own arrays; None for others."""
-        if isinstance(self.model, Functional):
-            return self.model
-        if is_with_state(self.model):
-            module, state = self.model
-            return functionalize(module, state=state, check=False)
-        if holds_parameters(self.model):
-            return functionalize(self.model, check=False)
-        return None
+        return self.given.functional() if self.given.is_model else None
 
     @functools.cached_property
     def declared(self) -> list[PyTree]:
@@ -143,67 +136,20 @@ def place(template: Template, params: PyTree, collections: Mapping[str, PyTree])
     Raises:
         StructureError: Paths, shapes or dtypes differ from the model's; all differences are listed.
     """
-    if is_module_of("flax.linen", template.model):
+    if template.given.kind == "linen":
         return _into_linen(template, params, collections)
     if template.functional is not None:
         return _into_functional(template.functional, params, collections)
     return Placed(functionalize(template.model, params, check=False), "none")
 
 
-def is_with_state(candidate: object) -> bool:
-    """Whether a value is an Equinox module with its State, as `make_with_state` returns them."""
-    if not isinstance(candidate, tuple | list) or len(candidate) != 2:
-        return False
-    module, state = candidate
-    return is_module_of("equinox", module) and is_equinox_state(state)
-
-
-def split_optimizer(source: Any) -> tuple[Any, PyTree]:
-    """What is saved with the state of its optimizer, and that state: None where there is none.
-
-    A pair of something and the state; or an Equinox module, its own state and the optimizer's.
-    """
-    is_tuple = isinstance(source, tuple | list) and len(source) in (2, 3)
-    if not is_tuple or not is_optimizer_state(source[-1]):
-        return source, None
-    if len(source) == 2:
-        return source[0], source[1]
-    if is_with_state(source[:2]):
-        return source[:2], source[2]
-    return source, None
-
-
-def holds_parameters(model: Model) -> bool:
-    """Whether a model carries its parameters: one of NNX, Equinox or a registered adapter."""
-    if is_module_of("flax.nnx", model) or is_module_of("equinox", model):
-        return True
-    return registry.registered(model) is not None
-
-
-def is_plain_callable(model: Model) -> bool:
-    """Whether a model is f(params, x) alone, which tells nothing about its parameters."""
-    if not callable(model) or isinstance(model, Functional):
-        return False
-    return not is_module_of("flax.linen", model) and not holds_parameters(model)
-
-
-def _skeleton_of(model: Model) -> PyTree:
+def _skeleton_of(given: Classified) -> PyTree:
     """The Equinox module in a model, with what it comes with; None in other models."""
-    of_optimizer, _ = split_optimizer(model)
-    if is_with_state(of_optimizer) or is_module_of("equinox", of_optimizer):
-        return model
-    if isinstance(model, Functional) and model.library == "equinox":
-        return model.restore(model.params)
+    if given.kind in ("stateful", "equinox"):
+        return given.whole
+    if given.kind == "functional" and given.value.library == "equinox":
+        return given.value.restore(given.value.params)
     return None
-
-
-def unbound(model: Model) -> Model:
-    """The linen module of a bound method `module.apply`; everything else as it is."""
-    owner = getattr(model, "__self__", None)
-    name = getattr(model, "__name__", "")
-    if name == "apply" and is_module_of("flax.linen", owner):
-        return owner
-    return model
 
 
 def structure_error(lines: list[str], do: str = "") -> errors.StructureError:

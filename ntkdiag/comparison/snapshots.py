@@ -15,7 +15,8 @@ import numpy as np
 from ntkdiag import errors
 from ntkdiag.checkpoints.formats import checkpoint_error
 from ntkdiag.checkpoints.location import finished_steps, locate, require_whole_steps
-from ntkdiag.comparison.load import Source, split_step
+from ntkdiag.comparison.load import split_step
+from ntkdiag.comparison.sources import Source
 from ntkdiag.display import shortened
 from ntkdiag.path_argument import as_path
 from ntkdiag.runs.json_lines import LARGEST_STEP

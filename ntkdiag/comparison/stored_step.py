@@ -6,7 +6,6 @@ conventions they are of. What is measured beside it has to be of the same.
 
 import dataclasses
 import math
-import os
 import re
 from typing import Any, TypeAlias
 
@@ -17,8 +16,9 @@ from jaxtyping import Float
 
 from ntkdiag import errors
 from ntkdiag.checkpoints.location import finished_steps
-from ntkdiag.comparison.load import Side, Source, split_step
+from ntkdiag.comparison.load import Side, split_step
 from ntkdiag.comparison.settings import Settings, settings_of
+from ntkdiag.comparison.sources import Classified
 from ntkdiag.comparison.stored_checkpoint import (
     STREAM,
     convention_of,
@@ -107,11 +107,11 @@ class StoredStep:
 AnySide: TypeAlias = Side | StoredStep
 
 
-def read_stored_step(source: Source, label: str | None) -> StoredStep | None:
+def read_stored_step(source: Classified, label: str | None) -> StoredStep | None:
     """The step of a run directory that a path names, the last one without; None for others."""
-    if not isinstance(source, str | os.PathLike):
+    if source.kind != "path":
         return None
-    path, step = split_step(source)
+    path, step = split_step(source.value)
     root = as_path(path)
     # Where checkpoints lie beside them, they say more.
     if not RunStream(root, STREAM).path.is_file() or finished_steps(root):

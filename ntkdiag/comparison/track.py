@@ -26,7 +26,7 @@ from ntkdiag.comparison.checkpoint_stream import Arrivals, FollowLike, arrivals_
 from ntkdiag.comparison.compared_outputs import require_outputs, with_one_output
 from ntkdiag.comparison.forecast import announce_forecast
 from ntkdiag.comparison.load import Side, read_side
-from ntkdiag.comparison.restore import Model, Template
+from ntkdiag.comparison.restore import Template
 from ntkdiag.comparison.settings import (
     OptimizerLike,
     Settings,
@@ -34,6 +34,7 @@ from ntkdiag.comparison.settings import (
     with_gradient_kernel,
 )
 from ntkdiag.comparison.snapshots import RunSource, Snapshot, StepsLike
+from ntkdiag.comparison.sources import Model, classified
 from ntkdiag.comparison.track_record import record_of_run
 from ntkdiag.comparison.track_store import Destination, Store, destination
 from ntkdiag.comparison.tracked import Track
@@ -154,7 +155,7 @@ def track(
             settings = with_gradient_kernel(settings)
         arrivals = arrivals_of(run, steps, last, follow, patience)
         template = Template.of(
-            model,
+            classified(model),
             common=arrivals.model,
             variables=variables,
             x=settings.x,
@@ -239,7 +240,8 @@ def _read_all(arrivals: Arrivals, template: Template) -> Iterator[tuple[Snapshot
         if is_first and side.shares_model:
             # A module is asked only once which collections it reads.
             functional = side.functional
-            template = dataclasses.replace(template, model=functional, options=functional)
+            given = classified(functional)
+            template = dataclasses.replace(template, given=given, options=functional)
         is_first = False
         yield snapshot, side
 
@@ -258,7 +260,7 @@ def _require_first(first: tuple[Snapshot, Side] | None, run: RunSource) -> tuple
 def _read(snapshot: Snapshot, template: Template) -> Side:
     label = f"step {snapshot.step}"
     try:
-        return read_side(snapshot.source, template, name=label, label=label)
+        return read_side(classified(snapshot.source), template, name=label, label=label)
     except errors.StructureError as error:
         raise errors.StructureError(f"{error} It is the checkpoint of {label}.") from error
 

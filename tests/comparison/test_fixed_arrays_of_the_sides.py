@@ -15,6 +15,7 @@ from orbax.checkpoint import v1
 from ntkdiag.comparison.compare import compare
 from ntkdiag.comparison.load import read_side
 from ntkdiag.comparison.restore import Template
+from ntkdiag.comparison.sources import classified
 from ntkdiag.errors import InvalidInputError, StructureError
 from ntkdiag.models import functionalize
 
@@ -360,7 +361,7 @@ def test_one_function_where_the_fixed_arrays_are_the_same():
     """Nothing is compiled anew for a side whose statistics are those of the Functional."""
     module, variables, a, b = linen_sides()
     fn = functionalize(module, variables)
-    template = Template(fn, options=fn)
+    template = Template.of(classified(fn))
     same = {**variables, "params": a["params"]}
-    assert read_side(same, template, name="A", label=None).functional.apply is fn.apply
-    assert read_side(b, template, name="B", label=None).functional.apply is not fn.apply
+    assert read_side(classified(same), template, name="A", label=None).functional.apply is fn.apply
+    assert read_side(classified(b), template, name="B", label=None).functional.apply is not fn.apply

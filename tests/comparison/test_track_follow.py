@@ -129,8 +129,8 @@ def test_a_checkpoint_that_is_removed_before_it_is_read_is_left_out(tmp_path, mo
     read = ntkdiag.comparison.track.read_side
 
     def removed(source, *arguments, **options):
-        if source.endswith("10"):
-            shutil.rmtree(source)
+        if source.value.endswith("10"):
+            shutil.rmtree(source.value)
         return read(source, *arguments, **options)
 
     monkeypatch.setattr(ntkdiag.comparison.track, "read_side", removed)
