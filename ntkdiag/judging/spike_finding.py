@@ -92,5 +92,6 @@ def _layer(history: Sequence[Row]) -> str | None:
 def _entry(row: Row, number: int) -> float:
     """The relative step of a layer in a measurement."""
     ratios = row.get(_RATIO)
-    is_there = isinstance(ratios, list) and number < len(ratios)
-    return float(ratios[number]) if is_there else math.nan
+    if not isinstance(ratios, list) or number >= len(ratios):
+        return math.nan
+    return float(ratios[number])
