@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from benchmarks.alarms.runs import EVERY
 from benchmarks.alarms.stored import StoredRun
+from ntkdiag.judging.loss_drift import drifts
 
 Numbers = Float[np.ndarray, " s"]
 PAST = 50
@@ -23,15 +24,6 @@ def z_score(values: Numbers) -> Numbers:
         return (now - past.mean()) / max(past.std(), 1e-8)
 
     return _beside_past(values, of)
-
-
-def cusum(values: Numbers) -> Numbers:
-    """The sum of z-scores beyond half a deviation, begun anew where it falls below zero."""
-    total, sums = 0.0, []
-    for score in z_score(values):
-        total = max(total + (0.0 if np.isnan(score) else score) - 0.5, 0.0)
-        sums.append(total)
-    return np.array(sums)
 
 
 def over_median(values: Numbers) -> Numbers:
@@ -65,7 +57,7 @@ def _beside_past(values: Numbers, of: Callable[[float, Numbers], float]) -> Numb
 # As their authors describe them.
 RIVALS: dict[str, Callable[[StoredRun], Numbers]] = {
     "loss, z-score": lambda run: z_score(run.columns["loss"]),
-    "loss, CUSUM": lambda run: cusum(run.columns["loss"]),
+    "loss, CUSUM": lambda run: np.array(drifts(run.columns["loss"].tolist())),
     "gradient norm, z-score": lambda run: z_score(run.columns["gradient_norm"]),
     "gradient norm": lambda run: run.columns["gradient_norm"],
     "gradient norm over its median": lambda run: over_median(run.columns["gradient_norm"]),

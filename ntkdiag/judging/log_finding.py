@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from ntkdiag.judging import loss_drift
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.spike_finding import spike_findings
 
@@ -13,16 +14,38 @@ _HISTORY = 11
 def log_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     """The first step that is not finite, and the first that warns of a spike.
 
+    Two things warn: the risk from margin and update norm, and a loss that drifts up.
+
     Args:
         rows: In the order of their steps, each with "step" and the numbers by our names.
     """
     if not any(row.keys() - {"step"} for row in rows):
         return [_unknown()]
+    drifts = loss_drift.drifts([row.get("loss", math.nan) for row in rows])
     found = _not_finite(rows)
-    for end in range(1, len(rows) + 1):
-        if ahead := spike_findings(rows[max(end - _HISTORY, 0) : end]):
+    for end, drift in enumerate(drifts, start=1):
+        ahead = spike_findings(rows[max(end - _HISTORY, 0) : end])
+        if drift > loss_drift.THRESHOLD:
+            ahead = ahead or [_drift_finding(int(rows[end - 1]["step"]), drift)]
+        if ahead:
             return by_urgency([*found, *ahead])
     return found
+
+
+def _drift_finding(step: int, drift: float) -> Finding:
+    return Finding(
+        id="spike-ahead",
+        severity="warning",
+        quantities=("loss",),
+        sentence="The loss may jump within 50 steps: it has drifted up, step by step.",
+        value=drift,
+        threshold=loss_drift.THRESHOLD,
+        step=step,
+        trust="The sum of deviations above the 50 steps before (CUSUM); docs/alarms.md says how "
+        "often such a warning is right.",
+        do="Lower the learning rate, or look at what has changed in the data.",
+        verify="The loss falls again.",
+    )
 
 
 def _unknown() -> Finding:
