@@ -793,7 +793,6 @@ def test_the_end_of_the_interpreter_waits_for_the_last_finding(tmp_path):
         import sys, time
         from ntkdiag.monitor import Finding, Findings, JsonLines, Rule
         from ntkdiag.monitor.dispatcher import Outbox
-from ntkdiag.monitor.live_findings.findings_argument import findings_of
 
         class Slow(Rule):
             def check(self, history):
@@ -914,12 +913,12 @@ def test_an_outbox_can_be_copied_with_its_history():
         (
             lambda: Findings(rules=[MarginAbove]),
             "rules=...): expected objects with a method check(history); got the class MarginAbove. "
-            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+            "ntkdiag.monitor has SpikeAhead(), MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
         ),
         (
             lambda: Findings(rules=(3,)),
             "rules=...): expected objects with a method check(history); got a int. "
-            "ntkdiag.monitor has MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+            "ntkdiag.monitor has SpikeAhead(), MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
         ),
         (
             lambda: Findings(on_finding=3),
@@ -1013,7 +1012,7 @@ def test_functions_alone_hear_of_a_monitor():
         for step, size in enumerate(GRADIENTS):
             gradient = {"a": jnp.full([], size)}
             monitor(step, {"a": jnp.ones([])}, updates=gradient, gradient=gradient)
-    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]
+    assert [(finding.id, finding.step) for finding in told] == [("spike-ahead", 3), ("not-finite-near", 3)]
     assert told == also_told
 
 
@@ -1028,7 +1027,7 @@ def test_a_function_alone_hears_of_a_watch(of_data):
     for size in GRADIENTS:
         _, state = jax.jit(tx.update)({"a": jnp.full([], size)}, state, params)
     jax.effects_barrier()
-    assert [(finding.id, finding.step) for finding in told] == [("not-finite-near", 3)]
+    assert [(finding.id, finding.step) for finding in told] == [("spike-ahead", 3), ("not-finite-near", 3)]
 
 
 def test_batches_are_kept_with_the_records_that_led_to_a_finding(tmp_path):
