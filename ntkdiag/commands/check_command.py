@@ -15,9 +15,8 @@ from ntkdiag.judging.log_finding import log_findings
 from ntkdiag.runs.foreign_log import is_foreign_log, read_foreign_log
 
 EXAMPLES = examples(
-    "ntkdiag check runs/first",
-    "ntkdiag check runs/first --severity error --json",
     "ntkdiag check runs/first --follow",
+    "ntkdiag check runs/first --severity error --json",
     "ntkdiag check log.csv",
 )
 # Of the JSON that is printed; another one where an entry changes its meaning.

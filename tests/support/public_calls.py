@@ -57,6 +57,7 @@ WITHOUT_A_CALL = {
     "ntkdiag.monitor.NaNNear",
     "ntkdiag.monitor.RankCollapse",
     "ntkdiag.monitor.Rule",
+    "ntkdiag.monitor.SpikeAhead",
     "ntkdiag.monitor.StepErrorAbove",
     "ntkdiag.monitor.Terminal",
     "ntkdiag.monitor.TrackerWriter",
@@ -512,6 +513,8 @@ def gap_over_training(given):
     "ntkdiag.monitor.GradientNoise",
     "ntkdiag.monitor.TopCurvatures",
     "ntkdiag.monitor.ExactKernel",
+    "ntkdiag.monitor.Units",
+    "ntkdiag.monitor.WeightSpectra",
 )
 def watch(given):
     monitor = ntkdiag.monitor
@@ -524,6 +527,8 @@ def watch(given):
         monitor.GradientNoise(),
         monitor.TopCurvatures(),
         monitor.ExactKernel(),
+        monitor.Units(f),
+        monitor.WeightSpectra(),
     )
     probe = {"train": (given(X), given(CLASSES)), "loss": "cross_entropy"}
     tx = ntkdiag.watch(
