@@ -913,12 +913,14 @@ def test_an_outbox_can_be_copied_with_its_history():
         (
             lambda: Findings(rules=[MarginAbove]),
             "rules=...): expected objects with a method check(history); got the class MarginAbove. "
-            "ntkdiag.monitor has SpikeAhead(), MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+            "ntkdiag.monitor has SpikeAhead(), MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and "
+            "RankCollapse().",
         ),
         (
             lambda: Findings(rules=(3,)),
             "rules=...): expected objects with a method check(history); got a int. "
-            "ntkdiag.monitor has SpikeAhead(), MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and RankCollapse().",
+            "ntkdiag.monitor has SpikeAhead(), MarginAbove(), StepErrorAbove(), NaNNear(), DeadLayer() and "
+            "RankCollapse().",
         ),
         (
             lambda: Findings(on_finding=3),
@@ -1012,7 +1014,10 @@ def test_functions_alone_hear_of_a_monitor():
         for step, size in enumerate(GRADIENTS):
             gradient = {"a": jnp.full([], size)}
             monitor(step, {"a": jnp.ones([])}, updates=gradient, gradient=gradient)
-    assert [(finding.id, finding.step) for finding in told] == [("spike-ahead", 3), ("not-finite-near", 3)]
+    assert [(finding.id, finding.step) for finding in told] == [
+        ("spike-ahead", 3),
+        ("not-finite-near", 3),
+    ]
     assert told == also_told
 
 
@@ -1027,7 +1032,10 @@ def test_a_function_alone_hears_of_a_watch(of_data):
     for size in GRADIENTS:
         _, state = jax.jit(tx.update)({"a": jnp.full([], size)}, state, params)
     jax.effects_barrier()
-    assert [(finding.id, finding.step) for finding in told] == [("spike-ahead", 3), ("not-finite-near", 3)]
+    assert [(finding.id, finding.step) for finding in told] == [
+        ("spike-ahead", 3),
+        ("not-finite-near", 3),
+    ]
 
 
 def test_batches_are_kept_with_the_records_that_led_to_a_finding(tmp_path):
