@@ -177,6 +177,7 @@ def test_they_are_measured_in_a_compiled_step(linen):
     assert np.isfinite(numbers["ntk_layer_spectral_norm"][1])
 
 
+@pytest.mark.usefixtures("wrong_types")
 def test_without_a_function_it_is_refused():
     with pytest.raises(ntkdiag.errors.InvalidInputError, match="functions of"):
         Units()
