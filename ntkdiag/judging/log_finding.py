@@ -11,7 +11,7 @@ from ntkdiag.judging.spike_finding import spike_findings
 _HISTORY = 11
 
 
-def log_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+def log_findings(rows: Sequence[Mapping[str, float | int]]) -> list[Finding]:
     """The first step that is not finite, and the first that warns of a spike.
 
     Two things warn: the risk from margin and update norm, and a loss that drifts up.
@@ -59,7 +59,7 @@ def _unknown() -> Finding:
     )
 
 
-def _not_finite(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+def _not_finite(rows: Sequence[Mapping[str, float | int]]) -> list[Finding]:
     """The first number that is NaN or infinite."""
     for row in rows:
         for name in ("loss", "gradient_norm", "update_norm"):
