@@ -17,7 +17,7 @@ from ntkdiag import errors
 # Our name -> how others call it, in small letters, without what stands before the last slash.
 _NAMES = {
     "loss": ("loss", "train_loss", "training_loss", "batch_loss"),
-    "gradient_norm": ("gradient_norm", "grad_norm", "global_norm", "grads_norm", "gradient/norm"),
+    "gradient_norm": ("gradient_norm", "grad_norm", "global_norm", "grads_norm"),
     "update_norm": ("update_norm", "updates_norm"),
     "learning_rate": ("learning_rate", "lr"),
     "step": ("step", "global_step", "iteration", "iter", "_step"),
@@ -61,6 +61,9 @@ def _by_step(entries: Iterable[Mapping[str, Any]]) -> list[Row]:
     rows: dict[float, Row] = {}
     for number, entry in enumerate(entries):
         row = _in_our_names(entry)
+        # Lines of other things, such as the record and the findings that a monitor writes.
+        if not row.keys() - {"step"}:
+            continue
         step = row.get("step", math.nan)
         step = step if math.isfinite(step) else float(number)
         rows.setdefault(step, {}).update(row | {"step": step})

@@ -70,7 +70,9 @@ def test_numbers_of_one_step_stand_together(tmp_path):
 
 def test_what_a_monitor_wrote_is_there_as_it_is(tmp_path):
     path = tmp_path / "watch.jsonl"
-    path.write_text('{"step": 5, "ntk_margin": 0.5, "ntk_update_norm": 0.1, "ntk_status": 1}\n')
+    row = {"step": 5, "ntk_margin": 0.5, "ntk_update_norm": 0.1, "ntk_status": 1}
+    lines = [{"record": {"name": "ntk"}}, row, {"finding": {"id": "margin-rises", "step": 5}}]
+    path.write_text("\n".join(map(json.dumps, lines)))
     assert read_foreign_log(path) == [{"step": 5, "margin": 0.5, "update_norm": 0.1, "status": 1}]
 
 
