@@ -1,4 +1,4 @@
-"""What a spike is, written down before any run was made.
+"""What a spike is, written down before the runs that are reported were made.
 
 The loss of each step's batch, l_t, is smoothed: m_t is the median of l_t .. l_{t+4}, so that one
 odd batch is none. The past of step t are the steps t - 50 .. t - 1, 20 at least, with their median

@@ -19,9 +19,9 @@ _RISEN = 1.5
 _RATIO = "layer_update_ratio"
 _FAR_MORE = 2.0  # than that of any other layer
 
-_USUAL_LEAD = (
-    "On a hundred runs that did not choose the threshold half of such warnings came 17 to 24 steps "
-    "ahead; docs/alarms.md says how often they are right."
+_WORTH = (
+    "On a hundred runs that did not choose the threshold one such warning in four was right, and "
+    "came 17 to 24 steps ahead: docs/alarms.md."
 )
 
 # What it looks like -> what to do.
@@ -61,7 +61,7 @@ def spike_findings(history: Sequence[Row], threshold: float = THRESHOLD) -> list
             threshold=threshold,
             step=int(float(str(history[-1]["step"]))),
             layer=_layer(history),
-            trust=f"From {shown}. {_USUAL_LEAD}",
+            trust=f"From {shown}. {_WORTH}",
             do=_CAUSES[cause],
             verify="The risk falls below the threshold, and the loss does not jump.",
         )
