@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import ntkdiag
+from ntkdiag.monitor.step_context import inner_product
 
 Estimate = ntkdiag.monitor.Estimate
 
@@ -36,12 +37,12 @@ class AlongTheGradient(ntkdiag.monitor.Instrument):
         reading = situation.reading
         if reading is not None:
             answer = jax.tree.map(jnp.multiply, reading.response(), situation.gradient)
-            met = _inner(situation.gradient, answer)
+            met = inner_product(situation.gradient, answer)
             numbers["curvature_of_gradient"] = jnp.where(
                 reading.has_numbers, _curvature(situation, answer) / met, jnp.nan
             )
         update = situation.update
-        slope = jnp.abs(_inner(situation.gradient, update))
+        slope = jnp.abs(inner_product(situation.gradient, update))
         numbers["curvature_of_update"] = _curvature(situation, update) / (2.0 * slope)
         return {name: Estimate.exact(value) for name, value in numbers.items()}, memory
 
@@ -50,8 +51,3 @@ def _curvature(situation: Any, tangent: Any) -> jax.Array:
     """v^T G v."""
     change = situation.push(tangent)
     return jnp.vdot(change, situation.curve(change))
-
-
-def _inner(a: Any, b: Any) -> jax.Array:
-    products = jax.tree.map(lambda a, b: jnp.vdot(a, b).astype(jnp.float32), a, b)
-    return sum(jax.tree.leaves(products), start=jnp.zeros(()))

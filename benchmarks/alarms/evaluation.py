@@ -13,15 +13,15 @@ Intervals are bootstraps over runs.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from benchmarks.alarms.criterion import FEWEST
 from benchmarks.alarms.stored import StoredRun
+from ntkdiag.judging.spike_risk import STEPS_AHEAD
 
-AHEAD = 50
 FALSE_PER_STEP = 1e-4
 REDRAWS = 1000
 
@@ -51,14 +51,14 @@ class Scored:
         """The steps that a spike follows within 50 steps."""
         ahead = np.zeros(len(self.scores), bool)
         if self.run.spike is not None:
-            ahead[-AHEAD:] = True
+            ahead[-STEPS_AHEAD:] = True
         return ahead
 
     def false_alarms(self, threshold: float) -> int:
         """Crossings that no spike follows, with none in the 50 steps before."""
-        count, last = 0, -AHEAD - 1
+        count, last = 0, -STEPS_AHEAD - 1
         for t in np.flatnonzero(self.scores > threshold):
-            if t - last > AHEAD:
+            if t - last > STEPS_AHEAD:
                 count += not self.is_ahead[t]
                 last = t
         return count
@@ -165,7 +165,9 @@ class AreaByRun:
         return float(counts @ self.wins @ counts / pairs) if pairs else np.nan
 
 
-def _interval(statistic, draws: Sequence[np.ndarray]) -> tuple[float, float, float]:
+def _interval(
+    statistic: Callable[[np.ndarray], float], draws: Sequence[np.ndarray]
+) -> tuple[float, float, float]:
     """A number of all runs, with the 95 % interval of its redraws."""
     redrawn = [statistic(chosen) for chosen in draws]
     lower, upper = np.nanpercentile(redrawn, [2.5, 97.5])

@@ -8,13 +8,18 @@ from jaxtyping import Float
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.alarms.criterion import FEWEST
-from benchmarks.alarms.evaluation import AHEAD, Scored, chosen_threshold
+from benchmarks.alarms.evaluation import Scored, chosen_threshold
 from benchmarks.alarms.runs import EVERY
 from benchmarks.alarms.stored import StoredRun
-from ntkdiag.judging.spike_risk import USUAL, WEIGHTS, logarithm, spike_numbers, spike_risk
-
-# Measurements that the rule looks back upon.
-_HISTORY = 11
+from ntkdiag.judging.spike_risk import (
+    HISTORY,
+    STEPS_AHEAD,
+    USUAL,
+    WEIGHTS,
+    logarithm,
+    spike_numbers,
+    spike_risk,
+)
 
 
 def risk(run: StoredRun) -> Float[np.ndarray, " s"]:
@@ -28,7 +33,7 @@ def measured_numbers(run: StoredRun) -> list[dict[str, float]]:
     names = ("margin", "update_norm")
     columns = {name: run.columns[name][::EVERY].tolist() for name in names}
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return [spike_numbers(rows[max(k - _HISTORY, 0) : k]) for k in range(1, len(rows) + 1)]
+    return [spike_numbers(rows[max(k - HISTORY, 0) : k]) for k in range(1, len(rows) + 1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ def fit(runs: Sequence[StoredRun]) -> Fit:
         steps = np.arange(FEWEST, max(run.n_judged, FEWEST), EVERY)
         numbers = measured_numbers(run)
         rows += [[numbers[step // EVERY][name] for name in WEIGHTS] for step in steps]
-        labels += [run.spike is not None and step >= run.n_judged - AHEAD for step in steps]
+        labels += [run.spike is not None and step >= run.n_judged - STEPS_AHEAD for step in steps]
     table = np.array(rows)
     table[~(table > 0.0)] = np.nan
     usual = np.nanmedian(table, axis=0)

@@ -25,6 +25,7 @@ import ntkdiag
 from benchmarks.alarms.along_the_gradient import AlongTheGradient
 from benchmarks.alarms.networks import NETWORKS
 from benchmarks.alarms.runs import EVERY, FULL_BATCH, STEPS, Run
+from ntkdiag.monitor.instruments.units import kurtosis
 
 BATCH = 32
 PROBE = 64
@@ -173,7 +174,7 @@ def _program(network: str, optimizer: str, dtype: str, size: int) -> _Program:
             return losses.mean(), written
 
         (loss, written), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
-        kurtosis = _largest_kurtosis(written.pop("intermediates"))
+        largest = _largest_kurtosis(written.pop("intermediates"))
         state = _with_rate(state, rate)
         updates, state = tx.update(gradient, state, params)
         seen = {
@@ -181,7 +182,7 @@ def _program(network: str, optimizer: str, dtype: str, size: int) -> _Program:
             "learning_rate": rate,
             "gradient_norm": _norm(gradient),
             "update_norm": _norm(updates),
-            "kurtosis": kurtosis,
+            "kurtosis": largest,
         }
         return (optax.apply_updates(params, updates), written, state), seen
 
@@ -233,17 +234,14 @@ def _with_large_logits(params: PyTree, factor: float) -> PyTree:
 
 def _largest_kurtosis(intermediates: PyTree) -> Array:
     """The largest kurtosis of what a layer gives: E (a - mean)^4 / var^2, over all its numbers."""
-
-    def of(leaf: Array) -> Array:
-        centred = leaf.astype(jnp.float32) - leaf.astype(jnp.float32).mean()
-        return (centred**4).mean() / jnp.square((centred**2).mean())
-
-    return jnp.max(jnp.stack([of(leaf) for leaf in jax.tree.leaves(intermediates)]))
+    return jnp.max(
+        jnp.stack([kurtosis(leaf) for leaf in jax.tree.leaves(_cast(intermediates, "float32"))])
+    )
 
 
 def _norm(tree: PyTree) -> Array:
-    leaves = [jnp.square(leaf.astype(jnp.float32)).sum() for leaf in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(leaves, start=jnp.zeros(())))
+    """In float32: squares of bfloat16 have three digits."""
+    return optax.global_norm(_cast(tree, "float32"))
 
 
 def _cast(tree: PyTree, dtype: str) -> PyTree:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from ntkdiag.judging import loss_drift
 from ntkdiag.judging.finding import Finding, by_urgency
 from ntkdiag.judging.spike_finding import spike_findings
-
-# Steps before the last that a median may look back upon.
-_HISTORY = 11
+from ntkdiag.judging.spike_risk import HISTORY
 
 
 def log_findings(rows: Sequence[Mapping[str, float | int]]) -> list[Finding]:
@@ -24,7 +22,7 @@ def log_findings(rows: Sequence[Mapping[str, float | int]]) -> list[Finding]:
     drifts = loss_drift.drifts([row.get("loss", math.nan) for row in rows])
     found = _not_finite(rows)
     for end, drift in enumerate(drifts, start=1):
-        ahead = spike_findings(rows[max(end - _HISTORY, 0) : end])
+        ahead = spike_findings(rows[max(end - HISTORY, 0) : end])
         if drift > loss_drift.THRESHOLD:
             ahead = ahead or [_drift_finding(int(rows[end - 1]["step"]), drift)]
         if ahead:

@@ -6,13 +6,14 @@ A logistic rule of two numbers, both of which a default monitor has:
     x    = the margin, and the update norm over its median
 
 where the median is that of the ten measurements before, of three at least. A margin that is not
-known counts as 0.11, which is usual, and an update norm as its median.
+known counts as 0.13, which is usual, and an update norm as 0.97 of its median.
 
 Weights and threshold are those of `python -m benchmarks.alarms`, fitted to one half of its 200
 runs; docs/alarms.md says what they are worth on the other half, and what they do not see.
 """
 
 import math
+import numbers
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -27,6 +28,8 @@ USUAL = {"margin": 0.13, "update norm over its median": 0.97}
 THRESHOLD = 0.320
 
 _PAST = 10
+# Measurements that it looks at.
+HISTORY = _PAST + 1
 _FEWEST = 3
 _MOST = 100.0
 
@@ -40,17 +43,17 @@ def spike_numbers(history: Sequence[Row]) -> dict[str, float]:
     """
     is_begun = len(history) > _FEWEST
     return {
-        "margin": _of(history[-1], "margin") if is_begun else math.nan,
+        "margin": number_of(history[-1], "margin") if is_begun else math.nan,
         "update norm over its median": over_median(history, "update_norm"),
     }
 
 
-def spike_risk(numbers: Mapping[str, float]) -> float:
+def spike_risk(measured: Mapping[str, float]) -> float:
     """The risk, from 0 to 1; NaN where none of its numbers is known."""
-    if not any(map(_is_known, numbers.values())):
+    if not any(map(_is_known, measured.values())):
         return math.nan
     total = CONSTANT
-    for name, number in numbers.items():
+    for name, number in measured.items():
         total += WEIGHTS[name] * logarithm(number if _is_known(number) else USUAL[name])
     return 1.0 / (1.0 + math.exp(-total))
 
@@ -66,15 +69,15 @@ def _is_known(number: float) -> bool:
 
 def over_median(history: Sequence[Row], name: str) -> float:
     """The last number over the median of those before; NaN with fewer than three."""
-    before = [_of(row, name) for row in history[-1 - _PAST : -1]]
+    before = [number_of(row, name) for row in history[-1 - _PAST : -1]]
     before = [number for number in before if math.isfinite(number)]
     if len(before) < _FEWEST:
         return math.nan
     usual = statistics.median(before)
-    return _of(history[-1], name) / usual if usual > 0.0 else math.nan
+    return number_of(history[-1], name) / usual if usual > 0.0 else math.nan
 
 
-def _of(row: Row, name: str) -> float:
+def number_of(row: Row, name: str) -> float:
     """A number of a measurement; NaN where there is none."""
     number = row.get(name)
-    return float(number) if isinstance(number, int | float) else math.nan
+    return float(number) if isinstance(number, numbers.Real) else math.nan

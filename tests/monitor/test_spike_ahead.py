@@ -61,6 +61,8 @@ def test_the_threshold_is_an_argument():
     assert finding.threshold == 0.01
     with pytest.raises(ntkdiag.errors.InvalidInputError, match="threshold"):
         SpikeAhead(threshold=0.0)
+    with pytest.raises(ntkdiag.errors.InvalidInputError, match="from 0 to 1"):
+        SpikeAhead(threshold=5.0)
 
 
 def test_a_cold_start_of_adam_is_no_warning():

@@ -18,6 +18,7 @@ from ntkdiag.models.paths import leaves_by_path
 from ntkdiag.monitor.instruments.instrument import Estimates, Instrument
 from ntkdiag.monitor.probe_layout import ProbeLayout
 from ntkdiag.monitor.step_context import Situation
+from ntkdiag.scalars import require_positive
 
 Activations = Callable[[PyTree, PyTree], PyTree]
 
@@ -51,7 +52,8 @@ class Units(Instrument):
         dormant: Largest share of the mean that is dormant.
 
     Raises:
-        InvalidInputError: Neither function is there, or one cannot be called.
+        InvalidInputError: Neither function is there, or one cannot be called; or `dormant` is not
+            positive.
     """
 
     activations: Activations | None = None
@@ -61,6 +63,7 @@ class Units(Instrument):
 
     @errors.public
     def __post_init__(self) -> None:
+        require_positive(self.dormant, "dormant")
         functions = [each for each in (self.activations, self.attention) if each is not None]
         if not functions or not all(map(callable, functions)):
             raise errors.InvalidInputError(
@@ -81,7 +84,7 @@ class Units(Instrument):
             arrays = _arrays(self.activations(situation.params, situation.x))
             dead = {name: _sizes(array) == 0.0 for name, array in arrays.items()}
             dormant = {name: self._are_dormant(array) for name, array in arrays.items()}
-            numbers |= {f"kurtosis/{name}": _kurtosis(array) for name, array in arrays.items()}
+            numbers |= {f"kurtosis/{name}": kurtosis(array) for name, array in arrays.items()}
             numbers |= _shares("dead_units", dead) | _shares("dormant_units", dormant)
         if self.attention is not None:
             for name, logits in _arrays(self.attention(situation.params, situation.x)).items():
@@ -117,7 +120,7 @@ def _shares(quantity: str, flags: dict[str, Array]) -> dict[str, Array]:
     return shares
 
 
-def _kurtosis(array: Array) -> Array:
+def kurtosis(array: Array) -> Array:
     """E (a - mean)^4 / var^2; NaN of a constant."""
     centred = array - array.mean()
     return (centred**4).mean() / jnp.square((centred**2).mean())

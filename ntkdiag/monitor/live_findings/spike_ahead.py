@@ -8,7 +8,7 @@ from ntkdiag.judging.finding import Finding
 from ntkdiag.judging.spike_finding import spike_findings
 from ntkdiag.judging.spike_risk import THRESHOLD
 from ntkdiag.monitor.live_findings.rule import Row, Rule
-from ntkdiag.scalars import require_positive
+from ntkdiag.scalars import require_in_range, require_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SpikeAhead(Rule):
         threshold: The risk, between 0 and 1, above which it fires.
 
     Raises:
-        InvalidInputError: When `threshold` is not positive.
+        InvalidInputError: When `threshold` is not between 0 and 1.
     """
 
     threshold: float = THRESHOLD
@@ -31,6 +31,7 @@ class SpikeAhead(Rule):
     @errors.public
     def __post_init__(self) -> None:
         require_positive(self.threshold, "threshold")
+        require_in_range(self.threshold, "threshold", 0.0, 1.0, "It is a risk, from 0 to 1.")
 
     def check(self, history: Sequence[Row]) -> Finding | None:
         """A finding where the risk at the last record is above the threshold."""
